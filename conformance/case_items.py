@@ -11,7 +11,7 @@ import pytest
 from conformance.adapters.deviation import Deviation
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import TRIES, check_of_call
-from conformance.cases.subjects import contracts
+from conformance.functions import contracts
 from conformance.profiles import Kind
 from conformance.summary import CHECKED, Run
 from conformance.targets import Target
@@ -125,4 +125,4 @@ def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
             f"the witness of {declared_name} no longer fails; take the declaration away"
         )
 
-    return CaseCheck(deviation.function, name, Kind.SAME_ANSWER, deviation.reason, body)
+    return CaseCheck.of(deviation.function, name, Kind.SAME_ANSWER, deviation.reason, body)

@@ -10,9 +10,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from conformance.cases.check import CaseCheck, read_json, write_case
-from conformance.cases.replay import case_check
-from conformance.encoding.elements import Json
+from conformance.cases.check import CaseCheck, case_check
+from conformance.encoding import Json, read_json, write_case
 from conformance.folders import folder_for
 
 CORPUS = Path(__file__).with_name("corpus")

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from conformance.aliases import shared_memory
-from conformance.calls import Call
+from conformance.aliases import Alias, shared_memory
+from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract, InvalidInput
 from conformance.invocations import CallVariant, Invocation
@@ -24,82 +23,127 @@ from conformance.targets import RAISED, REFERENCE, Target
 from conformance.views import first_view_difference
 
 
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a valid call should do.
+
+    Attributes:
+        result: The result, as the contract shows it.
+        roots: The arguments and hints, in whose memory the result may lie.
+        changed: What the call changed, as `changed_by` returns it.
+        aliases: What the definition says of the result's memory.
+    """
+
+    result: object
+    roots: Arguments
+    changed: Mapping[str, object]
+    aliases: Sequence[Alias] = ()
+
+
 def check_answers(
     contract: Contract, target: Target, call: Call, variant: CallVariant, *, seed: int
 ) -> None:
-    """Raise `Mismatch` where a target's result of a valid call differs from `reference`'s.
+    """Raise `Mismatch` if a target's result of a valid call differs from `reference`'s.
 
-    The target is called twice, in checked mode first: there an access out of bounds raises, and
+    The target is called twice, first in checked mode: there an access out of bounds raises, and
     does not crash. The two results must not share memory.
 
     Args:
-        contract: What is stated about the function.
-        target: What is called.
+        contract: The contract of the function.
+        target: The target.
         call: The call.
-        variant: What the caller is free to choose.
+        variant: How it is made.
         seed: The order of threads.
     """
     __tracebackhide__ = True
     once = dataclasses.replace(variant, follows_idle_step=False)
-    expected = Invocation(REFERENCE, call, once, contract.changes)
-    expected_result = expected.run()
-    expected.check_unchanged(contract.changes)
+    made = Invocation(REFERENCE, call, once, contract.changes)
+    result = made.run()
+    made.check_unchanged(contract.changes)
+    aliases = [alias for alias in contract.aliases if alias.applies(call)]
+    wrong = None if contract.compares_views else next(made.aliasing(result, aliases), None)
+    if wrong is not None:
+        raise Mismatch(call, target.name, wrong)
+    changed = changed_by(contract, made.arguments)
+    expected = Expected(shown(contract, result), made.arguments, changed, aliases)
     answers = []
     for checked in (True, False):
         is_twice = variant.follows_idle_step and not (checked or target.is_simulated)
         actual = Invocation(target, call, variant if is_twice else once, contract.changes)
-        with target.running(checked=checked, seed=seed):
-            try:
-                got = actual.run()
-            except RAISED as error:
-                difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
-                raise Mismatch(call, target.name, difference) from error
-        found = _first_difference(contract, (expected, expected_result), (actual, got))
-        if found is not None:
-            raise Mismatch(call, target.name, found)
-        actual.check_unchanged(contract.changes)
-        answers.append(got)
-    shared = shared_memory(*answers)
+        answers.append(check_answer(contract, expected, actual, checked=checked, seed=seed))
+    shared = shared_memory(answers[0], answers[1])
     if shared is not None:
         raise Mismatch(call, target.name, shared)
 
 
-def _first_difference(
-    contract: Contract, expected: tuple[Invocation, object], actual: tuple[Invocation, object]
-) -> Difference | None:
-    """Return the first difference in what was answered, in what memory, and in what was changed."""
-    device = actual[0].target.device or "cpu"
-    shows = contract.shows or (lambda result: result)
-    return (
-        first_difference(shows(expected[1]), shows(actual[1]), "result", device)
-        or _aliasing(contract, expected, actual)
-        or _changes(contract, expected[0], actual[0])
+def check_answer(
+    contract: Contract, expected: Expected, actual: Invocation, *, checked: bool, seed: int = 0
+) -> object:
+    """Return the result of a valid call; raise `Mismatch` if the call does not do what it should.
+
+    Args:
+        contract: The contract of the function.
+        expected: What the call should do.
+        actual: The call.
+        checked: Whether it is made in checked mode.
+        seed: The order of threads.
+    """
+    __tracebackhide__ = True
+    call, target = actual.call, actual.target
+    with target.running(checked=checked, seed=seed):
+        try:
+            got = actual.run()
+        except RAISED as error:
+            difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
+            raise Mismatch(call, target.name, difference) from error
+    device = target.device or "cpu"
+    found = (
+        first_difference(expected.result, shown(contract, got), "result", device)
+        or _aliasing(contract, expected, actual, got)
+        or _changes(contract, expected, actual, device)
     )
+    if found is not None:
+        raise Mismatch(call, target.name, found)
+    actual.check_unchanged(contract.changes)
+    return got
+
+
+def shown(contract: Contract, result: object) -> object:
+    """Return what is compared of a result."""
+    return result if contract.shows is None else contract.shows(result)
+
+
+OBSERVED = "observed"
+"""The key in `changed_by` of what a contract observes of a caller's own objects."""
+
+
+def changed_by(contract: Contract, arguments: Arguments) -> dict[str, object]:
+    """Return what a function changed, with its present values: arguments, or what is observed."""
+    if contract.observe is not None:
+        return {OBSERVED: contract.observe(arguments)}
+    return {name: arguments[name] for name in sorted(contract.changes) if name in arguments}
 
 
 def _aliasing(
-    contract: Contract, expected: tuple[Invocation, object], actual: tuple[Invocation, object]
+    contract: Contract, expected: Expected, actual: Invocation, got: object
 ) -> Difference | None:
-    """Return the first place where a result lies in other memory than it is defined to."""
+    """Return the first part of a result that lies in other memory than it should."""
     if contract.compares_views:
-        roots = [{**made.arguments, **made.hints} for made, _ in (expected, actual)]
-        return first_view_difference(expected[1], actual[1], *roots)
-    call = expected[0].call
-    aliases = [alias for alias in contract.aliases if alias.applies(call)]
-    differences = (made.aliasing(result, aliases) for made, result in (expected, actual))
-    return next(itertools.chain.from_iterable(differences), None)
+        roots = {**actual.arguments, **actual.hints}
+        return first_view_difference(expected.result, got, expected.roots, roots)
+    return next(actual.aliasing(got, expected.aliases), None)
 
 
-def _changes(contract: Contract, expected: Invocation, actual: Invocation) -> Difference | None:
+def _changes(
+    contract: Contract, expected: Expected, actual: Invocation, device: str
+) -> Difference | None:
     """Return the first difference in what the function changed."""
-    device = actual.target.device or "cpu"
-    if contract.observe is not None:
-        seen = contract.observe(expected.arguments), contract.observe(actual.arguments)
-        return first_difference(*seen, "/".join(sorted(contract.changes)))
-    for name in sorted(contract.changes & set(actual.arguments)):
-        difference = first_difference(
-            expected.arguments[name], actual.arguments[name], name, device
-        )
+    changed = changed_by(contract, actual.arguments)
+    for name, value in expected.changed.items():
+        path, place = name, device
+        if name == OBSERVED:
+            path, place = "/".join(sorted(contract.changes)), "cpu"
+        difference = first_difference(value, changed[name], path, place)
         if difference is not None:
             return difference
     return None

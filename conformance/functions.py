@@ -1,14 +1,19 @@
-"""The functions that have checks, by name: what `--functions` may name."""
+"""Which functions have checks and contracts, by name; what `--functions` may name."""
 
 from __future__ import annotations
 
 import importlib
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from conformance.checks import checks_in
+from conformance.contracts import Contract
+from conformance.factories import DEVICE
+from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
 from conformance.name_lists import names_in, near
+from conformance.strategies.block_table import block_tables_sessions
 from conformance.targets import STATEFUL_TEST
 
 RENAMED = {"a runner's life": STATEFUL_TEST}
@@ -82,3 +87,45 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
             )
         chosen += found
     return list(dict.fromkeys(chosen))
+
+
+@cache
+def contracts() -> dict[str, Contract]:
+    """Return the contracts of all conformance modules, by the function that they are about.
+
+    Raises:
+        ValueError: Two contracts of one function.
+    """
+    return _contracts_in(conformance_modules())
+
+
+@cache
+def find_contract(function: str) -> Contract | None:
+    """Return the contract of a function, if it has one; only modules that name it are imported.
+
+    >>> find_contract("compute_slot_mapping").has_kernel
+    True
+    """
+    return _contracts_in(modules_about([function])).get(function)
+
+
+def _contracts_in(modules: Iterable[Path]) -> dict[str, Contract]:
+    found: dict[str, Contract] = {}
+    for module in modules:
+        for value in vars(importlib.import_module(f"conformance.{module.stem}")).values():
+            if not isinstance(value, Contract):
+                continue
+            if found.setdefault(value.function, value) is not value:
+                raise ValueError(f"{value.function} has two contracts")
+    return {**found, CONSTRUCTOR.function: CONSTRUCTOR}
+
+
+CONSTRUCTOR = Contract(
+    "BlockTables",
+    lambda preset: block_tables_sessions(preset).map(
+        lambda session: session.constructor.replacing(device=DEVICE)
+    ),
+    {},
+    invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
+)
+"""How block tables refuse to be made. Sessions test their methods."""

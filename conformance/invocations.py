@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -82,15 +82,15 @@ class Invocation:
     hints: Arguments = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        if self.variant.has_numpy_scalars:
-            self.call = self.call.with_numpy_scalars()
         # Only `fast` has to support torch's lazy negations.
         self.converter = self.target.converter(
             has_own_objects=self.variant.has_own_objects,
             negates=self.variant.has_negated_tensors and self.target.launches(self.call.function),
             written=self.written,
         )
-        self.arguments, self.hints = self._copies(self.call)
+        is_plain = not self.variant.has_numpy_scalars
+        call = self.call if is_plain else self.call.with_numpy_scalars()
+        self.arguments, self.hints = self._copies(call)
 
     def _copies(self, call: Call) -> tuple[Arguments, Arguments]:
         """Return the target's copies of a call's arguments and hints."""
@@ -141,7 +141,7 @@ class Invocation:
         if difference is not None:
             raise Mismatch(self.call, self.target.name, difference)
 
-    def aliasing(self, result: object, aliases: list[Alias]) -> Iterator[Difference]:
+    def aliasing(self, result: object, aliases: Sequence[Alias]) -> Iterator[Difference]:
         """Yield where a result shares memory with arguments otherwise than aliases say."""
         for alias in aliases:
             yield from alias.differences(result, self.arguments)

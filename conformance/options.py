@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases.check import CaseCheck
-from conformance.cases.replay import case_check, read_case
+from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.corpus import corpus_checks
 from conformance.functions import choose_functions
 from conformance.implementations import load_implementations

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from conformance.cases.check import write_case
 from conformance.cases.compared import case_of_failure
+from conformance.encoding import write_case
 from conformance.folders import folder_for
 from conformance.gpu_context import ContextLostError
 from conformance.properties import Check

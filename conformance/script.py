@@ -20,10 +20,10 @@ import numpy as np
 import reference
 from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
-from conformance.cases.subjects import find_contract
 from conformance.checks import InvalidExample, ValidExample
 from conformance.comparison import NUMPY_IN_BOTH_TWINS
 from conformance.contracts import InvalidInput
+from conformance.functions import find_contract
 from conformance.properties import Check
 from conformance.report import Mismatch
 from conformance.targets import Target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -171,10 +172,15 @@ class _Pair:
 
 def construct(target: Target, session: Session) -> Any:
     """Return a session's object, as a target makes it."""
-    arguments = dict(session.constructor.arguments)
+    call, converter = session.constructor, target.converter()
+    arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
     if target.device is not None:
         arguments["device"] = target.device
-    return target.lookup(session.constructor.function)(**arguments)
+    function = target.lookup(call.function)
+    parameters = inspect.signature(function).parameters.values()
+    several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    by_position = arguments.pop(several[0]) if several else ()
+    return function(*by_position, **arguments)
 
 
 def perform(target: Target, self: Any, operation: Operation, variant: CallVariant = PLAIN) -> Any:

@@ -27,17 +27,17 @@ from rich.table import Table
 from tqdm import tqdm
 
 import reference
-from conformance.cases.recording import OBSERVED
-from conformance.cases.subjects import SESSIONS, WITHOUT_VECTORS, contracts, functions
 from conformance.contracts import Contract
-from conformance.encoding import SCHEMA_VERSION, Encoder, to_text
+from conformance.encoding import SCHEMA_VERSION, Encoder, Json, to_text
 from conformance.encoding.classes import find_class
-from conformance.encoding.elements import Json
+from conformance.evaluation import OBSERVED
+from conformance.functions import contracts
 from conformance.name_lists import near
 from conformance.targets import REFERENCE
 from conformance.values import walk
 from conformance.vectors import SCHEMA
 from conformance.vectors.drawing import contract_cases, session_cases
+from conformance.vectors.folder import SESSIONS, WITHOUT_VECTORS, functions
 from tools.parser import Parser, names, positive
 
 

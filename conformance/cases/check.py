@@ -1,106 +1,156 @@
-"""Stored cases as checks, of which the plugin can make tests."""
+"""Stored cases as checks: reads the case of a file, of any kind, and replays it on a target."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conformance.encoding import SCHEMA_VERSION, to_text
-from conformance.encoding.elements import Json
+from conformance.cases.compared import contract_of, decode_example, replay_call, replay_example
+from conformance.cases.recorded import read_recorded, replay_recorded
+from conformance.encoding import Json, decode_call, read_json
+from conformance.functions import find_contract
 from conformance.goals import COVERAGE
-from conformance.profiles import Kind, Profile
-from conformance.targets import Target
+from conformance.profiles import Kind
+from conformance.properties import Check
+from conformance.strategies import cached as st
+from conformance.targets import RAISED, Target
 
 
 @dataclasses.dataclass(frozen=True)
-class CaseCheck:
-    """One stored case, as a check: it is collected and bound as a `Check` is.
+class CaseCheck(Check):
+    """The check of one stored case, which is its only example.
 
     Attributes:
-        function: The function that it is about, as the closing table names it.
-        name: What its test is called: `compute_slot_mapping/answer-003`.
-        kind: What it looks at.
-        description: What is particular about it.
-        body: Raises where a target contradicts it.
-        path: The file; None for what is in no file.
-        goals: coverage goals of a run; none, for a case is what it is.
-        has_kernel: Whether it must launch a kernel in the simulator; nobody knows of one case.
-        law: The name of a law; none.
+        name: The name of its test, `compute_slot_mapping/answer-003`.
+        path: The file; None if the case is not in a file.
     """
 
-    function: str
-    name: str
-    kind: Kind
-    description: str
-    body: Callable[[Target], None]
+    name: str = ""
     path: Path | None = None
-    goals: tuple[str, ...] = ()
-    has_kernel: bool = False
-    law: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        function: str,
+        name: str,
+        kind: Kind,
+        description: str,
+        body: Callable[[Target], None],
+        path: Path | None = None,
+    ) -> CaseCheck:
+        """Return the check of a case whose test on a target is `body`."""
+
+        def run(target: Target, _: object) -> None:
+            __tracebackhide__ = True
+            body(target)
+
+        return cls(function, kind, lambda _: st.nothing(), run, description, name=name, path=path)
 
     def sizes(self, target: Target) -> list[str]:
-        """Return the sizes of its examples: it is one case, as large as it is."""
+        """Return the only size."""
         del target
         return ["stored"]
 
     def runs_on(self, target: Target) -> bool:
-        """Return whether the case says anything on a target: it does on each."""
+        """Return True: a case is replayed on each target."""
         del target
         return True
 
-    def bind(
-        self,
-        target: Target,
-        profile: Profile | None = None,
-        size: str = "",
-        *,
-        shrink: bool = True,
-    ) -> Callable[[], None]:
-        """Return a test of this case on a target, a function of no arguments.
-
-        Args:
-            target: What is under test.
-            profile: Of no matter, as what follows: a case is one example, as large as it is.
-            size: Likewise.
-            shrink: Likewise.
-        """
-        del profile, size, shrink
+    def bind(self, target: Target, *_: object, **__: object) -> Callable[[], None]:
+        """Return a test of this case on a target; see `Check.bind`."""
 
         def run() -> None:
             __tracebackhide__ = True
             COVERAGE.count(self.function, target.name, ())
-            self.body(target)
+            self.body(target, None)
 
         run.__name__ = run.__qualname__ = re.sub(r"\W", "_", self.name)
         run.__doc__ = self.description
         return run
 
 
-def read_json(path: Path) -> Json:
-    """Return what is in a file of this version of the schema.
-
-    Raises:
-        ValueError: A file that is not there, is not a JSON, or of another version.
-    """
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    version = read.get("schema_version") if isinstance(read, dict) else None
-    if not isinstance(version, str) or version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
-        raise ValueError(f"{path} is of schema {version}, but this is a reader of {SCHEMA_VERSION}")
-    return read
-
-
-def write_case(case: Json, path: Path) -> None:
-    """Write a stored case to a file.
+def replay(case: Json, target: Target, function: str = "") -> None:
+    """Raise if a target fails a stored case, except for declared deviations.
 
     Args:
-        case: It, as `case_of_failure` gives it.
-        path: The file, which is replaced.
+        case: The case, as JSON.
+        target: The target.
+        function: The function of its contract, if the case does not name it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")
+    __tracebackhide__ = True
+    if case["kind"] == "example":
+        replay_example(case, target)
+    elif case["kind"] == "call":
+        replay_call(case, target)
+    else:
+        function = function or case["function"]
+        try:
+            replay_recorded(case, target, find_contract(function))
+        except RAISED as error:
+            if not target.excuses(function, error):
+                raise
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise a ValueError of one line that names the file if its content is not a stored case."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        message = (str(error).splitlines() or [""])[0]
+        if str(path) in message:
+            raise
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {message}") from error
+
+
+def read_case(path: Path) -> Json:
+    """Return the stored case of a file, after decoding all of it.
+
+    Raises:
+        ValueError: The file is missing, damaged, or not a stored case.
+    """
+    with reading(path):
+        case = read_json(path)
+        if case["kind"] == "call":
+            contract_of(case["contract"])
+            decode_call(case)
+        elif case["kind"] == "example":
+            decode_example(case)
+        elif case["kind"] == "input":
+            raise ValueError(f"{path} is drawn by the fuzzer: python -m tools.fuzz --replay {path}")
+        else:
+            read_recorded(case)
+    return case
+
+
+def case_check(
+    path: Path, case: Json, *, name: str = "", function: str = "", about: str = ""
+) -> CaseCheck:
+    """Return the check that replays the case of a file.
+
+    Args:
+        path: The file, which is read again when the check runs: a folder of cases may be large.
+        case: Its content.
+        name: The name of the test; the default is that of the file.
+        function: The function of its contract; the default is what the case says.
+        about: What is particular about it; the default is what the case says.
+    """
+    function = function or case.get("contract") or _contract_of_folder(path, case)
+
+    def body(target: Target) -> None:
+        __tracebackhide__ = True
+        replay(read_json(path), target, function)
+
+    about = about or case.get("reason") or case.get("refusal", {}).get("what", "")
+    kinds = {"example": Kind.LAW, "refusal": Kind.SAME_REFUSAL}
+    kind = kinds.get(case["kind"], Kind.SAME_ANSWER)
+    return CaseCheck.of(function, name or path.stem, kind, about, body, path)
+
+
+def _contract_of_folder(path: Path, case: Json) -> str:
+    """Return the function of a test vector's contract, by which its folder is named."""
+    folder = path.resolve().parent.name
+    return folder if find_contract(folder) else str(case["function"])

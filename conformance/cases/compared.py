@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conformance.calls import Call
-from conformance.cases.recorded import holds, invalid_input_of
-from conformance.cases.recording import refusal_of
-from conformance.cases.subjects import contracts, find_contract
+from conformance.cases.recorded import holds
+from conformance.cases.recording import invalid_input_of, refusal_of
 from conformance.checks import (
     InvalidExample,
     ValidExample,
@@ -21,8 +20,8 @@ from conformance.checks import (
     same_refusal,
 )
 from conformance.contracts import ANY_NAME, Contract, InvalidInput
-from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
-from conformance.encoding.elements import Json
+from conformance.encoding import Decoder, Encoder, Json, decode_call, encode_call
+from conformance.functions import contracts, find_contract
 from conformance.invocations import CallVariant, Invocation
 from conformance.profiles import Profile
 from conformance.properties import Check
@@ -114,7 +113,7 @@ def case_of_example(check: str, example: object, reason: str, *, function: str) 
     encoder = Encoder()
     case = {"kind": "example", "contract": function, **_dated(reason), "check": check}
     case["example"] = encoder.encode(example)
-    return pruned(case, encoder.memories)
+    return encoder.finish(case)
 
 
 def _dated(reason: str) -> dict[str, Json]:

@@ -5,40 +5,23 @@ The classes of `reference` hold what is expected.
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
-from conformance.cases.recording import OBSERVED, after_call
-from conformance.cases.sessions import construct, is_refused, perform, untouched
+from conformance.cases.recording import invalid_input_of
+from conformance.cases.sessions import construct, is_as_meant, perform, untouched
 from conformance.comparison import Difference, Verdict, first_difference
-from conformance.contracts import ANY_NAME, Contract, InvalidInput
-from conformance.encoding import Decoder, decode_call
-from conformance.encoding.elements import Json
-from conformance.evaluation import check_refusal, check_stays_inside
+from conformance.contracts import Contract
+from conformance.encoding import Decoder, Json, decode_call
+from conformance.evaluation import Expected, check_answer, check_refusal, check_stays_inside
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
-from conformance.targets import RAISED, REFERENCE, Target
+from conformance.strategies import cached as st
+from conformance.targets import REFERENCE, Target
 from conformance.values import arrays_in
-from conformance.views import first_view_difference
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Tell of a file that is not as the schema has it by its name, in one line."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        said = (str(error).splitlines() or [""])[0]
-        if str(path) in said:
-            raise
-        raise ValueError(f"{path} is damaged: {type(error).__name__}: {said}") from error
 
 
 def read_recorded(case: Json) -> None:
@@ -53,7 +36,7 @@ def read_recorded(case: Json) -> None:
         invalid_input_of(case["refusal"])
         decode_call(case)
     elif case["kind"] == "answer":
-        _Expected(case)
+        _expected(case, _NO_CONTRACT)
     else:
         raise ValueError(f"kind {case['kind']!r} is none of {', '.join(KINDS)}")
 
@@ -71,82 +54,45 @@ def replay_recorded(case: Json, target: Target, contract: Contract | None = None
         contract: The function's, where it has one: what may change, and what is compared how.
     """
     __tracebackhide__ = True
-    contract = contract or Contract("", _no_calls, {})
+    contract = contract or _NO_CONTRACT
     if case["kind"] == "session":
         _replay_session(case, target)
     elif case["kind"] == "refusal":
         _replay_refusal(case, target, contract)
     else:
         for checked in (True, False):
-            _replay_answer(case, target, contract, checked=checked)
+            actual = Invocation(target, decode_call(case))
+            check_answer(contract, _expected(case, contract), actual, checked=checked)
 
 
-def _no_calls(_: object) -> Any:
-    raise NotImplementedError
+_NO_CONTRACT = Contract("", lambda _: st.nothing(), {})
 
 
-class _Expected:
-    """What a case says of a valid call: its arguments afterwards and its result, in one memory."""
-
-    def __init__(self, case: Json) -> None:
-        decoder, converter = Decoder(case.get("memories", ())), REFERENCE.converter()
-        call = decode_call(case, decoder)
-        decoder.check_arrays()
-        result = decoder.decode(case["result"])
-        decoder.check_arrays()
-        later = {name: decoder.decode(value) for name, value in case.get("after", {}).items()}
-        self.arguments = {name: converter.convert(v, name) for name, v in call.arguments.items()}
-        after = REFERENCE.converter()
-        self.after = {name: after.convert(value, name) for name, value in later.items()}
-        self.result = converter.convert(result, "result")
-        # An argument that is the result is what the call made of it.
-        returned = [array for _, array in arrays_in(self.result, "result")]
-        for name, value in self.after.items():
-            changed = self.arguments.get(name)
-            if isinstance(changed, np.ndarray) and any(array is changed for array in returned):
-                changed[...] = value
-
-
-def _replay_answer(case: Json, target: Target, contract: Contract, *, checked: bool) -> None:
-    __tracebackhide__ = True
-    expected, actual = _Expected(case), Invocation(target, decode_call(case))
-    with target.running(checked=checked):
-        try:
-            got = actual.run()
-        except RAISED as error:
-            outcome = f"raised {type(error).__name__}: {error}"
-            difference = Difference(Verdict.OUTCOME, "the call", None, outcome, "a result")
-            raise Mismatch(actual.call, target.name, difference) from error
-    device = target.device or "cpu"
-    shown = got if contract.shows is None else contract.shows(got)
-    found = first_difference(expected.result, shown, "result", device)
-    after = after_call(contract, actual.arguments)
-    for name, value in expected.after.items():
-        found = found or first_difference(
-            value, after[name], "/".join(sorted(contract.changes)) if name == OBSERVED else name
-        )
-    found = found or _aliasing(contract, expected, actual, got)
-    if found is not None:
-        raise Mismatch(actual.call, target.name, found)
-    actual.check_unchanged(contract.changes)
-
-
-def _aliasing(
-    contract: Contract, expected: _Expected, actual: Invocation, got: object
-) -> Difference | None:
-    """Return the first place where a result lies in other memory than the case says."""
-    if contract.compares_views:
-        roots = {**actual.arguments, **actual.hints}
-        return first_view_difference(expected.result, got, expected.arguments, roots)
-    aliases = [alias for alias in contract.aliases if _applies(alias, contract, expected, actual)]
-    return next(actual.aliasing(got, aliases), None)
-
-
-def _applies(alias: Alias, contract: Contract, expected: _Expected, actual: Invocation) -> bool:
-    """Return whether a definition speaks of this call: where it does, the case bears it out."""
-    if contract.shows is not None:  # what is written is not the result itself
-        return alias.applies(actual.call)
-    return holds(alias, expected.result, expected.arguments)
+def _expected(case: Json, contract: Contract) -> Expected:
+    """Return what a case says of a valid call, in memory of `reference`'s."""
+    decoder, converter = Decoder(case.get("memories", ())), REFERENCE.converter()
+    call = decode_call(case, decoder)
+    decoder.check_arrays()
+    result = decoder.decode(case["result"])
+    decoder.check_arrays()
+    later = decoder.fields(case.get("after", {}))
+    arguments = {name: converter.convert(v, name) for name, v in call.arguments.items()}
+    after = REFERENCE.converter()
+    changed = {name: after.convert(value, name) for name, value in later.items()}
+    result = converter.convert(result, "result")
+    # An argument that is also the result holds its values after the call.
+    returned = [array for _, array in arrays_in(result, "result")]
+    for name, value in changed.items():
+        argument = arguments.get(name)
+        if isinstance(argument, np.ndarray) and any(array is argument for array in returned):
+            argument[...] = value
+    # The definition may depend on facts, which are not stored: then the case shows what holds.
+    aliases = [
+        alias
+        for alias in contract.aliases
+        if (holds(alias, result, arguments) if contract.shows is None else alias.applies(call))
+    ]
+    return Expected(result, arguments, changed, aliases)
 
 
 def holds(alias: Alias, result: object, arguments: Arguments) -> bool:
@@ -166,38 +112,8 @@ def _replay_refusal(case: Json, target: Target, contract: Contract) -> None:
         check_refusal(Invocation(target, call), invalid, contract.observe_refused, checked=False)
 
 
-def invalid_input_of(refusal: Json) -> InvalidInput:
-    """Return the invalid input that a refusal describes.
-
-    Raises:
-        ValueError: A class of exception that no function raises.
-    """
-    error = _ERRORS.get(refusal["error"])
-    if error is None:
-        raise ValueError(f"refusal: {refusal['error']!r} is none of {', '.join(_ERRORS)}")
-    names = "|".join(map(re.escape, refusal["names"])) or ANY_NAME
-    return InvalidInput(
-        refusal["what"],
-        error,
-        f"({names})" if "|" in names else names,
-        lambda call: call,
-        is_value=refusal.get("in_checked_mode_only", False),
-        is_hint=refusal.get("of_a_hint", False),
-        also=refusal.get("also", ""),
-    )
-
-
-_ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error
-    for error in (
-        *(ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError),
-        *(OverflowError, RuntimeError),
-    )
-}
-
-
 class _Session:
-    """What a case says of an object: how it is made, and the steps, each with what it answers."""
+    """A session of a case: the constructor's call, and the steps, each with the expected result."""
 
     def __init__(self, case: Json) -> None:
         decoder = Decoder(case.get("memories", ()))
@@ -218,40 +134,30 @@ def _replay_session(case: Json, target: Target) -> None:
     __tracebackhide__ = True
     for checked in (True, False):
         with target.running(checked=checked), untouched(target):
-            _play(case, target, checked=checked)
+            _play(_Session(case), target, checked=checked)
 
 
-def _play(case: Json, target: Target, *, checked: bool) -> None:
-    """Do the steps of a session, and raise where one ends otherwise than it says."""
+def _play(session: _Session, target: Target, *, checked: bool) -> None:
+    """Do the steps of a session; raise `Mismatch` if one ends otherwise than the case says."""
     __tracebackhide__ = True
-    session = _Session(case)
-    subject, device = construct(target, session.constructor), target.device or "cpu"
+    subject = construct(target, session.constructor)
     for place, (step, expected) in enumerate(session.steps):
-        refusal = step.get("refusal")
-        if refusal is not None and refusal.get("in_checked_mode_only") and not checked:
+        where, difference = f"step {place}", None
+        invalid = invalid_input_of(step["refusal"]) if "refusal" in step else None
+        if invalid is not None and invalid.is_value and not checked:
             continue
-        difference = None
-        try:
-            answer = perform(target, subject, step)
-        except RAISED as error:  # evaluated here
-            if refusal is None or not is_refused(refusal, error):
-                expected_outcome = "an answer" if refusal is None else _words(refusal)
-                got = f"{type(error).__name__}: {error}"
-                difference = Difference(
-                    Verdict.OUTCOME, f"step {place}", None, got, expected_outcome
-                )
-        else:
-            if refusal is not None:
-                got = f"returned {answer!r}"
-                difference = Difference(
-                    Verdict.OUTCOME, f"step {place}", None, got, _words(refusal)
-                )
-            elif "result" in step:
-                difference = first_difference(expected, answer, f"step {place}", device)
+        outcome = perform(target, subject, step)
+        is_error = isinstance(outcome, BaseException)
+        if not is_as_meant(outcome, invalid):
+            got = f"{type(outcome).__name__}: {outcome}" if is_error else f"returned {outcome!r}"
+            due = (
+                f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name})"
+                if invalid
+                else "an answer"
+            )
+            difference = Difference(Verdict.OUTCOME, where, None, got, due)
+        elif "result" in step:
+            difference = first_difference(expected, outcome, where, target.device or "cpu")
         if difference is not None:
             name = step.get("method") or step["do"]
             raise Mismatch(Call(name, step["arguments"]), target.name, difference)
-
-
-def _words(refusal: Json) -> str:
-    return f"{refusal['error']} naming {' or '.join(refusal['names'])} ({refusal['what']})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,9 @@ import numpy as np
 from conformance.calls import Call
 from conformance.contracts import ANY_NAME, Contract, InvalidInput
 from conformance.conversion import Converter
-from conformance.encoding import Encoder, decode_call, encode_call, pruned
-from conformance.encoding.calls import start_call
-from conformance.encoding.elements import Json
-from conformance.evaluation import check_refusal
+from conformance.encoding import Encoder, Json, decode_call, encode_call
+from conformance.encoding.encoder import start_call
+from conformance.evaluation import changed_by, check_refusal, shown
 from conformance.invocations import Invocation
 from conformance.targets import REFERENCE
 
@@ -51,23 +51,12 @@ def answer_case(contract: Contract, call: Call, goals: list[str]) -> dict[str, J
     result = REFERENCE.lookup(call.function)(**arguments)
     for drawn, converted in converter.pairs:
         encoder.same(converted, drawn)
-    case["result"] = encoder.encode(result if contract.shows is None else contract.shows(result))
-    after = after_call(contract, arguments)
+    case["result"] = encoder.encode(shown(contract, result))
+    after = changed_by(contract, arguments)
     if after:
         encoder.forget()
-        case["after"] = {name: encoder.encode(value) for name, value in after.items()}
-    return _checked(pruned(case, encoder.memories), call)
-
-
-def after_call(contract: Contract, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what a function changed, as it is then: by argument, or as a contract observes it."""
-    if contract.observe is not None:
-        return {OBSERVED: contract.observe(arguments)}
-    return {name: arguments[name] for name in sorted(contract.changes) if name in arguments}
-
-
-OBSERVED = "observed"
-"""Under which it stands what a contract observes of a caller's own objects."""
+        case["after"] = encoder.encode_fields(after)
+    return _checked(encoder.finish(case), call)
 
 
 def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[str, Json]:
@@ -105,6 +94,36 @@ def refusal_of(invalid: InvalidInput) -> dict[str, Json]:
     if invalid.also:
         found["also"] = invalid.also
     return found
+
+
+def invalid_input_of(refusal: Json) -> InvalidInput:
+    """Return the invalid input that a refusal describes.
+
+    Raises:
+        ValueError: A class of exception that no function raises.
+    """
+    error = _ERRORS.get(refusal["error"])
+    if error is None:
+        raise ValueError(f"refusal: {refusal['error']!r} is none of {', '.join(_ERRORS)}")
+    names = "|".join(map(re.escape, refusal["names"])) or ANY_NAME
+    return InvalidInput(
+        refusal["what"],
+        error,
+        f"({names})" if "|" in names else names,
+        lambda call: call,
+        is_value=refusal.get("in_checked_mode_only", False),
+        is_hint=refusal.get("of_a_hint", False),
+        also=refusal.get("also", ""),
+    )
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    error.__name__: error
+    for error in (
+        *(ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError),
+        *(OverflowError, RuntimeError),
+    )
+}
 
 
 def _checked(case: dict[str, Json], call: Call) -> dict[str, Json]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from hypothesis.strategies import SearchStrategy
 
+from conformance import sessions
 from conformance.calls import Call
-from conformance.cases.recording import refusal_of
+from conformance.cases.recording import invalid_input_of, refusal_of
 from conformance.contracts import InvalidInput
-from conformance.encoding import Encoder, pruned
-from conformance.encoding.elements import Json
+from conformance.encoding import Encoder, Json
 from conformance.evaluation import is_named
 from conformance.factories import DEVICE
 from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
@@ -35,14 +35,15 @@ Step = dict[str, Any]
 
 
 def construct(target: Target, constructor: Call | None) -> Any:
-    """Return the object of a session; None for a session of the implementation's own state."""
-    if constructor is None:
-        return None
-    return _call(target, target.lookup(constructor.function), constructor.arguments)
+    """Return the object of a session; without a constructor, one with the layout's functions."""
+    if constructor is not None:
+        return sessions.construct(target, Session(constructor, ()))
+    names = "get_kv_cache_layout", "set_kv_cache_layout"
+    return SimpleNamespace(**{name: target.lookup(name) for name in names})
 
 
 def perform(target: Target, subject: Any, step: Step) -> Any:
-    """Do one step of a session with its object, and return the result."""
+    """Do one step of a session with its object, and return the result, or the exception."""
     if step["do"] == "set environment":
         os.environ.pop(step["variable"], None)
         if step["value"] is not None:
@@ -53,22 +54,16 @@ def perform(target: Target, subject: Any, step: Step) -> Any:
     if step["do"] == "write":
         converted = target.converter().convert(step["value"], step["attribute"])
         half = getattr(subject, step["attribute"])
-        if isinstance(half, np.ndarray):
-            half[...] = converted
-        else:
-            half.copy_(converted)
+        half[...] = converted
         return None
-    method = step["method"]
-    function = target.lookup(method) if subject is None else getattr(subject, method)
-    return _call(target, function, step["arguments"])
+    return sessions.perform(target, subject, Operation(step["method"], step["arguments"]))
 
 
-def _call(target: Target, function: Any, arguments: dict[str, Any]) -> Any:
-    converter = target.converter()
-    given = {name: converter.convert(value, name) for name, value in arguments.items()}
-    kinds = {p.kind: n for n, p in inspect.signature(function).parameters.items()}
-    several = given.pop(kinds.get(inspect.Parameter.VAR_POSITIONAL, ""), ())
-    return function(*several, **given)
+def is_as_meant(outcome: object, invalid: InvalidInput | None) -> bool:
+    """Return whether a step ended as it should: with a result, or refused as an invalid input."""
+    if invalid is None:
+        return not isinstance(outcome, BaseException)
+    return is_named(invalid.error, invalid.argument, outcome)
 
 
 @contextlib.contextmanager
@@ -95,7 +90,7 @@ def session_case(
     Args:
         function: What it is about.
         constructor: How its object is made, if there is one.
-        steps: What is done; one that is meant to be refused has a "refusal", as `refusal_of` says.
+        steps: What is done; an invalid step has a "refusal", from `refusal_of`.
         goals: What happens in it.
 
     Raises:
@@ -104,51 +99,29 @@ def session_case(
     encoder = Encoder()
     case: dict[str, Json] = {"kind": "session", "meets": goals, "function": function}
     if constructor is not None:
-        arguments = {n: encoder.encode(value) for n, value in constructor.arguments.items()}
+        arguments = encoder.encode_fields(constructor.arguments)
         case["constructor"] = {"function": constructor.function, "arguments": arguments}
     case["steps"] = []
     with untouched(REFERENCE):
         subject = construct(REFERENCE, constructor)
         for step in steps:
             case["steps"].append(_performed(subject, step, encoder))
-    return pruned(case, encoder.memories)
+    return encoder.finish(case)
 
 
 def _performed(subject: Any, step: Step, encoder: Encoder) -> dict[str, Json]:
-    """Do a step and return it with what it answered, which later steps no longer change."""
+    """Do a step; return it as JSON with its present result, which later steps may change."""
     written = dict(step)
     if "arguments" in step:
-        written["arguments"] = {n: encoder.encode(v) for n, v in step["arguments"].items()}
+        written["arguments"] = encoder.encode_fields(step["arguments"])
     if "value" in step:
         written["value"] = encoder.encode(step["value"])
-    try:
-        answer = perform(REFERENCE, subject, step)
-    except Exception as error:
-        refusal = step.get("refusal")
-        if refusal is None or not is_refused(refusal, error):
-            raise ValueError(f"{step} was refused otherwise than it was meant to be") from error
-        return written
-    if "refusal" in step:
-        raise ValueError(f"{step} was not refused")
-    if step["do"] in {"call", "read"}:
-        written["result"] = encoder.encode(copied(answer))
+    outcome = perform(REFERENCE, subject, step)
+    if not is_as_meant(outcome, invalid_input_of(step["refusal"]) if "refusal" in step else None):
+        raise ValueError(f"{step} ended otherwise than it was meant to: {outcome!r}")
+    if "refusal" not in step and step["do"] in {"call", "read"}:
+        written["result"] = encoder.encode(copied(outcome))
     return written
-
-
-def is_refused(refusal: Json, error: object) -> bool:
-    """Return whether an exception is the one that a refusal describes.
-
-    >>> is_refused({"error": "ValueError", "names": ["a", "b"]}, ValueError("b is -1"))
-    True
-    """
-    return type(error).__name__ == refusal["error"] and any(
-        is_named(type(error), name.replace(".", r"\\."), error)  # type: ignore[arg-type]  # it is one
-        for name in refusal["names"]
-    )
-
-
-def _steps_of_tables(session: Session) -> list[Step]:
-    return [_step_of(operation) for operation in session.operations]
 
 
 def _step_of(operation: Operation) -> Step:
@@ -168,9 +141,8 @@ def _step_of(operation: Operation) -> Step:
 def _tables_case(session: Session) -> dict[str, Json]:
     arguments = {**session.constructor.arguments, "device": DEVICE}
     constructor = Call("BlockTables", arguments)
-    return session_case(
-        "BlockTables", constructor, _steps_of_tables(session), sorted(session.events)
-    )
+    steps = [_step_of(operation) for operation in session.operations]
+    return session_case("BlockTables", constructor, steps, sorted(session.events))
 
 
 def _buffer_case(session: Copies) -> dict[str, Json]:
@@ -200,10 +172,9 @@ def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str
     """Return the case of a history, whose every step that JSON has a form for is played."""
     steps = list(filter(None, map(_layout_step, history)))
     with untouched(REFERENCE):
+        subject = construct(REFERENCE, None)
         for step in steps:
-            try:
-                perform(REFERENCE, None, step)
-            except ValueError:
+            if isinstance(perform(REFERENCE, subject, step), ValueError):
                 invalid = InvalidInput("no layout", ValueError, "NHD|HND", lambda call: call)
                 step["refusal"] = refusal_of(invalid)
     methods = [step.get("method", step["do"]) for step in steps]

@@ -1,20 +1,21 @@
-"""Calls and results as plain JSON and back, exactly: what vectors and the corpus are written in.
+"""Calls and results as plain JSON and back, exactly: the format of test vectors and of the corpus.
 
 `docs/vectors.md` describes the format, `vectors/schema.json` defines it.
 """
 
-from conformance.encoding.calls import SCHEMA_VERSION, decode_call, encode_call
-from conformance.encoding.decoder import Decoder
-from conformance.encoding.encoder import Encoder
-from conformance.encoding.pruning import pruned
-from conformance.encoding.text import to_text
+from conformance.encoding.arrays import Json
+from conformance.encoding.decoder import Decoder, decode_call
+from conformance.encoding.encoder import Encoder, encode_call
+from conformance.encoding.files import SCHEMA_VERSION, read_json, to_text, write_case
 
 __all__ = [
     "SCHEMA_VERSION",
     "Decoder",
     "Encoder",
+    "Json",
     "decode_call",
     "encode_call",
-    "pruned",
+    "read_json",
     "to_text",
+    "write_case",
 ]

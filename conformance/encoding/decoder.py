@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from conformance.calls import Call
+from conformance.encoding.arrays import (
+    Array,
+    Json,
+    decode_array,
+    decode_dtype,
+    decode_elements,
+    decode_memory,
+)
 from conformance.encoding.classes import FORMER_CODE, find_class
-from conformance.encoding.elements import Array, Json, decode_dtype, decode_elements
-from conformance.encoding.memories import decode_array, decode_memory
 from conformance.factories import Factory, FactoryContext
 
 
@@ -189,3 +196,18 @@ _READERS: dict[Any, Callable[[Decoder, Json], Any]] = {
     "function": lambda decoder, node: decoder.function(node),
     "exception": lambda _, node: find_class(node["class"])(node["message"]),
 }
+
+
+def decode_call(case: Json, decoder: Decoder | None = None) -> Call:
+    """Return the call of a case, without facts, which are not stored.
+
+    Args:
+        case: The case, from `encode_call`.
+        decoder: The decoder; None for a new one.
+
+    >>> decode_call({"function": "f", "arguments": {"block_size": 2}})
+    f(block_size=2)
+    """
+    decoder = decoder or Decoder(case.get("memories", ()))
+    arguments = decoder.fields(case.get("arguments", {}))
+    return Call(case["function"], arguments, hints=decoder.fields(case.get("hints", {})))

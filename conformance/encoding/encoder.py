@@ -5,33 +5,32 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from conformance.aliases import owner_of
-from conformance.encoding.classes import class_path
-from conformance.encoding.elements import (
+from conformance.calls import Call
+from conformance.encoding.arrays import (
     Array,
     Json,
+    Memory,
+    encode_array,
     encode_dtype,
     encode_elements,
     encode_int,
 )
-from conformance.encoding.memories import Memory, encode_array
+from conformance.encoding.classes import class_path
 from conformance.factories import Factory
-from conformance.values import children, compared_fields
+from conformance.values import children, compared_fields, map_children
 
 
 class Encoder:
-    """Writes values, one after another, that may share objects and memory.
+    """Writes values that may share objects and memory, one after another.
 
-    What it writes has an id for every object and a memory for every array; `pruned` leaves out
-    those that tell nothing.
-
-    Attributes:
-        memories: The memories of the arrays written so far, as JSON; to be read at the end.
+    At first every object gets an id, and every array a memory. `finish` removes those that nothing
+    refers to.
 
     >>> Encoder().encode((1, 2.5, np.int32(3), None))
     {'$': 'tuple', 'items': [1, {'$': 'float', 'value': 2.5}, \
@@ -40,22 +39,18 @@ class Encoder:
 
     def __init__(self) -> None:
         self._ids: dict[int, int] = {}
-        self._numbers = iter(range(2**62))
+        self._nodes: list[dict[str, Json]] = []
+        self._references: list[dict[str, Json]] = []
         self._alive: list[object] = []
         self._memories: list[Memory] = []
         self._places: dict[int, int] = {}
         self._has_places = True
 
-    @property
-    def memories(self) -> list[dict[str, Json]]:
-        """Return the memories as JSON."""
-        return [memory.encode() for memory in self._memories]
-
     def encode(self, value: Any) -> Json:
         """Return a value as JSON.
 
         Raises:
-            TypeError: A value of a kind that has no form in JSON.
+            TypeError: The value has no form in JSON.
         """
         found = _encode_scalar(value)
         if found is not _NO_SCALAR:
@@ -63,19 +58,56 @@ class Encoder:
         if type(value) is tuple:
             return {"$": "tuple", "items": [self.encode(entry) for entry in value]}
         if type(value) is slice:
-            return {"$": "slice", **self._encode_fields(children(value))}
+            return {"$": "slice", **self.encode_fields(children(value))}
         if id(value) in self._ids:
-            return {"$": "ref", "id": self._ids[id(value)]}
-        number = self._remember(value)
+            self._references.append({"$": "ref", "id": self._ids[id(value)]})
+            return self._references[-1]
+        number = self._ids[id(value)] = len(self._nodes)
+        self._alive.append(value)  # so that its id is not reused
+        node: dict[str, Json] = {}
+        self._nodes.append(node)
         kind, *rest = self._encode_object(value).items()
-        return dict([kind, ("id", number), *rest])
+        node.update([kind, ("id", number), *rest])
+        if "memory" in node:
+            self._memories[node["memory"]].nodes.append(node)
+        return node
 
-    def same(self, copied: Any, written: Any) -> None:
-        """Say that an implementation's copy of an object that was written is that object.
+    def encode_fields(self, fields: Mapping[str, Any]) -> dict[str, Json]:
+        """Return named values as JSON."""
+        return {name: self.encode(value) for name, value in fields.items()}
+
+    def finish(self, case: dict[str, Json]) -> dict[str, Json]:
+        """Return a case with its memories, and without the ids and memories that say nothing.
 
         Args:
-            copied: What a `Converter` made of it; where it stands, a reference is written.
-            written: What was written; nothing is said of what was not.
+            case: The case; `encode` returned its parts. They cannot be used afterwards.
+
+        >>> encoder = Encoder()
+        >>> encoder.finish({"a": encoder.encode([1])})
+        {'a': [1]}
+        """
+        ids = {old: new for new, old in enumerate(sorted({ref["id"] for ref in self._references}))}
+        for node in (*self._nodes, *self._references):
+            if node["id"] in ids:
+                node["id"] = ids[node["id"]]
+            else:
+                del node["id"]
+        kept = [memory for memory in self._memories if not memory.is_one_array]
+        for memory in self._memories:
+            for node in memory.nodes:
+                if memory in kept:
+                    node["memory"] = kept.index(memory)
+                else:
+                    del node["memory"], node["offset_bytes"], node["strides_bytes"]
+        found = {name: _with_plain_lists(value) for name, value in case.items()}
+        return {**found, "memories": [one.encode() for one in kept]} if kept else found
+
+    def same(self, copied: Any, written: Any) -> None:
+        """Write references to an object for a copy of it.
+
+        Args:
+            copied: The copy, which a `Converter` made.
+            written: The object; nothing happens if it was not written.
         """
         if id(written) not in self._ids or id(copied) in self._ids:
             return
@@ -87,19 +119,14 @@ class Encoder:
             self._alive.append(owner)
 
     def seal(self) -> None:
-        """Say that all arguments are written: what comes now is what the call made of them."""
+        """Note that all arguments are written, and results follow."""
         for memory in self._memories:
             memory.is_sealed = True
 
     def forget(self) -> None:
-        """Say that what comes now is written again, as it is by then, wherever it lies."""
+        """Write all objects again from now on, with their present values and without memories."""
         self._ids.clear()
         self._has_places = False
-
-    def _remember(self, value: object) -> int:
-        number = self._ids[id(value)] = next(self._numbers)
-        self._alive.append(value)  # so that its id is not reused
-        return number
 
     def _encode_array(self, array: Array) -> dict[str, Json]:
         if type(array) is not np.ndarray:
@@ -144,28 +171,25 @@ class Encoder:
         cls, path = type(value), class_path(type(value))
         if isinstance(value, Factory):
             if path is None:
-                raise TypeError(f"a blueprint of a class of no module, {cls}, cannot be written")
-            return {"$": "blueprint", "class": path, "fields": self._encode_fields(vars(value))}
+                raise TypeError(f"a factory of a class of no module, {cls}, cannot be written")
+            return {"$": "blueprint", "class": path, "fields": self.encode_fields(vars(value))}
         compared = compared_fields(value)
         if hasattr(cls, "compared") or (path is None and compared):
             fields = {name: getattr(value, name) for name in compared if hasattr(value, name)}
-            return {"$": "made", "class": cls.__name__, "fields": self._encode_fields(fields)}
+            return {"$": "made", "class": cls.__name__, "fields": self.encode_fields(fields)}
         if isinstance(value, types.MethodType | types.BuiltinFunctionType | types.ModuleType):
             raise TypeError(f"{value!r} cannot be written")
         if path is not None and _is_plain(cls):
-            return {"$": "object", "class": path, "fields": self._encode_fields(children(value))}
+            return {"$": "object", "class": path, "fields": self.encode_fields(children(value))}
         members = {n: v for n, v in vars(cls).items() if not n.startswith("__")}
         if path is None and cls.__bases__ == (object,) and not any(map(callable, members.values())):
             return {
                 "$": "own",
                 "class": cls.__name__,
-                "members": self._encode_fields(members),
-                "fields": self._encode_fields(vars(value)),
+                "members": self.encode_fields(members),
+                "fields": self.encode_fields(vars(value)),
             }
         raise TypeError(f"a {cls.__module__}.{cls.__qualname__} cannot be written")
-
-    def _encode_fields(self, fields: Any) -> dict[str, Json]:
-        return {name: self.encode(value) for name, value in fields.items()}
 
     def _encode_function(self, function: types.FunctionType) -> dict[str, Json]:
         """Return a function without named parameters as its result; it is called once."""
@@ -179,6 +203,32 @@ class Encoder:
                 raise
             raised = {"class": class_path(type(error)), "message": str(error)}
             return {"$": "function", "raises": raised}
+
+
+def _with_plain_lists(node: Json) -> Json:
+    """Return JSON in which lists without an id are lists, and not nodes."""
+    found = map_children(_with_plain_lists, node)
+    is_list = isinstance(found, dict) and found.get("$") == "list" and "id" not in found
+    return found["items"] if is_list else found
+
+
+def encode_call(call: Call) -> dict[str, Json]:
+    """Return a call as JSON: its arguments, its hints, and the memories that they lie in.
+
+    Raises:
+        TypeError: An argument has no form in JSON.
+
+    >>> encode_call(Call("f", {"block_size": 2}))
+    {'function': 'f', 'arguments': {'block_size': 2}}
+    """
+    encoder = Encoder()
+    return encoder.finish(start_call(encoder, call))
+
+
+def start_call(encoder: Encoder, call: Call) -> dict[str, Json]:
+    """Return a call as JSON that has to be finished."""
+    case = {"function": call.function, "arguments": encoder.encode_fields(call.arguments)}
+    return {**case, "hints": encoder.encode_fields(call.hints)} if call.hints else case
 
 
 _NO_SCALAR = object()

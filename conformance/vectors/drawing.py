@@ -11,12 +11,12 @@ from hypothesis.strategies import DataObject, SearchStrategy
 from conformance.calls import Call
 from conformance.cases.recording import answer_case, refusal_case
 from conformance.cases.sessions import session_strategies
-from conformance.cases.subjects import SESSIONS
 from conformance.contracts import Contract, InvalidInput
-from conformance.encoding.elements import Json
+from conformance.encoding import Json
 from conformance.goals import reached_goals
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL
+from conformance.vectors.folder import SESSIONS
 
 Drawn = TypeVar("Drawn")
 

@@ -1,13 +1,52 @@
-"""A folder of test vectors, as checks."""
+"""Which functions have test vectors, and the checks of a folder of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.cases.check import CaseCheck, read_json
-from conformance.cases.recorded import reading
-from conformance.cases.replay import case_check, read_case
-from conformance.cases.subjects import functions
+import reference
+from conformance.cases.check import CaseCheck, case_check, read_case, reading
+from conformance.encoding import read_json
+from conformance.functions import contracts
+
+SESSIONS = ("BlockTables", "CpuGpuBuffer", "get_kv_cache_layout", "set_kv_cache_layout")
+"""Functions and classes that keep state: their vectors are sessions."""
+
+WITHOUT_VECTORS = {
+    "AttentionBackend": "an abstract class; its subclasses are arguments of others",
+    "AttentionCGSupport": "an enum",
+    "AttentionMetadata": "an empty class, to be extended",
+    "AttentionType": "four constants",
+    "KVCacheLayoutType": "a type for annotations",
+    "KVSharingFastPrefillMetadata": "a protocol",
+    "KV_SHARING_FAST_PREFILL_METADATA_FIELDS": "a constant",
+    "NULL_BLOCK_ID": "a constant",
+    "PAD_SLOT_ID": "a constant",
+    "UBatchSlice": "an object of data; an argument and a result of others",
+    "dense_attention": "an oracle of floating point, in reference alone",
+    "kv_reads": "a definition of what a batch means, in reference alone",
+    "kv_writes": "a definition of what a batch means, in reference alone",
+    "merge_attention_states": "an oracle of floating point, in reference alone",
+    "paged_attention": "an oracle of floating point, in reference alone",
+    "write_kv_cache": "an oracle of floating point, in reference alone",
+}
+"""Public names that have none, each with the reason; settings are arguments of others."""
+
+
+def functions() -> list[str]:
+    """Return the names of all functions and classes that have vectors."""
+    return sorted({*contracts(), *SESSIONS})
+
+
+def uncovered() -> list[str]:
+    """Return public names of `reference` that neither have vectors nor a reason to have none.
+
+    Settings, and classes of whose methods there are vectors, are covered by these.
+    """
+    covered = {name.split(".")[0] for name in functions()} | set(WITHOUT_VECTORS)
+    settings = {name for name in reference.__all__ if name.endswith("Config")}
+    specs = {name for name in reference.__all__ if name.endswith(("Spec", "Specs", "Tensor"))}
+    return sorted(set(reference.__all__) - covered - settings - specs)
 
 
 def vector_checks(directory: Path) -> list[CaseCheck]:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import reference
 from conformance.aliases import owner_of
 from conformance.calls import Call
-from conformance.cases.subjects import contracts
 from conformance.contracts import Contract, InvalidInput
-from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
+from conformance.encoding import Decoder, Encoder, decode_call, encode_call, to_text
+from conformance.encoding.arrays import decode_elements, encode_elements
 from conformance.encoding.classes import class_path
-from conformance.encoding.elements import decode_elements, encode_elements
 from conformance.factories import DEVICE, Factory
+from conformance.functions import contracts
 from conformance.strategies.arrays import guarded, guarded_table
 from conformance.strategies.backends import Backend
 from conformance.strategies.engines import Own, OwnClass
@@ -287,7 +287,7 @@ def test_results_are_described_by_what_is_compared() -> None:
     case = {"rows": encoder.encode(rows)}
     encoder.seal()
     case["result"] = encoder.encode([Built(rows, type("Fast", (), {})), Built(rows[1:], int)])
-    case = pruned(case, encoder.memories)
+    case = encoder.finish(case)
     decoder, converter = Decoder(case["memories"]), REFERENCE.converter()
     converted = converter.convert(decoder.decode(case["rows"]), "rows")
     first, second = converter.convert(decoder.decode(case["result"]), "result")

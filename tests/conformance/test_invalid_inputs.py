@@ -10,8 +10,8 @@ import pytest
 
 import reference
 from conformance.calls import Call
-from conformance.cases.subjects import contracts
 from conformance.contracts import Contract
+from conformance.functions import contracts
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import changed, in_turn, removed, replaced
 from conformance.invalid_inputs.kinds import (

@@ -25,10 +25,10 @@ from conformance import (
     test_slots,
     test_ubatch,
 )
-from conformance.cases.check import write_case
+from conformance.cases.check import read_case, replay
 from conformance.cases.compared import case_of_failure, check_of
-from conformance.cases.replay import read_case, replay
 from conformance.checks import FAILURES, Check
+from conformance.encoding import write_case
 from conformance.implementations import load_implementation
 from conformance.profiles import Profile
 from conformance.report import Mismatch

@@ -20,12 +20,13 @@ import fast
 from conformance.adapters import Deviation
 from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
-from conformance.cases.replay import replay
-from conformance.cases.subjects import contracts, functions, uncovered
+from conformance.cases.check import replay
+from conformance.functions import contracts
 from conformance.implementations import Implementation
 from conformance.report import Mismatch
 from conformance.targets import TARGETS, Target
 from conformance.vectors import vector_checks
+from conformance.vectors.folder import functions, uncovered
 from tools import vectors
 
 READER = Path(__file__).with_name("read_vectors.py")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from conformance.cases.check import read_json
+from conformance.encoding import read_json
 from conformance.targets import choose_targets
 from tools.fuzz.case_process import CASE_SECONDS, Outcome, try_case
 from tools.fuzz.repository import BisectStep, Commit, Repository

@@ -10,7 +10,7 @@ from typing import Final
 
 from rich.console import Console
 
-from conformance.cases.check import read_json
+from conformance.encoding import read_json
 from conformance.targets import RAISED
 from tools.fuzz import profile
 from tools.fuzz.bisect import bisect

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # it imports what belongs to a commit
-    from conformance.encoding.elements import Json
+    from conformance.encoding import Json
 
 
 def main(text: str) -> None:
@@ -45,8 +45,8 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
     """Import all that the case needs, and return what tries it."""
     import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
 
-    from conformance.cases.replay import replay  # noqa: PLC0415
-    from conformance.cases.subjects import find_contract  # noqa: PLC0415
+    from conformance.cases.check import replay  # noqa: PLC0415
+    from conformance.functions import find_contract  # noqa: PLC0415
     from conformance.implementations import Absent, load_implementation  # noqa: PLC0415
     from conformance.targets import RAISED, choose_targets  # noqa: PLC0415
     from tools.fuzz.failures import key_of  # noqa: PLC0415

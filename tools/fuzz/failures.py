@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from conformance.cases.compared import case_of_failure
-from conformance.encoding.elements import Json
+from conformance.encoding import Json
 from conformance.properties import Check
 from conformance.report import Mismatch
 from conformance.reports.failure import describe_failure, first_line

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from conformance.cases.replay import replay
-from conformance.encoding.elements import Json
+from conformance.cases.check import replay
+from conformance.encoding import Json
 from conformance.targets import RAISED
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS, run_in_child

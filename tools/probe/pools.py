@@ -13,7 +13,7 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.cases.subjects import contracts
+from conformance.functions import contracts
 from conformance.strategies.presets import MINIMAL, REAL
 from conformance.vectors.drawing import drawn
 from tools.probe.calling import Outcome, call_reference

@@ -7,8 +7,8 @@ import inspect
 
 import fast
 import reference
-from conformance.cases.subjects import contracts
 from conformance.contracts import Contract
+from conformance.functions import contracts
 from tools.probe.pools import calls_by_hand
 
 NO_FUNCTIONS = {

@@ -14,9 +14,9 @@ import pytest
 
 import tools.fuzz.bisect
 from conformance.calls import Call
-from conformance.cases.check import read_json
 from conformance.cases.compared import case_of_call
 from conformance.corpus import add_to_corpus
+from conformance.encoding import read_json
 from tools.fuzz import case_process
 from tools.fuzz.bisect import ROOT, BisectResult, bisect, search
 from tools.fuzz.case_process import Outcome, try_case

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from conformance.calls import Arguments, Call
-from conformance.cases.subjects import contracts
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
 from conformance.conversion import Converter
+from conformance.functions import contracts
 from conformance.sessions import construct
 from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE, Target

@@ -1,10 +1,14 @@
-"""JSON that a person can read: what fits on a line is on one."""
+"""Files of cases: JSON in which everything that fits on a line is on one."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from conformance.encoding.elements import Json
+from conformance.encoding.arrays import Json
+
+SCHEMA_VERSION = "1.1"
+"""The version of the format: the first number changes if old readers would misread it."""
 
 WIDTH = 100
 """The longest line, where it can be helped."""
@@ -50,3 +54,28 @@ def _filled(words: list[str], indent: str) -> list[str]:
         else:
             lines[-1] += f", {word}"
     return lines
+
+
+def read_json(path: Path) -> Json:
+    """Return the content of a file of this version of the schema.
+
+    Raises:
+        ValueError: The file is missing, is not JSON, or has another version.
+    """
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    version = read.get("schema_version") if isinstance(read, dict) else None
+    if (
+        not isinstance(version, str)
+        or version.split(".")[0] != SCHEMA_VERSION.split(".", maxsplit=1)[0]
+    ):
+        raise ValueError(f"{path} is of schema {version}, but this is a reader of {SCHEMA_VERSION}")
+    return read
+
+
+def write_case(case: Json, path: Path) -> None:
+    """Write a stored case to a file, which is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")

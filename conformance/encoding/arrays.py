@@ -1,13 +1,16 @@
-"""Numbers as JSON: ints, floats bit for bit, dtypes, NumPy's scalars, the elements of arrays."""
+"""Numbers and arrays as JSON: elements bit for bit, dtypes, and the memory that arrays lie in."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+
+from conformance.aliases import address_of
 
 Json: TypeAlias = Any
 """What `json` reads and writes."""
@@ -179,3 +182,127 @@ def flattened(values: Json, shape: Sequence[int]) -> list[Json]:
     if len(shape) == 1:
         return values
     return [element for row in values for element in flattened(row, shape[1:])]
+
+
+@dataclasses.dataclass(eq=False)
+class Memory:
+    """The memory of some arrays, as it was when the first of them was written.
+
+    Attributes:
+        owner: The array that owns it.
+        content: Its bytes.
+        is_shown: Which of these are in an array whose values are written.
+        is_sealed: Whether arrays that are written from now on do not count as showing it: results
+            that lie in the memory of an argument.
+        nodes: The arrays in it, as JSON.
+    """
+
+    owner: Array
+    content: Array = dataclasses.field(init=False)
+    is_shown: Array = dataclasses.field(init=False)
+    is_sealed: bool = False
+    nodes: list[dict[str, Json]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        flat = self.owner.ravel(order="K")
+        if flat.nbytes != self.owner.nbytes or not _is_dense(self.owner):
+            raise TypeError(f"an array lies in memory of strides {self.owner.strides}")
+        self.content = flat.view(np.uint8).copy()
+        self.is_shown = np.zeros(self.content.size, np.bool_)
+
+    def place(self, array: Array, owner: Array) -> dict[str, Json]:
+        """Return where an array lies in it, and note that it is shown there.
+
+        Args:
+            array: The array.
+            owner: The owner of its memory: `self.owner`, or an implementation's copy of that.
+        """
+        if not array.size:
+            return {"offset_bytes": 0, "strides_bytes": [0] * array.ndim}
+        offset = address_of(array) - address_of(owner)
+        if not self.is_sealed:
+            shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
+            np.ndarray(shape, np.bool_, self.is_shown.data, offset, strides)[...] = True
+        return {"offset_bytes": offset, "strides_bytes": list(array.strides)}
+
+    @property
+    def is_one_array(self) -> bool:
+        """Whether it is the memory of one array alone, in C order: then it need not be written."""
+        [node, *others] = self.nodes
+        dtype = decode_dtype(node["dtype"])
+        if others or dtype != self.owner.dtype or node["offset_bytes"]:
+            return False
+        step, strides = dtype.itemsize, []
+        for length in reversed(node["shape"]):
+            strides.append(step)
+            step *= length
+        # Also the stride of an axis of length 1 is compared: it has made a difference.
+        is_dense = strides[::-1] == node["strides_bytes"]
+        return step == self.owner.nbytes and bool(is_dense or not self.owner.size)
+
+    def encode(self) -> dict[str, Json]:
+        """Return it as JSON: its size, and the bytes that no array shows."""
+        node: dict[str, Json] = {"dtype": encode_dtype(self.owner.dtype), "size": self.owner.size}
+        rest = np.unique(self.content[~self.is_shown])
+        if rest.size == 1:
+            node["filled_with"] = f"0x{int(rest[0]):02x}"
+        elif rest.size:
+            node["values"] = encode_elements(self.content.view(self.owner.dtype))
+        return node
+
+
+def _is_dense(array: Array) -> bool:
+    """Return whether an array's elements stand side by side, in any order of its axes."""
+    size = array.itemsize
+    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
+        if length != 1 and stride != size:
+            return not array.size
+        size *= length
+    return True
+
+
+def decode_memory(node: Json) -> Array:
+    """Return a memory as a vector of its dtype."""
+    dtype = decode_dtype(node["dtype"])
+    if "values" in node:
+        return decode_elements(node["values"], dtype)
+    memory = np.zeros(node["size"], dtype)
+    memory.view(np.uint8).fill(int(node.get("filled_with", "0x00"), 16))
+    return memory
+
+
+def encode_array(array: Array) -> dict[str, Json]:
+    """Return an array's dtype, shape and values as JSON."""
+    return {
+        "dtype": encode_dtype(array.dtype),
+        "shape": list(array.shape),
+        "values": nested(encode_elements(array), array.shape),
+    }
+
+
+def decode_array(node: Json, memories: list[Array]) -> Array:
+    """Return an array in its memory, or in memory of its own.
+
+    Args:
+        node: It, as JSON.
+        memories: The memories of the case, in which its values are then.
+
+    Raises:
+        ValueError: An array that reaches outside its memory.
+    """
+    dtype, shape = decode_dtype(node["dtype"]), tuple(node["shape"])
+    values = decode_elements(flattened(node["values"], shape), dtype).reshape(shape)
+    if "memory" not in node:
+        return values
+    if 0 in shape:
+        nothing: Array = memories[node["memory"]][:0]
+        return nothing.view(dtype).reshape(shape)
+    memory = memories[node["memory"]].view(np.uint8)
+    offset, strides = node["offset_bytes"], tuple(node["strides_bytes"])
+    try:
+        # Of bytes: NumPy gives no buffer of the dtypes that it does not know.
+        array: Array = np.ndarray(shape, dtype, memory, offset, strides)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an array reaches outside memory {node['memory']}: {error}") from error
+    array[...] = values
+    return array
