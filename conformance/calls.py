@@ -15,7 +15,7 @@ Arguments: TypeAlias = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a function, with arguments as `reference` takes them.
+    """One call of a function, with arguments as `reference` takes them; `call[name]` is one.
 
     Attributes:
         function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
@@ -31,6 +31,16 @@ class Call:
     arguments: Arguments
     facts: Any = None
     hints: Arguments = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arguments
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument, or a default if it is not given."""
+        return self.arguments.get(name, default)
 
     def replacing(self, /, **arguments: Any) -> Call:
         """Return the same call with some arguments replaced.

@@ -149,6 +149,24 @@ def _changes(
     return None
 
 
+def check_equal(
+    target: Target, call: Call, expected: object, got: object, path: str = "result"
+) -> None:
+    """Raise `Mismatch` where values of a target differ from the expected ones.
+
+    Args:
+        target: What was called.
+        call: The call that is reported.
+        expected: Arrays, or a tree of them, as `reference` has it.
+        got: Those of the target.
+        path: What they are called in the message.
+    """
+    __tracebackhide__ = True
+    difference = first_difference(expected, got, path, target.device or "cpu")
+    if difference is not None:
+        raise Mismatch(call, target.name, difference)
+
+
 def check_refusal(
     invocation: Invocation,
     invalid: InvalidInput,

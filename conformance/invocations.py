@@ -114,8 +114,18 @@ class Invocation:
             invocation.arguments, invocation.hints = self._copies(call)
             yield invocation
 
+    def answer(self, *, checked: bool = True, seed: int = 0) -> Any:
+        """Call the function as its target does, and return what it returns.
+
+        Args:
+            checked: Whether in checked mode.
+            seed: The order of threads.
+        """
+        with self.target.running(checked=checked, seed=seed):
+            return self.run()
+
     def run(self) -> Any:
-        """Call the function and return what it returns."""
+        """Call the function and return what it returns, inside `Target.running`."""
         if self.variant.follows_idle_step:
             # A step of no tokens may be refused.
             with self.converter.tracker.idle_step(), suppress(ValueError):

@@ -55,8 +55,7 @@ def _chunks(example: Example) -> list[tuple[int, int]]:
 def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> None:
     """Plain attention of the virtual requests is attention under the mask of chunks."""
     for twin in twins(target):
-        with twin.running(checked=True):
-            virtual = as_reference(Invocation(twin, example.call).run())
+        virtual = as_reference(Invocation(twin, example.call).answer())
         cache = PoisonedCache(example.layer)
         cache.remember()
         cache.write(example.batch, virtual.slot_mapping)
@@ -68,12 +67,11 @@ def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> N
     unpadded_layers,
     goals={
         "attention: padding taken off": lambda example: (
-            example.call.arguments["num_actual_tokens"] == example.batch.num_tokens
+            example.call["num_actual_tokens"] == example.batch.num_tokens
             and example.batch.num_actual_tokens > example.batch.num_tokens > 0
         ),
         "attention: requests taken off": lambda example: (
-            example.batch.starts[example.call.arguments["num_actual_reqs"]]
-            < example.batch.num_tokens
+            example.batch.starts[example.call["num_actual_reqs"]] < example.batch.num_tokens
         ),
     },
     presets=PRESETS,
@@ -81,10 +79,9 @@ def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> N
 def test_unpadded_attends_alike(target: Target, example: Example) -> None:
     """The actual tokens attend to what they did in the whole batch; padding to nothing."""
     layer = example.layer
-    num_tokens = layer.batch.starts[example.call.arguments["num_actual_reqs"]]
+    num_tokens = layer.batch.starts[example.call["num_actual_reqs"]]
     for twin in twins(target):
-        with twin.running(checked=True):
-            part = as_reference(Invocation(twin, example.call).run())
+        part = as_reference(Invocation(twin, example.call).answer())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, part.slot_mapping[:num_tokens], slice(0, num_tokens))
@@ -114,7 +111,7 @@ def _num_logits(example: Example) -> list[tuple[int, int]]:
             for i, (logits_tokens, tokens) in enumerate(_num_logits(example))
         ),
         "attention: all rows, by a metadata that comes back": lambda example: (
-            example.call.arguments["common_attn_metadata"].logits_indices_padded is None
+            example.call["common_attn_metadata"].logits_indices_padded is None
         ),
     },
     has_kernel=True,
@@ -124,8 +121,7 @@ def test_fast_prefill_gives_its_rows(target: Target, example: Example) -> None:
     """A layer that reads another's cache computes the same rows with logits as the whole batch."""
     layer, logits_tokens = example.layer, list(example.logits_tokens)
     for twin in twins(target):
-        with twin.running(checked=True):
-            made = as_reference(Invocation(twin, example.call).run())
+        made = as_reference(Invocation(twin, example.call).answer())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, made.slot_mapping)
@@ -139,18 +135,18 @@ def _regions(batch: Batch, threshold: int) -> list[int]:
 
 
 def _is_out_of_order(example: Example) -> bool:
-    is_long = [r > 0 for r in _regions(example.batch, example.call.arguments["decode_threshold"])]
+    is_long = [r > 0 for r in _regions(example.batch, example.call["decode_threshold"])]
     return is_long != sorted(is_long)
 
 
 def _is_near_threshold(example: Example) -> bool:
     """Return whether a decode of several tokens, one more of which were too many, is misplaced."""
-    threshold, lens = example.call.arguments["decode_threshold"], example.batch.query_lens
+    threshold, lens = example.call["decode_threshold"], example.batch.query_lens
     return any(q == threshold > 1 and max(lens[:i], default=0) > q for i, q in enumerate(lens))
 
 
 def _has_prefills_first(example: Example) -> bool:
-    regions = _regions(example.batch, example.call.arguments["decode_threshold"])
+    regions = _regions(example.batch, example.call["decode_threshold"])
     return 1 in regions and 2 in regions[: max(i for i, r in enumerate(regions) if r == 1)]
 
 
@@ -171,11 +167,10 @@ def _has_prefills_first(example: Example) -> bool:
 def test_reordering_permutes_rows(target: Target, example: Example) -> None:
     """Reordered, all decodes first and run apart, each request's rows are what they were."""
     layer, before = example.layer, example.batch
-    threshold = example.call.arguments["decode_threshold"]
+    threshold = example.call["decode_threshold"]
     for twin in twins(target):
         reordering = Invocation(twin, example.call)
-        with twin.running(checked=True):
-            reordering.run()
+        reordering.answer()
         moved = reordering.arguments["input_batch"]
         order = [int(name[1:]) for name in moved.req_ids]
         after = dataclasses.replace(

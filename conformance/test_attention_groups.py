@@ -34,8 +34,7 @@ def _given_to(built: Any) -> Any:
 def test_each_group_attends_to_its_own(target: Target, step: GroupedStep) -> None:
     """Each layer attends over its group's cache as the metadata built for it says."""
     for twin in twins(target):
-        with twin.running(checked=True):
-            built = Invocation(twin, step.call).run()
+        built = Invocation(twin, step.call).answer()
         for g, layer in enumerate(step.layers):
             metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
             cache = PoisonedCache(layer)
@@ -62,13 +61,10 @@ class _Run:
     def __init__(self, twin: Target, model: Model) -> None:
         self.model = model
         made = Invocation(twin, model.call)
-        with twin.running(checked=True):
-            made.run()
+        made.answer()
         context = made.arguments["forward_context"]
         self.groups = made.arguments["kv_cache_config"].kv_cache_groups
-        self.views = {
-            name: context[name].kv_cache[0] for name in model.call.arguments["attn_backends"]
-        }
+        self.views = {name: context[name].kv_cache[0] for name in model.call["attn_backends"]}
         self.may_read: dict[str, Array] = {}
         for view in self.views.values():
             with _host(view) as array:
@@ -81,7 +77,7 @@ class _Run:
     def cache(self, name: str) -> Iterator[PoisonedCache]:
         """Yield the cache that a layer sees, which may be its target's."""
         owner = self.model.shared.get(name, name)
-        backend = self.model.call.arguments["attn_backends"][owner]
+        backend = self.model.call["attn_backends"][owner]
         with _host(self.views[name]) as array:
             memory = in_order_of_axes(array, backend)
             cache = PoisonedCache(self.model.layers[name], memory, self.may_read.get(owner))
@@ -113,7 +109,7 @@ def _splits_blocks(model: Model) -> bool:
 
 
 def _orders_memory(model: Model) -> bool:
-    backends = model.call.arguments["attn_backends"].values()
+    backends = model.call["attn_backends"].values()
     return any(backend.is_three_cycle for backend in backends) and _reads_context(model)
 
 

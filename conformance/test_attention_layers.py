@@ -45,11 +45,11 @@ def test_types_of_attention(target: Target, name: str) -> None:
 
 def _is_own(call: Call) -> bool:
     """Return whether the configuration is an engine's own."""
-    return isinstance(call.arguments["vllm_config"], Own)
+    return isinstance(call["vllm_config"], Own)
 
 
 def _names(call: Call) -> Any:
-    return call.arguments.get("layer_names")
+    return call.get("layer_names")
 
 
 test_get_layers = Contract(
@@ -57,23 +57,23 @@ test_get_layers = Contract(
     get_layers_calls,
     {
         "no layers": lambda call: not call.facts,
-        "all layers by default": lambda call: "layer_names" not in call.arguments,
-        "all layers": lambda call: "layer_names" in call.arguments and _names(call) is None,
+        "all layers by default": lambda call: "layer_names" not in call,
+        "all layers": lambda call: "layer_names" in call and _names(call) is None,
         "no names": lambda call: _names(call) == [] and bool(call.facts),
         "names in another order than the context's": lambda call: (
             bool(_names(call))
             and _names(call) != [name for name in call.facts if name in _names(call)]
         ),
         "a named layer is of another type": lambda call: (
-            call.arguments["layer_type"] is ATTENTION
+            call["layer_type"] is ATTENTION
             and any(call.facts[name].cls in {MIXER, MOE} for name in _names(call) or ())
         ),
         "a layer of a subclass": lambda call: (
-            call.arguments["layer_type"] is ATTENTION
+            call["layer_type"] is ATTENTION
             and any(layer.cls is MLA_ATTENTION for layer in call.facts.values())
         ),
         "a layer of the superclass": lambda call: (
-            call.arguments["layer_type"] is MLA_ATTENTION
+            call["layer_type"] is MLA_ATTENTION
             and any(layer.cls is ATTENTION for layer in call.facts.values())
         ),
         "an engine's own configuration": _is_own,
@@ -88,8 +88,7 @@ test_get_layers = Contract(
 def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
     """Each layer found is the context's object and of the type; every other is of another type."""
     invocation = Invocation(target, call)
-    with target.running():
-        found = invocation.run()
+    found = invocation.answer(checked=False)
     cls = invocation.arguments["layer_type"]
     layers = {
         name: invocation.converter.convert(layer, "layer") for name, layer in call.facts.items()
@@ -116,13 +115,11 @@ test_get_kv_cache_spec = Contract(
         "a layer that is not attention": _kinds("no attention"),
         "one that is none and has a window": _kinds("no attention, with a window"),
         "layers in descending order": lambda call: list(call.facts) != sorted(call.facts),
-        "a scalar type for a dtype": lambda call: isinstance(
-            call.arguments["kv_cache_dtype"], type
-        ),
+        "a scalar type for a dtype": lambda call: isinstance(call["kv_cache_dtype"], type),
         "an engine's own configuration": _is_own,
         "sizes of NumPy's ints": lambda call: any(
             isinstance(layer.attributes.get("num_kv_heads"), np.integer)
-            for layer in context_of(call.arguments["vllm_config"]).values()
+            for layer in context_of(call["vllm_config"]).values()
         ),
     },
     pairs=(("a layer with a window", "a layer that shares and has a window"),),
@@ -134,12 +131,11 @@ test_get_kv_cache_spec = Contract(
 @law("get_kv_cache_spec", get_kv_cache_spec_calls)
 def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
     """Attention layers that share no other's cache have a spec, of a class of one's own choice."""
-    with target.running():
-        found = Invocation(target, call).run()
+    found = Invocation(target, call).answer(checked=False)
     classes = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec"}
     expected = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
     assert list(expected.items()) == [(name, type(spec).__name__) for name, spec in found.items()]
-    layers = context_of(call.arguments["vllm_config"])
+    layers = context_of(call["vllm_config"])
     for name, spec in found.items():
         assert isinstance(spec, target.lookup(expected[name]))  # type: ignore[arg-type]  # a class
         assert layers[name].attributes["sliding_window"] == spec.sliding_window
@@ -185,7 +181,7 @@ test_init_attn_backend = Contract(
         "an engine's own configuration": _is_own,
         "layers in another order than the context's": lambda call: (
             [name for plan in call.facts for name in plan.names]
-            != [n for n in context_of(call.arguments["vllm_config"]) if n.endswith("attn")]
+            != [n for n in context_of(call["vllm_config"]) if n.endswith("attn")]
         ),
     },
     invalid_inputs=INIT_ATTN_BACKEND_INVALID_INPUTS,
@@ -202,8 +198,7 @@ def _has_kind(call: Call, kind: str) -> bool:
 def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> None:
     """Layers have the backend that they name, groups a builder each, sharers one workspace."""
     invocation = Invocation(target, call)
-    with target.running():
-        backends, builders = invocation.run()
+    backends, builders = invocation.answer(checked=False)
     assert len(call.facts) == len({id(builder) for builder in builders}) == len(builders)
     sharing = []
     for plan, builder in zip(call.facts, builders, strict=True):

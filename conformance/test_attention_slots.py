@@ -31,8 +31,7 @@ def _on_rank(step: Batch, rank: int) -> Batch:
 
 def _slots(twin: Target, step: Batch) -> Any:
     """Return a step's slots, as a twin computes them."""
-    with twin.running(checked=True):
-        return as_numpy(Invocation(twin, slots_call(step)).run())
+    return as_numpy(Invocation(twin, slots_call(step)).answer())
 
 
 @law(
@@ -103,8 +102,7 @@ def test_kernel_blocks_are_read_alike(target: Target, layer: Layer) -> None:
         cache.remember()
         cache.write(managers, managers.slot_mapping())
         arguments = {"block_ids": managers.block_table(), "blocks_per_kv_block": n}
-        with twin.running(checked=True):
-            table = as_numpy(Invocation(twin, Call("map_to_kernel_blocks", arguments)).run())
+        table = as_numpy(Invocation(twin, Call("map_to_kernel_blocks", arguments)).answer())
         metadata = dataclasses.replace(managers.metadata(), block_table_tensor=table)
         layer.agree(cache.in_blocks_of(layer).attend(metadata))
 
@@ -140,8 +138,7 @@ def test_local_lengths_attend_to_all(target: Target, layer: Layer) -> None:
         "cp_kv_cache_interleave_size": layout.cp_kv_cache_interleave_size,
     }
     for twin in twins(target):
-        with twin.running(checked=True):
-            lengths = as_numpy(Invocation(twin, Call("get_dcp_local_seq_lens", arguments)).run())
+        lengths = as_numpy(Invocation(twin, Call("get_dcp_local_seq_lens", arguments)).answer())
         states = []
         for rank in range(layout.cp_world_size):
             cache = PoisonedCache(layer)

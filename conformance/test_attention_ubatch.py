@@ -32,7 +32,7 @@ def _attend_in_turn(
 
 
 def _slices(example: Example) -> list[reference.UBatchSlice]:
-    slices: list[reference.UBatchSlice] = example.call.arguments["ubatch_slices"]
+    slices: list[reference.UBatchSlice] = example.call["ubatch_slices"]
     return slices
 
 
@@ -70,8 +70,7 @@ def _pieces(example: Example) -> int:
 def test_micro_batches_concatenate(target: Target, example: Example) -> None:
     """What micro-batches attend to, one after the other, is what the batch does."""
     for twin in twins(target):
-        with twin.running(checked=True):
-            parts = Invocation(twin, example.call).run()
+        parts = Invocation(twin, example.call).answer()
         _attend_in_turn(example.layer, _slices(example), parts)
 
 
@@ -80,10 +79,10 @@ def test_micro_batches_concatenate(target: Target, example: Example) -> None:
     scheduled_layers,
     goals={
         "attention: cut into its own slices": lambda example: (
-            bool(example.call.arguments["split_points"]) and example.layer.reads_context
+            bool(example.call["split_points"]) and example.layer.reads_context
         ),
         "attention: cut into three of its own slices or more": lambda example: (
-            len(example.call.arguments["split_points"]) > 1 and example.layer.reads_context
+            len(example.call["split_points"]) > 1 and example.layer.reads_context
         ),
     },
     presets=PRESETS,
@@ -106,7 +105,7 @@ def test_its_slices_concatenate(target: Target, example: Example) -> None:
 
 def _tokens(example: Example) -> tuple[int, int]:
     """Return the first token of a slice, and the one after its last."""
-    ubatch = example.call.arguments["ubatch_slice"]
+    ubatch = example.call["ubatch_slice"]
     return (ubatch.token_slice.start, ubatch.token_slice.stop) if ubatch else (0, 0)
 
 
@@ -130,8 +129,7 @@ def test_a_slice_attends_to_what_came_before(target: Target, example: Example) -
     if not stop:
         return
     for twin in twins(target):
-        with twin.running(checked=True):
-            part = as_reference(Invocation(twin, example.call).run())
+        part = as_reference(Invocation(twin, example.call).answer())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, layer.batch.slot_mapping(), slice(0, first))

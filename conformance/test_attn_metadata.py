@@ -41,7 +41,7 @@ def _is_longer_behind(call: Call) -> bool:
 
 def _raised(call: Call) -> list[int | None]:
     """Return by how much each bound passes the maximum; None for one that is not given."""
-    given = [call.arguments.get(name) for name in BOUNDS]
+    given = [call.get(name) for name in BOUNDS]
     maxima = [call.facts.maximum(name) for name in BOUNDS]
     return [None if g is None else g - m for g, m in zip(given, maxima, strict=True)]
 
@@ -77,10 +77,10 @@ test_build_attn_metadata = Contract(
         ),
         "bounds above the maxima": lambda call: all(raised for raised in _raised(call)),
         "bounds that are None": lambda call: (
-            "max_seq_len" in call.arguments and _raised(call) == [None, None]
+            "max_seq_len" in call and _raised(call) == [None, None]
         ),
         "an engine's own builders": lambda call: any(
-            builder.cls.is_own for builder in call.arguments["attn_metadata_builders"]
+            builder.cls.is_own for builder in call["attn_metadata_builders"]
         ),
     },
     pairs=(
@@ -108,8 +108,7 @@ test_build_attn_metadata = Contract(
 def test_each_builder_builds_once(target: Target, call: Call) -> None:
     """A group's layers have one object, which its builder built; no two groups have one."""
     invocation = Invocation(target, call)
-    with target.running():
-        found = invocation.run()
+    found = invocation.answer(checked=False)
     assert [name for names in call.facts.names for name in names] == list(found)
     groups = [[found[name] for name in names] for names in call.facts.names]
     assert all(one is built[0] for built in groups for one in built)
@@ -143,8 +142,7 @@ def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:
         name: _real_buffer(target, call.arguments[name]) for name in ("query_start_loc", "seq_lens")
     }
     invocation.arguments.update(buffers)
-    with target.running(checked=True):
-        found = invocation.run()
+    found = invocation.answer()
     _write(buffers["query_start_loc"], [2 * start for start in step.batch.starts])
     _write(buffers["seq_lens"], [2 * length for length in step.batch.seq_lens])
     for names in step.names:

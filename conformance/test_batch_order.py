@@ -28,7 +28,7 @@ from conformance.targets import Target
 
 
 def _threshold(call: Call) -> int:
-    found: int = call.arguments.get("decode_threshold", 1)
+    found: int = call.get("decode_threshold", 1)
     return found
 
 
@@ -48,7 +48,7 @@ test_split_decodes_and_prefills = Contract(
         "a decode after a prefill": lambda call: any(
             0 < q <= _threshold(call) for q in call.facts.query_lens[_first_long(call) :]
         ),
-        "uniform is required": lambda call: bool(call.arguments.get("require_uniform")),
+        "uniform is required": lambda call: bool(call.get("require_uniform")),
         "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
         "a query length is one more": lambda call: _threshold(call) + 1 in call.facts.query_lens,
         "the first request has no tokens": lambda call: call.facts.query_lens[:1] == (0,),
@@ -135,7 +135,7 @@ def _observed(arguments: Any) -> dict[str, Any]:
 
 
 def _scheduled(call: Call) -> Any:
-    return call.arguments["scheduler_output"].num_scheduled_tokens.values()
+    return call["scheduler_output"].num_scheduled_tokens.values()
 
 
 def _misplaced(call: Call) -> int:
@@ -147,18 +147,16 @@ test_reorder = Contract(
     "reorder_batch_to_split_decodes_and_prefills",
     reorder_calls,
     {
-        "no requests": lambda call: not call.arguments["input_batch"].req_ids,
-        "already in order": lambda call: (
-            _misplaced(call) == 0 < len(call.arguments["input_batch"].req_ids)
-        ),
+        "no requests": lambda call: not call["input_batch"].req_ids,
+        "already in order": lambda call: _misplaced(call) == 0 < len(call["input_batch"].req_ids),
         "two change places": lambda call: _misplaced(call) == 2,
         "two requests change places": lambda call: (
-            _misplaced(call) == 2 == len(call.arguments["input_batch"].req_ids)
+            _misplaced(call) == 2 == len(call["input_batch"].req_ids)
         ),
         "three or more are misplaced": lambda call: _misplaced(call) > 2,
-        "four regions": lambda call: call.arguments.get("regions") == 4,
+        "four regions": lambda call: call.get("regions") == 4,
         "every region of three": lambda call: (
-            call.arguments.get("regions", 3) == 3 and len(set(regions_of(call))) == 3
+            call.get("regions", 3) == 3 and len(set(regions_of(call))) == 3
         ),
         "every region of four": lambda call: len(set(regions_of(call))) == 4,
         "tokens at the threshold": lambda call: _threshold(call) in _scheduled(call),
@@ -191,12 +189,11 @@ def _cycles(order: list[int]) -> int:
 @law("reorder_batch_to_split_decodes_and_prefills", reorder_calls)
 def test_reordering_changes_as_little_as_possible(target: Target, call: Call) -> None:
     """Regions do not decrease, who stands right stays, and no swap is one too many."""
-    before = list(call.arguments["input_batch"].req_ids)
+    before = list(call["input_batch"].req_ids)
     expected = sorted(regions_of(call))
     region = dict(zip(before, regions_of(call), strict=True))
     invocation = Invocation(target, call)
-    with target.running(checked=True):
-        moved = invocation.run()
+    moved = invocation.answer()
     batch = invocation.arguments["input_batch"]
     assert sorted(batch.req_ids) == sorted(before)
     assert [region[name] for name in batch.req_ids] == expected
@@ -219,18 +216,16 @@ def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
     after = in_order(call.facts, made_order(target, call))
     arguments = {
         "common_attn_metadata": after.metadata(),
-        "decode_threshold": call.arguments["decode_threshold"],
+        "decode_threshold": call["decode_threshold"],
     }
-    with target.running(checked=True):
-        decodes = Invocation(target, Call("split_decodes_and_prefills", arguments)).run()[0]
+    decodes = Invocation(target, Call("split_decodes_and_prefills", arguments)).answer()[0]
     assert decodes == regions_of(call).count(0)
 
 
 @law("split_decodes_and_prefills", split_decodes_and_prefills_calls)
 def test_two_kinds_add_up(target: Target, call: Call) -> None:
     """Requests and tokens of the two kinds sum to the batch, and decodes hold only short ones."""
-    with target.running(checked=True):
-        decodes, prefills, decode_tokens, prefill_tokens = Invocation(target, call).run()
+    decodes, prefills, decode_tokens, prefill_tokens = Invocation(target, call).answer()
     assert decodes + prefills == call.facts.num_reqs
     assert decode_tokens + prefill_tokens == call.facts.num_actual_tokens
     assert all(q <= _threshold(call) for q in call.facts.query_lens[:decodes])
@@ -239,8 +234,7 @@ def test_two_kinds_add_up(target: Target, call: Call) -> None:
 @law("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
 def test_three_kinds_add_up(target: Target, call: Call) -> None:
     """Requests and tokens of the three kinds sum to the batch; the first prefill is new."""
-    with target.running(checked=True):
-        answer = Invocation(target, call).run()
+    answer = Invocation(target, call).answer()
     assert sum(answer[:3]) == call.facts.num_reqs
     assert sum(answer[3:]) == call.facts.num_actual_tokens
     first_prefill = answer[0] + answer[1]

@@ -29,7 +29,7 @@ from conformance.targets import REFERENCE, Target
 test_multiple_of = Contract(
     "MultipleOf",
     multiple_of_calls,
-    {"past 2**31": lambda call: call.arguments["base"] >= 2**31},
+    {"past 2**31": lambda call: call["base"] >= 2**31},
     invalid_inputs=MULTIPLE_OF_INVALID_INPUTS,
 )
 
@@ -37,7 +37,7 @@ test_multiple_of = Contract(
 @law("MultipleOf", multiple_of_calls)
 def test_multiples_are_values(target: Target, call: Call) -> None:
     """Two of one base are one to a set; another base, and the int itself, are not."""
-    base = call.arguments["base"]
+    base = call["base"]
     multiple_of = target.lookup("MultipleOf")
     assert {multiple_of(base), multiple_of(base)} == {multiple_of(base)}
     assert multiple_of(base) != multiple_of(base + 1)
@@ -47,7 +47,7 @@ def test_multiples_are_values(target: Target, call: Call) -> None:
 def _listed(call: Call) -> list[list[Any]]:
     """Return what each backend lists, with ints as Python's."""
     found = []
-    for group in call.arguments["attn_groups"]:
+    for group in call["attn_groups"]:
         answer = group.backend.methods.get("get_supported_kernel_block_sizes")
         entries = answer() if answer else group.backend.supported
         found.append([e if isinstance(e, reference.MultipleOf) else int(e) for e in entries])
@@ -62,13 +62,13 @@ def _supports(listed: list[Any], size: int) -> bool:
 
 
 def _answers_itself(call: Call) -> bool:
-    size = call.arguments["kv_manager_block_size"]
+    size = call["kv_manager_block_size"]
     return all(_supports(listed, size) for listed in _listed(call))
 
 
 def _candidates(call: Call) -> list[int]:
     """Return the divisors of the manager's size that all backends support."""
-    size = call.arguments["kv_manager_block_size"]
+    size = call["kv_manager_block_size"]
     return [d for d in divisors(size) if all(_supports(listed, d) for listed in _listed(call))]
 
 
@@ -85,15 +85,15 @@ test_select_common_block_size = Contract(
     "select_common_block_size",
     select_calls,
     {
-        "no groups": lambda call: not call.arguments["attn_groups"],
+        "no groups": lambda call: not call["attn_groups"],
         "the manager's size, as a multiple": lambda call: (
-            bool(call.arguments["attn_groups"])
+            bool(call["attn_groups"])
             and _answers_itself(call)
-            and any(call.arguments["kv_manager_block_size"] not in one for one in _listed(call))
+            and any(call["kv_manager_block_size"] not in one for one in _listed(call))
         ),
         "the manager's size, listed by all": lambda call: (
-            bool(call.arguments["attn_groups"])
-            and all(call.arguments["kv_manager_block_size"] in one for one in _listed(call))
+            bool(call["attn_groups"])
+            and all(call["kv_manager_block_size"] in one for one in _listed(call))
         ),
         "a smaller size": lambda call: not _answers_itself(call),
         "a smaller size that one lists and another has as a multiple": lambda call: (
@@ -105,24 +105,22 @@ test_select_common_block_size = Contract(
         ),
         "a base that would do, were it an int": lambda call: (
             not _answers_itself(call)
-            and any(
-                call.arguments["kv_manager_block_size"] % base == 0 for base in _multiples(call)
-            )
+            and any(call["kv_manager_block_size"] % base == 0 for base in _multiples(call))
         ),
         "a greater size that does not divide": lambda call: (
             not _answers_itself(call)
             and any(
-                call.arguments["kv_manager_block_size"] % entry != 0
+                call["kv_manager_block_size"] % entry != 0
                 for one in _listed(call)
                 for entry in one
                 if isinstance(entry, int) and entry > max(_candidates(call))
             )
         ),
         "a backend that is an instance": lambda call: any(
-            group.backend.is_instance for group in call.arguments["attn_groups"]
+            group.backend.is_instance for group in call["attn_groups"]
         ),
         "NumPy's ints in a tuple": lambda call: any(
-            group.backend.methods for group in call.arguments["attn_groups"]
+            group.backend.methods for group in call["attn_groups"]
         ),
     },
     invalid_inputs=SELECT_INVALID_INPUTS,
@@ -133,7 +131,7 @@ test_select_common_block_size = Contract(
 @law("select_common_block_size", select_calls)
 def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> None:
     """It divides the manager's, all support it, and no greater listed int would do."""
-    size = call.arguments["kv_manager_block_size"]
+    size = call["kv_manager_block_size"]
     answer = Invocation(target, call).run()
     assert size % answer == 0
     assert all(_supports(listed, answer) for listed in _listed(call))
@@ -146,7 +144,7 @@ def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> N
 @law("select_common_block_size", select_calls)
 def test_order_and_repeats_do_not_matter(target: Target, call: Call) -> None:
     """Groups in another order, or twice, or with one that takes everything, choose the same."""
-    groups = call.arguments["attn_groups"]
+    groups = call["attn_groups"]
     answer = Invocation(target, call).run()
     anything = SimpleNamespace(backend=Backend(supported=[reference.MultipleOf(1)]))
     for others in ([*reversed(groups)], groups * 2, [*groups, anything]):
@@ -154,12 +152,12 @@ def test_order_and_repeats_do_not_matter(target: Target, call: Call) -> None:
 
 
 def _kinds(call: Call) -> list[str]:
-    config = call.arguments["kv_cache_config"]
+    config = call["kv_cache_config"]
     return [kind_of(group.kv_cache_spec) for group in config.kv_cache_groups]
 
 
 def _uniform(call: Call) -> list[Any]:
-    groups = call.arguments["kv_cache_config"].kv_cache_groups
+    groups = call["kv_cache_config"].kv_cache_groups
     found = [group.kv_cache_spec for group in groups]
     return [spec for spec in found if isinstance(spec, reference.UniformTypeKVCacheSpecs)]
 
@@ -190,18 +188,14 @@ test_prepare_kernel_block_sizes = Contract(
         "a uniform group of attention and Mamba": lambda call: any(
             map(_second_kind_differs, _uniform(call))
         ),
-        "fewer lists than groups": lambda call: (
-            len(call.arguments["attn_groups"]) < len(_kinds(call))
-        ),
-        "more lists than groups": lambda call: (
-            len(call.arguments["attn_groups"]) > len(_kinds(call))
-        ),
+        "fewer lists than groups": lambda call: len(call["attn_groups"]) < len(_kinds(call)),
+        "more lists than groups": lambda call: len(call["attn_groups"]) > len(_kinds(call)),
         "a kernel's size below the manager's": lambda call: any(
             size < group.kv_cache_spec.block_size
             for group, size in zip(
                 [
                     group
-                    for group in call.arguments["kv_cache_config"].kv_cache_groups
+                    for group in call["kv_cache_config"].kv_cache_groups
                     if kind_of(group.kv_cache_spec) != "EncoderOnlyAttentionSpec"
                 ],
                 _reference_answer(call),
@@ -225,9 +219,7 @@ def test_kernel_blocks_make_whole_blocks(target: Target, call: Call) -> None:
     answer = Invocation(target, call).run()
     groups = [
         group.kv_cache_spec
-        for group, kind in zip(
-            call.arguments["kv_cache_config"].kv_cache_groups, _kinds(call), strict=True
-        )
+        for group, kind in zip(call["kv_cache_config"].kv_cache_groups, _kinds(call), strict=True)
         if kind != "EncoderOnlyAttentionSpec"
     ]
     for spec, size in zip(groups, answer, strict=True):

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
-from conformance.comparison import first_difference, torch_dtype
-from conformance.evaluation import exception_of, is_named
+from conformance.comparison import torch_dtype
+from conformance.evaluation import check_equal, exception_of, is_named
 from conformance.implementations import is_of_fast
 from conformance.properties import law
-from conformance.report import Mismatch
 from conformance.strategies.buffers import NO_NUMPY, Copies, copies
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
@@ -77,9 +76,8 @@ def test_buffers_copy(target: Target, example: Copies) -> None:
     What a caller writes into what a copy returned is in that half, and is copied back.
     """
     with target.running(checked=True):
-        difference = first_difference(_play(REFERENCE, example), _play(target, example))
-    if difference is not None:
-        raise Mismatch(Call("CpuGpuBuffer", vars(example)), target.name, difference)
+        expected, got = _play(REFERENCE, example), _play(target, example)
+    check_equal(target, Call("CpuGpuBuffer", vars(example)), expected, got)
 
 
 @law("CpuGpuBuffer", copies)

@@ -98,7 +98,7 @@ def test_a_class_says_which_graphs_it_supports(target: Target, support: str | No
 def _wishes(call: Call) -> tuple[bool, bool]:
     """Return whether drafts count as decodes, and whether context-parallel ranks bear them."""
     names = ("supports_spec_as_decode", "supports_dcp_with_varlen")
-    with_drafts, with_varlen = (bool(call.arguments.get(name)) for name in names)
+    with_drafts, with_varlen = (bool(call.get(name)) for name in names)
     return with_drafts, with_varlen
 
 
@@ -116,7 +116,7 @@ test_init_reorder_batch_threshold = Contract(
         "all defaults": lambda call: len(call.arguments) == 1,
         "no order": lambda call: call.facts.threshold is None,
         "no order, and no configuration": lambda call: (
-            call.facts.threshold is None and _lacks_all(call.arguments["self"].vllm_config)
+            call.facts.threshold is None and _lacks_all(call["self"].vllm_config)
         ),
         "drafts raise the threshold": _raises,
         "drafts are not to": lambda call: bool(call.facts.num_drafts) and not _wishes(call)[0],
@@ -130,9 +130,7 @@ test_init_reorder_batch_threshold = Contract(
         "no number of drafts": lambda call: _wishes(call)[0] and call.facts.num_drafts is None,
         "ranks that take one token": lambda call: call.facts.num_ranks > 1 and not _wishes(call)[1],
         "ranks that take several": lambda call: call.facts.num_ranks > 1 and _wishes(call)[1],
-        "an engine's own configuration": lambda call: isinstance(
-            call.arguments["self"].vllm_config, Own
-        ),
+        "an engine's own configuration": lambda call: isinstance(call["self"].vllm_config, Own),
     },
     pairs=(
         ("drafts raise the threshold", "ranks that take one token"),
@@ -153,8 +151,7 @@ def _lacks_all(config: Any) -> bool:
 def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
     """It lies between 1 and what was wished or drafted, and its class keeps its own."""
     invocation = Invocation(target, call)
-    with target.running():
-        assert invocation.run() is None
+    assert invocation.answer(checked=False) is None
     builder, wish = invocation.arguments["self"], call.facts
     found = builder.reorder_batch_threshold
     assert type(builder).reorder_batch_threshold is None
@@ -178,7 +175,7 @@ test_build_for_drafting = Contract(
     build_for_drafting_calls,
     {
         **of_batch("no requests"),
-        "a later step of the draft": lambda call: call.arguments["draft_index"] > 0,
+        "a later step of the draft": lambda call: call["draft_index"] > 0,
     },
     compares_views=True,
 )
@@ -188,7 +185,7 @@ test_use_cascade_attention = Contract(
     f"{BUILDER}.use_cascade_attention",
     use_cascade_attention_calls,
     {
-        "a common prefix": lambda call: bool(call.arguments.get("common_prefix_len")),
+        "a common prefix": lambda call: bool(call.get("common_prefix_len")),
         "nothing is known": lambda call: len(call.arguments) == 1,
     },
 )
@@ -200,11 +197,11 @@ test_create_with_metadata_builders = Contract(
     "AttentionGroup.create_with_metadata_builders",
     create_group_calls,
     {
-        "one builder by default": lambda call: "num_metadata_builders" not in call.arguments,
-        "several builders": lambda call: call.arguments.get("num_metadata_builders", 1) > 1,
-        "no layers": lambda call: not call.arguments["layer_names"],
-        "an engine's own builders": lambda call: call.arguments["backend"].builder.is_own,
-        "an engine's own backend": lambda call: call.arguments["backend"].is_own,
+        "one builder by default": lambda call: "num_metadata_builders" not in call,
+        "several builders": lambda call: call.get("num_metadata_builders", 1) > 1,
+        "no layers": lambda call: not call["layer_names"],
+        "an engine's own builders": lambda call: call["backend"].builder.is_own,
+        "an engine's own backend": lambda call: call["backend"].is_own,
     },
     invalid_inputs=CREATE_GROUP_INVALID_INPUTS,
     compares_views=True,
@@ -216,8 +213,7 @@ test_create_with_metadata_builders = Contract(
 def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     """A group's builders are different objects, all of its backend's class."""
     invocation = Invocation(target, call)
-    with target.running():
-        group = invocation.run()
+    group = invocation.answer(checked=False)
     backend, builders = invocation.arguments["backend"], group.metadata_builders
     assert backend is group.backend
     assert invocation.arguments.get("num_metadata_builders", 1) == len({id(b) for b in builders})
@@ -246,11 +242,10 @@ test_get_metadata_builder = Contract(
     "AttentionGroup.get_metadata_builder",
     get_metadata_builder_calls,
     {
-        "the first by default": lambda call: "ubatch_id" not in call.arguments,
-        "one that is not the first": lambda call: call.arguments.get("ubatch_id", 0) > 0,
+        "the first by default": lambda call: "ubatch_id" not in call,
+        "one that is not the first": lambda call: call.get("ubatch_id", 0) > 0,
         "the first of several, by number": lambda call: (
-            call.arguments.get("ubatch_id") == 0
-            and len(call.arguments["self"].metadata_builders) > 1
+            call.get("ubatch_id") == 0 and len(call["self"].metadata_builders) > 1
         ),
     },
     invalid_inputs=GET_METADATA_BUILDER_INVALID_INPUTS,

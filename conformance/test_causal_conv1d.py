@@ -43,7 +43,7 @@ test_compute_causal_conv1d_metadata = Contract(
         ),
         "as many programs as the least room": lambda call: _programs(call) == 1024,
         "more programs than the least room": lambda call: _programs(call) > 1024,
-        "strided starts": lambda call: call.arguments["query_start_loc_p"].strides[0] > 4,
+        "strided starts": lambda call: call["query_start_loc_p"].strides[0] > 4,
         "the starts are on the CPU too": lambda call: bool(call.hints),
     },
     pairs=(("strided starts", "more programs than the least room"),),

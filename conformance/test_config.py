@@ -7,9 +7,8 @@ from typing import Any
 
 import reference
 from conformance.calls import Call
-from conformance.comparison import first_difference
+from conformance.evaluation import check_equal
 from conformance.properties import Check, law
-from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.targets import REFERENCE, Target
 
@@ -29,9 +28,7 @@ def _holds_what_it_is_given(function: str) -> Check:
     def holds_what_it_is_given(target: Target, given: set[str]) -> None:
         """It holds what it is given, by name alone, and what reference holds otherwise."""
         ours, theirs = (_made(twin, function, names, given) for twin in (REFERENCE, target))
-        difference = first_difference(ours, theirs, function)
-        if difference is not None:
-            raise Mismatch(Call(function, dict.fromkeys(sorted(given))), target.name, difference)
+        check_equal(target, Call(function, dict.fromkeys(sorted(given))), ours, theirs, function)
 
     return holds_what_it_is_given
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict
 from conformance.contracts import Contract
+from conformance.evaluation import check_equal
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
@@ -25,7 +26,7 @@ from conformance.targets import REFERENCE, Target
 
 
 def _kind(call: Call) -> str:
-    builder = call.arguments["underlying_attn_backend"].builder
+    builder = call["underlying_attn_backend"].builder
     return str(builder.kind)
 
 
@@ -42,14 +43,10 @@ test_create_fast_prefill_custom_backend = Contract(
     "create_fast_prefill_custom_backend",
     create_backend_calls,
     {
-        "no prefix": lambda call: call.arguments["prefix"] == "",
-        "an engine's own backend": lambda call: call.arguments["underlying_attn_backend"].is_own,
-        "a backend with a metaclass": lambda call: (
-            call.arguments["underlying_attn_backend"].is_alike
-        ),
-        "an engine's own builders": lambda call: (
-            call.arguments["underlying_attn_backend"].builder.is_own
-        ),
+        "no prefix": lambda call: call["prefix"] == "",
+        "an engine's own backend": lambda call: call["underlying_attn_backend"].is_own,
+        "a backend with a metaclass": lambda call: call["underlying_attn_backend"].is_alike,
+        "an engine's own builders": lambda call: call["underlying_attn_backend"].builder.is_own,
     },
     invalid_inputs=CREATE_BACKEND_INVALID_INPUTS,
 )
@@ -103,7 +100,7 @@ class _Built:
             and call.facts.metadata.max_query_len > 1
         ),
         "builders that cannot build fast": lambda call: (
-            not call.arguments["underlying_attn_backend"].builder.knows_fast_build
+            not call["underlying_attn_backend"].builder.knows_fast_build
         ),
         "to be built fast": lambda call: call.facts.fast_build is True,
         "called by position": lambda call: call.facts.is_positional,
@@ -113,9 +110,7 @@ def test_its_builders_build_for_the_logits_tokens(target: Target, call: Call) ->
     """The result is what the underlying builder builds for the tokens with logits, plus fields."""
     both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]
     expected, got = (built.describe() for built in both)
-    difference = first_difference(expected, got, "built", target.device or "cpu")
-    if difference is not None:
-        raise Mismatch(call, target.name, difference)
+    check_equal(target, call, expected, got, "built")
     for built in both:
         given, underlying, metadata = built.given, built.underlying, built.metadata
         protocol: Any = built.invocation.target.lookup("KVSharingFastPrefillMetadata")
@@ -158,7 +153,7 @@ def test_its_classes_are_made_once(target: Target, call: Call) -> None:
     """The same backend again is the same class; so are its builders' and what these build."""
     built = _Built(Invocation(target, call))
     base = built.invocation.arguments["underlying_attn_backend"]
-    create, prefix = target.lookup(call.function), call.arguments["prefix"]
+    create, prefix = target.lookup(call.function), call["prefix"]
     assert create(prefix, base) is built.backend
     assert create(f"Other{prefix}", base) is not built.backend
     cls = built.backend.get_builder_cls()
@@ -177,10 +172,10 @@ def test_its_classes_are_made_once(target: Target, call: Call) -> None:
 @law("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
 def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> None:
     """`build_for_cudagraph_capture` and `build_for_drafting` go through `build`."""
-    if call.arguments["underlying_attn_backend"].builder.is_own:
+    if call["underlying_attn_backend"].builder.is_own:
         return
     built = _Built(Invocation(target, call))
-    is_fast = call.arguments["underlying_attn_backend"].builder.knows_fast_build
+    is_fast = call["underlying_attn_backend"].builder.knows_fast_build
     with target.running():
         found = [built.builder.build_for_cudagraph_capture(built.metadata)]
         if is_fast:

@@ -21,37 +21,34 @@ def _integers(name: str) -> list[str]:
 
 
 def _modules(call: Call) -> int:
-    return call.arguments.get("num_attn_module", 1) or 1
+    return call.get("num_attn_module", 1) or 1
 
 
 test_extract_layer_index = Contract(
     "extract_layer_index",
     extract_calls,
     {
-        "one integer": lambda call: (
-            len(_integers(call.arguments["layer_name"])) == 1 and _modules(call) == 1
-        ),
+        "one integer": lambda call: len(_integers(call["layer_name"])) == 1 and _modules(call) == 1,
         "one integer, several modules": lambda call: (
-            len(_integers(call.arguments["layer_name"])) == 1
+            len(_integers(call["layer_name"])) == 1
             and _modules(call) > 1
-            and "attn" in call.arguments["layer_name"]
+            and "attn" in call["layer_name"]
         ),
-        "two integers": lambda call: len(_integers(call.arguments["layer_name"])) == 2,
+        "two integers": lambda call: len(_integers(call["layer_name"])) == 2,
         "several modules, and no attention": lambda call: (
-            _modules(call) > 1 and "attn" not in call.arguments["layer_name"]
+            _modules(call) > 1 and "attn" not in call["layer_name"]
         ),
         "digits that are not ASCII's": lambda call: any(
-            part.isdigit() and not part.isascii()
-            for part in call.arguments["layer_name"].split(".")
+            part.isdigit() and not part.isascii() for part in call["layer_name"].split(".")
         ),
         "what int() takes, and is no digits": lambda call: bool(
-            {"-1", "+3", "1_0", " 4", "7\n"} & set(call.arguments["layer_name"].split("."))
+            {"-1", "+3", "1_0", " 4", "7\n"} & set(call["layer_name"].split("."))
         ),
         "an integer with zeros before it": lambda call: any(
-            part.startswith("00") for part in _integers(call.arguments["layer_name"])
+            part.startswith("00") for part in _integers(call["layer_name"])
         ),
-        "empty components": lambda call: "" in call.arguments["layer_name"].split("."),
-        "modules are None": lambda call: call.arguments.get("num_attn_module", 1) is None,
+        "empty components": lambda call: "" in call["layer_name"].split("."),
+        "modules are None": lambda call: call.get("num_attn_module", 1) is None,
     },
     invalid_inputs=EXTRACT_INVALID_INPUTS,
 )
@@ -62,7 +59,7 @@ def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
     """Components that are not integers change no index, wherever they stand."""
     index = Invocation(target, call).run()
     assert type(index) is int
-    parts = call.arguments["layer_name"].split(".")
+    parts = call["layer_name"].split(".")
     for other in ("²", "mixer", "", "1_0", "a1"):
         for place in (0, len(parts)):
             name = ".".join([*parts[:place], other, *parts[place:]])
@@ -90,13 +87,13 @@ def bound(arguments: Mapping[str, Any]) -> object:
 
 def _indices(call: Call) -> list[int]:
     modules = _modules(call)
-    return [reference.extract_layer_index(name, modules) for name in call.arguments["kv_caches"]]
+    return [reference.extract_layer_index(name, modules) for name in call["kv_caches"]]
 
 
 def _is_split(call: Call) -> bool:
     """Return whether layers of one index stand apart, and not in the order of their names."""
     indices = _indices(call)
-    names = list(call.arguments["kv_caches"])
+    names = list(call["kv_caches"])
     return any(
         a == b and first > second
         for i, (a, first) in enumerate(zip(indices, names, strict=True))
@@ -108,7 +105,7 @@ test_bind_kv_cache = Contract(
     "bind_kv_cache",
     bind_calls,
     {
-        "no caches": lambda call: not call.arguments["kv_caches"],
+        "no caches": lambda call: not call["kv_caches"],
         "caches out of order": lambda call: _indices(call) != sorted(_indices(call)),
         "layers of one index": lambda call: len(set(_indices(call))) < len(_indices(call)),
         "layers of one index, not by name": _is_split,
@@ -117,18 +114,16 @@ test_bind_kv_cache = Contract(
         ),
         "several modules": lambda call: _modules(call) > 1,
         "a layer without a cache": lambda call: (
-            len(call.arguments["forward_context"]) > len(call.arguments["kv_caches"])
+            len(call["forward_context"]) > len(call["kv_caches"])
         ),
         "a layer that had another cache": lambda call: any(
-            call.arguments["forward_context"][name].kv_cache == ["an old cache"]
-            for name in call.arguments["kv_caches"]
+            call["forward_context"][name].kv_cache == ["an old cache"] for name in call["kv_caches"]
         ),
         "a cache that is a list of states": lambda call: any(
-            isinstance(cache, list) for cache in call.arguments["kv_caches"].values()
+            isinstance(cache, list) for cache in call["kv_caches"].values()
         ),
         "two layers with one cache": lambda call: (
-            len({id(cache) for cache in call.arguments["kv_caches"].values()})
-            < len(call.arguments["kv_caches"])
+            len({id(cache) for cache in call["kv_caches"].values()}) < len(call["kv_caches"])
         ),
     },
     invalid_inputs=BIND_INVALID_INPUTS,
@@ -161,4 +156,4 @@ def test_caches_stand_in_layer_order(target: Target, call: Call) -> None:
         holders.append(context[name].kv_cache)
     assert len({id(holder) for holder in holders}) == len(holders)
     for name in context.keys() - caches.keys():
-        assert call.arguments["forward_context"][name].kv_cache == context[name].kv_cache
+        assert call["forward_context"][name].kv_cache == context[name].kv_cache

@@ -126,10 +126,10 @@ test_init_kv_cache = Contract(
     init_calls,
     {
         **GOALS,
-        "kernel block sizes": lambda call: call.arguments.get("kernel_block_sizes") is not None,
+        "kernel block sizes": lambda call: call.get("kernel_block_sizes") is not None,
         "several attention modules": lambda call: call.facts.num_attn_module > 1,
         "layers that have no cache": lambda call: (
-            len(call.arguments["forward_context"]) > len(call.facts.layers)
+            len(call["forward_context"]) > len(call.facts.layers)
         ),
     },
     invalid_inputs=INIT_INVALID_INPUTS,

@@ -49,7 +49,7 @@ def _of_dtypes(dtype: Callable[[Call], object]) -> Goals:
 
 
 def _given(name: str) -> Callable[[Call], Any]:
-    return lambda call: call.arguments.get(name)
+    return lambda call: call.get(name)
 
 
 test_attention_specs = Contract(
@@ -58,11 +58,11 @@ test_attention_specs = Contract(
     {
         **one_for_each(("KVCacheSpec", *ATTENTION), class_of),
         **_of_dtypes(_given("dtype")),
-        "a scalar type for a dtype": lambda call: isinstance(call.arguments.get("dtype"), type),
+        "a scalar type for a dtype": lambda call: isinstance(call.get("dtype"), type),
         "a window of full attention": lambda call: (
-            class_of(call) in FULL and call.arguments.get("sliding_window") is not None
+            class_of(call) in FULL and call.get("sliding_window") is not None
         ),
-        "no window of full attention": lambda call: call.arguments.get("sliding_window", 0) is None,
+        "no window of full attention": lambda call: call.get("sliding_window", 0) is None,
         "a number past 2**31": lambda call: (
             max(v for v in call.arguments.values() if isinstance(v, int)) >= 2**31
         ),
@@ -75,16 +75,16 @@ test_mamba_specs = Contract(
     "MambaSpec",
     constructor_calls("MambaSpec"),
     {
-        "shapes are lists": lambda call: isinstance(call.arguments["shapes"], list),
-        "a shape of no axes": lambda call: () in tuple(map(tuple, call.arguments["shapes"])),
-        "states of several dtypes": lambda call: len(set(call.arguments["dtypes"])) > 1,
-        "padded": lambda call: (call.arguments.get("page_size_padded") or 0) > 0,
+        "shapes are lists": lambda call: isinstance(call["shapes"], list),
+        "a shape of no axes": lambda call: () in tuple(map(tuple, call["shapes"])),
+        "states of several dtypes": lambda call: len(set(call["dtypes"])) > 1,
+        "padded": lambda call: (call.get("page_size_padded") or 0) > 0,
         "padded by nothing": lambda call: (
-            call.arguments.get("page_size_padded")
+            call.get("page_size_padded")
             == reference.MambaSpec(**{**call.arguments, "page_size_padded": None}).page_size_bytes
         ),
-        "scalar types for dtypes": lambda call: isinstance(call.arguments["dtypes"][0], type),
-        "no speculative blocks": lambda call: call.arguments.get("num_speculative_blocks") == 0,
+        "scalar types for dtypes": lambda call: isinstance(call["dtypes"][0], type),
+        "no speculative blocks": lambda call: call.get("num_speculative_blocks") == 0,
     },
     invalid_inputs=MAMBA_INVALID_INPUTS,
 )
@@ -94,10 +94,10 @@ test_uniform_specs = Contract(
     "UniformTypeKVCacheSpecs",
     constructor_calls(UNIFORM),
     {
-        "several specs": lambda call: len(call.arguments["kv_cache_specs"]) > 1,
+        "several specs": lambda call: len(call["kv_cache_specs"]) > 1,
         **one_for_each(
             UNIFORM_FIELD,
-            lambda call: type(next(iter(call.arguments["kv_cache_specs"].values()))).__name__,
+            lambda call: type(next(iter(call["kv_cache_specs"].values()))).__name__,
         ),
     },
     invalid_inputs=UNIFORM_INVALID_INPUTS,
@@ -111,16 +111,12 @@ test_page_size_bytes = Contract(
     page_size_calls,
     {
         **one_for_each((*ATTENTION, "MambaSpec", UNIFORM), class_of),
-        **_of_dtypes(lambda call: getattr(call.arguments["self"], "dtype", None)),
-        "fp8_ds_mla": lambda call: (
-            getattr(call.arguments["self"], "cache_dtype_str", None) == "fp8_ds_mla"
-        ),
+        **_of_dtypes(lambda call: getattr(call["self"], "dtype", None)),
+        "fp8_ds_mla": lambda call: getattr(call["self"], "cache_dtype_str", None) == "fp8_ds_mla",
         "another cache format": lambda call: (
-            getattr(call.arguments["self"], "cache_dtype_str", None) in {"auto", "fp8"}
+            getattr(call["self"], "cache_dtype_str", None) in {"auto", "fp8"}
         ),
-        "a padded page": lambda call: (
-            getattr(call.arguments["self"], "page_size_padded", None) is not None
-        ),
+        "a padded page": lambda call: getattr(call["self"], "page_size_padded", None) is not None,
     },
     invalid_inputs=PAGE_SIZE_INVALID_INPUTS,
 )
@@ -128,12 +124,12 @@ test_page_size_bytes = Contract(
 
 def _config(call: Call, path: str) -> Any:
     part, name = path.split(".")
-    return getattr(getattr(call.arguments["vllm_config"], part), name, None)
+    return getattr(getattr(call["vllm_config"], part), name, None)
 
 
 def _limit(call: Call) -> int:
     """Return the most tokens that a bounded kind keeps of a long request; 0 of another kind."""
-    spec, kind = call.arguments["self"], kind_of(call)
+    spec, kind = call["self"], kind_of(call)
     step = _config(call, "scheduler_config.max_num_batched_tokens")
     if class_of(call) == UNIFORM or kind not in {"SlidingWindowSpec", "ChunkedLocalAttentionSpec"}:
         return 0
@@ -169,7 +165,7 @@ test_max_memory_usage_bytes = Contract(
         "a length that ends inside a block": lambda call: (
             kind_of(call) in FULL
             and _ranks(call) == 1
-            and _config(call, "model_config.max_model_len") % call.arguments["self"].block_size != 0
+            and _config(call, "model_config.max_model_len") % call["self"].block_size != 0
         ),
         "context parallelism of both kinds": lambda call: (
             kind_of(call) in FULL
@@ -185,14 +181,14 @@ test_max_memory_usage_bytes = Contract(
         ),
         **{f"Mamba in mode {mode}": _is_in_mode(mode) for mode in ("none", "align", "all")},
         "what is not read is not there": lambda call: (
-            None in vars(call.arguments["vllm_config"]).values()
-            and call.arguments["vllm_config"].parallel_config is None
+            None in vars(call["vllm_config"]).values()
+            and call["vllm_config"].parallel_config is None
         ),
         "uniform specs of different pages": lambda call: (
             len(
                 {
                     spec.page_size_bytes
-                    for spec in getattr(call.arguments["self"], "kv_cache_specs", {}).values()
+                    for spec in getattr(call["self"], "kv_cache_specs", {}).values()
                 }
             )
             > 1
@@ -207,12 +203,10 @@ test_copy_with_new_block_size = Contract(
     copy_calls,
     {
         **one_for_each((*KINDS, UNIFORM), class_of),
-        "the same block size": lambda call: (
-            call.arguments["block_size"] == call.arguments["self"].block_size
-        ),
+        "the same block size": lambda call: call["block_size"] == call["self"].block_size,
         "no divisor and no multiple": lambda call: (
-            call.arguments["block_size"] % call.arguments["self"].block_size != 0
-            and call.arguments["self"].block_size % call.arguments["block_size"] != 0
+            call["block_size"] % call["self"].block_size != 0
+            and call["self"].block_size % call["block_size"] != 0
         ),
     },
     invalid_inputs=COPY_INVALID_INPUTS,
@@ -272,7 +266,7 @@ def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Cal
     invocation = Invocation(target, call)
     pages, rest = divmod(invocation.run(), invocation.arguments["self"].page_size_bytes)
     assert rest == 0
-    spec, kind = call.arguments["self"], kind_of(call)
+    spec, kind = call["self"], kind_of(call)
     if class_of(call) == UNIFORM:
         config = invocation.arguments["vllm_config"]
         of_each = [
@@ -296,10 +290,10 @@ def test_a_copy_differs_in_its_block_size_alone(target: Target, call: Call) -> N
     """A copy of a copy is the spec; pages of attention grow with their blocks, states do not."""
     invocation = Invocation(target, call)
     spec, copy = invocation.arguments["self"], invocation.run()
-    assert call.arguments["block_size"] == copy.block_size
+    assert call["block_size"] == copy.block_size
     assert spec == copy.copy_with_new_block_size(spec.block_size)
     inner = getattr(copy, "kv_cache_specs", {})
-    assert {call.arguments["block_size"]} >= {one.block_size for one in inner.values()}
+    assert {call["block_size"]} >= {one.block_size for one in inner.values()}
     if kind_of(call) in ATTENTION:
         scaled = copy.page_size_bytes * spec.block_size
         assert spec.page_size_bytes * copy.block_size == scaled

@@ -30,12 +30,12 @@ def shared(arguments: Mapping[str, Any]) -> object:
 
 
 def _pairs(call: Call) -> dict[str, str]:
-    pairs: dict[str, str] = call.arguments["shared_kv_cache_layers"]
+    pairs: dict[str, str] = call["shared_kv_cache_layers"]
     return pairs
 
 
 def _grouped(call: Call) -> set[str]:
-    return {name for group in call.arguments["kv_cache_groups"] for name in group.layer_names}
+    return {name for group in call["kv_cache_groups"] for name in group.layer_names}
 
 
 GOALS: Goals = {
@@ -44,7 +44,7 @@ GOALS: Goals = {
     "layers share in two groups": lambda call: (
         sum(
             any(target in group.layer_names for target in _pairs(call).values())
-            for group in call.arguments["kv_cache_groups"]
+            for group in call["kv_cache_groups"]
         )
         > 1
     ),
@@ -59,7 +59,7 @@ GOALS: Goals = {
 
 
 def _had(call: Call, *, its_targets: bool) -> bool:
-    caches = call.arguments["kv_caches"]
+    caches = call["kv_caches"]
     return any(
         layer in caches and (caches[layer] is caches[target]) == its_targets
         for layer, target in _pairs(call).items()
@@ -86,11 +86,9 @@ test_add_kv_sharing_layers_to_kv_cache_groups = Contract(
     add_calls,
     {
         **GOALS,
-        "not requested: the layers": lambda call: (
-            call.arguments.get("runner_only_attn_layers") is None
-        ),
-        "an empty set": lambda call: call.arguments.get("runner_only_attn_layers") == set(),
-        "a set that knows others": lambda call: bool(call.arguments.get("runner_only_attn_layers")),
+        "not requested: the layers": lambda call: call.get("runner_only_attn_layers") is None,
+        "an empty set": lambda call: call.get("runner_only_attn_layers") == set(),
+        "a set that knows others": lambda call: bool(call.get("runner_only_attn_layers")),
     },
     pairs=(("an empty set", "a layer in its target's group already"),),
     invalid_inputs=ADD_INVALID_INPUTS,
@@ -123,9 +121,9 @@ def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
     invocation.run()
     known = invocation.arguments.get("runner_only_attn_layers")
     if known is not None:
-        assert call.arguments["runner_only_attn_layers"] | _pairs(call).keys() == known
+        assert call["runner_only_attn_layers"] | _pairs(call).keys() == known
     for before, after in zip(
-        call.arguments["kv_cache_groups"], invocation.arguments["kv_cache_groups"], strict=True
+        call["kv_cache_groups"], invocation.arguments["kv_cache_groups"], strict=True
     ):
         number = len(before.layer_names)
         assert before.layer_names == after.layer_names[:number]

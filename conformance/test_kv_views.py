@@ -135,7 +135,7 @@ test_reshape_kv_cache = Contract(
                 for layer in call.facts.attention_layers
             )
         ),
-        "kernel blocks": lambda call: call.arguments.get("kernel_block_sizes") is not None,
+        "kernel blocks": lambda call: call.get("kernel_block_sizes") is not None,
         "kernel blocks that split a block": _splits,
         "an order that is its inverse": lambda call: any(
             one.stride_order is not None and not one.is_three_cycle for one in _backends(call)
@@ -163,7 +163,7 @@ test_reshape_kv_cache = Contract(
         "fp8_ds_mla": lambda call: "fp8_ds_mla" in _formats(call),
         **{f"attention in {dtype.name}": _has_dtype(dtype) for dtype in DTYPES},
         "a tensor that is not requested": lambda call: (
-            "layers.77.attn" in call.arguments["kv_cache_raw_tensors"]
+            "layers.77.attn" in call["kv_cache_raw_tensors"]
         ),
     },
     pairs=(

@@ -28,8 +28,8 @@ test_per_layer_parameters = Contract(
     {
         "all defaults": lambda call: len(call.arguments) == 3,
         "no defaults": lambda call: len(call.arguments) == 6,
-        "a cap of 0.0": lambda call: call.arguments["logits_soft_cap"] == 0.0,
-        "no cap": lambda call: call.arguments["logits_soft_cap"] is None,
+        "a cap of 0.0": lambda call: call["logits_soft_cap"] == 0.0,
+        "no cap": lambda call: call["logits_soft_cap"] is None,
     },
 )
 
@@ -73,11 +73,9 @@ test_get_per_layer_parameters = Contract(
     "get_per_layer_parameters",
     get_per_layer_parameters_calls,
     {
-        "no layer is named": lambda call: not call.arguments["layer_names"],
-        "three layers or more are named": lambda call: len(call.arguments["layer_names"]) > 2,
-        "named in another order": lambda call: (
-            call.arguments["layer_names"] != sorted(call.arguments["layer_names"])
-        ),
+        "no layer is named": lambda call: not call["layer_names"],
+        "three layers or more are named": lambda call: len(call["layer_names"]) > 2,
+        "named in another order": lambda call: call["layer_names"] != sorted(call["layer_names"]),
         "a layer with a window": _has_window(4095),
         "a window of nothing before a token": _has_window(0),
         "a window that says that there is none": _has_window(-1),
@@ -95,11 +93,9 @@ test_get_per_layer_parameters = Contract(
         "no sinks": lambda call: any("sinks" not in i.attributes for i in call.facts),
         "an int for a scale": _has("scale", 1),
         "an impl of a subclass": lambda call: (
-            call.arguments["cls_"] is IMPL and any(i.cls is FLASHINFER_IMPL for i in call.facts)
+            call["cls_"] is IMPL and any(i.cls is FLASHINFER_IMPL for i in call.facts)
         ),
-        "an engine's own configuration": lambda call: isinstance(
-            call.arguments["vllm_config"], Own
-        ),
+        "an engine's own configuration": lambda call: isinstance(call["vllm_config"], Own),
     },
     invalid_inputs=GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     takes_objects=True,
@@ -114,27 +110,24 @@ test_infer_global_hyperparameters = Contract(
     "infer_global_hyperparameters",
     infer_global_hyperparameters_calls,
     {
-        "one layer": lambda call: len(call.arguments["per_layer_params"]) == 1,
-        "all layers agree": lambda call: (
-            not call.facts and len(call.arguments["per_layer_params"]) > 1
-        ),
+        "one layer": lambda call: len(call["per_layer_params"]) == 1,
+        "all layers agree": lambda call: not call.facts and len(call["per_layer_params"]) > 1,
         "only a layer past the second differs": lambda call: (
             bool(call.facts) and min(call.facts) > 1
         ),
         "only one in the middle differs": lambda call: (
-            bool(call.facts) and max(call.facts) < len(call.arguments["per_layer_params"]) - 1
+            bool(call.facts) and max(call.facts) < len(call["per_layer_params"]) - 1
         ),
         **{
             f"different in {name} alone": _is_unlike_in(name)
             for name in ("window_left", "logits_soft_cap", "sm_scale", "has_sinks")
         },
         "a cap of 0.0 next to none": lambda call: (
-            {0.0, None}
-            <= {layer.logits_soft_cap for layer in call.arguments["per_layer_params"].values()}
+            {0.0, None} <= {layer.logits_soft_cap for layer in call["per_layer_params"].values()}
         ),
         "an earlier call said otherwise": lambda call: (
             bool(call.facts)
-            and next(iter(call.arguments["per_layer_params"].values())).has_same_all_params is True
+            and next(iter(call["per_layer_params"].values())).has_same_all_params is True
         ),
     },
     invalid_inputs=INFER_INVALID_INPUTS,
@@ -145,7 +138,7 @@ test_infer_global_hyperparameters = Contract(
 @law("infer_global_hyperparameters", infer_global_hyperparameters_calls)
 def test_the_first_layer_speaks_for_all(target: Target, call: Call) -> None:
     """The answer is the first layer's; another order of the others says the same of all."""
-    given = call.arguments["per_layer_params"]
+    given = call["per_layer_params"]
     first, *others = given.items()
     turned = dict([first, *reversed(others)])
     with target.running():

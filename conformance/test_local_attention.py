@@ -16,7 +16,7 @@ from conformance.targets import Target
 
 def _requests(call: Call) -> list[tuple[int, int, int]]:
     """Return (computed tokens, query length, chunk size) of the requests with tokens."""
-    chunk = call.arguments["attn_chunk_size"]
+    chunk = call["attn_chunk_size"]
     facts = call.facts
     pairs = zip(facts.num_computed_tokens, facts.query_lens, strict=True)
     return [(c, q, chunk) for c, q in pairs if q]
@@ -24,8 +24,8 @@ def _requests(call: Call) -> list[tuple[int, int, int]]:
 
 def _last_chunk_is_cut_off(call: Call) -> bool:
     """Return whether a sequence's last chunk reaches past the table's width."""
-    size, chunk = call.arguments["block_size"], call.arguments["attn_chunk_size"]
-    width = call.arguments["common_attn_metadata"].block_table_tensor.shape[1]
+    size, chunk = call["block_size"], call["attn_chunk_size"]
+    width = call["common_attn_metadata"].block_table_tensor.shape[1]
     return any(
         (s - 1) // chunk * chunk // size + chunk // size > width for s in call.facts.seq_lens if s
     )
@@ -52,12 +52,10 @@ test_local_attention = Contract(
         "the first chunk is entered inside": lambda call: any(c % k for c, _, k in _requests(call)),
         "a table of no columns": lambda call: (
             call.facts.num_reqs > 0
-            and call.arguments["common_attn_metadata"].block_table_tensor.shape[1] == 0
+            and call["common_attn_metadata"].block_table_tensor.shape[1] == 0
         ),
         "a chunk reaches past the table": _last_chunk_is_cut_off,
-        "a chunk of one block": lambda call: (
-            call.arguments["attn_chunk_size"] == call.arguments["block_size"]
-        ),
+        "a chunk of one block": lambda call: call["attn_chunk_size"] == call["block_size"],
         "an idle request with a context": lambda call: any(
             q == 0 < c
             for c, q in zip(call.facts.num_computed_tokens, call.facts.query_lens, strict=True)
@@ -87,8 +85,7 @@ test_local_attention = Contract(
 @law("make_local_attention_virtual_batches", local_attention_calls, has_kernel=True)
 def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     """A batch's virtual requests have its tokens, and none is longer than a chunk."""
-    with target.running(checked=True):
-        virtual = Invocation(target, call).run()
+    virtual = Invocation(target, call).answer()
     assert virtual.query_start_loc[-1] == call.facts.num_tokens
     assert virtual.num_reqs >= call.facts.num_reqs
-    assert all(length <= call.arguments["attn_chunk_size"] for length in virtual.seq_lens)
+    assert all(length <= call["attn_chunk_size"] for length in virtual.seq_lens)

@@ -22,21 +22,19 @@ test_memory_snapshot = Contract(
     "MemorySnapshot",
     snapshot_calls,
     {
-        "more is free than there is": lambda call: (
-            call.arguments["free_memory"] > call.arguments["total_memory"]
-        ),
-        "no device": lambda call: call.arguments.get("device") is None,
-        "a device": lambda call: call.arguments.get("device") is not None,
+        "more is free than there is": lambda call: call["free_memory"] > call["total_memory"],
+        "no device": lambda call: call.get("device") is None,
+        "a device": lambda call: call.get("device") is not None,
     },
 )
 
 
 def _share(call: Call) -> object:
-    return call.arguments["cache_config"].gpu_memory_utilization
+    return call["cache_config"].gpu_memory_utilization
 
 
 def _total(call: Call) -> int:
-    return int(call.arguments["init_snapshot"].total_memory)
+    return int(call["init_snapshot"].total_memory)
 
 
 def _exact(call: Call) -> Fraction:
@@ -50,7 +48,7 @@ test_request_memory = Contract(
     {
         "no memory at all": lambda call: _total(call) == 0,
         "just enough is free": lambda call: (
-            call.arguments["init_snapshot"].free_memory - 1 < _exact(call) and _total(call) > 0
+            call["init_snapshot"].free_memory - 1 < _exact(call) and _total(call) > 0
         ),
         "the whole memory is requested": lambda call: _share(call) == 1,
         "a share that is an int": lambda call: isinstance(_share(call), int | np.integer),
@@ -74,7 +72,7 @@ def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
     product = float(_total(call)) * float(_share(call))  # type: ignore[arg-type]  # a number
     assert type(found) is int
     assert found - 1 < product <= found
-    assert found <= call.arguments["init_snapshot"].free_memory
+    assert found <= call["init_snapshot"].free_memory
 
 
 @law("MemorySnapshot", lambda _: st.just("cpu"))

@@ -9,8 +9,8 @@ from typing import Any
 import reference
 from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
-from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.evaluation import check_equal
 from conformance.interpretations.metadata import ACTUAL_REQUESTS
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
@@ -19,7 +19,6 @@ from conformance.invalid_inputs.metadata import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import Check, law
-from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
@@ -33,10 +32,8 @@ from conformance.strategies.ubatch import make_metadata_with_slice_calls, split_
 from conformance.targets import REFERENCE, Target
 
 OPTIONAL_FIELDS: dict[str, Any] = {
-    "the optional fields are there": lambda call: (
-        call.arguments["self"].encoder_seq_lens is not None
-    ),
-    "the optional fields are absent": lambda call: call.arguments["self"].encoder_seq_lens is None,
+    "the optional fields are there": lambda call: call["self"].encoder_seq_lens is not None,
+    "the optional fields are absent": lambda call: call["self"].encoder_seq_lens is None,
 }
 
 
@@ -47,16 +44,13 @@ test_unpadded = Contract(
         **of_batch(),
         **of_metadata(),
         **OPTIONAL_FIELDS,
-        "all requests remain": lambda call: (
-            call.arguments["num_actual_reqs"] == call.facts.num_reqs
-        ),
-        "no request remains": lambda call: call.arguments["num_actual_reqs"] == 0,
+        "all requests remain": lambda call: call["num_actual_reqs"] == call.facts.num_reqs,
+        "no request remains": lambda call: call["num_actual_reqs"] == 0,
         "requests with tokens are cut off": lambda call: (
-            call.facts.starts[call.arguments["num_actual_reqs"]] < call.facts.num_tokens
+            call.facts.starts[call["num_actual_reqs"]] < call.facts.num_tokens
         ),
         "padding tokens remain": lambda call: (
-            call.arguments["num_actual_tokens"]
-            > call.facts.starts[call.arguments["num_actual_reqs"]]
+            call["num_actual_tokens"] > call.facts.starts[call["num_actual_reqs"]]
         ),
     },
     pairs=(
@@ -95,7 +89,7 @@ test_validate = Contract(
         **of_batch("no requests", "padded requests at the end", "strided arrays"),
         **of_metadata(),
         **OPTIONAL_FIELDS,
-        "a block size is given": lambda call: call.arguments["block_size"] is not None,
+        "a block size is given": lambda call: call["block_size"] is not None,
     },
     invalid_inputs=[*invalid_metadata("self", is_value=False), *VALIDATE_INVALID_INPUTS],
     on_device=(
@@ -153,9 +147,7 @@ def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrate
         for name in names:
             expected, got = _own(REFERENCE, call, name), _own(target, call, name)
             path = f"result_without_{name}"
-            difference = first_difference(expected, got, path, target.device or "cpu")
-            if difference is not None:
-                raise Mismatch(call, target.name, difference)
+            check_equal(target, call, expected, got, path)
 
     return reads_as_reference
 
@@ -178,9 +170,7 @@ test_own_metadata_becomes_virtual = _reads_as_reference(
 @law("CommonAttentionMetadata", metadata_calls)
 def test_metadata_is_compared_by_identity(target: Target, call: Call) -> None:
     """Two metadata are equal only if they are one: their tensors could not say."""
-    one, other = (
-        target.converter().convert(call.arguments["metadata"], "metadata") for _ in range(2)
-    )
+    one, other = (target.converter().convert(call["metadata"], "metadata") for _ in range(2))
     assert one == one  # noqa: PLR0124  # that is the statement
     assert one != other
     assert len({one, other}) == 2

@@ -9,8 +9,8 @@ from typing import Any
 import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.evaluation import check_equal
 from conformance.invalid_inputs.mm_budget import (
     BUDGET_INVALID_INPUTS,
     COMPUTE_INVALID_INPUTS,
@@ -19,7 +19,6 @@ from conformance.invalid_inputs.mm_budget import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
-from conformance.report import Mismatch
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
     CACHES,
@@ -41,8 +40,8 @@ def _scheduler(holds: Any) -> Any:
 
     def is_so(call: Call) -> bool:
         config, tokens = (
-            call.arguments["scheduler_config"],
-            call.arguments["max_tokens_by_modality"],
+            call["scheduler_config"],
+            call["max_tokens_by_modality"],
         )
         return isinstance(config, reference.SchedulerConfig) and holds(config, _largest(tokens))
 
@@ -53,17 +52,13 @@ test_compute_mm_encoder_budget = Contract(
     "compute_mm_encoder_budget",
     compute_budget_calls,
     {
-        "no modalities": lambda call: not call.arguments["max_tokens_by_modality"],
-        "no modalities, and no configuration": lambda call: (
-            call.arguments["scheduler_config"] is None
-        ),
+        "no modalities": lambda call: not call["max_tokens_by_modality"],
+        "no modalities, and no configuration": lambda call: call["scheduler_config"] is None,
         "an engine's own configuration": lambda call: (
-            isinstance(call.arguments["scheduler_config"], Own)
-            and bool(call.arguments["max_tokens_by_modality"])
+            isinstance(call["scheduler_config"], Own) and bool(call["max_tokens_by_modality"])
         ),
         "items of no tokens": lambda call: (
-            bool(call.arguments["max_tokens_by_modality"])
-            and not _largest(call.arguments["max_tokens_by_modality"])
+            bool(call["max_tokens_by_modality"]) and not _largest(call["max_tokens_by_modality"])
         ),
         "the budget is less than an item": _scheduler(
             lambda config, largest: config.max_num_encoder_input_tokens < largest
@@ -107,20 +102,18 @@ def _asked(arguments: Any) -> Any:
 
 
 def _cache(kind: str) -> Any:
-    return lambda call: call.arguments["mm_registry"].cache == kind
+    return lambda call: call["mm_registry"].cache == kind
 
 
 test_multimodal_budget = Contract(
     "MultiModalBudget",
     budget_calls,
     {
-        "no modalities": lambda call: not call.arguments["mm_registry"].tokens,
-        "several modalities": lambda call: len(call.arguments["mm_registry"].tokens) > 1,
-        "a limit of 0": lambda call: 0 in call.arguments["mm_registry"].limits.values(),
+        "no modalities": lambda call: not call["mm_registry"].tokens,
+        "several modalities": lambda call: len(call["mm_registry"].tokens) > 1,
+        "a limit of 0": lambda call: 0 in call["mm_registry"].limits.values(),
         **{f"a registry with {kind}": _cache(kind) for kind in CACHES},
-        "prompts are not spread": lambda call: (
-            not call.arguments["scheduler_config"].enable_chunked_prefill
-        ),
+        "prompts are not spread": lambda call: not call["scheduler_config"].enable_chunked_prefill,
     },
     invalid_inputs=BUDGET_INVALID_INPUTS,
     changes=frozenset({"mm_registry"}),
@@ -139,15 +132,14 @@ test_multimodal_budget = Contract(
 def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
     """The registry gets the same model, cache and limits objects, as the documented arguments."""
     invocation = Invocation(target, call)
-    with target.running():
-        invocation.run()
+    invocation.answer(checked=False)
     registry, model = invocation.arguments["mm_registry"], invocation.arguments["model_config"]
     known = {"cache": registry.cache}
     expected = [
         ("limits", (model,), known),
         ("tokens", (model,), {**known, "profiler_limits": registry.limits}),
     ]
-    if call.arguments["mm_registry"].cache in {"no cache", "a cache"}:
+    if call["mm_registry"].cache in {"no cache", "a cache"}:
         expected.insert(0, ("cache", (model,), {}))
     assert [word for word, _, _ in expected] == [word for word, _, _ in registry.calls]
     for (_, args, keywords), (_, got_args, got) in zip(expected, registry.calls, strict=True):
@@ -173,7 +165,7 @@ test_get_encoder_budget = Contract(
 
 def _made(call: Call) -> reference.MultiModalBudget:
     """Return the budget, as `reference` makes it."""
-    made: reference.MultiModalBudget = REFERENCE.converter().convert(call.arguments["self"], "self")
+    made: reference.MultiModalBudget = REFERENCE.converter().convert(call["self"], "self")
     return made
 
 
@@ -219,8 +211,7 @@ def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
             given["mm_registry"], tokens={name: tokens[name] for name in names}
         )
         budget = Budget({**given, "mm_registry": registry})
-        with target.running():
-            chosen.add(Invocation(target, call.replacing(self=budget)).run())
+        chosen.add(Invocation(target, call.replacing(self=budget)).answer(checked=False))
     assert len(chosen) == 1
     assert _largest(tokens) == tokens[chosen.pop()]
 
@@ -229,11 +220,11 @@ def _items(holds: Any) -> Any:
     """Return a coverage goal about `reference`'s budget, the limit, and the size of items."""
 
     def is_so(call: Call) -> bool:
-        budget, size = _made(call), call.arguments["max_tokens_per_item"]
+        budget, size = _made(call), call["max_tokens_per_item"]
         return bool(
             size
             and budget.get_encoder_budget()
-            and holds(budget, budget.mm_limits[call.arguments["modality"]], size)
+            and holds(budget, budget.mm_limits[call["modality"]], size)
         )
 
     return is_so
@@ -242,7 +233,7 @@ def _items(holds: Any) -> Any:
 def _prompts(call: Call) -> tuple[int, int]:
     """Return how many prompts a step may have, and how many of one such item each it holds."""
     scheduler = call.facts.arguments["scheduler_config"]
-    size = call.arguments["max_tokens_per_item"] or 1
+    size = call["max_tokens_per_item"] or 1
     return scheduler.max_num_seqs, scheduler.max_num_batched_tokens // size
 
 
@@ -254,7 +245,7 @@ test_get_max_items = Contract(
     "MultiModalBudget.get_max_items",
     max_items_calls,
     {
-        "items of no tokens": lambda call: not call.arguments["max_tokens_per_item"],
+        "items of no tokens": lambda call: not call["max_tokens_per_item"],
         "no encoder budget": lambda call: not _made(call).get_encoder_budget(),
         "the limit bounds a prompt": _items(lambda b, limit, size: limit < b.max_model_len // size),
         "the length bounds a prompt": _items(
@@ -292,13 +283,13 @@ def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
     with target.running():
         per_prompt, per_batch = invocation.run()
         encoder = invocation.arguments["self"].get_encoder_budget()
-    size = call.arguments["max_tokens_per_item"]
+    size = call["max_tokens_per_item"]
     if not size or not encoder:
         assert (0, 0) == (per_prompt, per_batch)
         return
     given = call.facts.arguments
     scheduler, limits = given["scheduler_config"], given["mm_registry"].limits
-    assert 1 <= per_prompt <= max(1, limits[call.arguments["modality"]])
+    assert 1 <= per_prompt <= max(1, limits[call["modality"]])
     assert per_prompt * size <= max(size, given["model_config"].max_model_len)
     assert per_batch >= 1
     assert per_batch * size <= max(size, encoder)
@@ -326,8 +317,7 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
     calls = list(registry.calls)
     for times in (1, 2):
-        with target.running():
-            invocation.run()
+        invocation.answer(checked=False)
         cleared = None if registry.cache is None else registry.cache.cleared
         assert (None if registry.cache is None else times) == cleared
     assert calls == registry.calls
@@ -336,9 +326,8 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
 @law("MultiModalBudget", budget_calls)
 def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> None:
     """Where there are items, each fits what the encoder computes and what the cache holds."""
-    with target.running():
-        budget = Invocation(target, call).run()
-    tokens = call.arguments["mm_registry"].tokens
+    budget = Invocation(target, call).answer(checked=False)
+    tokens = call["mm_registry"].tokens
     assert _largest(tokens) <= budget.get_encoder_budget()
     minimum = min(1, _largest(tokens))
     for name, size in tokens.items():
@@ -348,8 +337,4 @@ def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> N
         )
         assert items == budget.get_max_items(name, size)
         assert min(items) >= (minimum if size else 0)
-    difference = first_difference(
-        [*tokens], [*budget.max_items_per_batch_by_modality], "modalities"
-    )
-    if difference is not None:
-        raise Mismatch(call, target.name, difference)
+    check_equal(target, call, [*tokens], [*budget.max_items_per_batch_by_modality], "modalities")

@@ -8,8 +8,9 @@ import numpy as np
 
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.comparison import as_bytes, first_difference
+from conformance.comparison import as_bytes
 from conformance.contracts import Contract
+from conformance.evaluation import check_equal
 from conformance.invalid_inputs.multimodal import (
     GATHER_INVALID_INPUTS,
     SANITY_INVALID_INPUTS,
@@ -17,7 +18,6 @@ from conformance.invalid_inputs.multimodal import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
-from conformance.report import Mismatch
 from conformance.strategies.multimodal import (
     FLOATS,
     LAYOUTS,
@@ -63,13 +63,11 @@ ROW_GOALS: dict[str, Any] = {
         f"rows of {dtype.name}": _rows(lambda r, d=dtype: any(r.mask) and r.dtype == d)
         for dtype in FLOATS
     },
-    "a strided mask": lambda call: (
-        call.facts is not None and call.arguments["is_embed"].strides[0] > 1
-    ),
-    "out is given": lambda call: "out" in call.arguments,
-    "out is given, and no mask": lambda call: call.facts is None and "out" in call.arguments,
+    "a strided mask": lambda call: call.facts is not None and call["is_embed"].strides[0] > 1,
+    "out is given": lambda call: "out" in call,
+    "out is given, and no mask": lambda call: call.facts is None and "out" in call,
     "out begins at no multiple of 16 bytes": lambda call: bool(
-        "out" in call.arguments and call.arguments["out"].ctypes.data % 16
+        "out" in call and call["out"].ctypes.data % 16
     ),
 }
 
@@ -82,10 +80,10 @@ PAIRS = (
 
 
 def _has_no_mask(call: Call) -> bool:
-    return call.facts is None and "out" not in call.arguments
+    return call.facts is None and "out" not in call
 
 
-OUT = Alias("", Relation.SAME, "out", lambda call: "out" in call.arguments)
+OUT = Alias("", Relation.SAME, "out", lambda call: "out" in call)
 
 
 test_scatter_mm_placeholders = Contract(
@@ -109,7 +107,7 @@ test_gather_mm_placeholders = Contract(
         "rows that hold no NaN": _rows(lambda rows: rows.dtype not in NAN_BITS),
         "the number of embeddings is reported": lambda call: bool(call.hints),
         "it must be counted": lambda call: (
-            call.facts is not None and not call.hints and "out" not in call.arguments
+            call.facts is not None and not call.hints and "out" not in call
         ),
     },
     pairs=PAIRS,
@@ -125,14 +123,12 @@ test_sanity_check_mm_encoder_outputs = Contract(
     "sanity_check_mm_encoder_outputs",
     sanity_check_calls,
     {
-        "no items": lambda call: not len(call.arguments["mm_embeddings"]),
-        "a list": lambda call: isinstance(call.arguments["mm_embeddings"], list),
-        "a tuple": lambda call: isinstance(call.arguments["mm_embeddings"], tuple),
-        "one array": lambda call: isinstance(call.arguments["mm_embeddings"], np.ndarray),
-        "several items": lambda call: len(call.arguments["mm_embeddings"]) > 1,
-        "an item of no tokens": lambda call: any(
-            not len(item) for item in call.arguments["mm_embeddings"]
-        ),
+        "no items": lambda call: not len(call["mm_embeddings"]),
+        "a list": lambda call: isinstance(call["mm_embeddings"], list),
+        "a tuple": lambda call: isinstance(call["mm_embeddings"], tuple),
+        "one array": lambda call: isinstance(call["mm_embeddings"], np.ndarray),
+        "several items": lambda call: len(call["mm_embeddings"]) > 1,
+        "an item of no tokens": lambda call: any(not len(item) for item in call["mm_embeddings"]),
     },
     invalid_inputs=SANITY_INVALID_INPUTS,
 )
@@ -150,11 +146,7 @@ def test_gather_undoes_scatter(target: Target, call: Call) -> None:
         with target.running():
             gathered.append(gather(placeholders.clone(), invocation.arguments["is_embed"]))
     for found in gathered:
-        difference = first_difference(
-            call.arguments["embeds"], found, "gathered", target.device or "cpu"
-        )
-        if difference is not None:
-            raise Mismatch(call, target.name, difference)
+        check_equal(target, call, call["embeds"], found, "gathered")
 
 
 @law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
@@ -163,21 +155,17 @@ def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
     rows = call.facts
     if rows is None:
         return
-    with target.running(checked=True):
-        found = as_bytes(Invocation(target, call).run())
+    found = as_bytes(Invocation(target, call).answer())
     found = found.reshape(len(rows.mask), rows.row_bytes)
     nan = NAN_BITS[rows.dtype].to_bytes(rows.dtype.itemsize, "little") * rows.embed_dim
-    embeds = iter(as_bytes(call.arguments["embeds"]).reshape(sum(rows.mask), rows.row_bytes))
+    embeds = iter(as_bytes(call["embeds"]).reshape(sum(rows.mask), rows.row_bytes))
     for row, is_embed in zip(found, rows.mask, strict=True):
         assert (next(embeds).tobytes() if is_embed else nan) == row.tobytes()
 
 
 def _in_any_order(target: Target, call: Call) -> None:
     """Compare what calls give in several orders of threads."""
-    found = []
-    for seed in range(3):
-        with target.running(seed=seed):
-            found.append(Invocation(target, call).run())
+    found = [Invocation(target, call).answer(checked=False, seed=seed) for seed in range(3)]
     for other in found[1:]:
         assert as_bytes(found[0]).tobytes() == as_bytes(other).tobytes()
 
@@ -196,12 +184,9 @@ def test_any_order_of_threads_gathers_alike(target: Target, call: Call) -> None:
 
 def _is_as_reference_says(target: Target, call: Call) -> None:
     """Compare one answer with that of `reference`."""
-    with target.running(checked=True):
-        found = Invocation(target, call).run()
+    found = Invocation(target, call).answer()
     expected = Invocation(REFERENCE, call).run()
-    difference = first_difference(expected, found, "result", target.device or "cpu")
-    if difference is not None:
-        raise Mismatch(call, target.name, difference)
+    check_equal(target, call, expected, found)
 
 
 @law("scatter_mm_placeholders", lambda _: wide_calls("scatter_mm_placeholders"), has_kernel=True)

@@ -9,8 +9,8 @@ import numpy as np
 import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.evaluation import check_equal
 from conformance.interpretations.slots import MAPPED_TABLE, SLOTS, calls_in_place
 from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
@@ -19,7 +19,6 @@ from conformance.invalid_inputs.slots import (
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import Reader
 from conformance.properties import law
-from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.draw import Draw
@@ -72,13 +71,11 @@ test_compute_slot_mapping = Contract(
         "padding's positions are negative": lambda call: (
             call.facts.filler < 0 and call.facts.num_padding_tokens > 0
         ),
-        "out is given": lambda call: "out" in call.arguments,
+        "out is given": lambda call: "out" in call,
         "out is longer than the tokens": lambda call: (
-            len(call.arguments.get("out", ())) > call.facts.num_actual_tokens
+            len(call.get("out", ())) > call.facts.num_actual_tokens
         ),
-        "out is strided": lambda call: (
-            "out" in call.arguments and call.arguments["out"].strides[0] > 8
-        ),
+        "out is strided": lambda call: "out" in call and call["out"].strides[0] > 8,
     },
     pairs=(
         ("several ranks", "kernel blocks split the manager's"),
@@ -89,7 +86,7 @@ test_compute_slot_mapping = Contract(
     ),
     invalid_inputs=SLOT_MAPPING_INVALID_INPUTS,
     changes=frozenset({"out"}),
-    aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
+    aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call),),
     has_kernel=True,
     laws=(
         "slots_are_distinct",
@@ -105,29 +102,29 @@ test_compute_slot_mapping = Contract(
 
 
 def _pieces(call: Call) -> int:
-    pieces: int = call.arguments["blocks_per_kv_block"]
+    pieces: int = call["blocks_per_kv_block"]
     return pieces
 
 
 def _numbers(call: Call) -> int:
     """Return how many blocks the dtype can number."""
-    return int(np.iinfo(call.arguments["block_ids"].dtype).max) + 1
+    return int(np.iinfo(call["block_ids"].dtype).max) + 1
 
 
 test_map_to_kernel_blocks = Contract(
     "map_to_kernel_blocks",
     map_to_kernel_blocks_calls,
     {
-        "no ids": lambda call: call.arguments["block_ids"].size == 0,
-        "several axes": lambda call: call.arguments["block_ids"].ndim > 1,
+        "no ids": lambda call: call["block_ids"].size == 0,
+        "several axes": lambda call: call["block_ids"].ndim > 1,
         "block 0 takes all that the dtype can hold": lambda call: (
-            call.arguments["block_ids"].size > 0 and _numbers(call) == _pieces(call)
+            call["block_ids"].size > 0 and _numbers(call) == _pieces(call)
         ),
         "no ids, and block 0 would take more": lambda call: _numbers(call) < _pieces(call),
-        "one kernel block a block": lambda call: call.arguments["blocks_per_kv_block"] == 1,
+        "one kernel block a block": lambda call: call["blocks_per_kv_block"] == 1,
         "the last id that the dtype can hold": lambda call: (
-            call.arguments["block_ids"].size > 0
-            and (int(call.arguments["block_ids"].max()) + 1) * _pieces(call) >= _numbers(call)
+            call["block_ids"].size > 0
+            and (int(call["block_ids"].max()) + 1) * _pieces(call) >= _numbers(call)
         ),
     },
     invalid_inputs=KERNEL_BLOCKS_INVALID_INPUTS,
@@ -143,7 +140,7 @@ test_map_to_kernel_blocks = Contract(
 def _just_past(call: Call) -> int:
     """Return the first position after the last block of the table."""
     layout = call.facts.layout
-    blocks = call.arguments["block_table"].shape[1] // layout.blocks_per_kv_block
+    blocks = call["block_table"].shape[1] // layout.blocks_per_kv_block
     past: int = blocks * layout.block_size * layout.cp_world_size
     return past
 
@@ -152,14 +149,14 @@ def _just_past(call: Call) -> int:
 def _misplaced(draw: Draw, preset: Preset) -> Call:
     """Draw a call one of whose tokens is at a position that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
-    batch, positions = call.facts, call.arguments["positions"].copy()
+    batch, positions = call.facts, call["positions"].copy()
     places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
     misplaced = st.sampled_from(places)
     for token in range(batch.num_tokens):
         beyond = draw(misplaced)
         if beyond is not None:
             positions[token] = beyond
-    table = call.arguments["block_table"].copy()
+    table = call["block_table"].copy()
     if draw(st.booleans()):
         table[:, :1] = -1
     call.arguments.pop("out", None)
@@ -172,9 +169,9 @@ def _slot_or_none(call: Call, token: int) -> int:
     starts = call.facts.starts
     request = next(i for i in range(call.facts.num_reqs) if starts[i] <= token < starts[i + 1])
     alone = call.replacing(
-        block_table=call.arguments["block_table"][request : request + 1].copy(),
+        block_table=call["block_table"][request : request + 1].copy(),
         query_start_loc=np.array([0, 1], np.int32),
-        positions=call.arguments["positions"][token : token + 1].copy(),
+        positions=call["positions"][token : token + 1].copy(),
     )
     try:
         return int(REFERENCE.lookup(call.function)(**alone.arguments)[0])
@@ -188,39 +185,33 @@ def _slot_or_none(call: Call, token: int) -> int:
     goals={
         "unchecked: a position no block holds": lambda call: bool(
             call.facts.num_tokens
-            and max(call.arguments["positions"][: call.facts.num_tokens].tolist()) >= 2**31
+            and max(call["positions"][: call.facts.num_tokens].tolist()) >= 2**31
         ),
         "unchecked: a position just past the table": lambda call: (
-            _just_past(call) in call.arguments["positions"][: call.facts.num_tokens]
+            _just_past(call) in call["positions"][: call.facts.num_tokens]
         ),
         "unchecked: a negative position": lambda call: bool(
-            call.facts.num_tokens and min(call.arguments["positions"][: call.facts.num_tokens]) < 0
+            call.facts.num_tokens and min(call["positions"][: call.facts.num_tokens]) < 0
         ),
     },
     has_kernel=True,
 )
 def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
     """Without checked mode a token that reference refuses gets -1, never a neighbour's slot."""
-    with target.running(checked=False, seed=len(call.arguments["positions"])):
-        got = Invocation(target, call).run().tolist()
+    got = Invocation(target, call).answer(seed=len(call["positions"]), checked=False).tolist()
     expected = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
     expected += [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
-    difference = first_difference(expected, got)
-    if difference is not None:
-        raise Mismatch(call, target.name, difference)
+    check_equal(target, call, expected, got)
 
 
 @law("map_to_kernel_blocks", map_to_kernel_blocks_calls)
 def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
     """Kernel blocks are the manager's blocks, each in as many pieces, in order."""
-    count = call.arguments["blocks_per_kv_block"]
-    with target.running(checked=True):
-        mapped = Invocation(target, call).run().tolist()
+    count = call["blocks_per_kv_block"]
+    mapped = Invocation(target, call).answer().tolist()
     flat = np.array(mapped, dtype=object).reshape(-1)
     owners = [block // count for block in flat]
-    assert owners == [
-        b for b in call.arguments["block_ids"].reshape(-1).tolist() for _ in range(count)
-    ]
+    assert owners == [b for b in call["block_ids"].reshape(-1).tolist() for _ in range(count)]
     assert [block % count for block in flat] == list(range(count)) * (len(flat) // count)
 
 
@@ -229,8 +220,5 @@ def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> No
     """A token has a slot exactly on the rank that its position falls to."""
     slots = Reader(target).answer(call).tolist()
     for token, slot in enumerate(slots[: call.facts.num_tokens]):
-        is_held = (
-            rank_of(call.facts, int(call.arguments["positions"][token]))
-            == call.facts.layout.cp_rank
-        )
+        is_held = rank_of(call.facts, int(call["positions"][token])) == call.facts.layout.cp_rank
         assert (slot != reference.PAD_SLOT_ID) == is_held

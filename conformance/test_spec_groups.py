@@ -34,7 +34,7 @@ test_containers = Contract(
         **one_for_each(("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig"), class_of),
         "layers that are not a list": lambda call: "no list" in call.arguments.values(),
         "a negative number": lambda call: -1 in call.arguments.values(),
-        "no spec": lambda call: call.arguments.get("kv_cache_spec", 0) is None,
+        "no spec": lambda call: call.get("kv_cache_spec", 0) is None,
     },
     compares_views=True,
 )
@@ -54,7 +54,7 @@ def test_containers_can_be_changed(target: Target, call: Call) -> None:
 
 
 def _values(call: Call, field: str) -> list[Any]:
-    return [getattr(spec, field, None) for spec in call.arguments["specs"]]
+    return [getattr(spec, field, None) for spec in call["specs"]]
 
 
 def _is_found_later(call: Call, field: str) -> bool:
@@ -67,7 +67,7 @@ test_merge = Contract(
     merge_calls,
     {
         **one_for_each((*KINDS, UNIFORM), class_of),
-        "one spec alone": lambda call: len(call.arguments["specs"]) == 1,
+        "one spec alone": lambda call: len(call["specs"]) == 1,
         "a window that the first lacks": lambda call: _is_found_later(call, "sliding_window"),
         "a chunk size that the first lacks": lambda call: _is_found_later(
             call, "attention_chunk_size"
@@ -83,16 +83,16 @@ test_merge = Contract(
 
 
 def _kinds(call: Call) -> list[str]:
-    return [type(spec).__name__ for spec in call.arguments["specs"].values()]
+    return [type(spec).__name__ for spec in call["specs"].values()]
 
 
 def _is_uniform(call: Call) -> bool:
-    return reference.UniformTypeKVCacheSpecs.is_uniform_type(call.arguments["specs"])
+    return reference.UniformTypeKVCacheSpecs.is_uniform_type(call["specs"])
 
 
 def _differ(call: Call, kind: str) -> bool:
     """Return whether specs differ in nothing but what specs of their one kind must agree in."""
-    block_sizes = {spec.block_size for spec in call.arguments["specs"].values()}
+    block_sizes = {spec.block_size for spec in call["specs"].values()}
     return len(block_sizes) == 1 and {*_kinds(call)} == {kind} and not _is_uniform(call)
 
 
@@ -104,7 +104,7 @@ UNIFORM_TYPE: Goals = {
         _kinds(call)[0] in {"EncoderOnlyAttentionSpec", "AttentionSpec"}
     ),
     "different block sizes": lambda call: (
-        len({spec.block_size for spec in call.arguments["specs"].values()}) > 1
+        len({spec.block_size for spec in call["specs"].values()}) > 1
     ),
     "windows that differ": lambda call: _differ(call, "SlidingWindowSpec"),
     "chunk sizes that differ": lambda call: _differ(call, "ChunkedLocalAttentionSpec"),

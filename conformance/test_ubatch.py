@@ -40,7 +40,7 @@ from conformance.targets import Target
 
 def _cuts_request(call: Call, times: int) -> bool:
     """Return whether a request is cut that often or more."""
-    edges = np.cumsum([0, *call.arguments["num_scheduled_tokens"]])
+    edges = np.cumsum([0, *call["num_scheduled_tokens"]])
     return any(
         sum(a < p < b for p in points_of(call)) >= times for a, b in itertools.pairwise(edges)
     )
@@ -50,23 +50,20 @@ test_create_ubatch_slices = Contract(
     "create_ubatch_slices",
     create_ubatch_slices_calls,
     {
-        "one split point, as an int": lambda call: isinstance(call.arguments["split_points"], int),
-        "no split point": lambda call: call.arguments["split_points"] == [],
+        "one split point, as an int": lambda call: isinstance(call["split_points"], int),
+        "no split point": lambda call: call["split_points"] == [],
         "three micro-batches or more": lambda call: len(points_of(call)) > 1,
         "a cut between requests": lambda call: any(
-            p in np.cumsum(call.arguments["num_scheduled_tokens"]) for p in points_of(call)
+            p in np.cumsum(call["num_scheduled_tokens"]) for p in points_of(call)
         ),
         "a request cut in two": lambda call: _cuts_request(call, 1),
         "a request cut at both ends": lambda call: _cuts_request(call, 2),
-        "a request of no tokens": lambda call: bool(
-            (call.arguments["num_scheduled_tokens"] == 0).any()
-        ),
+        "a request of no tokens": lambda call: bool((call["num_scheduled_tokens"] == 0).any()),
         "a request of no tokens at a cut": lambda call: any(
-            list(np.cumsum(call.arguments["num_scheduled_tokens"])).count(p) > 1
-            for p in points_of(call)
+            list(np.cumsum(call["num_scheduled_tokens"])).count(p) > 1 for p in points_of(call)
         ),
-        "int32": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int32,
-        "int64": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int64,
+        "int32": lambda call: call["num_scheduled_tokens"].dtype == np.int32,
+        "int64": lambda call: call["num_scheduled_tokens"].dtype == np.int64,
     },
     invalid_inputs=CREATE_INVALID_INPUTS,
     laws=(
@@ -83,14 +80,12 @@ test_slice_query_start_locs = Contract(
     slice_query_start_locs_calls,
     {
         **of_batch("no requests", "strided arrays", "padded requests at the end"),
-        "an empty slice": lambda call: (
-            call.arguments["request_slice"].start == call.arguments["request_slice"].stop
-        ),
+        "an empty slice": lambda call: call["request_slice"].start == call["request_slice"].stop,
         "the whole batch": lambda call: (
-            call.arguments["request_slice"] == slice(0, call.facts.num_reqs) != slice(0, 0)
+            call["request_slice"] == slice(0, call.facts.num_reqs) != slice(0, 0)
         ),
         "a slice that starts inside": lambda call: (
-            0 < call.arguments["request_slice"].start < call.arguments["request_slice"].stop
+            0 < call["request_slice"].start < call["request_slice"].stop
         ),
     },
     invalid_inputs=SLICE_STARTS_INVALID_INPUTS,
@@ -114,18 +109,18 @@ test_make_metadata_with_slice = Contract(
     {
         **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
         **of_metadata(),
-        "cut at the front": lambda call: is_cut(call.facts, call.arguments["ubatch_slice"])[0],
-        "cut at the back": lambda call: is_cut(call.facts, call.arguments["ubatch_slice"])[1],
+        "cut at the front": lambda call: is_cut(call.facts, call["ubatch_slice"])[0],
+        "cut at the back": lambda call: is_cut(call.facts, call["ubatch_slice"])[1],
         "one request cut at both ends": lambda call: _is_cut_at_both_ends(
-            call.facts, call.arguments["ubatch_slice"]
+            call.facts, call["ubatch_slice"]
         ),
         "requests with tokens after its last": lambda call: (
-            call.facts.starts[call.arguments["ubatch_slice"].request_slice.stop - 1]
-            >= call.arguments["ubatch_slice"].token_slice.stop
-            and any(call.facts.query_lens[call.arguments["ubatch_slice"].request_slice][1:])
+            call.facts.starts[call["ubatch_slice"].request_slice.stop - 1]
+            >= call["ubatch_slice"].token_slice.stop
+            and any(call.facts.query_lens[call["ubatch_slice"].request_slice][1:])
         ),
         "padding alone": lambda call: (
-            call.arguments["ubatch_slice"].token_slice.start >= call.facts.num_tokens
+            call["ubatch_slice"].token_slice.start >= call.facts.num_tokens
         ),
         "the maxima are raised": lambda call: call.facts.raised > 0,
         "counts are NumPy ints": lambda call: call.facts.has_numpy_ints,
@@ -156,11 +151,11 @@ test_split_attn_metadata = Contract(
     {
         **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
         **of_metadata(),
-        "no micro-batches": lambda call: not call.arguments["ubatch_slices"],
-        "two micro-batches": lambda call: len(call.arguments["ubatch_slices"]) == 2,
-        "three micro-batches or more": lambda call: len(call.arguments["ubatch_slices"]) > 2,
+        "no micro-batches": lambda call: not call["ubatch_slices"],
+        "two micro-batches": lambda call: len(call["ubatch_slices"]) == 2,
+        "three micro-batches or more": lambda call: len(call["ubatch_slices"]) > 2,
         "a request cut at both ends": lambda call: any(
-            _is_cut_at_both_ends(call.facts, u) for u in call.arguments["ubatch_slices"]
+            _is_cut_at_both_ends(call.facts, u) for u in call["ubatch_slices"]
         ),
     },
     pairs=(("padded requests at the end", "a request cut at both ends"),),
@@ -183,9 +178,8 @@ test_split_attn_metadata = Contract(
 @law("create_ubatch_slices", create_ubatch_slices_calls)
 def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
     """The slices are consecutive, and their requests are those with a token in them."""
-    with target.running(checked=True):
-        slices = Invocation(target, call).run()
-    lens = call.arguments["num_scheduled_tokens"].tolist()
+    slices = Invocation(target, call).answer()
+    lens = call["num_scheduled_tokens"].tolist()
     owner = [i for i, q in enumerate(lens) for _ in range(q)]
     edges = [0, *points_of(call), len(owner)]
     assert [(s.token_slice.start, s.token_slice.stop) for s in slices] == list(

@@ -157,6 +157,6 @@ def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> No
         if layer.tensor == writer.tensor:
             assert are_zero
         else:
-            raw = invocation.call.arguments["kv_cache_raw_tensors"][layer.name]
+            raw = invocation.call["kv_cache_raw_tensors"][layer.name]
             now = invocation.arguments["kv_cache_raw_tensors"][layer.name]
             assert np.array_equal(as_bytes(raw), as_bytes(now))

@@ -99,8 +99,8 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
     """
     step, target = call.facts, reader.target
     batch, slots = step.batches[0], step.request_slots
-    all_rows = list(range(call.arguments["max_num_reqs"]))
-    full = [(9,) * -(-call.arguments["max_model_len"] // g.layout.block_size) for g in step.batches]
+    all_rows = list(range(call["max_num_reqs"]))
+    full = [(9,) * -(-call["max_model_len"] // g.layout.block_size) for g in step.batches]
     halves = [[row[: len(row) // 2] for row in group.rows[::2]] for group in step.batches]
     rests = [
         [row if j % 2 else row[len(row) // 2 :] for j, row in enumerate(group.rows)]

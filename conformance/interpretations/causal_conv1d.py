@@ -46,8 +46,7 @@ def _with_change(call: Call, change: Change) -> Call:
 
 def listed(target: Target, call: Call, seed: int = 0) -> tuple[list[int], list[int]]:
     """Return the sequences and offsets of a target's programs, with padding."""
-    with target.running(checked=True, seed=seed):
-        _, sequences, offsets = Invocation(target, call).run()
+    _, sequences, offsets = Invocation(target, call).answer(seed=seed)
     return sequences.tolist(), offsets.tolist()
 
 

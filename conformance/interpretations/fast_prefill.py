@@ -21,7 +21,7 @@ from conformance.strategies.presets import Preset
 
 def metadata_of(call: Call) -> Any:
     """Return the metadata argument of a call."""
-    return call.arguments["common_attn_metadata"]
+    return call["common_attn_metadata"]
 
 
 def logits_indices_of(call: Call) -> list[int]:

@@ -11,7 +11,7 @@ from conformance.laws.interpretation import Interpretation, Reader, changing, po
 
 def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of the virtual requests, with key positions in the sequence."""
-    chunk, positions = call.arguments["attn_chunk_size"], positions_of(call.facts)
+    chunk, positions = call["attn_chunk_size"], positions_of(call.facts)
     access = reader.access(reader.answer(call), call.facts.layout)
     yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
 

@@ -13,8 +13,8 @@ from conformance.strategies.batches import Batch
 
 def _select_actual(call: Call, access: Access) -> Access:
     """Return the reads of the actual requests, and the writes of the actual tokens."""
-    tokens = call.facts.starts[call.arguments["num_actual_reqs"]]
-    writes = access.of_tokens(range(call.arguments["num_actual_tokens"])).writes
+    tokens = call.facts.starts[call["num_actual_reqs"]]
+    writes = access.of_tokens(range(call["num_actual_tokens"])).writes
     return Access(access.of_tokens(range(tokens)).reads, writes)
 
 

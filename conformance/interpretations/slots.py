@@ -32,8 +32,8 @@ def _with_change(call: Call, change: Change) -> Call:
         "positions": batch.positions(),
         **batch.layout.keywords(),
     }
-    if "out" in call.arguments:
-        room = len(call.arguments["out"]) - call.facts.num_actual_tokens
+    if "out" in call:
+        room = len(call["out"]) - call.facts.num_actual_tokens
         arguments["out"] = poisoned_out(batch.num_actual_tokens + room, np.int64)
     return with_batch(call, batch, **arguments)
 

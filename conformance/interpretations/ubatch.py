@@ -29,7 +29,7 @@ ONE_TOKEN = Batch((1,), (0,), Layout(2), ((3,),))
 
 def points_of(call: Call) -> list[int]:
     """Return the split points as a list, also if there is one."""
-    points = call.arguments["split_points"]
+    points = call["split_points"]
     return points if isinstance(points, list) else [points]
 
 
@@ -70,14 +70,14 @@ def _created_parts(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _sliced_starts(call: Call, change: Change) -> Call:
     """Return the call about the same requests, as far as the changed batch has them."""
-    batch, requests = change.of(call.facts), call.arguments["request_slice"]
+    batch, requests = change.of(call.facts), call["request_slice"]
     start, stop = (min(edge, batch.num_reqs) for edge in (requests.start, requests.stop))
     starts = batch.query_start_loc()
     return with_batch(call, batch, query_start_loc=starts, request_slice=slice(start, stop))
 
 
 def _tokens_of_requests(call: Call) -> range:
-    starts, requests = call.facts.starts, call.arguments["request_slice"]
+    starts, requests = call.facts.starts, call["request_slice"]
     return range(starts[requests.start], starts[requests.stop])
 
 
@@ -86,7 +86,7 @@ def _requests_of_starts(reader: Reader, call: Call) -> Iterator[Access]:
     tokens = _tokens_of_requests(call)
     metadata = requests_of(
         call.facts.metadata(),
-        call.arguments["request_slice"],
+        call["request_slice"],
         reader.answer(call).cpu().numpy(),
         slice(tokens.start, tokens.stop),
     )
@@ -109,7 +109,7 @@ def _slices_with_tokens(draw: Draw, preset: Preset) -> Call:
     The slices have tokens. If the last request is cut at its end, the batch is causal.
     """
     call = draw(make_metadata_with_slice_calls(preset))
-    batch, ubatch = call.facts, call.arguments["ubatch_slice"]
+    batch, ubatch = call.facts, call["ubatch_slice"]
     if ubatch.token_slice.start >= batch.num_tokens:
         batch = batch if batch.num_tokens else ONE_TOKEN
         ubatch = slices_between(batch, [])[0]
@@ -120,7 +120,7 @@ def _slices_with_tokens(draw: Draw, preset: Preset) -> Call:
 
 def _sliced(call: Call, change: Change) -> Call:
     """Return the call about the same tokens of a changed batch."""
-    batch, ubatch = change.of(call.facts), call.arguments["ubatch_slice"]
+    batch, ubatch = change.of(call.facts), call["ubatch_slice"]
     requests, tokens = ubatch.request_slice, ubatch.token_slice
     # A slice that reaches the padding, or the end of the batch, gets the new padding.
     is_last = tokens.stop >= call.facts.num_tokens
@@ -131,7 +131,7 @@ def _sliced(call: Call, change: Change) -> Call:
 
 
 def _tokens_of_slice(call: Call) -> range:
-    tokens = call.arguments["ubatch_slice"].token_slice
+    tokens = call["ubatch_slice"].token_slice
     return range(tokens.start, tokens.stop)
 
 
@@ -144,7 +144,7 @@ def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
     """Return calls of `split_attn_metadata` whose batch is causal, or cut between requests."""
 
     def with_valid_points(call: Call) -> Call:
-        slices = call.arguments["ubatch_slices"]
+        slices = call["ubatch_slices"]
         edges = [ubatch.token_slice.start for ubatch in slices[1:]]
         if call.facts.causal or edges == _valid_points(call.facts, edges):
             return call
@@ -158,7 +158,7 @@ def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
 def _cut_changed(call: Call, change: Change) -> Call:
     """Return the call that cuts a changed batch at the same points."""
     batch = change.of(call.facts)
-    points = [ubatch.token_slice.start for ubatch in call.arguments["ubatch_slices"][1:]]
+    points = [ubatch.token_slice.start for ubatch in call["ubatch_slices"][1:]]
     has_any = batch.num_reqs and batch.num_actual_tokens
     slices = slices_between(batch, _valid_points(batch, points)) if has_any else []
     return with_batch(call, batch, common_attn_metadata=batch.metadata(), ubatch_slices=slices)
@@ -166,7 +166,7 @@ def _cut_changed(call: Call, change: Change) -> Call:
 
 def _micro_batches(reader: Reader, call: Call) -> Iterator[Access]:
     parts = reader.answer(call)
-    for ubatch, part in zip(call.arguments["ubatch_slices"], parts, strict=True):
+    for ubatch, part in zip(call["ubatch_slices"], parts, strict=True):
         yield reader.access(part, call.facts.layout).shifted(ubatch.token_slice.start)
 
 

@@ -137,7 +137,7 @@ def reordering_renames(case: LawCase) -> None:
 
 
 def _chunk(case: LawCase) -> int:
-    chunk: int = case.call.arguments["attn_chunk_size"]
+    chunk: int = case.call["attn_chunk_size"]
     return chunk
 
 
