@@ -17,7 +17,7 @@ import reference
 from conformance.calls import Call
 from conformance.dense_layer import State
 from conformance.invocations import Invocation
-from conformance.laws.interpretation import as_reference
+from conformance.laws.access import as_reference
 from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
 from conformance.properties import law
 from conformance.strategies.attention import PRESETS, Example, of_layer

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.dense_layer import Array
 from conformance.invocations import Invocation
-from conformance.laws.interpretation import as_reference
+from conformance.laws.access import as_reference
 from conformance.poisoned_cache import PoisonedCache, twins
 from conformance.properties import law
 from conformance.strategies.attention import PRESETS

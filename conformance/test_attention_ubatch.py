@@ -9,7 +9,7 @@ import reference
 from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.invocations import Invocation
-from conformance.laws.interpretation import as_reference
+from conformance.laws.access import as_reference
 from conformance.poisoned_cache import PoisonedCache, joined, twins
 from conformance.properties import law
 from conformance.strategies.attention import IN_ANY_STEP, PRESETS, Example, of_layer

@@ -12,7 +12,7 @@ from conformance.contracts import Contract
 from conformance.interpretations.attn_metadata import GROUPS, given_to
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.laws.interpretation import as_reference
+from conformance.laws.access import as_reference
 from conformance.properties import law
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_GOALS, METADATA_GOALS

@@ -29,8 +29,8 @@ def _groups(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call of the next step in the same buffers, with changed batches."""
-    batches = tuple(change.of(batch) for batch in call.facts.batches)
-    batch, tails = change.of(call.facts.batch), call.facts.tail
+    batches = tuple(change(batch) for batch in call.facts.batches)
+    batch, tails = change(call.facts.batch), call.facts.tail
 
     def buffer(name: str, values: tuple[int, ...]) -> Buffer:
         return Buffer(name, *(guarded((*values, *tail), np.int32) for tail in tails))

@@ -87,7 +87,7 @@ def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _to_reorder(call: Call, change: Change) -> Call:
     """Return the call that reorders a changed batch."""
-    batch = change.of(call.facts)
+    batch = change(call.facts)
     ids = [f"r{i}" for i in range(batch.num_reqs)]
     computed = np.array(batch.num_computed_tokens, np.int32)
     return with_batch(

@@ -133,7 +133,7 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the tables for a step with changed batches."""
-    changed = tuple(map(change.of, call.facts.batches))
+    changed = tuple(map(change, call.facts.batches))
     return _tables_of(dataclasses.replace(call.facts, batches=changed))
 
 

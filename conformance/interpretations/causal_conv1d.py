@@ -38,7 +38,7 @@ def _runs_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call about a changed batch, with its hint."""
-    batch = change.of(call.facts)
+    batch = change(call.facts)
     starts = batch.query_start_loc()
     call = call.hinting(**dict.fromkeys(call.hints, starts))
     return with_batch(call, batch, query_start_loc_p=starts)

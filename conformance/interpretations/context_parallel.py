@@ -57,7 +57,7 @@ def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
 
 HELD_KEYS = Interpretation(
     _first_held,
-    lambda call, change: _lengths_of(call, change.of(call.facts)),
+    lambda call, change: _lengths_of(call, change(call.facts)),
     shows=Half.READS,
     calls=_on_ranks,
 )

@@ -50,7 +50,7 @@ def _logits_tokens(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call with logits indices of the same tokens of a changed batch."""
-    batch, old = change.of(call.facts), metadata_of(call)
+    batch, old = change(call.facts), metadata_of(call)
     metadata = batch.metadata()
     if old.logits_indices_padded is None:
         return with_batch(call, batch, common_attn_metadata=metadata)

@@ -20,14 +20,14 @@ def _select_actual(call: Call, access: Access) -> Access:
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call that removes all padding of a changed batch, and nothing else."""
-    batch = change.of(call.facts)
+    batch = change(call.facts)
     counts = {"num_actual_tokens": batch.num_tokens, "num_actual_reqs": _num_busy(batch)}
     return with_batch(call, batch, self=batch.metadata(), **counts)
 
 
 def _num_busy(batch: Batch) -> int:
     """Return the number of requests up to the last one with tokens."""
-    return Unpadded().of(batch).num_reqs
+    return Unpadded()(batch).num_reqs
 
 
 def _actual_requests(reader: Reader, call: Call) -> Iterator[Access]:

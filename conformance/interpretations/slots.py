@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.laws.access import Access, Half
-from conformance.laws.changes import AsItIs, Change, InManagersBlocks
+from conformance.laws.changes import Change, InManagersBlocks
 from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
@@ -25,7 +25,7 @@ from conformance.strategies.slots import (
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call about a changed batch, with an `out` that is as much longer."""
-    batch = change.of(call.facts)
+    batch = change(call.facts)
     arguments: dict[str, Any] = {
         "block_table": batch.block_table(),
         "query_start_loc": batch.query_start_loc(),
@@ -54,13 +54,11 @@ def _mapped_batches(draw: Draw, preset: Preset) -> Call:
     """Draw calls that map the table of a batch from the manager's blocks to kernel blocks."""
     layout = dataclasses.replace(draw(layouts(preset)), cp_world_size=1, cp_rank=0)
     call = Call("map_to_kernel_blocks", {}, draw(batches(preset, layout=layout)))
-    return _mapping(call, AsItIs())
+    return _mapping(call, Change())
 
 
 _mapping = changing(
-    block_ids=lambda batch: dataclasses.replace(
-        InManagersBlocks().of(batch), filler=0
-    ).block_table(),
+    block_ids=lambda batch: dataclasses.replace(InManagersBlocks()(batch), filler=0).block_table(),
     blocks_per_kv_block=lambda batch: batch.layout.blocks_per_kv_block,
 )
 """Changes the batch of a call: the table lists the manager's blocks, and its filler is null."""

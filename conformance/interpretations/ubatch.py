@@ -70,7 +70,7 @@ def _created_parts(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _sliced_starts(call: Call, change: Change) -> Call:
     """Return the call about the same requests, as far as the changed batch has them."""
-    batch, requests = change.of(call.facts), call["request_slice"]
+    batch, requests = change(call.facts), call["request_slice"]
     start, stop = (min(edge, batch.num_reqs) for edge in (requests.start, requests.stop))
     starts = batch.query_start_loc()
     return with_batch(call, batch, query_start_loc=starts, request_slice=slice(start, stop))
@@ -120,7 +120,7 @@ def _slices_with_tokens(draw: Draw, preset: Preset) -> Call:
 
 def _sliced(call: Call, change: Change) -> Call:
     """Return the call about the same tokens of a changed batch."""
-    batch, ubatch = change.of(call.facts), call["ubatch_slice"]
+    batch, ubatch = change(call.facts), call["ubatch_slice"]
     requests, tokens = ubatch.request_slice, ubatch.token_slice
     # A slice that reaches the padding, or the end of the batch, gets the new padding.
     is_last = tokens.stop >= call.facts.num_tokens
@@ -157,7 +157,7 @@ def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
 
 def _cut_changed(call: Call, change: Change) -> Call:
     """Return the call that cuts a changed batch at the same points."""
-    batch = change.of(call.facts)
+    batch = change(call.facts)
     points = [ubatch.token_slice.start for ubatch in call["ubatch_slices"][1:]]
     has_any = batch.num_reqs and batch.num_actual_tokens
     slices = slices_between(batch, _valid_points(batch, points)) if has_any else []
@@ -172,7 +172,7 @@ def _micro_batches(reader: Reader, call: Call) -> Iterator[Access]:
 
 CREATED = Interpretation(
     _created_parts,
-    lambda call, change: _cut_at(call, change.of(call.facts), points_of(call)),
+    lambda call, change: _cut_at(call, change(call.facts), points_of(call)),
     calls=_cut_lengths,
 )
 """Of `create_ubatch_slices`: the metadata of its slices, made by `reference`."""

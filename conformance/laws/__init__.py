@@ -3,8 +3,7 @@
 - `access`: which slots the tokens of a batch read and write, as a value;
 - `changes`: changes of a batch (padded, in another order, on another rank);
 - `interpretation`: how a function's arguments and results are read as a batch;
-- `law_case`: one call for which a law must hold;
-- `law`: what a law is; `statements`: the laws;
+- `law`: what a law is, and one call for which it must hold; `statements`: the laws;
 - `law_checks`: the tests of the laws that a contract names.
 
 `Contract.laws` names the laws of a function. `conformance.interpretations` has its interpretation,

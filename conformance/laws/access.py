@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import reference
 from conformance.strategies.batches import Layout
 
-Read: TypeAlias = tuple[int, int, Any]
+Token: TypeAlias = Any
+"""The number of a token in its batch; or the name of its request, and its position there."""
+
+Slot: TypeAlias = Any
+"""The number of a slot; where there are several caches, that of its cache, and its own."""
+
+Read: TypeAlias = tuple[Token, int, Slot]
 """A token, a key position of its request, the slot in which it finds the key."""
 
-Write: TypeAlias = tuple[int, Any]
+Write: TypeAlias = tuple[Token, Slot]
 """A token, the slot in which its own key is put."""
 
 
@@ -51,25 +58,32 @@ class Access:
         return bool(self.reads or self.writes)
 
     @property
-    def tokens(self) -> set[int]:
+    def tokens(self) -> set[Token]:
         """Return the tokens that read or write something."""
         return {token for token, *_ in self.reads} | {token for token, _ in self.writes}
 
     @staticmethod
-    def of(
-        metadata: reference.CommonAttentionMetadata, layout: Layout, half: Half = Half.BOTH
-    ) -> Access:
+    def of(metadata: Any, layout: Layout, half: Half = Half.BOTH) -> Access:
         """Return the access relation of a batch, as `reference` defines it.
 
         Args:
-            metadata: The batch.
+            metadata: The batch, as an implementation or `reference` holds it.
             layout: How its positions lie in blocks, and on which rank.
             half: The half to compute; the other is left empty.
+
+        Raises:
+            AssertionError: The metadata is not valid.
         """
+        metadata = as_reference(metadata)
         reads: set[Read] = set()
-        if Half.READS in half:
-            reads = reference.kv_reads(metadata, layout.block_size, **layout.keywords())
-        writes = reference.kv_writes(metadata) if Half.WRITES in half else set()
+        writes: set[Write] = set()
+        try:
+            if Half.READS in half:
+                reads = reference.kv_reads(metadata, layout.block_size, **layout.keywords())
+            if Half.WRITES in half:
+                writes = reference.kv_writes(metadata)
+        except (ValueError, TypeError) as error:
+            raise AssertionError(f"the metadata is not valid: {error}") from error
         return Access(frozenset(reads), frozenset(writes))
 
     @staticmethod
@@ -97,7 +111,26 @@ class Access:
             writes |= part.writes
         return Access(frozenset(reads), frozenset(writes))
 
-    def renamed(self, names: Mapping[int, int]) -> Access:
+    @staticmethod
+    def partition(parts: Sequence[Access]) -> Access:
+        """Return the union of parts, each with tokens of its own.
+
+        Raises:
+            AssertionError: A token is in two parts.
+
+        >>> one, other = Access(frozenset({(0, 0, 5)})), Access(frozenset({(0, 1, 6)}))
+        >>> Access.partition([one, other])
+        Traceback (most recent call last):
+            ...
+        AssertionError: token 0 is in 2 parts
+        """
+        holders = Counter(token for part in parts for token in {t for t, *_ in part.reads})
+        twice = [token for token, count in holders.items() if count > 1]
+        if twice:
+            raise AssertionError(f"{_token(min(twice))} is in {holders[min(twice)]} parts")
+        return Access.union(parts)
+
+    def renamed(self, names: Mapping[int, Token]) -> Access:
         """Return the relation with its tokens renamed.
 
         Raises:
@@ -108,7 +141,7 @@ class Access:
         """
         unknown = self.tokens - names.keys()
         if unknown:
-            raise AssertionError(f"token {min(unknown)} is not in the batch")
+            raise AssertionError(f"{_token(min(unknown))} is not in the batch")
         reads = frozenset((names[token], key, slot) for token, key, slot in self.reads)
         return Access(reads, frozenset((names[token], slot) for token, slot in self.writes))
 
@@ -117,7 +150,7 @@ class Access:
         reads = frozenset((token + tokens, key, slot) for token, key, slot in self.reads)
         return Access(reads, frozenset((token + tokens, slot) for token, slot in self.writes))
 
-    def restricted(self, selects: Callable[[int, int], bool]) -> Access:
+    def restricted(self, selects: Callable[[Token, int], bool]) -> Access:
         """Return the relation with only the reads whose (token, key position) is selected.
 
         >>> access = Access(frozenset({(1, 0, 5), (1, 1, 8)}), frozenset({(1, 8)}))
@@ -126,14 +159,25 @@ class Access:
         """
         return Access(frozenset(read for read in self.reads if selects(*read[:2])), self.writes)
 
-    def of_tokens(self, tokens: Container[int]) -> Access:
+    def within_chunks(self, chunk: int, positions: Mapping[Token, int]) -> Access:
+        """Return the relation with only reads of the token's own chunk, up to the token itself."""
+        return self.restricted(
+            lambda token, key: key <= positions[token] and key // chunk == positions[token] // chunk
+        )
+
+    def read_back(self, positions: Mapping[Token, int]) -> Access:
+        """Return the writes from which each token reads its own key."""
+        own = ((token, slot) for token, key, slot in self.reads if key == positions[token])
+        return Access(writes=frozenset(own))
+
+    def of_tokens(self, tokens: Container[Token]) -> Access:
         """Return the reads and writes of some tokens."""
         return Access(
             frozenset(read for read in self.reads if read[0] in tokens),
             frozenset(write for write in self.writes if write[0] in tokens),
         )
 
-    def with_keys(self, position: Callable[[int, int], int]) -> Access:
+    def with_keys(self, position: Callable[[Token, int], int]) -> Access:
         """Return the relation with key positions replaced by `position(token, key position)`."""
         reads = frozenset((token, position(token, key), slot) for token, key, slot in self.reads)
         return Access(reads, self.writes)
@@ -162,9 +206,9 @@ class Access:
         """
         if self.reads:
             token, key, slot = min(self.reads)
-            return f"token {token} reads {_place(slot)} for key position {key}"
+            return f"{_token(token)} reads {_slot(slot)} for key position {key}"
         token, slot = min(self.writes)
-        return f"token {token} writes {_place(slot)}"
+        return f"{_token(token)} writes {_slot(slot)}"
 
     def assert_equal(self, expected: Access) -> None:
         """Raise unless this relation equals the expected one.
@@ -188,10 +232,28 @@ class Access:
             raise AssertionError("{}; {} unexpected, {} missing".format(first, *counts))
 
 
-def _place(slot: Any) -> str:
+def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
+    """Return an implementation's metadata as an object of `reference`; arrays may be views."""
+    fields = reference.CommonAttentionMetadata.__dataclass_fields__
+    values = {name: getattr(metadata, name) for name in fields}
+    return reference.CommonAttentionMetadata(
+        **{n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in values.items()}
+    )
+
+
+def _token(token: Token) -> str:
+    """Describe a token, by its request if it is known by that.
+
+    >>> _token(5), _token(("request-0", 3))
+    ('token 5', 'token 3 of request-0')
+    """
+    return f"token {token[1]} of {token[0]}" if isinstance(token, tuple) else f"token {token}"
+
+
+def _slot(slot: Slot) -> str:
     """Describe a slot, with the group of its cache if it has one.
 
-    >>> _place(5), _place((2, 5))
+    >>> _slot(5), _slot((2, 5))
     ('slot 5', 'slot 5 of group 2')
     """
     return f"slot {slot[1]} of group {slot[0]}" if isinstance(slot, tuple) else f"slot {slot}"

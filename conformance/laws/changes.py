@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Protocol
 
 from conformance.strategies.batches import Batch
 
 
-class Change(Protocol):
-    """A change of a batch."""
+class Change:
+    """A change of a batch: calling it returns the changed batch. This one changes nothing."""
 
-    def of(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
         """Return the changed batch."""
-        ...
-
-    def names(self, batch: Batch) -> dict[int, int]:
-        """Return the old number of each token of the changed batch."""
-        ...
-
-
-class _SameTokens:
-    """A change that leaves the numbers of tokens as they are."""
+        return batch
 
     def names(self, batch: Batch) -> dict[int, int]:
         """Return the old number of each token of the changed batch."""
         return {token: token for token in range(batch.num_tokens)}
 
 
-@dataclasses.dataclass(frozen=True)
-class AsItIs(_SameTokens):
-    """No change, but the call is rebuilt from its batch, as for other changes."""
-
-    def of(self, batch: Batch) -> Batch:
-        """Return the batch."""
-        return batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Unpadded(_SameTokens):
+class Unpadded(Change):
     """Without padded requests at the end, and without padding tokens."""
 
-    def of(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
         """Return the changed batch."""
         count = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
         return dataclasses.replace(
@@ -55,8 +36,8 @@ class Unpadded(_SameTokens):
 
 
 @dataclasses.dataclass(frozen=True)
-class Padded(_SameTokens):
-    """With more padded requests and more padding tokens at the end.
+class Padded(Change):
+    """With more padded requests, whose rows list the null block, and more padding tokens.
 
     Attributes:
         stale_lens: The sequence lengths of the padded requests: 0, or left over from an older step.
@@ -66,8 +47,8 @@ class Padded(_SameTokens):
     stale_lens: tuple[int, ...]
     num_tokens: int
 
-    def of(self, batch: Batch) -> Batch:
-        """Return the changed batch; the rows of padded requests list the null block."""
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the changed batch."""
         per_block = batch.layout.blocks_per_kv_block
         rows = [(0,) * (per_block * batch.layout.num_blocks(stale)) for stale in self.stale_lens]
         return dataclasses.replace(
@@ -80,7 +61,7 @@ class Padded(_SameTokens):
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder:
+class InOrder(Change):
     """With its requests in another order.
 
     Attributes:
@@ -95,7 +76,7 @@ class InOrder:
         random.Random(self.seed).shuffle(order)  # noqa: S311  # no secret
         return order
 
-    def of(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
         """Return the changed batch."""
         return in_order(batch, self.order(batch))
 
@@ -121,27 +102,21 @@ def names_in_order(batch: Batch, order: list[int]) -> dict[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class OnRank(_SameTokens):
-    """On another context-parallel rank.
-
-    Attributes:
-        rank: The rank.
-    """
+class OnRank(Change):
+    """On another context-parallel rank."""
 
     rank: int
 
-    def of(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
         """Return the changed batch."""
-        return dataclasses.replace(
-            batch, layout=dataclasses.replace(batch.layout, cp_rank=self.rank)
-        )
+        layout = dataclasses.replace(batch.layout, cp_rank=self.rank)
+        return dataclasses.replace(batch, layout=layout)
 
 
-@dataclasses.dataclass(frozen=True)
-class InManagersBlocks(_SameTokens):
+class InManagersBlocks(Change):
     """With a table of the manager's blocks instead of kernel blocks."""
 
-    def of(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
         """Return the changed batch."""
         per_block = batch.layout.blocks_per_kv_block
         return dataclasses.replace(

@@ -34,19 +34,11 @@ class Reader:
 
     def answer(self, call: Call) -> Any:
         """Return the result of a call on the target, in checked mode."""
-        with self.target.running(checked=True):
-            return Invocation(self.target, call).run()
+        return Invocation(self.target, call).answer()
 
     def access(self, metadata: Any, layout: Layout) -> Access:
-        """Return the access relation of a metadata object of the target or of `reference`.
-
-        Raises:
-            AssertionError: The metadata is not valid.
-        """
-        try:
-            return Access.of(as_reference(metadata), layout, self.half)
-        except (ValueError, TypeError) as error:
-            raise AssertionError(f"the result is not valid metadata: {error}") from error
+        """Return the access relation of a metadata object of the target or of `reference`."""
+        return Access.of(metadata, layout, self.half)
 
 
 Parts = Callable[[Reader, Call], Iterable[Access]]
@@ -93,7 +85,7 @@ def changing(**arguments: Callable[[Batch], Any]) -> Callable[[Call, Change], Ca
     """
 
     def with_change(call: Call, change: Change) -> Call:
-        batch = change.of(call.facts)
+        batch = change(call.facts)
         return with_batch(call, batch, **{name: make(batch) for name, make in arguments.items()})
 
     return with_change
@@ -107,15 +99,6 @@ def positions_of(batch: Batch) -> dict[int, int]:
     """
     requests = zip(batch.num_computed_tokens, batch.query_lens, strict=True)
     return dict(enumerate(computed + j for computed, count in requests for j in range(count)))
-
-
-def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
-    """Return a target's metadata as an object of `reference`."""
-    fields = reference.CommonAttentionMetadata.__dataclass_fields__
-    values = {name: getattr(metadata, name) for name in fields}
-    return reference.CommonAttentionMetadata(
-        **{n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in values.items()}
-    )
 
 
 def requests_of(

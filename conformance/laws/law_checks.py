@@ -10,11 +10,10 @@ from hypothesis.strategies import SearchStrategy
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.goals import reached_goals
-from conformance.laws import statements  # noqa: F401  # it fills LAWS
 from conformance.laws.access import Half
 from conformance.laws.interpretation import Interpretation
-from conformance.laws.law import LAWS, PAIRS, Law
-from conformance.laws.law_case import LawCase
+from conformance.laws.law import Law, LawCase
+from conformance.laws.statements import LAWS, PAIRS
 from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.report import render

@@ -12,19 +12,14 @@ from itertools import pairwise
 from typing import Any
 
 from conformance.laws.access import Access, Half
-from conformance.laws.changes import (
-    AsItIs,
-    InManagersBlocks,
-    InOrder,
-    OnRank,
-    Padded,
-    Unpadded,
-)
-from conformance.laws.law import PAIRS, law
-from conformance.laws.law_case import LawCase
+from conformance.laws.changes import Change, InManagersBlocks, InOrder, OnRank, Padded, Unpadded
+from conformance.laws.law import Law, LawCase, law
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, is_padded
-from conformance.strategies.presets import MINIMAL
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+
+PAIRS = (MINIMAL, FEW_PAIRS)
+"""Sizes at which all pairs of a token and a key can be listed."""
 
 
 def _has_context(case: LawCase) -> bool:
@@ -52,8 +47,7 @@ def writes_are_read_back(case: LawCase) -> None:
     reads = got.reads
     if Half.READS not in case.interpretation.shows:
         reads = Access.union(case.batch_access()).reads
-    own = {(token, slot) for token, key, slot in reads if key == case.positions[token]}
-    Access(writes=got.writes).assert_equal(Access(writes=frozenset(own)))
+    got.only(Half.WRITES).assert_equal(Access(reads).read_back(case.positions))
 
 
 # The batch rewritten, or a part of it; the interpretation selects the tokens of the part.
@@ -153,13 +147,9 @@ def _chunk(case: LawCase) -> int:
 )
 def chunks_restrict(case: LawCase) -> None:
     """Virtual batches read exactly the keys of the query's chunk, up to the query's own."""
-    chunk, positions = _chunk(case), case.positions
     [whole] = case.batch_access()
-    Access.union(case.result_access()).assert_equal(
-        whole.restricted(
-            lambda token, key: key <= positions[token] and key // chunk == positions[token] // chunk
-        )
-    )
+    expected = whole.within_chunks(_chunk(case), case.positions)
+    Access.union(case.result_access()).assert_equal(expected)
 
 
 # The batch in parts.
@@ -168,12 +158,7 @@ def chunks_restrict(case: LawCase) -> None:
 @law(presets=PAIRS, goals={"several parts": lambda case: case.num_parts > 1})
 def split_partitions(case: LawCase) -> None:
     """The parts of a batch together read and write what it does, each token in one part."""
-    parts = case.result_access()
-    holders = Counter(token for part in parts for token in {t for t, *_ in part.reads})
-    twice = [token for token, count in holders.items() if count > 1]
-    if twice:
-        raise AssertionError(f"token {min(twice)} is in {holders[min(twice)]} parts")
-    Access.union(parts).assert_equal(case.expected_access())
+    Access.partition(case.result_access()).assert_equal(case.expected_access())
 
 
 @law(goals={"several ranks": lambda case: case.batch.layout.cp_world_size > 1})
@@ -295,7 +280,7 @@ def _is_moved(case: LawCase) -> bool:
 def any_order_means_the_same(case: LawCase) -> None:
     """With its requests in another order, each token reads and writes the same."""
     Access.union(case.result_access(case.choice)).assert_equal(
-        Access.union(case.result_access(AsItIs()))
+        Access.union(case.result_access(Change()))
     )
 
 
@@ -311,3 +296,7 @@ def kernel_blocks_rename(case: LawCase) -> None:
     Access.union(case.result_access()).assert_equal(
         Access.union(case.result_access(InManagersBlocks()))
     )
+
+
+LAWS = {value.name: value for value in list(vars().values()) if isinstance(value, Law)}
+"""All laws, by name."""

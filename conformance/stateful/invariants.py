@@ -68,9 +68,9 @@ def check_writes(view: View, model: ModelCache, step: int) -> None:
     Every token is written to a slot of its own, in a block that its request holds, and alone;
     padding is written nowhere.
     """
-    for group, writes in enumerate(view.writes):
+    for group, access in enumerate(view.access):
         size, name = view.groups[group].block_size, view.group_name(group)
-        slots = dict(sorted(writes))
+        slots = dict(sorted(access.writes))
         taken: dict[int, int] = {}
         for token, slot in slots.items():
             who = f"{name}: {view.token_name(token)}"
@@ -98,10 +98,10 @@ def check_writes(view: View, model: ModelCache, step: int) -> None:
 
 def check_reads(view: View, model: ModelCache) -> None:
     """Check that every token reads the keys of its own sequence, up to its own, and no others."""
-    for group, reads in enumerate(view.reads):
+    for group, access in enumerate(view.access):
         name = view.group_name(group)
         positions: dict[int, set[int]] = {token: set() for token in range(len(view.tokens))}
-        for token, key_position, slot in sorted(reads):
+        for token, key_position, slot in sorted(access.reads):
             who = f"{name}: {view.token_name(token)}"
             what = f"{who} reads slot {slot} for position {key_position}"
             if token >= len(view.tokens):

@@ -20,7 +20,7 @@ from conformance.stateful.scheduler import PlannedScheduler
 from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import Scale, arrivals, new_token_counts, plans, setups
-from conformance.stateful.view import BrokenInvariantError, view_of
+from conformance.stateful.view import view_of
 from conformance.strategies import cached as st
 from conformance.targets import STATEFUL_TEST, Target
 from conformance.traffic.runner import Runner
@@ -178,7 +178,7 @@ class EngineStateMachine(RuleBasedStateMachine):
             check_order(view)
             for check in same_reads.CHECKS:
                 check(view)
-        except BrokenInvariantError as error:
+        except AssertionError as error:
             return str(error)
         except Exception:
             if mismatch is None:

@@ -1,4 +1,7 @@
-"""What is made of a step's batch must read and write what the batch does, each in a stated way."""
+"""What is derived from a step's batch reads and writes what the batch does, as the laws state.
+
+The laws are about the calls of one function; here they hold for what a runner made of its batch.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from itertools import product
 
-import reference
-from conformance.stateful.view import BrokenInvariantError, Reads, View, Writes, as_reference
+from conformance.laws.access import Access, Half, Token
+from conformance.stateful.view import BrokenInvariantError, View
 from conformance.targets import Answer
 from conformance.traffic.buffers import NUM_CP_RANKS
 from conformance.traffic.derived import BLOCKS_IN_SMALL_CHUNK
@@ -18,26 +21,25 @@ def check_unpadded(view: View) -> None:
     """Check that the batch without its padding reads and writes what it does with it."""
     numbers = range(len(view.groups))
     for group, metadata in zip(numbers, view.results["unpadded"], strict=True):
-        _check_same(view, group, "the batch without padding", [(0, as_reference(metadata))])
+        view.check_equal(group, "the batch without padding", [view.access_of(group, metadata)])
 
 
 def check_micro_batches(view: View) -> None:
     """Check that micro-batches together read and write what the batch does, each token once."""
     if view.batch.settings.micro_batches == 1:
         return
+    slices = view.results["micro_batch_slices"]
     for group, parts in zip(_groups_in_turn(view), view.results["micro_batches"], strict=True):
-        slices = view.results["micro_batch_slices"]
-        firsts = [part.token_slice.start for part in slices]
-        metadata = [as_reference(part) for part in parts]
-        _check_same(view, group, "micro-batches", list(zip(firsts, metadata, strict=True)))
+        pairs = zip(slices, parts, strict=True)
+        found = (view.access_of(group, part).shifted(s.token_slice.start) for s, part in pairs)
+        view.check_equal(group, "micro-batches", found)
 
 
 def check_virtual_batches(view: View) -> None:
     """Check that virtual batches read the pairs within a chunk, and write what the batch does."""
     numbers = _groups_in_turn(view)
     for group, virtual in zip(numbers, view.results["small_chunks"], strict=True):
-        chunk = BLOCKS_IN_SMALL_CHUNK * view.groups[group].block_size
-        _check_chunks(view, group, chunk, virtual)
+        _check_chunks(view, group, BLOCKS_IN_SMALL_CHUNK * view.groups[group].block_size, virtual)
     chunked = [number for number in numbers if view.groups[number].kind == CHUNKED_LOCAL]
     for group, virtual in zip(chunked, view.results["local_attention"], strict=True):
         _check_chunks(view, group, view.groups[group].attention_chunk_size or 0, virtual)
@@ -52,7 +54,7 @@ def check_built(view: View) -> None:
         if group.kind == CHUNKED_LOCAL:
             _check_chunks(view, number, group.attention_chunk_size or 0, common)
         else:
-            _check_same(view, number, "the layer's batch", [(0, as_reference(common))])
+            view.check_equal(number, "the layer's batch", [view.access_of(number, common)])
 
 
 def check_fast_prefill(view: View) -> None:
@@ -69,11 +71,10 @@ def check_fast_prefill(view: View) -> None:
             )
     for group, made in zip(_groups_in_turn(view), view.results["logits_tokens"], strict=True):
         is_whole = int(view.metadata[group].max_query_len) == 1  # then the batch itself comes back
-        names = range(starts[-1]) if is_whole else last_tokens
-        got = view.reads_of(as_reference(made), view.groups[group].block_size)
-        renamed = {(names[token], key, slot) for token, key, slot in got}
-        expected = {read for read in view.reads[group] if read[0] in last_tokens}
-        _raise_difference(view, group, "the batch of tokens with logits", renamed, expected)
+        names = dict(enumerate(range(starts[-1]) if is_whole else last_tokens))
+        got = view.access_of(group, made).only(Half.READS).renamed(names)
+        expected = view.access[group].only(Half.READS).of_tokens(last_tokens)
+        view.check_equal(group, "the batch of tokens with logits", [got], expected)
 
 
 def check_kernel_blocks(view: View) -> None:
@@ -84,36 +85,27 @@ def check_kernel_blocks(view: View) -> None:
     tables, slots = view.results["kernel_block_tables"], view.results["kernel_slot_mappings"]
     for group, table, slot_mapping in zip(numbers, tables, slots, strict=True):
         metadata = dataclasses.replace(
-            view.metadata[group],
-            block_table_tensor=_array(table),
-            slot_mapping=_array(slot_mapping),
+            view.metadata[group], block_table_tensor=table, slot_mapping=slot_mapping
         )
         size = view.groups[group].block_size
-        width = view.metadata[group].max_seq_len
-        blocks_per_kv_block = table.shape[1] // -(-int(width) // size)
-        reads = view.reads_of(metadata, size, kernel_block_size=size // blocks_per_kv_block)
-        _raise_difference(view, group, "the table of kernel blocks", reads, view.reads[group])
-        writes = view.writes_of(metadata)
-        _raise_difference(view, group, "the table of kernel blocks", writes, view.writes[group])
+        blocks_per_kv_block = table.shape[1] // -(-int(view.metadata[group].max_seq_len) // size)
+        got = view.access_of(group, metadata, kernel_block_size=size // blocks_per_kv_block)
+        view.check_equal(group, "the table of kernel blocks", [got])
 
 
 def check_ranks(view: View) -> None:
     """Check that each context-parallel rank writes its tokens to where it reads them, no others."""
     places = product(_groups_in_turn(view), range(NUM_CP_RANKS))
-    slot_mappings = view.results["cp_slot_mappings"]
-    for (group, rank), slot_mapping in zip(places, slot_mappings, strict=True):
-        cache_group = view.groups[group]
-        reads = view.reads_of(
-            view.metadata[group],
-            cache_group.block_size,
+    for (group, rank), slots in zip(places, view.results["cp_slot_mappings"], strict=True):
+        got = view.access_of(
+            group,
+            dataclasses.replace(view.metadata[group], slot_mapping=slots),
             cp_world_size=NUM_CP_RANKS,
             cp_rank=rank,
-            cp_kv_cache_interleave_size=view.batch.interleave(cache_group),
+            cp_kv_cache_interleave_size=view.batch.interleave(view.groups[group]),
         )
-        expected = {(token, slot) for token, key, slot in reads if key == view.tokens[token][1]}
-        on_rank = dataclasses.replace(view.metadata[group], slot_mapping=_array(slot_mapping))
-        what = f"the slots of rank {rank}"
-        _raise_difference(view, group, what, view.writes_of(on_rank), expected)
+        expected = got.read_back(view.positions)
+        view.check_equal(group, f"the slots of rank {rank}", [got.only(Half.WRITES)], expected)
 
 
 CHECKS: tuple[Callable[[View], None], ...] = (
@@ -133,55 +125,12 @@ def _groups_in_turn(view: View) -> list[int]:
     return [view.groups.index(group) for group, _ in view.batch.groups_in_turn]
 
 
-def _array(values: Answer) -> Answer:
-    """Return an array of either kind as NumPy's."""
-    return values.cpu().numpy() if hasattr(values, "cpu") else values
-
-
-def _check_same(
-    view: View,
-    group: int,
-    what: str,
-    parts: list[tuple[int, reference.CommonAttentionMetadata]],
-) -> None:
-    """Check that parts of a batch, given with their first tokens, are the whole of it."""
-    reads: list[tuple[int, int, int]] = []
-    writes: list[tuple[int, int]] = []
-    size = view.groups[group].block_size
-    for first, part in parts:
-        reads += [(first + t, key, slot) for t, key, slot in view.reads_of(part, size)]
-        writes += [(first + t, slot) for t, slot in view.writes_of(part)]
-    _raise_difference(view, group, what, set(reads), view.reads[group])
-    _raise_difference(view, group, what, set(writes), view.writes[group])
-    if len(reads) > len(set(reads)) or len(writes) > len(set(writes)):
-        raise BrokenInvariantError(f"{view.group_name(group)}: {what}: a token is in two parts")
-
-
 def _check_chunks(view: View, group: int, chunk: int, virtual: Answer) -> None:
-    """Check a virtual batch against the pairs of a query and a key in one chunk."""
-    expected = {
-        (token, key % chunk, slot)
-        for token, key, slot in view.reads[group]
-        if key // chunk == view.tokens[token][1] // chunk
-    }
-    made, what = as_reference(virtual), f"the virtual batch of chunks of {chunk}"
-    got = view.reads_of(made, view.groups[group].block_size)
-    _raise_difference(view, group, what, got, expected)
-    _raise_difference(view, group, what, view.writes_of(made), view.writes[group])
+    """Check that a virtual batch reads the pairs of a query and a key that are in one chunk."""
 
+    def in_chunk(_: Token, key: int) -> int:
+        return key % chunk
 
-def _raise_difference(
-    view: View, group: int, what: str, got: Reads | Writes, expected: Reads | Writes
-) -> None:
-    """Raise where two relations differ, with the first pair that only one has."""
-    if got == expected:
-        return
-    token, *rest = min(got ^ expected)
-    does = "does not" if (token, *rest) in expected else "does"
-    if len(rest) == 1:
-        access = f"write slot {rest[0]}"
-    else:
-        access = f"read slot {rest[1]} for position {rest[0]}"
-    raise BrokenInvariantError(
-        f"{view.group_name(group)}: in {what}, {view.token_name(token)} {does} {access}"
-    )
+    expected: Access = view.access[group].within_chunks(chunk, view.positions).with_keys(in_chunk)
+    what = f"the virtual batch of chunks of {chunk}"
+    view.check_equal(group, what, [view.access_of(group, virtual)], expected)

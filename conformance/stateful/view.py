@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import reference
+from conformance.laws.access import Access, as_reference
 from conformance.stateful.snapshot import Snapshot
+from conformance.strategies.batches import Layout
 from conformance.targets import Answer
 from conformance.traffic.batch import Batch
 from conformance.traffic.runner import Runner
 from conformance.zoo.groups import CacheGroup
 
-Reads: TypeAlias = set[tuple[int, int, int]]
-"""Of (token, key position, slot)."""
-Writes: TypeAlias = set[tuple[int, int]]
-"""Of (token, slot)."""
-
 
 class BrokenInvariantError(AssertionError):
     """What must be true of a step, and is not."""
-
-
-def as_reference(metadata: Answer) -> reference.CommonAttentionMetadata:
-    """Return an implementation's metadata as `reference` holds it.
-
-    Args:
-        metadata: Of arrays or of tensors.
-
-    Returns:
-        Of arrays; these may be views of the tensors.
-    """
-    names = reference.CommonAttentionMetadata.__dataclass_fields__
-    values = {name: getattr(metadata, name) for name in names}
-    return reference.CommonAttentionMetadata(
-        **{n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in values.items()}
-    )
 
 
 @dataclass
@@ -43,13 +24,12 @@ class View:
     """A step as a runner has put it together.
 
     Attributes:
-        snapshot: What it was given.
-        batch: What it made of that.
-        results: Of all functions.
-        tokens: Of each token of the batch, without padding, its request and its position.
-        metadata: Of each KV cache group, in arrays.
-        reads: What each group's batch reads.
-        writes: What each group's batch writes.
+        snapshot: The step.
+        batch: What the runner made of it.
+        results: The results of all functions.
+        tokens: The request and the position of each token of the batch, without padding.
+        metadata: The metadata of each KV cache group, in arrays.
+        access: What the batch of each group reads and writes.
     """
 
     snapshot: Snapshot
@@ -57,8 +37,7 @@ class View:
     results: dict[str, Answer]
     tokens: list[tuple[str, int]] = field(init=False)
     metadata: list[reference.CommonAttentionMetadata] = field(init=False)
-    reads: list[Reads] = field(init=False)
-    writes: list[Writes] = field(init=False)
+    access: list[Access] = field(init=False)
 
     def __post_init__(self) -> None:
         requests = self.snapshot.requests
@@ -68,30 +47,42 @@ class View:
             for position in range(requests[req_id].start, requests[req_id].stop)
         ]
         self.metadata = [as_reference(metadata) for metadata in self.batch.metadata]
-        pairs = list(zip(self.metadata, self.groups, strict=True))
-        self.reads = [self.reads_of(m, group.block_size) for m, group in pairs]
-        self.writes = [self.writes_of(metadata) for metadata, _ in pairs]
+        self.access = [self.access_of(g, metadata) for g, metadata in enumerate(self.metadata)]
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
         """The KV cache groups."""
         return self.batch.groups
 
-    def reads_of(
-        self, metadata: reference.CommonAttentionMetadata, block_size: int, **layout: int
-    ) -> Reads:
-        """Return what a batch reads, by `kv_reads`; one that means nothing breaks an invariant."""
-        try:
-            return reference.kv_reads(metadata, block_size, **layout)
-        except (TypeError, ValueError) as error:
-            raise BrokenInvariantError(f"the batch is not valid: {error}") from error
+    @property
+    def positions(self) -> dict[int, int]:
+        """The position of each token."""
+        return {token: position for token, (_, position) in enumerate(self.tokens)}
 
-    def writes_of(self, metadata: reference.CommonAttentionMetadata) -> Writes:
-        """Return what a batch writes; one that means nothing breaks an invariant."""
+    def access_of(self, group: int, metadata: Answer, **layout: int) -> Access:
+        """Return what a batch of a group reads and writes, by `kv_reads` and `kv_writes`."""
+        return Access.of(metadata, Layout(self.groups[group].block_size, **layout))
+
+    def check_equal(
+        self, group: int, what: str, parts: Iterable[Access], expected: Access | None = None
+    ) -> None:
+        """Check that parts read and write what is expected, each token in one part.
+
+        Args:
+            group: The number of their group.
+            what: What they are called in the message.
+            parts: What they read and write, by the tokens of the batch.
+            expected: What is expected; None for what the whole batch does.
+        """
+        expected = self.access[group] if expected is None else expected
         try:
-            return reference.kv_writes(metadata)
-        except (TypeError, ValueError) as error:
-            raise BrokenInvariantError(f"the batch is not valid: {error}") from error
+            got = Access.partition(list(parts))
+            if got != expected:
+                names = dict(enumerate(self.tokens))
+                got.renamed(names).assert_equal(expected.renamed(names))
+        except AssertionError as error:
+            message = f"{self.group_name(group)}: in {what}, {error}"
+            raise BrokenInvariantError(message) from error
 
     def group_name(self, number: int) -> str:
         """Name a group in a message."""
@@ -106,18 +97,10 @@ class View:
 
 
 def view_of(runner: Runner, snapshot: Snapshot) -> View:
-    """Look at what a runner has made of a step.
-
-    Args:
-        runner: After the step.
-        snapshot: The step.
-
-    Returns:
-        Its batch as plain values.
+    """Return what a runner has made of a step.
 
     Raises:
-        BrokenInvariantError: A batch that means nothing or has other requests than the step, or no
-            batch.
+        AssertionError: There is no batch, it is not valid, or it has other requests than the step.
     """
     if runner.batch is None:
         raise BrokenInvariantError("there is no batch")

@@ -21,18 +21,10 @@ from conformance.contracts import Contract
 from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.laws.access import Access, Half
-from conformance.laws.changes import (
-    AsItIs,
-    Change,
-    InManagersBlocks,
-    InOrder,
-    OnRank,
-    Padded,
-    Unpadded,
-)
+from conformance.laws.changes import Change, InManagersBlocks, InOrder, OnRank, Padded, Unpadded
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.laws.law import LAWS
 from conformance.laws.law_checks import LawViolation, law_checks
+from conformance.laws.statements import LAWS
 from conformance.profiles import PROFILES
 from conformance.strategies.batches import Batch, Layout
 from conformance.targets import TARGETS, Target
@@ -94,7 +86,7 @@ def _positions(reader: Reader, call: Call) -> Iterator[Access]:
 
 
 def _with_positions(call: Call, change: Change) -> Call:
-    batch = change.of(call.facts)
+    batch = change(call.facts)
     return with_batch(
         call, batch, seq_lens=np.array([*range(batch.num_tokens)], np.int32), dcp_rank=0
     )
@@ -102,7 +94,7 @@ def _with_positions(call: Call, change: Change) -> Call:
 
 TOY = Contract(
     "get_dcp_local_seq_lens",
-    lambda _: st.just(_with_positions(Call("get_dcp_local_seq_lens", {}, BATCH), AsItIs())),
+    lambda _: st.just(_with_positions(Call("get_dcp_local_seq_lens", {}, BATCH), Change())),
     {},
     laws=("slots_are_distinct", "padding_adds_nothing"),
     interpretation=Interpretation(_positions, _with_positions, shows=Half.WRITES),
@@ -187,11 +179,11 @@ def test_checks_are_found_by_name() -> None:
 
 def test_padding_comes_and_goes() -> None:
     """Padding comes after the batch, and nothing of the batch is taken for padding."""
-    padded = Padded((0, 5), 2).of(BATCH)
+    padded = Padded((0, 5), 2)(BATCH)
     assert ((2, 0, 1, 0, 0), (1, 4, 0, 0, 5)) == (padded.query_lens, padded.num_computed_tokens)
     assert ((), (0, 0, 0)) == padded.rows[3:]
     assert 3 == padded.num_padding_tokens
-    bare = Unpadded().of(padded)
+    bare = Unpadded()(padded)
     assert dataclasses.replace(BATCH, num_padding_tokens=0) == bare
     assert {0: 0, 1: 1, 2: 2} == Padded((0,), 1).names(BATCH) == Unpadded().names(BATCH)
 
@@ -199,7 +191,7 @@ def test_padding_comes_and_goes() -> None:
 def test_another_order_renames() -> None:
     """A reordered batch has the requests' own rows and contexts, and says whose its tokens are."""
     change = next(change for change in map(InOrder, range(99)) if change.order(BATCH) == [2, 0, 1])
-    after = change.of(BATCH)
+    after = change(BATCH)
     assert ((1, 2, 0), (0, 1, 4)) == (after.query_lens, after.num_computed_tokens)
     assert ((4,), (5, 9), (7, 3)) == after.rows
     assert {0: 2, 1: 0, 2: 1} == change.names(BATCH)
@@ -209,7 +201,7 @@ def test_layouts_change() -> None:
     """On another rank only the rank is another; the manager's blocks hold the kernel's pieces."""
     layout = Layout(4, kernel_block_size=2, cp_world_size=3)
     batch = dataclasses.replace(BATCH, layout=layout, rows=((10, 11, 4, 5), (), (6, 7)))
-    ranked, whole = OnRank(2).of(batch), InManagersBlocks().of(batch)
+    ranked, whole = OnRank(2)(batch), InManagersBlocks()(batch)
     assert dataclasses.replace(layout, cp_rank=2) == ranked.layout
     assert batch.rows == ranked.rows
     assert ((5, 2), (), (3,)) == whole.rows
@@ -234,9 +226,7 @@ def test_the_first_difference_of_a_relation_is_reported() -> None:
 
 
 def test_invalid_metadata_violates_the_law() -> None:
-    """The message says that the result is not valid metadata."""
+    """The message says that the metadata is not valid, and why."""
     metadata = dataclasses.replace(BATCH.metadata(), num_reqs=7)
-    with pytest.raises(
-        AssertionError, match=r"^the result is not valid metadata: query_start_loc has 4"
-    ):
+    with pytest.raises(AssertionError, match=r"^the metadata is not valid: query_start_loc has 4"):
         Reader(TARGETS["host"]).access(metadata, BATCH.layout)
