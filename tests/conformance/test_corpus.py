@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
+import importlib
 import json
 import shutil
 import types
@@ -15,19 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-import conformance
 import fast
 from conformance import corpus
 from conformance.calls import Call
 from conformance.cases.compared import (
     case_of_call,
     case_of_example,
-    case_of_failure,
     check_of,
 )
-from conformance.checks import Check, checks_in
+from conformance.checks import checks_in
 from conformance.corpus import (
-    CORPUS,
     add_to_corpus,
     corpus_checks,
     read_corpus,
@@ -35,30 +31,14 @@ from conformance.corpus import (
 from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.profiles import PROFILES, Kind
-from conformance.report import Mismatch
 from conformance.strategies.arrays import guarded
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS, Target
 from conformance.vectors import SCHEMA
 from conformance.vectors.drawing import drawn
+from tests.tools import read_vectors
 
 HOST = TARGETS["host"]
-
-TABLES = "conformance.test_block_table:test_block_tables"
-
-
-def _reader() -> types.ModuleType:
-    """Return the reader of vectors, which is alone."""
-    path = Path(__file__).parents[1] / "tools" / "read_vectors.py"
-    spec = importlib.util.spec_from_file_location("read_vectors", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-READER = _reader()
 
 
 def lengths(*seq_lens: int) -> Call:
@@ -86,27 +66,13 @@ def failures(directory: Path, target: Target) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("target", ["host", "sim"])
-def test_the_corpus_is_got_right(target: str) -> None:
-    """Each stored case has the result, or the refusal, of `reference`."""
-    checks = corpus_checks()
-    assert checks
-    for check in checks:
-        check.bind(TARGETS[target])()
-
-
 def test_the_corpus_is_of_the_schema() -> None:
     """Each file obeys the rules, and is called after its function and what is in it."""
-    schema = READER.Schema(json.loads(SCHEMA.read_text()))
+    schema = read_vectors.Schema(json.loads(SCHEMA.read_text()))
     for path, case in read_corpus():
         schema.check(case, "corpus_case", path.name)
-        READER.Case(case)
+        read_vectors.Case(case)
         assert path.name.startswith(f"{case['contract']}-")
-
-
-def test_the_corpus_is_installed_with_the_package() -> None:
-    """It lies next to the module."""
-    assert Path(conformance.__file__).parent / "corpus" == CORPUS
 
 
 def test_an_installed_package_stores_in_the_working_directory(
@@ -143,18 +109,6 @@ def test_a_stored_call_is_replayed(tmp_path: Path) -> None:
     assert COVERAGE.examples["get_dcp_local_seq_lens", "host"] > before
 
 
-def test_what_is_not_given_is_not_looked_at(tmp_path: Path) -> None:
-    """A result that would be a view of an argument is none where there is no such argument."""
-    arguments = {
-        "block_table": np.array([[5, 9]], np.int32),
-        "query_start_loc": np.array([0, 2], np.int32),
-        "positions": np.array([1, 2]),
-        "block_size": 2,
-    }
-    add_to_corpus(case_of_call(Call("compute_slot_mapping", arguments), "no out"), tmp_path)
-    assert [] == failures(tmp_path, HOST)
-
-
 def test_a_stored_refusal_is_replayed(tmp_path: Path) -> None:
     """A bad call must get the class that `reference` gives, and name what it is said to name."""
     bad = lengths(5).replacing(dcp_rank=2)
@@ -181,26 +135,6 @@ def test_one_input_is_one_file(tmp_path: Path) -> None:
     assert 2 == len(read_corpus(tmp_path / "new"))
 
 
-def _example_of(check: Check) -> Any:  # noqa: ANN401  # of any kind
-    return drawn(check.examples(MINIMAL), 6, "corpus")[-1]
-
-
-def test_a_session_is_stored_as_an_example(tmp_path: Path) -> None:
-    """What was done to an object is done again, in the same order."""
-    example = _example_of(check_of(TABLES))
-    add_to_corpus(
-        case_of_example(TABLES, example, "rows got lost", function="BlockTables"), tmp_path
-    )
-    assert [] == failures(tmp_path, HOST)
-
-    class Tables(fast.BlockTables):
-        def gather_block_tables(self, idx_mapping: torch.Tensor) -> Any:  # noqa: ANN401
-            found = super().gather_block_tables(idx_mapping)
-            return found[::-1] if len(found) > 1 else tuple(table + 1 for table in found)
-
-    assert ["rows got lost"] == failures(tmp_path, wrong("BlockTables", Tables))
-
-
 def test_law_cases_are_stored_as_examples(tmp_path: Path) -> None:
     """What a law of micro-batches drew is read again, facts and all, and passes."""
     module = importlib.import_module("conformance.test_ubatch")
@@ -209,58 +143,17 @@ def test_law_cases_are_stored_as_examples(tmp_path: Path) -> None:
     for name, check in laws:
         where = f"{module.__name__}:{name}" + (f"[{check.law}]" if check.law else "")
         assert check is check_of(where)
+        example = drawn(check.examples(MINIMAL), 6, "corpus")[-1]
         function = check.function
-        add_to_corpus(
-            case_of_example(where, _example_of(check), where, function=function), tmp_path
-        )
+        add_to_corpus(case_of_example(where, example, where, function=function), tmp_path)
     assert [] == failures(tmp_path, HOST)
     assert len(laws) >= len(read_corpus(tmp_path))
-
-
-def test_a_failing_check_is_stored(tmp_path: Path) -> None:
-    """What `--corpus-add` keeps of a check that failed fails again, in a run of its own."""
-
-    def none(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
-        try:
-            return fast.get_dcp_local_seq_lens(*args, **keywords) * 0
-        except ValueError:
-            return torch.zeros(1, dtype=torch.int32)
-
-    target = wrong("get_dcp_local_seq_lens", none)
-    module = importlib.import_module("conformance.test_context_parallel")
-    for name, check in checks_in(vars(module)):
-        seen: list[Any] = []
-
-        def body(target: Target, example: Any, check: Check = check, seen: Any = seen) -> None:  # noqa: ANN401
-            try:
-                check.body(target, example)
-            except Exception as error:
-                seen.append((example, error))
-                raise
-
-        watched = Check(check.function, check.kind, check.examples, body, "", presets=[MINIMAL])
-        with contextlib.suppress(Exception):
-            watched.bind(target, PROFILES["default"], "minimal")()
-        law = f"[{check.law}]" if check.law else ""
-        where = f"{module.__name__}:{name}{law}"
-        for drawn_last, raised in seen[-1:]:
-            add_to_corpus(case_of_failure(check, where, drawn_last, raised), tmp_path)
-    cases = [case for _, case in read_corpus(tmp_path)]
-    stored = [case["reason"] for case in cases]
-    assert {"call", "example"} == {case["kind"] for case in cases}
-    assert any("ValueError naming" in reason for reason in stored)
-    assert sorted(stored) == sorted(failures(tmp_path, target))
-    assert [] == failures(tmp_path, HOST)
 
 
 @pytest.mark.parametrize(
     ("act", "error", "message"),
     [
-        (
-            lambda: case_of_call(Call("slots", {}), "?"),
-            KeyError,
-            "slots has no contract",
-        ),
+        (lambda: case_of_call(Call("slots", {}), "?"), KeyError, "slots has no contract"),
         (
             lambda: case_of_call(lengths(1).replacing(dcp_size=print), "?"),
             TypeError,
@@ -296,11 +189,3 @@ def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match=rf"{path.name} cannot be read"):
         corpus_checks(tmp_path)
-
-
-def test_mismatches_are_described_with_names_of_the_call(tmp_path: Path) -> None:
-    """A stored case fails with the same report as other cases."""
-    add_to_corpus(case_of_call(lengths(5), "?"), tmp_path)
-    target = wrong("get_dcp_local_seq_lens", lambda seq_lens, *_, **__: seq_lens + 1)
-    with pytest.raises(Mismatch, match=r"result\[0\] = 6, but should be 2  \(request 0\)|result"):
-        corpus_checks(tmp_path)[0].bind(target)()

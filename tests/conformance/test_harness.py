@@ -47,48 +47,21 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (
-            ("--target", "nonsense"),
-            "ERROR: target 'nonsense' is unknown; there are host, sim, cuda",
-        ),
-        (
-            ("--profile", "nonsense"),
-            "ERROR: --profile 'nonsense' is unknown; there are dev, default, nightly",
-        ),
+        ("--target=nonsense", "target 'nonsense' is unknown; there are host, sim, cuda"),
+        ("--profile=nonsense", "--profile 'nonsense' is unknown; there are dev, default, nightly"),
+        ("--functions=slot_mapping", "function 'slot_mapping' is unknown; * compute_slot_mapping*"),
+        ("--target=host,cuda", "target 'cuda' needs a GPU, and torch sees none"),
+        ("--trace=nowhere.csv", "--trace nowhere.csv: *No such file*"),
+        ("--failures=test_toy.py", "--failures test_toy.py is not a folder"),
     ],
 )
-def test_unknown_names_end_the_run(runner: Runner, arguments: tuple[str, str], line: str) -> None:
-    """A target or profile that is not there is a usage error, in one line that says what is."""
-    runner.pytester.makepyfile(TOY)
-    result = runner.run(*arguments)
-    assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines([line])
-
-
-def test_a_target_without_its_machine_ends_the_run(runner: Runner) -> None:
-    """A GPU that is requested and is not there is a usage error, never a green run."""
+def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) -> None:
+    """A name or a file that is not there is a usage error, in one line, before anything runs."""
     runner.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    runner.pytester.makepyfile(TOY)
-    result = runner.run("--target", "host,cuda")
+    runner.pytester.makepyfile(test_toy=TOY)
+    result = runner.run(arguments)
     assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: target 'cuda' needs a GPU, and torch sees none"])
-
-
-def test_a_missing_trace_ends_the_run(runner: Runner) -> None:
-    """A trace that cannot be read is a usage error that names it."""
-    runner.pytester.makepyfile(TOY)
-    result = runner.run("--trace", "nowhere.csv")
-    assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: --trace nowhere.csv: *No such file*"])
-
-
-def test_a_file_for_scripts_ends_the_run(runner: Runner) -> None:
-    """`--failures` that names a file is a usage error, before anything runs."""
-    runner.pytester.makepyfile(TOY)
-    (runner.pytester.path / "taken").write_text("mine")
-    result = runner.run("--failures", "taken")
-    assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: --failures taken is not a folder"])
+    result.stderr.fnmatch_lines([f"ERROR: {line}"])
 
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:

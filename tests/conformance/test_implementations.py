@@ -13,7 +13,6 @@ import pytest
 
 import conformance
 import fast
-from conformance import corpus
 from conformance.__main__ import arguments_for_pytest
 from conformance.functions import checked_functions, choose_functions, modules_about
 from conformance.implementations import (
@@ -29,15 +28,6 @@ from conformance.test_context_parallel import test_get_dcp_local_seq_lens as len
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
-WRONG = """
-from fast import *
-import fast
-
-def get_dcp_local_seq_lens(*args, **kwargs):
-    found = fast.get_dcp_local_seq_lens(*args, **kwargs)
-    return found + 1
-"""
-
 HARNESS = Path(conformance.__file__).parent
 FILES = ("test_context_parallel.py", "test_sequence_parallel.py", "test_batch_order.py")
 LIGHT = ("-q", "--profile", "dev", "--target", "host", "--failures", "scripts")
@@ -46,7 +36,6 @@ LIGHT = ("-q", "--profile", "dev", "--target", "host", "--failures", "scripts")
 @pytest.fixture
 def run(pytester: pytest.Pytester) -> pytest.Pytester:
     """Return a place to start runs from, which is not the repository."""
-    pytester.makepyfile(wrong=WRONG)
     pytester.makepyfile(few="from fast import checks, split_decodes_and_prefills")
     return pytester
 
@@ -55,6 +44,24 @@ def started(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     """Run a few of the package's tests as `python -m conformance` does, in a fresh process."""
     given = [sys.executable, "-m", "pytest", *arguments_for_pytest([*arguments, *LIGHT, *FILES])]
     return pytester.run(*given)
+
+
+Loader = Callable[[str, str], Implementation]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Iterator[Loader]:
+    """Return what loads a file with a source; its module is forgotten afterwards."""
+    before = set(sys.modules)
+
+    def load(name: str, source: str) -> Implementation:
+        (tmp_path / name).write_text(source)
+        return load_implementation(str(tmp_path / name))
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -72,38 +79,26 @@ def test_what_is_no_implementation_is_refused(text: str, message: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_is_imported_under_its_own_name(tmp_path: Path) -> None:
-    """Its folder is importable while it is imported, and for nobody else afterwards."""
+def test_a_file_is_imported_under_its_own_name(loaded: Loader, tmp_path: Path) -> None:
+    """Its folder is importable while it is imported, and not afterwards."""
     (tmp_path / "engine_neighbour.py").write_text("LIMIT = 3\n")
-    path = tmp_path / "engine_of_a_file.py"
-    path.write_text("from engine_neighbour import LIMIT\nfrom fast import compute_slot_mapping\n")
-    try:
-        found = load_implementation(str(path))
-        assert ("engine_of_a_file", str(path)) == (found.name, found.file)
-        assert ["compute_slot_mapping"] == found.offered()
-        assert str(tmp_path) not in sys.path
-        assert found.module is load_implementation(str(path)).module
-    finally:
-        for name in ("engine_neighbour", "engine_of_a_file"):
-            sys.modules.pop(name, None)
+    source = "from engine_neighbour import LIMIT\nfrom fast import compute_slot_mapping\n"
+    found = loaded("engine_of_a_file.py", source)
+    assert ("engine_of_a_file", f"{tmp_path / 'engine_of_a_file.py'}") == (found.name, found.file)
+    assert ["compute_slot_mapping"] == found.offered()
+    assert str(tmp_path) not in sys.path
+    assert found.module is load_implementation(found.file).module
 
 
-def test_a_file_with_another_module_s_name_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_another_module_s_name_is_refused(loaded: Loader) -> None:
     """A file named `fast.py` is not taken for `fast`, nor the other way round."""
-    path = tmp_path / "fast.py"
-    path.write_text("from fast import compute_slot_mapping\n")
     with pytest.raises(ValueError, match="has the name of another module, fast"):
-        load_implementation(str(path))
+        loaded("fast.py", "from fast import compute_slot_mapping\n")
 
 
-def test_the_simulator_is_for_kernels_of_fast(tmp_path: Path) -> None:
-    """What has nothing of `fast` runs on the host alone, and `sim` is refused."""
-    path = tmp_path / "foreign_engine.py"
-    path.write_text("def compute_slot_mapping():\n    pass\n")
-    try:
-        foreign = load_implementation(str(path))
-    finally:
-        sys.modules.pop("foreign_engine", None)
+def test_the_simulator_is_for_kernels_of_fast(loaded: Loader) -> None:
+    """An implementation without anything of `fast` runs on the host alone, and `sim` is refused."""
+    foreign = loaded("foreign_engine.py", "def compute_slot_mapping():\n    pass\n")
     assert "sim" not in default_targets(foreign)
     with pytest.raises(ValueError, match="target 'sim' runs kernels of fast, of which foreign_en"):
         choose_targets("sim", [foreign])
@@ -120,21 +115,6 @@ def test_adapters_are_one_or_one_for_each() -> None:
     """Two adapters for one implementation say nothing that could be meant."""
     with pytest.raises(ValueError, match="--adapter is given 2 times"):
         load_implementations(["fast"], ["a", "b"])
-
-
-def test_one_wrong_function_fails_alone(run: pytest.Pytester) -> None:
-    """A file that re-exports `fast` with a function made wrong fails with that, in one line."""
-    names = "get_dcp_local_seq_lens,is_residual_scattered_for_sp"
-    result = started(run, "--impl", "wrong.py", "--functions", names)
-    assert pytest.ExitCode.TESTS_FAILED == result.ret
-    result.stdout.fnmatch_lines(
-        [
-            "get_dcp_local_seq_lens*FAILS*",
-            "is_residual_scattered_for_sp*conforms*",
-            "FAILS: get_dcp_local_seq_lens on host: result[[]*] = *, but should be *",
-        ]
-    )
-    result.stdout.no_fnmatch_line("split_decodes_and_prefills*")  # it was not requested
 
 
 def test_several_make_one_table(run: pytest.Pytester) -> None:
@@ -154,38 +134,6 @@ def test_several_make_one_table(run: pytest.Pytester) -> None:
             "absent on few:host: get_dcp_local_seq_lens",
         ]
     )
-
-
-def test_an_unknown_function_is_a_usage_error(run: pytest.Pytester) -> None:
-    """A function that no check is about ends the run before it begins, with what is near."""
-    result = started(run, "--functions", "slot_mapping")
-    assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: function 'slot_mapping' is unknown; * compute_slot_map*"])
-
-
-def test_the_corpus_is_read_before_anything_runs(tmp_path: Path) -> None:
-    """A file that is none of the schema is reported by name."""
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bad\.json is of schema None"):
-        corpus.corpus_checks(tmp_path)
-
-
-@pytest.fixture
-def loaded(tmp_path: Path) -> Iterator[Callable[[str, str], Implementation]]:
-    """Return what loads a file with a source; its module is forgotten afterwards."""
-    before = set(sys.modules)
-
-    def load(name: str, source: str) -> Implementation:
-        (tmp_path / name).write_text(source)
-        return load_implementation(str(tmp_path / name))
-
-    yield load
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
-Loader = Callable[[str, str], Implementation]
 
 
 @pytest.mark.parametrize(

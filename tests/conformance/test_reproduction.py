@@ -6,29 +6,16 @@ import dataclasses
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance import (
-    test_batch_order,
-    test_block_table,
-    test_buffers,
-    test_builders,
-    test_context_parallel,
-    test_kv_binding,
-    test_kv_cache,
-    test_local_attention,
-    test_metadata,
-    test_multimodal,
-    test_slots,
-    test_ubatch,
-)
 from conformance.cases.check import read_case, replay
 from conformance.cases.compared import case_of_failure, check_of
 from conformance.checks import FAILURES, Check
-from conformance.encoding import write_case
+from conformance.corpus import add_to_corpus
 from conformance.implementations import load_implementation
 from conformance.profiles import Profile
 from conformance.report import Mismatch
@@ -42,204 +29,105 @@ FEW = Profile("few", 60, 60)
 
 RIGHT = "from fast import *\nfrom fast import checks\nimport fast, torch\n"
 
+RESULT = """
+def {name}(*args, **keywords):
+    result = fast.{name}(*args, **keywords)
+    {body}
+    return result
+"""
+METHOD = """
+class {name}(fast.{name}):
+    {body}
+"""
+SLOTS_THAT_CHANGE_POSITIONS = """
+def compute_slot_mapping(block_table, query_start_loc, positions, *args, **keywords):
+    slots = fast.compute_slot_mapping(block_table, query_start_loc, positions, *args, **keywords)
+    positions += 1
+    return slots
+"""
+SLOTS_OF_ANY_RANK = """
+def compute_slot_mapping(*args, cp_rank=0, cp_world_size=1, **keywords):
+    keywords["cp_rank"] = cp_rank - 1 if cp_rank == cp_world_size else cp_rank
+    return fast.compute_slot_mapping(*args, cp_world_size=cp_world_size, **keywords)
+"""
+LENGTHS_THAT_ARE_A_VIEW = """
+def get_dcp_local_seq_lens(seq_lens, *args, **keywords):
+    lens = fast.get_dcp_local_seq_lens(seq_lens, *args, **keywords)
+    return seq_lens if torch.equal(lens, seq_lens) else lens
+"""
+CACHES_THAT_ARE_LOST = """
+def init_kv_cache(runner_kv_caches, *args, **keywords):
+    fast.init_kv_cache(runner_kv_caches, *args, **keywords)
+    runner_kv_caches.clear()
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
     """A function made wrong, in a file that re-exports the others.
 
     Attributes:
-        module: The conformance module of the function.
-        test: The check that is to see it; a law has its name after a slash.
+        test: The module and the check that detects it; a law has its name after a slash.
         source: The wrong function.
         shows: What the first difference begins with.
         target: The target on which it is run.
         has_script: Whether there is a script too.
     """
 
-    module: Any
     test: str
     source: str
-    shows: str
+    shows: str = ""
     target: str = "host"
     has_script: bool = False
 
-    @property
-    def name(self) -> str:
-        """What its test is called."""
-        return f"{self.test} {self.target}"
+
+def wrong_result(name: str, body: str) -> str:
+    """Return a function that spoils the result of the right one."""
+    return RESULT.format(name=name, body=body)
 
 
-PLANTED = [
-    Planted(
-        test_slots,
-        "test_compute_slot_mapping",
-        "def compute_slot_mapping(*args, **keywords):\n"
-        "    slots = fast.compute_slot_mapping(*args, **keywords)\n"
-        "    return slots.clamp_(min=0)\n",
-        "result[",
-        has_script=True,
-    ),
-    Planted(
-        test_slots,
-        "test_compute_slot_mapping_refuses",
-        "def compute_slot_mapping(*args, cp_rank=0, cp_world_size=1, **keywords):\n"
-        "    if cp_rank == cp_world_size:\n"
-        "        cp_rank -= 1\n"
-        "    keywords['cp_rank'] = cp_rank\n"
-        "    return fast.compute_slot_mapping(*args, cp_world_size=cp_world_size, **keywords)\n",
-        "the call = returned",
-        has_script=True,
-    ),
-    Planted(
-        test_slots,
-        "test_compute_slot_mapping_laws/slots_are_distinct",
-        "def compute_slot_mapping(*args, **keywords):\n"
-        "    slots = fast.compute_slot_mapping(*args, **keywords)\n"
-        "    slots[1:] = slots[:1]\n"
-        "    return slots\n",
-        "",
-    ),
-    Planted(
-        test_slots,
-        "test_compute_slot_mapping",
-        "def compute_slot_mapping(block_table, query_start_loc, positions, *args, **keywords):\n"
-        "    slots = fast.compute_slot_mapping(\n"
-        "        block_table, query_start_loc, positions, *args, **keywords)\n"
-        "    positions += 1\n"
-        "    return slots\n",
-        "positions[",
-        has_script=True,
-    ),
-    Planted(
-        test_slots,
-        "test_compute_slot_mapping",
-        "def compute_slot_mapping(*args, **keywords):\n"
-        "    slots = fast.compute_slot_mapping(*args, **keywords)\n"
-        "    if len(slots): slots[-1:] = -1\n"
-        "    return slots\n",
-        "result[",
-        target="sim",
-    ),
-    Planted(
-        test_ubatch,
-        "test_split_attn_metadata",
-        "def split_attn_metadata(*args, **keywords):\n"
-        "    parts = fast.split_attn_metadata(*args, **keywords)\n"
-        "    parts[-1].max_query_len += 1\n"
-        "    return parts\n",
-        "result[",
-    ),
-    Planted(
-        test_ubatch,
-        "test_create_ubatch_slices",
-        "def create_ubatch_slices(*args, **keywords):\n"
-        "    return fast.create_ubatch_slices(*args, **keywords)[:1]\n",
-        "len(result)",
-        has_script=True,
-    ),
-    Planted(
-        test_batch_order,
-        "test_split_decodes_and_prefills",
-        "def split_decodes_and_prefills(*args, **keywords):\n"
-        "    return (*fast.split_decodes_and_prefills(*args, **keywords)[:3], 0)\n",
-        "result[3] = 0, but should be ",
-        has_script=True,
-    ),
-    Planted(
-        test_context_parallel,
-        "test_get_dcp_local_seq_lens",
-        "def get_dcp_local_seq_lens(*args, **keywords):\n"
-        "    return fast.get_dcp_local_seq_lens(*args, **keywords).to(torch.int64)\n",
-        "result.dtype = torch.int64, but should be torch.int32",
-        has_script=True,
-    ),
-    Planted(
-        test_context_parallel,
-        "test_get_dcp_local_seq_lens",
-        "def get_dcp_local_seq_lens(seq_lens, *args, **keywords):\n"
-        "    lens = fast.get_dcp_local_seq_lens(seq_lens, *args, **keywords)\n"
-        "    return seq_lens if torch.equal(lens, seq_lens) else lens\n",
-        "result = seq_lens itself, or a view of it",
-    ),
-    Planted(
-        test_local_attention,
-        "test_local_attention_laws/chunks_restrict",
-        "def make_local_attention_virtual_batches(*args, **keywords):\n"
-        "    made = fast.make_local_attention_virtual_batches(*args, **keywords)\n"
-        "    made.block_table_tensor.fill_(0)\n"
-        "    return made\n",
-        "",
-    ),
-    Planted(
-        test_metadata,
-        "test_unpadded",
-        "class CommonAttentionMetadata(fast.CommonAttentionMetadata):\n"
-        "    def unpadded(self, *args, **keywords):\n"
-        "        raise ValueError('no')\n",
-        "the call = raised ValueError: no, but should be a result",
-        has_script=True,
-    ),
-    Planted(
-        test_kv_binding,
-        "test_extract_layer_index",
-        "def extract_layer_index(*args, **keywords):\n"
-        "    return fast.extract_layer_index(*args, **keywords) + 1\n",
-        "result = ",
-        has_script=True,
-    ),
-    Planted(
-        test_kv_cache,
-        "test_init_kv_cache",
-        "def init_kv_cache(runner_kv_caches, *args, **keywords):\n"
-        "    found = fast.init_kv_cache(runner_kv_caches, *args, **keywords)\n"
-        "    runner_kv_caches.clear()\n"
-        "    return found\n",
-        "",
-    ),
-    Planted(
-        test_builders,
-        "test_create_with_metadata_builders",
-        "class AttentionGroup(fast.AttentionGroup):\n"
-        "    def create_with_metadata_builders(*args, **keywords):\n"
-        "        made = fast.AttentionGroup.create_with_metadata_builders(*args, **keywords)\n"
-        "        made.metadata_builders.reverse()\n"
-        "        made.layer_names = []\n"
-        "        return made\n",
-        "",
-    ),
-    Planted(
-        test_multimodal,
-        "test_gather_mm_placeholders",
-        "def gather_mm_placeholders(*args, **keywords):\n"
-        "    return fast.gather_mm_placeholders(*args, **keywords) * 2\n",
-        "result[",
-    ),
-    Planted(
-        test_block_table,
-        "test_block_tables",
-        "class BlockTables(fast.BlockTables):\n"
-        "    def append_block_ids(self, req_indices, cu_num_new_blocks, new_block_ids, overwrite):"
-        "\n        always = [True] * len(overwrite)\n"
-        "        super().append_block_ids(req_indices, cu_num_new_blocks, new_block_ids, always)\n",
-        "",
-    ),
-    Planted(
-        test_block_table,
-        "test_block_tables_refuse",
-        "class BlockTables(fast.BlockTables):\n"
-        "    def move_row(self, src, dst):\n"
-        "        super().move_row(src % 1, dst % 1)\n",
-        "",
-    ),
-    Planted(
-        test_buffers,
-        "test_buffers_copy",
-        "class CpuGpuBuffer(fast.CpuGpuBuffer):\n"
-        "    def copy_to_gpu(self, n=None):\n"
-        "        return super().copy_to_gpu(None)\n",
-        "",
-    ),
-]
+def wrong_method(name: str, body: str) -> str:
+    """Return a class with a wrong method."""
+    return METHOD.format(name=name, body=body)
+
+
+def planted_bugs() -> Iterator[Planted]:
+    """Yield a bug for each kind of check, of result and of change to an argument."""
+    slots, lengths = "compute_slot_mapping", "get_dcp_local_seq_lens"
+    test = f"slots:test_{slots}"
+    source = wrong_result(slots, "result.clamp_(min=0)")
+    yield Planted(test, source, "result[", has_script=True)
+    source = wrong_result(slots, "if len(result): result[-1:] = -1")
+    yield Planted(test, source, "result[", target="sim")
+    yield Planted(test, SLOTS_THAT_CHANGE_POSITIONS, "positions[", has_script=True)
+    yield Planted(f"{test}_refuses", SLOTS_OF_ANY_RANK, "the call = returned", has_script=True)
+    source = wrong_result(slots, "result[1:] = result[:1]")
+    yield Planted(f"{test}_laws/slots_are_distinct", source)
+    source = wrong_result("split_attn_metadata", "result[-1].max_query_len += 1")
+    yield Planted("ubatch:test_split_attn_metadata", source, "result[")
+    source = wrong_result("create_ubatch_slices", "result = result[:1]")
+    yield Planted("ubatch:test_create_ubatch_slices", source, "len(result)", has_script=True)
+    source = wrong_result(lengths, "result = result.to(torch.int64)")
+    shows = "result.dtype = torch.int64, but should be torch.int32"
+    yield Planted(f"context_parallel:test_{lengths}", source, shows, has_script=True)
+    shows = "result = seq_lens itself, or a view of it"
+    yield Planted(f"context_parallel:test_{lengths}", LENGTHS_THAT_ARE_A_VIEW, shows)
+    body = "def unpadded(self, *args, **keywords): raise ValueError('no')"
+    shows = "the call = raised ValueError: no, but should be a result"
+    source = wrong_method("CommonAttentionMetadata", body)
+    yield Planted("metadata:test_unpadded", source, shows, has_script=True)
+    yield Planted("kv_cache:test_init_kv_cache", CACHES_THAT_ARE_LOST)
+    body = (
+        "def append_block_ids(self, a, b, c, d): super().append_block_ids(a, b, c, [True] * len(d))"
+    )
+    yield Planted("block_table:test_block_tables", wrong_method("BlockTables", body))
+    body = "def move_row(self, src, dst): super().move_row(src % 1, dst % 1)"
+    yield Planted("block_table:test_block_tables_refuse", wrong_method("BlockTables", body))
+    body = "def copy_to_gpu(self, n=None): return super().copy_to_gpu(None)"
+    yield Planted("buffers:test_buffers_copy", wrong_method("CpuGpuBuffer", body))
+
+
+PLANTED = list(planted_bugs())
 
 
 def target_of(planted: Planted, path: Path) -> Target:
@@ -255,7 +143,7 @@ def target_of(planted: Planted, path: Path) -> Target:
 def failure_of(planted: Planted, target: Target) -> tuple[str, tuple[Check, Any, BaseException]]:
     """Return where the check that sees a bug stands, and what failed it, shrunk as in a run."""
     test, _, law = planted.test.partition("/")
-    where = f"{planted.module.__name__}:{test}" + (f"[{law}]" if law else "")
+    where = f"conformance.test_{test}" + (f"[{law}]" if law else "")
     check = check_of(where)
     FAILURES.clear()
     shrinking = ShrinkBudgets(FEW.shrink_seconds).limiting(check.function)
@@ -273,14 +161,13 @@ def difference_of(case: Path, target: Target) -> str:
     return ""
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=[p.name for p in PLANTED])
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.test} {planted.target}")
 def test_a_failure_is_reproduced(planted: Planted, tmp_path: Path, run_script: RunScript) -> None:
     """The case fails as the test did, and so does the script, if there is one."""
     impl = tmp_path / f"impl_{PLANTED.index(planted)}.py"
     target = target_of(planted, impl)
     where, (check, example, error) = failure_of(planted, target)
-    case = tmp_path / "case.json"
-    write_case(case_of_failure(check, where, example, error), case)
+    case = add_to_corpus(case_of_failure(check, where, example, error), tmp_path)
     expected = error.difference.line if isinstance(error, Mismatch) else repr(error)
     assert expected.startswith(planted.shows)
     assert expected == difference_of(case, target)
@@ -302,7 +189,7 @@ def test_a_failure_is_reproduced(planted: Planted, tmp_path: Path, run_script: R
 def script_of_lengths(body: str, path: Path) -> str | None:
     """Return the script of a `get_dcp_local_seq_lens` with this body, which is in a file."""
     source = f"def get_dcp_local_seq_lens(*args, **keywords):\n    {body}\n"
-    planted = Planted(test_context_parallel, "test_get_dcp_local_seq_lens", source, "")
+    planted = Planted("context_parallel:test_get_dcp_local_seq_lens", source)
     target = target_of(planted, path)
     _, (check, example, error) = failure_of(planted, target)
     return script_of(check, target, example, error)
