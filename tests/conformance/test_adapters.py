@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import engine_adapter
@@ -22,8 +22,7 @@ from conformance.adapters.tables import mistyped
 from conformance.aliases import is_supplied
 from conformance.calls import Call
 from conformance.case_items import deviation_checks
-from conformance.cases.compared import case_of_example
-from conformance.checks import checks_in
+from conformance.cases.compared import case_of_example, check_of
 from conformance.corpus import add_to_corpus, corpus_checks
 from conformance.implementations import Absent, Implementation, load_implementation
 from conformance.profiles import PROFILES
@@ -31,11 +30,9 @@ from conformance.stateful import check as stateful
 from conformance.strategies.presets import MINIMAL
 from conformance.summary import Run
 from conformance.targets import Target, choose_targets
-from conformance.test_local_attention import test_local_attention as local_attention
-from conformance.test_slots import test_compute_slot_mapping as slots
-from conformance.test_ubatch import test_split_attn_metadata as split
 from conformance.vectors.drawing import drawn
 
+LENGTHS = "conformance.test_context_parallel:test_get_dcp_local_seq_lens"
 FEW = dataclasses.replace(PROFILES["dev"], same_answer_examples=10, other_examples=10)
 
 
@@ -54,10 +51,12 @@ def test_its_adapter_is_the_module_s_own() -> None:
     assert type(load_implementation("fast").adapter) is FastAdapter
 
 
-@pytest.mark.parametrize("check", [local_attention, split], ids=["local attention", "split"])
-def test_an_engine_of_other_objects_conforms(check: object) -> None:
+@pytest.mark.parametrize(
+    "where", ["local_attention:test_local_attention", "ubatch:test_split_attn_metadata"]
+)
+def test_an_engine_of_other_objects_conforms(where: str) -> None:
     """Other names, fields and tuples are no difference; copies on the CPU are supplied."""
-    check.bind(target_of(), FEW, "minimal")()  # type: ignore[attr-defined]  # a check
+    check_of(f"conformance.test_{where}").bind(target_of(), FEW, "minimal")()
 
 
 def test_what_is_supplied_is_marked() -> None:
@@ -74,6 +73,7 @@ def test_what_is_supplied_is_marked() -> None:
 
 def test_a_declared_deviation_excuses_itself_alone() -> None:
     """Declared, 32-bit slots pass, and the witness shows them; undeclared, they fail."""
+    slots = check_of("conformance.test_slots:test_compute_slot_mapping")
     slots.bind(target_of(), FEW, "minimal")()
 
     class Undeclared(engine_adapter.EngineAdapter):
@@ -83,57 +83,42 @@ def test_a_declared_deviation_excuses_itself_alone() -> None:
         slots.bind(target_of(Undeclared), FEW, "minimal", shrink=False)()
 
 
-def witnesses(target: Target) -> list[str]:
-    """Return what the checks of a target's declarations raise, empty for what is as declared."""
-    found = []
-    run = Run([target], FEW)
-    for check, on in deviation_checks(run, {"compute_slot_mapping"}):
-        try:
-            check.bind(on)()
-        except AssertionError as error:
-            found.append(str(error))
-        else:
-            found.append("")
-    return found
+def declaring(*deviations: Deviation, module: types.ModuleType = fast) -> Target:
+    """Return `fast`, or another module, with declared deviations."""
+    adapter = type("Declaring", (FastAdapter,), {"deviations": deviations})
+    [target] = choose_targets("host", [Implementation("fast", module, adapter(module))])
+    return target
 
 
-def test_a_witness_must_fail_as_declared() -> None:
-    """One that does is green; one that stopped failing fails by name."""
-    assert [""] == witnesses(target_of())
-    honest = engine_adapter.EngineAdapter.deviations[0]
-
-    class Cured(FastAdapter):
-        deviations = (honest,)
-
-    implementation = Implementation("fast", fast, Cured(fast))
-    [cured] = choose_targets("host", [implementation])
-    [message] = witnesses(cured)
-    assert message.startswith("the witness of the declared deviation of compute_slot_mapping (the")
-    assert message.endswith("no longer fails; take the declaration away")
-
-
-def test_a_declaration_of_nothing_fails() -> None:
-    """A declaration that matches no function under test fails the run, by name."""
-    lost = Deviation("compute_slots", "a typo", engine_adapter.ONE_SLOT, "int32")
-
-    class Lost(engine_adapter.EngineAdapter):
-        deviations = (lost,)
-
-    [message] = witnesses(target_of(Lost))
-    expected = "the declared deviation of compute_slots (a typo) matches no function under test"
-    assert expected == message
-
-
-@pytest.mark.parametrize("function", ["CpuGpuBuffer", "BlockTables.move_row"])
-def test_a_declaration_without_a_contract_says_so(function: str) -> None:
-    """What has no contract of calls is under test, but no witness can be tried of it."""
-
-    class Kept(FastAdapter):
-        deviations = (Deviation(function, "a whim", engine_adapter.ONE_SLOT, "int32"),)
-
-    [target] = choose_targets("host", [Implementation("fast", fast, Kept(fast))])
-    [message] = witnesses(target)
-    assert "cannot be tried: it has no contract of calls" in message
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (target_of(), ""),
+        (
+            declaring(*engine_adapter.EngineAdapter.deviations),
+            "have not more than these reach) no longer fails; take the declaration away",
+        ),
+        (
+            declaring(Deviation("compute_slots", "a typo", engine_adapter.ONE_SLOT, "int32")),
+            "the declared deviation of compute_slots (a typo) matches no function under test",
+        ),
+        *(
+            (
+                declaring(Deviation(function, "a whim", engine_adapter.ONE_SLOT, "int32")),
+                "cannot be tried: it has no contract of calls",
+            )
+            for function in ("CpuGpuBuffer", "BlockTables.move_row")
+        ),
+    ],
+)
+def test_a_witness_must_fail_as_declared(target: Target, message: str) -> None:
+    """One that does is green; one that does not, or that cannot be tried, fails by name."""
+    [(witness, on)] = deviation_checks(Run([target], FEW), {"compute_slot_mapping"})
+    if not message:
+        witness.bind(on)()
+        return
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        witness.bind(on)()
 
 
 WIDE = Deviation(
@@ -141,14 +126,11 @@ WIDE = Deviation(
 )
 
 
-def widening(module: types.ModuleType = fast) -> Target:
-    """Return `fast`, or another module, with lengths in 64 bits, which is declared."""
-
-    class Widening(FastAdapter):
-        deviations = (WIDE,)
-
-    [target] = choose_targets("host", [Implementation("fast", module, Widening(module))])
-    return target
+def module_with(function: Callable[..., object]) -> types.ModuleType:
+    """Return a module that has `get_dcp_local_seq_lens` alone."""
+    module = types.ModuleType("engine")
+    vars(module).update({"checks": fast.checks, "get_dcp_local_seq_lens": function})
+    return module
 
 
 def test_a_declared_deviation_excuses_a_stateful_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +141,7 @@ def test_a_declared_deviation_excuses_a_stateful_test(monkeypatch: pytest.Monkey
         raise AssertionError(says[0])
 
     monkeypatch.setattr(stateful, "run_state_machine_as_test", go_wrong)
-    test = stateful.stateful_check().bind(widening(), FEW, "minimal")
+    test = stateful.stateful_check().bind(declaring(WIDE), FEW, "minimal")
     with pytest.raises(Absent, match=r"get_dcp_local_seq_lens deviates \(declared\)"):
         test()
     says[0] = "a slot is written twice"
@@ -168,12 +150,7 @@ def test_a_declared_deviation_excuses_a_stateful_test(monkeypatch: pytest.Monkey
 
 
 def test_a_declared_deviation_excuses_other_words() -> None:
-    """An adapter declares that its messages do not name what is at fault; else the run fails."""
-    [(_, check)] = [
-        found
-        for found in checks_in(vars(importlib.import_module("conformance.test_context_parallel")))
-        if found[0] == "test_get_dcp_local_seq_lens_refuses"
-    ]
+    """An adapter declares that its messages do not name the argument; else the run fails."""
 
     def terse(*args: object, **keywords: object) -> torch.Tensor:
         try:
@@ -183,24 +160,16 @@ def test_a_declared_deviation_excuses_other_words() -> None:
                 raise
             raise ValueError("seq_lens has a negative length") from None
 
-    terse_module = types.ModuleType("terse")
-    vars(terse_module).update({"checks": fast.checks, check.function: terse})
-    bad = Call(check.function, {"seq_lens": np.array([3, -1], np.int32)})
-
-    class Terse(FastAdapter):
-        deviations = (
-            Deviation(
-                check.function, "short", bad, "another wording of the refusal", ("seq_lens",)
-            ),
-        )
-
-    [undeclared] = choose_targets("host", [Implementation("terse", terse_module)])
+    check, engine = check_of(f"{LENGTHS}_refuses"), module_with(terse)
     with pytest.raises(
         AssertionError, match=r"another wording of the refusal(.|\n)*names seq_lens"
     ):
-        check.bind(undeclared, FEW, "minimal", shrink=False)()
-    implementation = Implementation("terse", terse_module, Terse(terse_module))
-    [declared] = choose_targets("host", [implementation])
+        check.bind(declaring(module=engine), FEW, "minimal", shrink=False)()
+    bad = Call(check.function, {"seq_lens": np.array([3, -1], np.int32)})
+    wording = "another wording of the refusal"
+    declared = declaring(
+        Deviation(check.function, "short", bad, wording, ("seq_lens",)), module=engine
+    )
     check.bind(declared, FEW, "minimal", shrink=False)()
     [(witness, target)] = deviation_checks(Run([declared], FEW), {check.function})
     witness.bind(target)()
@@ -208,23 +177,15 @@ def test_a_declared_deviation_excuses_other_words() -> None:
 
 def test_a_declared_deviation_excuses_a_stored_example(tmp_path: Path) -> None:
     """A stored example of a law fails as declared, and is not a failure; undeclared, it is one."""
-    module = "conformance.test_context_parallel"
-    where = f"{module}:test_get_dcp_local_seq_lens"
-    [(_, check)] = [
-        found
-        for found in checks_in(vars(importlib.import_module(module)))
-        if found[0] == "test_get_dcp_local_seq_lens"
-    ]
+    check = check_of(LENGTHS)
     example = drawn(check.examples(MINIMAL), 1, "corpus")[0]
-    add_to_corpus(case_of_example(where, example, "too wide", function=check.function), tmp_path)
+    add_to_corpus(case_of_example(LENGTHS, example, "too wide", function=check.function), tmp_path)
     [stored] = corpus_checks(tmp_path)
 
     def wide(*args: object, **keywords: object) -> torch.Tensor:
         return fast.get_dcp_local_seq_lens(*args, **keywords).long()  # type: ignore[arg-type]
 
-    module_of_wide = types.ModuleType("wide")
-    vars(module_of_wide).update({"checks": fast.checks, check.function: wide})
-    target = widening(module_of_wide)
+    target = declaring(WIDE, module=module_with(wide))
     stored.bind(target)()
     with pytest.raises(AssertionError, match="int64"):
         stored.bind(target.undeclared())()

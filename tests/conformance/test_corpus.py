@@ -142,7 +142,7 @@ def test_law_cases_are_stored_as_examples(tmp_path: Path) -> None:
     assert laws
     for name, check in laws:
         where = f"{module.__name__}:{name}" + (f"[{check.law}]" if check.law else "")
-        assert check is check_of(where)
+        assert check.law == check_of(where).law
         example = drawn(check.examples(MINIMAL), 6, "corpus")[-1]
         function = check.function
         add_to_corpus(case_of_example(where, example, where, function=function), tmp_path)

@@ -51,7 +51,7 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
         ("--profile=nonsense", "--profile 'nonsense' is unknown; there are dev, default, nightly"),
         ("--functions=slot_mapping", "function 'slot_mapping' is unknown; * compute_slot_mapping*"),
         ("--target=host,cuda", "target 'cuda' needs a GPU, and torch sees none"),
-        ("--trace=nowhere.csv", "--trace nowhere.csv: *No such file*"),
+        ("--trace nowhere.csv", "--trace nowhere.csv: *No such file*"),
         ("--failures=test_toy.py", "--failures test_toy.py is not a folder"),
     ],
 )
@@ -59,7 +59,7 @@ def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) ->
     """A name or a file that is not there is a usage error, in one line, before anything runs."""
     runner.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     runner.pytester.makepyfile(test_toy=TOY)
-    result = runner.run(arguments)
+    result = runner.run(*arguments.split())
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines([f"ERROR: {line}"])
 

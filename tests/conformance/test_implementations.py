@@ -14,6 +14,7 @@ import pytest
 import conformance
 import fast
 from conformance.__main__ import arguments_for_pytest
+from conformance.cases.compared import check_of
 from conformance.functions import checked_functions, choose_functions, modules_about
 from conformance.implementations import (
     Implementation,
@@ -23,7 +24,6 @@ from conformance.implementations import (
 from conformance.profiles import PROFILES
 from conformance.report import Mismatch
 from conformance.targets import choose_targets, default_targets
-from conformance.test_context_parallel import test_get_dcp_local_seq_lens as lengths
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -167,6 +167,7 @@ def get_dcp_local_seq_lens(*args, **keywords):
 def lengths_on(implementation: Implementation) -> None:
     """Run the checks of answers on it."""
     [target] = choose_targets("host", [implementation])
+    lengths = check_of("conformance.test_context_parallel:test_get_dcp_local_seq_lens")
     lengths.bind(target, PROFILES["dev"], "minimal", shrink=False)()
 
 

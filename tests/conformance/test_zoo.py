@@ -1,18 +1,17 @@
 """The models of the zoo: their published numbers, and how they are divided, grouped and placed."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
-import torch
 
 import fast
 import reference
 from conformance.implementations import Implementation
-from conformance.targets import REFERENCE, TARGETS, Target
+from conformance.targets import REFERENCE, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
 from conformance.zoo.catalogue import BACKENDS, get_backend, suits
@@ -21,7 +20,7 @@ from conformance.zoo.groups import make_group_spec, make_groups
 from conformance.zoo.layer import FULL, SLIDING_WINDOW, Layer, State, repeat
 from conformance.zoo.model import Model
 from conformance.zoo.models import MODELS, get_model
-from conformance.zoo.observation import first_memory_difference, observe
+from conformance.zoo.observation import first_memory_difference
 from conformance.zoo.serving import Serving
 
 PUBLISHED = {
@@ -97,19 +96,21 @@ def test_a_token_takes_the_known_bytes(name: str) -> None:
     assert KIB_OF_A_TOKEN[name] == token_bytes / 1024
 
 
-def test_layers_stand_where_their_pattern_says() -> None:
-    """Full layers of Llama 4, Gemma 3, Qwen3-Next, Jamba and Nemotron have the published places."""
-
-    def full_layers(name: str) -> list[int]:
-        names = [layer.name for layer in get_model(name).layers if layer.kind == FULL]
-        return [next(int(part) for part in name.split(".") if part.isdigit()) for name in names]
-
-    assert list(range(3, 48, 4)) == full_layers("llama-4-scout")
-    assert list(range(5, 62, 6)) == full_layers("gemma-3-27b")
-    assert list(range(3, 48, 4)) == full_layers("qwen3-next-80b-a3b")
-    assert [4, 12, 20, 28] == full_layers("jamba-v0.1")
-    assert [14, 21, 30, 39] == full_layers("nemotron-nano-9b-v2")
-    assert list(range(1, 24, 2)) == full_layers("gpt-oss-20b")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-4-scout", range(3, 48, 4)),
+        ("gemma-3-27b", range(5, 62, 6)),
+        ("qwen3-next-80b-a3b", range(3, 48, 4)),
+        ("jamba-v0.1", [4, 12, 20, 28]),
+        ("nemotron-nano-9b-v2", [14, 21, 30, 39]),
+        ("gpt-oss-20b", range(1, 24, 2)),
+    ],
+)
+def test_layers_are_where_their_pattern_says(name: str, expected: Sequence[int]) -> None:
+    """The full layers of a model have the published places."""
+    names = [layer.name.split(".") for layer in get_model(name).layers if layer.kind == FULL]
+    assert list(expected) == [next(int(part) for part in name if part.isdigit()) for name in names]
 
 
 def test_layers_share_the_cache_of_the_last_of_their_kind() -> None:
@@ -122,32 +123,28 @@ def test_layers_share_the_cache_of_the_last_of_their_kind() -> None:
     assert {str(i): "19" if i % 5 == 4 else "18" for i in range(20, 35)} == sharing
 
 
-def test_states_have_the_published_sizes() -> None:
-    """States of hybrid models are as large as their configuration files make them."""
-
-    def shapes(name: str) -> list[tuple[str, tuple[int, ...], str | None]]:
-        layer = next(layer for layer in get_model(name).layers if layer.states)
-        return [(state.name, state.shape, state.dtype) for state in layer.states]
-
-    qwen = [("conv", (3, 8192), None), ("ssm", (32, 128, 128), None)]
-    assert qwen == shapes("qwen3-next-80b-a3b")
-    assert [("conv", (3, 8192), None), ("ssm", (8192, 16), None)] == shapes("jamba-v0.1")
-    nemotron = [("conv", (3, 12_288), None), ("ssm", (128, 80, 128), "float32")]
-    assert nemotron == shapes("nemotron-nano-9b-v2")
-
-
-def test_hybrid_models_raise_the_block_size() -> None:
-    """A block of attention takes no less than the states: 544 tokens in Qwen3-Next, as is known."""
-    for name, block_size in (
-        ("qwen3-next-80b-a3b", 544),
-        ("jamba-v0.1", 80),
-        ("nemotron-nano-9b-v2", 1312),
-    ):
-        target, serving = REFERENCE, Serving(model=get_model(name))
-        groups = make_groups(target, serving)
-        assert {block_size} == {group.block_size for group in groups if group.kind == FULL}
-        pages = {make_group_spec(target, group).page_size_bytes for group in groups}
-        assert len(pages) == 1
+@pytest.mark.parametrize(
+    ("name", "states", "block_size"),
+    [
+        ("qwen3-next-80b-a3b", [("conv", (3, 8192), None), ("ssm", (32, 128, 128), None)], 544),
+        ("jamba-v0.1", [("conv", (3, 8192), None), ("ssm", (8192, 16), None)], 80),
+        (
+            "nemotron-nano-9b-v2",
+            [("conv", (3, 12_288), None), ("ssm", (128, 80, 128), "float32")],
+            1312,
+        ),
+    ],
+)
+def test_states_raise_the_block_size(
+    name: str, states: list[tuple[str, tuple[int, ...], str | None]], block_size: int
+) -> None:
+    """States have the published sizes, and a block of attention takes no less than they do."""
+    model = get_model(name)
+    layer = next(layer for layer in model.layers if layer.states)
+    assert states == [(state.name, state.shape, state.dtype) for state in layer.states]
+    groups = make_groups(REFERENCE, Serving(model=model))
+    assert {block_size} == {group.block_size for group in groups if group.kind == FULL}
+    assert 1 == len({make_group_spec(REFERENCE, group).page_size_bytes for group in groups})
 
 
 def test_a_rank_has_its_part_of_a_layer() -> None:
@@ -164,64 +161,83 @@ def test_a_rank_has_its_part_of_a_layer() -> None:
     assert [(3, 2048), (2048, 16)] == [state.shape for state in jamba.states]
 
 
+def serve(name: str, **settings: Any) -> Serving:  # noqa: ANN401  # wrong ones too
+    """Return a model of the zoo, served with some settings."""
+    return Serving(model=get_model(name), **settings)
+
+
+def serve_pages_of_two_sizes() -> None:
+    """Sort layers of different kinds whose pages have different sizes into groups."""
+    full = Layer(name="{}", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
+    window = replace(full, kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
+    layers = repeat((full, window), 4)
+    model = Model(
+        name="odd", published_as="", source="made up", layers=layers, max_context_tokens=64
+    )
+    make_groups(REFERENCE, Serving(model=model))
+
+
+SIX_KV_HEADS = Layer(name="0", kind=FULL, num_query_heads=12, num_kv_heads=6)
+CONV = State(name="conv", shape=(3, 5), divided=1)
+
+
 @pytest.mark.parametrize(
-    ("name", "ranks", "message"),
+    ("act", "error", "message"),
     [
-        ("qwen2.5-7b", 3, "3, which does not divide the 28 query heads of model.layers.0"),
-        ("whisper-large-v3", 8, "8, which does not divide the 20 query heads"),
+        (lambda: get_model("gpt-5"), KeyError, "unknown model 'gpt-5'; the zoo has llama-3.1-8b, "),
+        (lambda: get_backend("XFORMERS"), KeyError, "no backend 'XFORMERS'"),
+        (serve_pages_of_two_sizes, ValueError, r"pages of odd have \[1024, 2048\] bytes"),
         (
-            "nemotron-nano-9b-v2",
-            16,
-            "16, which does not divide the 8 heads or groups of the states",
+            lambda: SIX_KV_HEADS.divided(4),
+            ValueError,
+            "is 4, and 0 has 6 KV heads: neither divides the other",
         ),
-        ("gemma-3n-e4b", 0, "tensor_parallel_size is 0, but should be at least 1"),
+        (
+            lambda: Layer(name="0", kind="mamba", states=(CONV,), state_heads=(4,)).divided(2),
+            ValueError,
+            "does not divide the 5 of the conv state",
+        ),
+        *(
+            (lambda name=name, ranks=ranks: serve(name, tensor_parallel_size=ranks), *expected)
+            for name, ranks, *expected in (
+                ("qwen2.5-7b", 3, ValueError, "3, which does not divide the 28 query heads of mod"),
+                ("whisper-large-v3", 8, ValueError, "8, which does not divide the 20 query heads"),
+                ("nemotron-nano-9b-v2", 16, ValueError, "16, which does not divide the 8 heads or"),
+                ("gemma-3n-e4b", 0, ValueError, "tensor_parallel_size is 0, but should be at le"),
+            )
+        ),
+        *(
+            (lambda settings=settings: serve("gemma-2-9b", **settings), *expected)
+            for settings, *expected in (
+                ({"dtype": "int4"}, ValueError, "dtype is 'int4', but must be one of bfloat16"),
+                ({"requested_block_size": 0}, ValueError, "block_size is 0, but should be at lea"),
+                ({"requested_block_size": 1.0}, TypeError, "block_size is 1.0, but should be an i"),
+                ({"requested_max_model_len": 0}, ValueError, "max_model_len is 0"),
+                ({"requested_max_model_len": 8193}, ValueError, "published for at most 8192 tok"),
+                ({"max_num_batched_tokens": True}, TypeError, "max_num_batched_tokens is True"),
+                ({"max_num_seqs": -1}, ValueError, "max_num_seqs is -1"),
+                ({"backends": ("FLASH",)}, KeyError, "no backend 'FLASH' in the catalogue, which"),
+                ({"backends": ("FLASHMLA",)}, ValueError, "computes latent, and suits no layer of"),
+            )
+        ),
+        (
+            lambda: serve("deepseek-v3.2-exp", dtype="bfloat16"),
+            ValueError,
+            r"the caches of deepseek-v3\.2-exp have a format",
+        ),
+        (
+            lambda: serve("deepseek-v3.2-exp", backends=("CUTLASS_MLA",)),
+            ValueError,
+            "suits no layer .* latent in the format fp8_ds_mla",
+        ),
     ],
 )
-def test_ranks_that_do_not_divide_are_refused(name: str, ranks: int, message: str) -> None:
-    """A number of ranks that heads cannot be divided by is refused, with the layer's name."""
-    with pytest.raises(ValueError, match=message):
-        Serving(model=get_model(name), tensor_parallel_size=ranks)
-
-
-def test_heads_that_are_neither_divided_nor_repeated_are_refused() -> None:
-    """6 KV heads on 4 ranks, and a state whose axis does not divide, are refused."""
-    layer = Layer(name="0", kind=FULL, num_query_heads=12, num_kv_heads=6)
-    with pytest.raises(ValueError, match="is 4, and 0 has 6 KV heads: neither divides the other"):
-        layer.divided(4)
-    conv = State(name="conv", shape=(3, 5), divided=1)
-    with pytest.raises(ValueError, match="does not divide the 5 of the conv state"):
-        Layer(name="0", kind="mamba", states=(conv,), state_heads=(4,)).divided(2)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"dtype": "int4"}, ValueError, "dtype is 'int4', but must be one of bfloat16"),
-        ({"requested_block_size": 0}, ValueError, "block_size is 0, but should be at least 1"),
-        ({"requested_block_size": 1.0}, TypeError, "block_size is 1.0, but should be an int"),
-        ({"requested_max_model_len": 0}, ValueError, "max_model_len is 0"),
-        ({"requested_max_model_len": 8193}, ValueError, "published for at most 8192 tokens"),
-        ({"max_num_batched_tokens": True}, TypeError, "max_num_batched_tokens is True"),
-        ({"max_num_seqs": -1}, ValueError, "max_num_seqs is -1"),
-        ({"backends": ("FLASH",)}, KeyError, "no backend 'FLASH' in the catalogue, which has"),
-        ({"backends": ("FLASHMLA",)}, ValueError, "computes latent, and suits no layer of gemma-2"),
-    ],
-)
-def test_bad_ways_of_serving_are_refused(
-    settings: dict[str, Any], error: type[Exception], message: str
+def test_what_cannot_be_served_is_refused(
+    act: Callable[[], object], error: type[Exception], message: str
 ) -> None:
-    """What cannot be is refused by name."""
+    """Unknown names, bad settings, and heads and pages that do not divide are refused by name."""
     with pytest.raises(error, match=message):
-        Serving(model=get_model("gemma-2-9b"), **settings)
-
-
-def test_a_format_of_its_own_has_no_other_dtype() -> None:
-    """The caches of DeepSeek V3.2 cannot be had in another dtype, and need their own backend."""
-    model = get_model("deepseek-v3.2-exp")
-    with pytest.raises(ValueError, match=r"the caches of deepseek-v3\.2-exp have a format"):
-        Serving(model=model, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"suits no layer .* latent in the format fp8_ds_mla"):
-        Serving(model=model, backends=("CUTLASS_MLA",))
+        act()
 
 
 def test_a_dtype_is_that_of_attention_alone() -> None:
@@ -242,29 +258,6 @@ def test_backends_take_the_place_of_those_they_suit() -> None:
     assert 128 == Serving(model=deepseek, backends=("CUTLASS_MLA",)).block_size
     assert 32 == Serving(model=deepseek, requested_block_size=32).block_size
     assert not suits(BACKENDS["FLASHMLA_SPARSE"], deepseek.layers[0])
-
-
-def test_an_unknown_model_is_refused() -> None:
-    """A name that is not in the zoo is a `KeyError` that lists those that are."""
-    with pytest.raises(
-        KeyError, match=r"unknown model 'gpt-5'; the zoo has llama-3.1-8b, llama-3.1-70b"
-    ):
-        get_model("gpt-5")
-
-
-def test_pages_that_cannot_be_alike_are_refused() -> None:
-    """Layers of different kinds whose pages have unlike bytes cannot lie in one pool."""
-    full = Layer(name="{}", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
-    window = replace(full, kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
-    model = Model(
-        name="odd",
-        published_as="",
-        source="made up",
-        layers=repeat((full, window), 4),
-        max_context_tokens=64,
-    )
-    with pytest.raises(ValueError, match=r"pages of odd have \[1024, 2048\] bytes"):
-        make_groups(REFERENCE, Serving(model=model))
 
 
 def test_a_memory_without_a_block_is_refused() -> None:
@@ -344,17 +337,6 @@ def test_shapes_and_orders_of_the_catalogue() -> None:
     mamba = backends.get("MAMBA2_ATTN", "mamba")
     with pytest.raises(NotImplementedError, match="MAMBA2_ATTN works on states"):
         mamba.get_kv_cache_shape(1, 1, 1, 1)
-    with pytest.raises(KeyError, match="no backend 'XFORMERS'"):
-        get_backend("XFORMERS")
-
-
-def test_flashinfer_shares_one_workspace() -> None:
-    """Both builders of Gemma 2 have the workspace of the first."""
-    serving = Serving(model=get_model("gemma-2-9b"), tensor_parallel_size=8)
-    [[first, second]] = deploy(TARGETS["host"], serving, 2**20).builders
-    assert first.workspace is second.workspace is not None
-    assert (4095, -1) == (first.parameters.window_left, second.parameters.window_left)
-    assert 50.0 == first.parameters.logits_soft_cap
 
 
 def test_sinks_and_scales_reach_the_layers() -> None:
@@ -398,16 +380,3 @@ def test_a_deployment_of_its_own_kind_is_compared() -> None:
     difference = first_memory_difference(expected, deploy(broken, serving, 2**20))
     assert difference is not None
     assert "model.layers.3.self_attn.attn" in difference.path
-
-
-def test_arrays_and_dtypes_are_of_the_implementations_kind() -> None:
-    """Arrays and dtypes are NumPy's for one twin, and torch's for the other."""
-    ours, theirs = REFERENCE, TARGETS["host"]
-    assert isinstance(ours.array(np.zeros(2)), np.ndarray)
-    assert isinstance(theirs.array(np.zeros(2)), torch.Tensor)
-    assert "float8_e5m2" == ours.dtype("float8_e5m2").name
-    assert torch.float8_e5m2 == theirs.dtype("float8_e5m2")
-    assert ours.find("AttentionType.DECODER") == theirs.find("AttentionType.DECODER")
-    assert {"caches", "builders"} < set(
-        observe(ours, deploy(ours, Serving(model=get_model("jamba-v0.1")), 2**23))
-    )
