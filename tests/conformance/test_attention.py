@@ -7,9 +7,9 @@ import importlib
 import numpy as np
 import pytest
 
-from conformance.checks import Check
 from conformance.dense_layer import NO_REQUEST, Layer
 from conformance.poisoned_cache import PoisonedCache
+from conformance.properties import Check
 from conformance.strategies.batches import Batch, Layout
 from tools.bugs.catalogue import read_catalogue
 

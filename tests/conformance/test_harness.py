@@ -9,8 +9,8 @@ import pytest
 import torch
 from small_runs import HEAD, Runner
 
-from conformance.checks import Check
 from conformance.profiles import PROFILES
+from conformance.properties import Check
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")

@@ -14,10 +14,10 @@ import pytest
 
 from conformance.cases.check import read_case, replay
 from conformance.cases.compared import case_of_failure, check_of
-from conformance.checks import FAILURES, Check
 from conformance.corpus import add_to_corpus
 from conformance.implementations import load_implementation
 from conformance.profiles import Profile
+from conformance.properties import FAILURES, Check
 from conformance.report import Mismatch
 from conformance.reproduction import replay_command
 from conformance.script import script_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
-from conformance.checks import Check, law
 from conformance.profiles import Profile
+from conformance.properties import Check, law
 from conformance.shrinking import MIN_SECONDS, ShrinkBudgets
 from conformance.targets import TARGETS, Target
 
