@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from conformance.implementations import Absent
 from conformance.profiles import Kind, Profile
 from conformance.properties import Check, seeded
-from conformance.stateful.goals import GOALS
+from conformance.stateful.coverage import GOALS
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
 from conformance.strategies import cached as st

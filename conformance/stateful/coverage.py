@@ -1,23 +1,69 @@
-"""Which coverage goals are reached by a setup, a request, a step or a runner's batch."""
+"""The coverage goals of the stateful test: hard cases, all of which a run must reach, and when."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from itertools import pairwise
 
 from conformance.engine.request import Request
-from conformance.stateful.goals import Goal
 from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
 from conformance.traffic.runner import Runner
 
 
-def of_setup(setup: Setup) -> Iterator[Goal]:
-    """Yield what a setup meets.
+class Goal(enum.Enum):
+    """What may happen; a run reports goals by their values."""
 
-    Args:
-        setup: Of the engine.
-    """
+    # The pool of blocks.
+    SHARED_WITH_LIVE = "a prefix is shared with a live request"
+    SHARED_WITH_GONE = "a prefix is shared with a request that has gone"
+    SHARED_BLOCK_FREED = "a shared block is freed by one request and held by another"
+    PREFIX_FORGOTTEN = "a block of a remembered prefix is handed out again"
+    FREED_AND_TAKEN = "a block is freed and handed out in one step"
+    OTHER_GROUP = "a block of one group becomes another's"
+    # Requests.
+    DRAFTS_REJECTED = "drafts are rejected"
+    REJECTED_ACROSS_BLOCKS = "rejected drafts lie across a block boundary"
+    WRITTEN_AGAIN = "slots of rejected drafts are written again"
+    ALL_ACCEPTED = "all drafts are accepted"
+    POOL_DRY = "preempted because the pool is dry"
+    PREEMPTED_IN_PREFILL = "preempted in mid-prefill"
+    PREEMPTED_DECODE = "preempted while it decodes"
+    PREEMPTED_AFTER_REJECTION = "preempted with rejected drafts after it"
+    RESUMED_ELSEWHERE = "resumed into other blocks"
+    RESUMED_AT_ONCE = "preempted and resumed in one step"
+    RESUMED_SHARING = "resumed with a shared prefix"
+    ENDED_IN_PREFILL = "ended in mid-prefill"
+    CHUNK_INSIDE_BLOCK = "a chunk of a prompt ends inside a block"
+    CHUNK_WITH_BLOCK = "a chunk of a prompt ends with a block"
+    SITS_OUT = "a request sits a step out"
+    COMES_BACK = "a request that sat out comes back"
+    # The engine.
+    UNLIKE_BLOCK_SIZES = "groups of different block sizes"
+    THREE_GROUPS = "three groups"
+    CHUNKED_GROUP = "a group of chunked local attention"
+    # The batch, as a runner puts it together.
+    ROW_MOVED = "compaction moved a row"
+    ROWS_SWAPPED = "reordering swapped rows"
+    FULL_ROW = "a row is full"
+    ROW_OVERWRITTEN = "a row with leftovers is overwritten"
+    PADDED_REQUESTS = "padded requests"
+    PADDED_AFTER_MORE = "padded requests after more requests"
+    PADDED_TOKENS = "padded tokens"
+    ALL_KINDS = "decodes, extends and prefills in one batch"
+    CUT = "a request cut by a micro-batch"
+    CUT_TWICE = "a request cut at both ends"
+    CUT_SHARING = "a cut request reads a shared prefix"
+    ACROSS_CHUNKS = "new tokens across a chunk boundary"
+
+
+GOALS = tuple(goal.value for goal in Goal)
+"""All of them, by name."""
+
+
+def of_setup(setup: Setup) -> Iterator[Goal]:
+    """Yield the goals that an engine's setup reaches."""
     if len(set(setup.block_sizes)) > 1:
         yield Goal.UNLIKE_BLOCK_SIZES
     if len(setup.block_sizes) > 2:
@@ -27,11 +73,7 @@ def of_setup(setup: Setup) -> Iterator[Goal]:
 
 
 def of_preempted(request: Request) -> Iterator[Goal]:
-    """Yield what is reached by preempting a request.
-
-    Args:
-        request: Before it is preempted.
-    """
+    """Yield the goals that are reached when a request is preempted."""
     if request.is_in_prefill:
         yield Goal.PREEMPTED_IN_PREFILL
     if request.is_decoding:
@@ -41,12 +83,7 @@ def of_preempted(request: Request) -> Iterator[Goal]:
 
 
 def of_resumed(request: Request, former_block_ids: tuple[list[int], ...]) -> Iterator[Goal]:
-    """Yield what is reached by resuming a request.
-
-    Args:
-        request: With its new blocks.
-        former_block_ids: Those that it had before it was preempted.
-    """
+    """Yield the goals that are reached when a request is resumed, which had other blocks before."""
     pairs = zip(former_block_ids, request.block_ids, strict=True)
     if any(old[: len(new)] != new[: len(old)] for old, new in pairs):
         yield Goal.RESUMED_ELSEWHERE
@@ -55,13 +92,7 @@ def of_resumed(request: Request, former_block_ids: tuple[list[int], ...]) -> Ite
 
 
 def of_computed(request: Request, num_tried: int, setup: Setup) -> Iterator[Goal]:
-    """Yield what is reached by a request's results of a step.
-
-    Args:
-        request: After the step.
-        num_tried: Drafts that it had.
-        setup: Of the engine.
-    """
+    """Yield the goals that a request reaches with the results of a step, of so many drafts."""
     first = request.num_computed_tokens
     if first < request.num_prompt_tokens:
         ends_inside = any(first % size for size in setup.block_sizes)
@@ -78,14 +109,7 @@ def of_computed(request: Request, num_tried: int, setup: Setup) -> Iterator[Goal
 def of_step(
     setup: Setup, snapshot: Snapshot, runner: Runner, num_reqs_before: int
 ) -> Iterator[Goal]:
-    """Yield what a step meets, as the runner of `reference` executed it.
-
-    Args:
-        setup: Of the engine.
-        snapshot: The step.
-        runner: After it.
-        num_reqs_before: Requests of the step before it.
-    """
+    """Yield the goals that a step reaches, as the runner of `reference` executed it."""
     step, batch = snapshot.step, runner.batch
     if batch is None:
         return
@@ -108,7 +132,7 @@ def of_step(
 
 
 def _of_cuts(snapshot: Snapshot, runner: Runner) -> Iterator[Goal]:
-    """Yield what the cuts of micro-batches meet."""
+    """Yield the goals that the cuts of micro-batches reach."""
     slices = runner.results.get("micro_batch_slices", ())
     req_ids = runner.results["order"]
     cut = [

@@ -32,12 +32,7 @@ class Choice:
     index: int
 
     def pick(self, running: Sequence[Request], shares: Callable[[Request], bool]) -> Request:
-        """Return the request that is meant.
-
-        Args:
-            running: The running requests, at least one.
-            shares: Whether a request shares blocks.
-        """
+        """Return the chosen one of the running requests, of which there is at least one."""
         is_preferred = {
             Preference.ANY: lambda _: True,
             Preference.WITH_REJECTED_DRAFTS: lambda request: request.num_rejected_tokens > 0,

@@ -6,30 +6,85 @@ are accepted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
+from conformance.engine.block_pool import BlockPool
 from conformance.engine.request import Request
 from conformance.engine.scheduler import Scheduler
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.stateful import coverage
-from conformance.stateful.goals import Goal
+from conformance.stateful.coverage import Goal
 from conformance.stateful.plan import Plan
-from conformance.stateful.prefixes import Prefixes
-from conformance.stateful.recorded_pool import RecordedPool
 from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import RequestSnapshot, Snapshot, listed
 
 POOL_IS_DRY = "because the pool is dry"
 
 
+class Prefixes:
+    """Numbers prefixes, on all of whose tokens a key depends: equal ones have the same number.
+
+    Example:
+        >>> prefixes = Prefixes()
+        >>> numbers = prefixes.along([5, 7, 5])
+        >>> numbers, prefixes.along([5, 7]), prefixes.along([7])
+        ([1, 2, 3], [1, 2], [4])
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def along(self, tokens: list[int]) -> list[int]:
+        """Return the numbers of the prefixes that end with each token of a sequence."""
+        found, prefix = [], 0
+        for token in tokens:
+            prefix = self._numbers.setdefault((prefix, token), len(self._numbers) + 1)
+            found.append(prefix)
+        return found
+
+
+class RecordedPool(BlockPool):
+    """A `BlockPool` that records what happens to blocks.
+
+    Attributes:
+        goals: The goals that were reached; the caller clears them.
+        freed_in_step: Blocks that were freed in this step; the caller clears them.
+    """
+
+    def __init__(self, num_blocks: int, *, reuses_latest: bool) -> None:
+        super().__init__(num_blocks, reuses_latest=reuses_latest)
+        self.goals: set[Goal] = set()
+        self.freed_in_step: set[int] = set()
+
+    def touch(self, block_id: int) -> None:
+        """Let one more request hold a block."""
+        is_live = self.ref_count(block_id) > 0
+        self.goals.add(Goal.SHARED_WITH_LIVE if is_live else Goal.SHARED_WITH_GONE)
+        super().touch(block_id)
+
+    def free_blocks(self, block_ids: Sequence[int]) -> None:
+        """Let one request less hold each of some blocks."""
+        super().free_blocks(block_ids)
+        freed = {block_id for block_id in block_ids if not self.ref_count(block_id)}
+        self.freed_in_step |= freed
+        if len(freed) < len(block_ids):
+            self.goals.add(Goal.SHARED_BLOCK_FREED)
+
+    def _evict(self, block_id: int) -> None:
+        """Remove a block from the cache."""
+        if block_id in self._key_of:
+            self.goals.add(Goal.PREFIX_FORGOTTEN)
+        if block_id in self.freed_in_step:
+            self.goals.add(Goal.FREED_AND_TAKEN)
+        super()._evict(block_id)
+
+
 class PlannedScheduler(Scheduler):
     """Schedules requests as plans say, as far as it can.
 
-    Args:
-        setup: Its groups and limits.
-
     Attributes:
-        setup: As given.
+        setup: Its groups and limits.
         pool: The blocks.
         finished: Requests that have ended.
         log: What happened, line by line.
@@ -81,12 +136,7 @@ class PlannedScheduler(Scheduler):
         return reached
 
     def arrive(self, prompt: list[int], max_new_tokens: int) -> None:
-        """Let a request arrive.
-
-        Args:
-            prompt: Its tokens, at least one; cut to what the engine serves.
-            max_new_tokens: How many more it wants, at least one; cut likewise.
-        """
+        """Let a request arrive; its prompt and new tokens are cut to what the engine serves."""
         longest = self.setup.max_model_len
         prompt = prompt[: longest - 1]
         max_new_tokens = min(max_new_tokens, longest - len(prompt))
@@ -116,14 +166,7 @@ class PlannedScheduler(Scheduler):
         self.log.append(f"{request.request_id} ends {why}")
 
     def start_step(self, plan: Plan) -> Snapshot | None:
-        """Decide what the next step computes.
-
-        Args:
-            plan: What it is to be like.
-
-        Returns:
-            The step, None where there is nothing to compute.
-        """
+        """Return the next step as a plan says, None if there is nothing to compute."""
         if plan.finishes is not None and self.running:
             self.finish(plan.finishes.pick(self.running, self.shares), "early")
         if plan.preempts is not None and self.running:
@@ -135,11 +178,7 @@ class PlannedScheduler(Scheduler):
         return self._take_snapshot(self._step)
 
     def finish_step(self, plan: Plan) -> None:
-        """Let the step that was scheduled have been executed, if there was one.
-
-        Args:
-            plan: The one that it was scheduled with.
-        """
+        """Update requests after the step was executed; the plan says which drafts are accepted."""
         if self._step is None:
             return
         num_accepted = iter(plan.accepted * len(self.running))

@@ -128,17 +128,11 @@ class Setup:
     def deploy(self, target: Target, serving: Serving) -> Deployment:
         """Do what an engine does when it starts, with all blocks of the pool.
 
-        Args:
-            target: Whose functions are called.
-            serving: How the model is served.
-
-        Example:
-            >>> from conformance.targets import REFERENCE
-            >>> setup = Setup(block_sizes=(2, 4), kinds=("full", "full"), max_model_len=8)
-            >>> serving = setup.settings.serving(setup.model)
-            >>> deployment = setup.deploy(REFERENCE, serving)
-            >>> [cache.shape for cache in deployment.kv_caches.values()]
-            [(2, 11, 2, 1, 2), (2, 11, 4, 1, 1)]
+        >>> from conformance.targets import REFERENCE
+        >>> setup = Setup(block_sizes=(2, 4), kinds=("full", "full"), max_model_len=8)
+        >>> deployment = setup.deploy(REFERENCE, setup.settings.serving(setup.model))
+        >>> [cache.shape for cache in deployment.kv_caches.values()]
+        [(2, 11, 2, 1, 2), (2, 11, 4, 1, 1)]
         """
         memory_bytes = self.num_blocks * block_bytes(target, self.groups)
         return deploy(target, serving, memory_bytes, self.groups)

@@ -60,13 +60,9 @@ class Snapshot:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Write numbers down.
+    """Return numbers as text.
 
-    Args:
-        numbers: The numbers.
-
-    Example:
-        >>> listed([3, 4])
-        '[3 4]'
+    >>> listed([3, 4])
+    '[3 4]'
     """
     return f"[{' '.join(map(str, numbers))}]"

@@ -71,12 +71,7 @@ KINDS = (CHUNKED_LOCAL, FULL, CHUNKED_LOCAL, SLIDING_WINDOW)
 
 @st.composite
 def setups(draw: st.DrawFn, scale: Scale) -> Setup:
-    """Draw how an engine is set up.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        scale: The sizes.
-    """
+    """Draw how an engine is set up."""
     block_sizes = draw(st.sampled_from(scale.block_sizes))
     max_model_len = draw(st.sampled_from(scale.max_model_lens))
     longest = sum(-(-max_model_len // size) for size in block_sizes)
@@ -98,11 +93,7 @@ def setups(draw: st.DrawFn, scale: Scale) -> Setup:
 
 @cache
 def plans(scale: Scale) -> st.SearchStrategy[Plan]:
-    """Draw how a step is planned.
-
-    Args:
-        scale: The sizes.
-    """
+    """Draw how a step is planned."""
     budget = scale.token_budget
     no_one = (None,) * 5
     return st.builds(
@@ -120,11 +111,7 @@ def plans(scale: Scale) -> st.SearchStrategy[Plan]:
 
 @cache
 def arrivals(scale: Scale) -> st.SearchStrategy[list[tuple[int, int]]]:
-    """Draw a few arrivals: lengths of prompts, and how many tokens each wants.
-
-    Args:
-        scale: The sizes.
-    """
+    """Draw a few arrivals: lengths of prompts, and how many tokens each wants."""
     lengths = st.sampled_from(scale.prompt_lens)
     return st.lists(st.tuples(lengths, new_token_counts()), min_size=1, max_size=3)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.stateful.goals import Goal
+from conformance.stateful.coverage import Goal
 from conformance.stateful.plan import Choice, Plan, Preference
-from conformance.stateful.recorded_pool import RecordedPool
-from conformance.stateful.scheduler import PlannedScheduler
+from conformance.stateful.scheduler import PlannedScheduler, RecordedPool
 from conformance.stateful.setup import Setup
 
 PROMPT = [101, 102, 103, 104, 105, 106]
