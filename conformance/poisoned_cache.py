@@ -8,15 +8,21 @@ the layer's dense attention; where they do not, NaN, or something of the request
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from hypothesis.strategies import SearchStrategy
 
 import reference
 from conformance.dense_layer import NO_REQUEST, Array, Layer, State
+from conformance.goals import Goals
+from conformance.properties import Check, law
+from conformance.strategies.attention import PRESETS
 from conformance.strategies.batches import Batch
+from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
 
 
@@ -43,6 +49,13 @@ class PoisonedCache:
         if may_read is None:
             may_read = np.zeros((*array.shape[1:3], layer.batch.num_reqs + 1), np.bool_)
         self.may_read = may_read
+
+    @classmethod
+    def with_context(cls, layer: Layer) -> PoisonedCache:
+        """Return a new cache of a layer, with what earlier steps brought."""
+        cache = cls(layer)
+        cache.remember()
+        return cache
 
     def in_blocks_of(self, layer: Layer) -> PoisonedCache:
         """Return the same memory in smaller blocks, as another layer's table lists them."""
@@ -89,9 +102,26 @@ class PoisonedCache:
         return np.where(self.may_read[..., request, None, None], self.array, np.nan)
 
 
-def twins(target: Target) -> tuple[Target, Target]:
-    """Return `reference` and a target, of both of which a law holds."""
-    return REFERENCE, target
+def attention_law(
+    function: str,
+    examples: Callable[[Preset], SearchStrategy[Any]],
+    *,
+    goals: Goals,
+    has_kernel: bool = False,
+) -> Callable[[Callable[[Target, Any], None]], Check]:
+    """Make a check of a property of attention, of `reference` and of a target; see `law`."""
+
+    def decorate(body: Callable[[Target, Any], None]) -> Check:
+        @functools.wraps(body)
+        def of_both(target: Target, example: Any) -> None:
+            __tracebackhide__ = True
+            for twin in (REFERENCE, target):
+                body(twin, example)
+
+        made = law(function, examples, goals=goals, has_kernel=has_kernel, presets=PRESETS)
+        return made(of_both)
+
+    return decorate
 
 
 def as_numpy(value: Any) -> Any:

@@ -18,9 +18,8 @@ from conformance.calls import Call
 from conformance.dense_layer import State
 from conformance.invocations import Invocation
 from conformance.laws.access import as_reference
-from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
-from conformance.properties import law
-from conformance.strategies.attention import PRESETS, Example, of_layer
+from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law, joined
+from conformance.strategies.attention import Example, of_layer
 from conformance.strategies.attention_calls import (
     chunked_layers,
     fast_prefill_layers,
@@ -38,7 +37,7 @@ def _chunks(example: Example) -> list[tuple[int, int]]:
     return [(c // chunk, (c + q - 1) // chunk) for c, q in pairs if q]
 
 
-@law(
+@attention_law(
     "make_local_attention_virtual_batches",
     chunked_layers,
     goals={
@@ -50,19 +49,16 @@ def _chunks(example: Example) -> list[tuple[int, int]]:
             first > 0 for first, _ in _chunks(example)
         ),
     },
-    presets=PRESETS,
 )
-def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> None:
+def test_virtual_batches_attend_in_chunks(twin: Target, example: Example) -> None:
     """Plain attention of the virtual requests is attention under the mask of chunks."""
-    for twin in twins(target):
-        virtual = as_reference(Invocation(twin, example.call).answer())
-        cache = PoisonedCache(example.layer)
-        cache.remember()
-        cache.write(example.batch, virtual.slot_mapping)
-        example.layer.agree(cache.attend(virtual))
+    virtual = as_reference(Invocation(twin, example.call).answer())
+    cache = PoisonedCache.with_context(example.layer)
+    cache.write(example.batch, virtual.slot_mapping)
+    example.layer.agree(cache.attend(virtual))
 
 
-@law(
+@attention_law(
     "CommonAttentionMetadata.unpadded",
     unpadded_layers,
     goals={
@@ -74,21 +70,18 @@ def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> N
             example.batch.starts[example.call["num_actual_reqs"]] < example.batch.num_tokens
         ),
     },
-    presets=PRESETS,
 )
-def test_unpadded_attends_alike(target: Target, example: Example) -> None:
+def test_unpadded_attends_alike(twin: Target, example: Example) -> None:
     """The actual tokens attend to what they did in the whole batch; padding to nothing."""
     layer = example.layer
     num_tokens = layer.batch.starts[example.call["num_actual_reqs"]]
-    for twin in twins(target):
-        part = as_reference(Invocation(twin, example.call).answer())
-        cache = PoisonedCache(layer)
-        cache.remember()
-        cache.write(layer.batch, part.slot_mapping[:num_tokens], slice(0, num_tokens))
-        output, lse = cache.attend(part)
-        layer.agree((output[:num_tokens], lse[:num_tokens]), range(num_tokens))
-        assert not output[num_tokens:].any()
-        assert np.isneginf(lse[num_tokens:]).all()
+    part = as_reference(Invocation(twin, example.call).answer())
+    cache = PoisonedCache.with_context(layer)
+    cache.write(layer.batch, part.slot_mapping[:num_tokens], slice(0, num_tokens))
+    output, lse = cache.attend(part)
+    layer.agree((output[:num_tokens], lse[:num_tokens]), range(num_tokens))
+    assert not output[num_tokens:].any()
+    assert np.isneginf(lse[num_tokens:]).all()
 
 
 def _num_logits(example: Example) -> list[tuple[int, int]]:
@@ -98,7 +91,7 @@ def _num_logits(example: Example) -> list[tuple[int, int]]:
     return [(sum(a <= token < b for token in example.logits_tokens), b - a) for a, b in edges]
 
 
-@law(
+@attention_law(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     fast_prefill_layers,
     goals={
@@ -115,17 +108,14 @@ def _num_logits(example: Example) -> list[tuple[int, int]]:
         ),
     },
     has_kernel=True,
-    presets=PRESETS,
 )
-def test_fast_prefill_gives_its_rows(target: Target, example: Example) -> None:
+def test_fast_prefill_gives_its_rows(twin: Target, example: Example) -> None:
     """A layer that reads another's cache computes the same rows with logits as the whole batch."""
     layer, logits_tokens = example.layer, list(example.logits_tokens)
-    for twin in twins(target):
-        made = as_reference(Invocation(twin, example.call).answer())
-        cache = PoisonedCache(layer)
-        cache.remember()
-        cache.write(layer.batch, made.slot_mapping)
-        layer.agree(cache.attend(made, logits_tokens), logits_tokens)
+    made = as_reference(Invocation(twin, example.call).answer())
+    cache = PoisonedCache.with_context(layer)
+    cache.write(layer.batch, made.slot_mapping)
+    layer.agree(cache.attend(made, logits_tokens), logits_tokens)
 
 
 def _regions(batch: Batch, threshold: int) -> list[int]:
@@ -150,7 +140,7 @@ def _has_prefills_first(example: Example) -> bool:
     return 1 in regions and 2 in regions[: max(i for i, r in enumerate(regions) if r == 1)]
 
 
-@law(
+@attention_law(
     "reorder_batch_to_split_decodes_and_prefills",
     misordered_layers,
     goals={
@@ -162,37 +152,34 @@ def _has_prefills_first(example: Example) -> bool:
             _is_out_of_order(example) and any(example.layer.shared)
         ),
     },
-    presets=PRESETS,
 )
-def test_reordering_permutes_rows(target: Target, example: Example) -> None:
+def test_reordering_permutes_rows(twin: Target, example: Example) -> None:
     """Reordered, all decodes first and run apart, each request's rows are what they were."""
     layer, before = example.layer, example.batch
     threshold = example.call["decode_threshold"]
-    for twin in twins(target):
-        reordering = Invocation(twin, example.call)
-        reordering.answer()
-        moved = reordering.arguments["input_batch"]
-        order = [int(name[1:]) for name in moved.req_ids]
-        after = dataclasses.replace(
-            before,
-            query_lens=tuple(before.query_lens[i] for i in order),
-            num_computed_tokens=tuple(as_numpy(moved.num_computed_tokens_cpu).tolist()),
-            rows=tuple(before.rows[i] for i in order),
-        )
-        tokens = [before.starts[i] + j for i in order for j in range(before.query_lens[i])]
-        tokens += range(before.num_tokens, before.num_actual_tokens)
-        arguments = {"common_attn_metadata": after.metadata(), "decode_threshold": threshold}
-        with twin.running(checked=True):
-            decodes, _, decode_tokens, _ = Invocation(
-                twin, Call("split_decodes_and_prefills", arguments)
-            ).run()
-        regions = _regions(after, threshold)
-        assert sorted(regions) == regions
-        assert regions.count(0) == decodes
-        cache = PoisonedCache(layer)
-        cache.remember()
-        cache.write(before, after.slot_mapping(), tokens)
-        layer.agree(_attend_by_kind(cache, after, decodes, decode_tokens, tokens), tokens)
+    reordering = Invocation(twin, example.call)
+    reordering.answer()
+    moved = reordering.arguments["input_batch"]
+    order = [int(name[1:]) for name in moved.req_ids]
+    after = dataclasses.replace(
+        before,
+        query_lens=tuple(before.query_lens[i] for i in order),
+        num_computed_tokens=tuple(as_numpy(moved.num_computed_tokens_cpu).tolist()),
+        rows=tuple(before.rows[i] for i in order),
+    )
+    tokens = [before.starts[i] + j for i in order for j in range(before.query_lens[i])]
+    tokens += range(before.num_tokens, before.num_actual_tokens)
+    arguments = {"common_attn_metadata": after.metadata(), "decode_threshold": threshold}
+    with twin.running(checked=True):
+        decodes, _, decode_tokens, _ = Invocation(
+            twin, Call("split_decodes_and_prefills", arguments)
+        ).run()
+    regions = _regions(after, threshold)
+    assert sorted(regions) == regions
+    assert regions.count(0) == decodes
+    cache = PoisonedCache.with_context(layer)
+    cache.write(before, after.slot_mapping(), tokens)
+    layer.agree(_attend_by_kind(cache, after, decodes, decode_tokens, tokens), tokens)
 
 
 def _attend_by_kind(

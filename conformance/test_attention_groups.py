@@ -11,9 +11,7 @@ import numpy as np
 from conformance.dense_layer import Array
 from conformance.invocations import Invocation
 from conformance.laws.access import as_reference
-from conformance.poisoned_cache import PoisonedCache, twins
-from conformance.properties import law
-from conformance.strategies.attention import PRESETS
+from conformance.poisoned_cache import PoisonedCache, attention_law
 from conformance.strategies.attention_groups import (
     OF_GROUPS,
     GroupedStep,
@@ -30,17 +28,15 @@ def _given_to(built: Any) -> Any:
     return built.keywords["common_attn_metadata"]
 
 
-@law("build_attn_metadata", grouped_steps, goals=OF_GROUPS, presets=PRESETS)
-def test_each_group_attends_to_its_own(target: Target, step: GroupedStep) -> None:
+@attention_law("build_attn_metadata", grouped_steps, goals=OF_GROUPS)
+def test_each_group_attends_to_its_own(twin: Target, step: GroupedStep) -> None:
     """Each layer attends over its group's cache as the metadata built for it says."""
-    for twin in twins(target):
-        built = Invocation(twin, step.call).answer()
-        for g, layer in enumerate(step.layers):
-            metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
-            cache = PoisonedCache(layer)
-            cache.remember()
-            cache.write(layer.batch, metadata.slot_mapping)
-            layer.agree(cache.attend(metadata))
+    built = Invocation(twin, step.call).answer()
+    for g, layer in enumerate(step.layers):
+        metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
+        cache = PoisonedCache.with_context(layer)
+        cache.write(layer.batch, metadata.slot_mapping)
+        layer.agree(cache.attend(metadata))
 
 
 @contextlib.contextmanager
@@ -113,7 +109,7 @@ def _orders_memory(model: Model) -> bool:
     return any(backend.is_three_cycle for backend in backends) and _reads_context(model)
 
 
-@law(
+@attention_law(
     "init_kv_cache",
     models,
     goals={
@@ -124,19 +120,17 @@ def _orders_memory(model: Model) -> bool:
         "attention: kernel blocks in the cache": _splits_blocks,
         "attention: memory in another order than the shape": _orders_memory,
     },
-    presets=PRESETS,
 )
-def test_layers_attend_over_shared_memory(target: Target, model: Model) -> None:
+def test_layers_attend_over_shared_memory(twin: Target, model: Model) -> None:
     """Layers of two groups, over one tensor or apart, find what they wrote in their own views."""
-    for twin in twins(target):
-        run = _Run(twin, model)
-        for name in run.views:
-            run.write(name)
-        for name in run.views:
-            run.attend(name)
+    run = _Run(twin, model)
+    for name in run.views:
+        run.write(name)
+    for name in run.views:
+        run.attend(name)
 
 
-@law(
+@attention_law(
     "initialize_kv_cache_for_kv_sharing",
     models,
     goals={
@@ -147,21 +141,19 @@ def test_layers_attend_over_shared_memory(target: Target, model: Model) -> None:
             len(set(model.shared.values())) < len(model.shared)
         ),
     },
-    presets=PRESETS,
 )
-def test_sharing_layers_read_their_targets(target: Target, model: Model) -> None:
+def test_sharing_layers_read_their_targets(twin: Target, model: Model) -> None:
     """A layer without a cache of its own attends over what its target wrote, after it did."""
-    for twin in twins(target):
-        run = _Run(twin, model)
-        arguments = {
-            "shared_kv_cache_layers": dict(model.shared),
-            "kv_cache_groups": run.groups,
-            "kv_caches": run.views,
-        }
-        with twin.running(checked=True):
-            twin.lookup("initialize_kv_cache_for_kv_sharing")(**arguments)
-        for name, owner in model.shared.items():
-            run.write(owner)
-            run.attend(name)
-            [group] = [group for group in run.groups if owner in group.layer_names]
-            assert name in group.layer_names
+    run = _Run(twin, model)
+    arguments = {
+        "shared_kv_cache_layers": dict(model.shared),
+        "kv_cache_groups": run.groups,
+        "kv_caches": run.views,
+    }
+    with twin.running(checked=True):
+        twin.lookup("initialize_kv_cache_for_kv_sharing")(**arguments)
+    for name, owner in model.shared.items():
+        run.write(owner)
+        run.attend(name)
+        [group] = [group for group in run.groups if owner in group.layer_names]
+        assert name in group.layer_names

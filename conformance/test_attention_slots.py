@@ -11,11 +11,9 @@ import reference
 from conformance.calls import Call
 from conformance.dense_layer import Layer, State
 from conformance.invocations import Invocation
-from conformance.poisoned_cache import PoisonedCache, as_numpy, merged, twins
-from conformance.properties import law
+from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law, merged
 from conformance.strategies.attention import (
     IN_ANY_STEP,
-    PRESETS,
     layers_in_kernel_blocks,
     layers_on_ranks,
     of_layer,
@@ -34,25 +32,23 @@ def _slots(twin: Target, step: Batch) -> Any:
     return as_numpy(Invocation(twin, slots_call(step)).answer())
 
 
-@law(
+@attention_law(
     "compute_slot_mapping",
     layers_in_kernel_blocks,
     goals=of_layer(*IN_ANY_STEP, "kernel blocks", "not causal"),
     has_kernel=True,
-    presets=PRESETS,
 )
-def test_paged_attention_is_dense(target: Target, layer: Layer) -> None:
+def test_paged_attention_is_dense(twin: Target, layer: Layer) -> None:
     """What is written to the slots is what attention finds through the block table, and no more."""
-    for twin in twins(target):
-        cache = PoisonedCache(layer)
-        for step in (layer.earlier, layer.batch):
-            slots = _slots(twin, step)
-            cache.write(step, slots)
-        metadata = dataclasses.replace(layer.batch.metadata(), slot_mapping=slots)
-        layer.agree(cache.attend(metadata))
+    cache = PoisonedCache(layer)
+    for step in (layer.earlier, layer.batch):
+        slots = _slots(twin, step)
+        cache.write(step, slots)
+    metadata = dataclasses.replace(layer.batch.metadata(), slot_mapping=slots)
+    layer.agree(cache.attend(metadata))
 
 
-@law(
+@attention_law(
     "compute_slot_mapping",
     layers_on_ranks,
     goals={
@@ -68,43 +64,38 @@ def test_paged_attention_is_dense(target: Target, layer: Layer) -> None:
             layer.hides_keys
         ),
     },
-    presets=PRESETS,
 )
-def test_attention_of_ranks_merges(target: Target, layer: Layer) -> None:
+def test_attention_of_ranks_merges(twin: Target, layer: Layer) -> None:
     """Each rank's attention over what it was given to store merges to that over all of it."""
     layout = layer.batch.layout
     names = ("cp_world_size", "cp_kv_cache_interleave_size")
     world = {name: getattr(layout, name) for name in names}
-    for twin in twins(target):
-        states = []
-        for rank in range(layout.cp_world_size):
-            cache = PoisonedCache(layer)
-            for step in (layer.earlier, layer.batch):
-                cache.write(step, _slots(twin, _on_rank(step, rank)))
-            states.append(cache.attend(layer.batch.metadata(), cp_rank=rank, **world))
-        layer.agree(merged(states))
+    states = []
+    for rank in range(layout.cp_world_size):
+        cache = PoisonedCache(layer)
+        for step in (layer.earlier, layer.batch):
+            cache.write(step, _slots(twin, _on_rank(step, rank)))
+        states.append(cache.attend(layer.batch.metadata(), cp_rank=rank, **world))
+    layer.agree(merged(states))
 
 
-@law(
+@attention_law(
     "map_to_kernel_blocks",
     layers_in_kernel_blocks,
     goals=of_layer("kernel blocks", "a context in scattered blocks", "padded tokens"),
-    presets=PRESETS,
 )
-def test_kernel_blocks_are_read_alike(target: Target, layer: Layer) -> None:
+def test_kernel_blocks_are_read_alike(twin: Target, layer: Layer) -> None:
     """A kernel with smaller blocks reads what was written to the manager's, by the mapped table."""
     n = layer.batch.layout.blocks_per_kv_block
     rows = tuple(tuple(block // n for block in row[::n]) for row in layer.batch.rows)
     layout = dataclasses.replace(layer.batch.layout, kernel_block_size=None)
     managers = dataclasses.replace(layer.batch, rows=rows, layout=layout, filler=0)
-    for twin in twins(target):
-        cache = PoisonedCache(dataclasses.replace(layer, batch=managers))
-        cache.remember()
-        cache.write(managers, managers.slot_mapping())
-        arguments = {"block_ids": managers.block_table(), "blocks_per_kv_block": n}
-        table = as_numpy(Invocation(twin, Call("map_to_kernel_blocks", arguments)).answer())
-        metadata = dataclasses.replace(managers.metadata(), block_table_tensor=table)
-        layer.agree(cache.in_blocks_of(layer).attend(metadata))
+    cache = PoisonedCache.with_context(dataclasses.replace(layer, batch=managers))
+    cache.write(managers, managers.slot_mapping())
+    arguments = {"block_ids": managers.block_table(), "blocks_per_kv_block": n}
+    table = as_numpy(Invocation(twin, Call("map_to_kernel_blocks", arguments)).answer())
+    metadata = dataclasses.replace(managers.metadata(), block_table_tensor=table)
+    layer.agree(cache.in_blocks_of(layer).attend(metadata))
 
 
 def _round(layer: Layer) -> int:
@@ -112,7 +103,7 @@ def _round(layer: Layer) -> int:
     return layout.cp_world_size * layout.cp_kv_cache_interleave_size
 
 
-@law(
+@attention_law(
     "get_dcp_local_seq_lens",
     lambda preset: layers_on_ranks(preset, kind="decode"),
     goals={
@@ -126,9 +117,8 @@ def _round(layer: Layer) -> int:
             for q, s in zip(layer.batch.query_lens, layer.batch.seq_lens, strict=True)
         ),
     },
-    presets=PRESETS,
 )
-def test_local_lengths_attend_to_all(target: Target, layer: Layer) -> None:
+def test_local_lengths_attend_to_all(twin: Target, layer: Layer) -> None:
     """Decodes that attend, on each rank, over as many keys as it says attend over all of them."""
     batch, layout = layer.batch, layer.batch.layout
     layer = dataclasses.replace(layer, window=None)  # a window counts positions of all ranks
@@ -137,15 +127,14 @@ def test_local_lengths_attend_to_all(target: Target, layer: Layer) -> None:
         "dcp_size": layout.cp_world_size,
         "cp_kv_cache_interleave_size": layout.cp_kv_cache_interleave_size,
     }
-    for twin in twins(target):
-        lengths = as_numpy(Invocation(twin, Call("get_dcp_local_seq_lens", arguments)).answer())
-        states = []
-        for rank in range(layout.cp_world_size):
-            cache = PoisonedCache(layer)
-            for step in (layer.earlier, batch):
-                cache.write(step, _on_rank(step, rank).slot_mapping())
-            states.append(_attend_locally(cache, lengths[:, rank].tolist()))
-        layer.agree(merged(states), range(batch.num_tokens))
+    lengths = as_numpy(Invocation(twin, Call("get_dcp_local_seq_lens", arguments)).answer())
+    states = []
+    for rank in range(layout.cp_world_size):
+        cache = PoisonedCache(layer)
+        for step in (layer.earlier, batch):
+            cache.write(step, _on_rank(step, rank).slot_mapping())
+        states.append(_attend_locally(cache, lengths[:, rank].tolist()))
+    layer.agree(merged(states), range(batch.num_tokens))
 
 
 def _attend_locally(cache: PoisonedCache, lengths: list[int]) -> State:

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from conformance.dense_layer import Array, Layer
-from conformance.poisoned_cache import PoisonedCache, as_numpy, twins
-from conformance.properties import law
+from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law
 from conformance.sessions import perform
-from conformance.strategies.attention import PRESETS
 from conformance.strategies.attention_groups import OF_GROUPS, MovedLayers, moved_layers
 from conformance.strategies.block_table import Operation
 from conformance.targets import Target
@@ -95,7 +93,7 @@ def _slots_unchanged(layer: Layer, slots: Array) -> Array:
     return slots[[start + c + j for start, c, q in pairs for j in range(q)]]
 
 
-@law(
+@attention_law(
     "BlockTables",
     moved_layers,
     goals={
@@ -109,13 +107,11 @@ def _slots_unchanged(layer: Layer, slots: Array) -> Array:
         ),
     },
     has_kernel=True,
-    presets=PRESETS,
 )
-def test_tables_of_groups_attend(target: Target, example: MovedLayers) -> None:
+def test_tables_of_groups_attend(twin: Target, example: MovedLayers) -> None:
     """Appended to, moved and gathered, tables and slots give each group its context and step."""
-    for twin in twins(target):
-        with twin.running(checked=True):
-            _attend_by_tables(_Tables(twin, example))
+    with twin.running(checked=True):
+        _attend_by_tables(_Tables(twin, example))
 
 
 def _attend_by_tables(tables: _Tables) -> None:

@@ -10,9 +10,8 @@ from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.invocations import Invocation
 from conformance.laws.access import as_reference
-from conformance.poisoned_cache import PoisonedCache, joined, twins
-from conformance.properties import law
-from conformance.strategies.attention import IN_ANY_STEP, PRESETS, Example, of_layer
+from conformance.poisoned_cache import PoisonedCache, attention_law, joined
+from conformance.strategies.attention import IN_ANY_STEP, Example, of_layer
 from conformance.strategies.attention_calls import cut_layers, scheduled_layers, sliced_layers
 from conformance.targets import Target
 
@@ -21,8 +20,7 @@ def _attend_in_turn(
     layer: Layer, slices: Sequence[reference.UBatchSlice], parts: Sequence[Any]
 ) -> None:
     """Run micro-batches one after the other, each over what was written until then."""
-    cache = PoisonedCache(layer)
-    cache.remember()
+    cache = PoisonedCache.with_context(layer)
     states = []
     for ubatch, part in zip(slices, map(as_reference, parts), strict=True):
         cache.write(layer.batch, part.slot_mapping, ubatch.token_slice)
@@ -49,7 +47,7 @@ def _pieces(example: Example) -> int:
     return max(counts, default=0)
 
 
-@law(
+@attention_law(
     "split_attn_metadata",
     cut_layers,
     goals={
@@ -65,16 +63,14 @@ def _pieces(example: Example) -> int:
             not example.batch.causal and len(_slices(example)) > 1
         ),
     },
-    presets=PRESETS,
 )
-def test_micro_batches_concatenate(target: Target, example: Example) -> None:
+def test_micro_batches_concatenate(twin: Target, example: Example) -> None:
     """What micro-batches attend to, one after the other, is what the batch does."""
-    for twin in twins(target):
-        parts = Invocation(twin, example.call).answer()
-        _attend_in_turn(example.layer, _slices(example), parts)
+    parts = Invocation(twin, example.call).answer()
+    _attend_in_turn(example.layer, _slices(example), parts)
 
 
-@law(
+@attention_law(
     "create_ubatch_slices",
     scheduled_layers,
     goals={
@@ -85,22 +81,20 @@ def test_micro_batches_concatenate(target: Target, example: Example) -> None:
             len(example.call["split_points"]) > 1 and example.layer.reads_context
         ),
     },
-    presets=PRESETS,
 )
-def test_its_slices_concatenate(target: Target, example: Example) -> None:
+def test_its_slices_concatenate(twin: Target, example: Example) -> None:
     """A batch cut into the slices that it makes attends to what it did, and no token is left."""
     num_tokens = example.batch.num_tokens
     if not num_tokens:
         return
     metadata = example.batch.metadata()
-    for twin in twins(target):
-        with twin.running(checked=True):
-            made = Invocation(twin, example.call).run()
-            slices = [reference.UBatchSlice(s.request_slice, s.token_slice) for s in made]
-            arguments = {"ubatch_slices": slices, "common_attn_metadata": metadata}
-            parts = Invocation(twin, Call("split_attn_metadata", arguments)).run()
-        assert num_tokens == slices[-1].token_slice.stop
-        _attend_in_turn(example.layer, slices, parts)
+    with twin.running(checked=True):
+        made = Invocation(twin, example.call).run()
+        slices = [reference.UBatchSlice(s.request_slice, s.token_slice) for s in made]
+        arguments = {"ubatch_slices": slices, "common_attn_metadata": metadata}
+        parts = Invocation(twin, Call("split_attn_metadata", arguments)).run()
+    assert num_tokens == slices[-1].token_slice.stop
+    _attend_in_turn(example.layer, slices, parts)
 
 
 def _tokens(example: Example) -> tuple[int, int]:
@@ -109,7 +103,7 @@ def _tokens(example: Example) -> tuple[int, int]:
     return (ubatch.token_slice.start, ubatch.token_slice.stop) if ubatch else (0, 0)
 
 
-@law(
+@attention_law(
     "_make_metadata_with_slice",
     sliced_layers,
     goals={
@@ -121,17 +115,14 @@ def _tokens(example: Example) -> tuple[int, int]:
             0 < _tokens(example)[1] < example.batch.num_tokens
         ),
     },
-    presets=PRESETS,
 )
-def test_a_slice_attends_to_what_came_before(target: Target, example: Example) -> None:
+def test_a_slice_attends_to_what_came_before(twin: Target, example: Example) -> None:
     """A micro-batch sees the tokens before it and its own; those behind are not written yet."""
     layer, (first, stop) = example.layer, _tokens(example)
     if not stop:
         return
-    for twin in twins(target):
-        part = as_reference(Invocation(twin, example.call).answer())
-        cache = PoisonedCache(layer)
-        cache.remember()
-        cache.write(layer.batch, layer.batch.slot_mapping(), slice(0, first))
-        cache.write(layer.batch, part.slot_mapping, slice(first, stop))
-        layer.agree(cache.attend(part, slice(first, stop)), range(first, stop))
+    part = as_reference(Invocation(twin, example.call).answer())
+    cache = PoisonedCache.with_context(layer)
+    cache.write(layer.batch, layer.batch.slot_mapping(), slice(0, first))
+    cache.write(layer.batch, part.slot_mapping, slice(first, stop))
+    layer.agree(cache.attend(part, slice(first, stop)), range(first, stop))
