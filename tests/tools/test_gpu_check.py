@@ -108,13 +108,17 @@ def run(folder: Path, *sections: str, **settings: str) -> Done:
 
 
 def test_all_is_shown(tmp_path: Path) -> None:
-    """Without arguments every section runs; figures stand below the table, and the status is 0."""
+    """Every section runs, figures are below the table, whole logs are in `OUT`: at most 8 files."""
     done = run(tmp_path, sanitizer="yes")
+    assert 50 < done.logs["device-path.log"].count("\n")
+    assert {f"{section}.log" for section in SECTIONS} == set(done.logs)
+    assert len(done.logs) <= 8
     sanitized = "--report-api-errors no --error-exitcode 1 python3 -m pytest"
     assert "ok: warmup() ok: 9.1 s" == done.rows.pop("versions")
     for tool in SANITIZER_TOOLS:
         started = f"ok: ERROR SUMMARY: 0 errors for --tool {tool} {sanitized}"
         assert done.rows.pop(tool).startswith(started)
+        assert f"--tool {tool} " in done.logs["sanitizer.log"]
     assert {
         "device-path": "ok: 5 passed in 3s",
         "bench": "ok: 9 passed in 4s",
@@ -129,16 +133,6 @@ def test_all_is_shown(tmp_path: Path) -> None:
     )
     assert done.printed.endswith("\nlauncher: direct\nhost cost of a launch, direct: 4.0 us\n")
     assert done.status == 0
-
-
-def test_logs_are_complete(tmp_path: Path) -> None:
-    """Each command's whole log is in `OUT`, where eight files at most come back from a machine."""
-    done = run(tmp_path, sanitizer="yes")
-    assert 50 < done.logs["device-path.log"].count("\n")
-    assert {f"{section}.log" for section in SECTIONS} == set(done.logs)
-    for tool in SANITIZER_TOOLS:
-        assert f"--tool {tool} " in done.logs["sanitizer.log"]
-    assert len(done.logs) <= 8
 
 
 def test_sections_are_called_one_by_one(tmp_path: Path) -> None:
@@ -164,16 +158,11 @@ def test_a_section_that_does_not_exist(tmp_path: Path) -> None:
     assert (2, {}) == (done.status, done.logs)
 
 
-def test_carried_packages_stay_on_the_path(tmp_path: Path) -> None:
-    """`PYTHONPATH` keeps what the caller put there, after the repository."""
-    done = run(tmp_path, "versions", PYTHONPATH="/carried:/more")
-    assert f"PYTHONPATH {ROOT}:/carried:/more\n" in done.logs["versions.log"]
-
-
-def test_without_a_pythonpath(tmp_path: Path) -> None:
-    """Without one of the caller's it is the repository alone: no empty entry."""
-    done = run(tmp_path, "versions", PYTHONPATH="")
-    assert f"PYTHONPATH {ROOT}\n" in done.logs["versions.log"]
+@pytest.mark.parametrize("given", ["/carried:/more", ""])
+def test_carried_packages_stay_on_the_path(given: str, tmp_path: Path) -> None:
+    """`PYTHONPATH` keeps what the caller put there, after the repository; no entry is empty."""
+    done = run(tmp_path, "versions", PYTHONPATH=given)
+    assert f"PYTHONPATH {':'.join(filter(None, (str(ROOT), given)))}\n" in done.logs["versions.log"]
 
 
 def make_toolkit(folder: Path, nvcc: str = "#!/bin/sh\n") -> Path:
@@ -185,29 +174,21 @@ def make_toolkit(folder: Path, nvcc: str = "#!/bin/sh\n") -> Path:
     return folder.resolve()
 
 
-def test_cuda_home_is_where_nvcc_is(tmp_path: Path) -> None:
-    """Unset, `CUDA_HOME` is the folder of the toolkit whose nvcc is found."""
+@pytest.mark.parametrize("settings", [{}, {"CUDA_HOME": "/opt/mine"}])
+def test_cuda_home_is_where_nvcc_is(settings: dict[str, str], tmp_path: Path) -> None:
+    """Unless it is set, `CUDA_HOME` is the folder of the toolkit whose nvcc is found."""
     toolkit = make_toolkit(tmp_path / "cuda-13.0")
-    done = run(tmp_path, "versions", toolkit=str(toolkit))
-    assert f"CUDA_HOME {toolkit}\n" in done.logs["versions.log"]
+    done = run(tmp_path, "versions", toolkit=str(toolkit), **settings)
+    assert f"CUDA_HOME {settings.get('CUDA_HOME', toolkit)}\n" in done.logs["versions.log"]
 
 
 def test_cuda_home_is_where_nvcc_says_it_is(tmp_path: Path) -> None:
     """Where nvcc is a script that calls another one, that one says where the toolkit is."""
     toolkit = make_toolkit(tmp_path / "cuda-13.0")
-    script = tmp_path / "local"
-    (script / "bin").mkdir(parents=True)
-    (script / "bin" / "nvcc").write_text(f"#!/bin/sh\necho '#$ TOP={toolkit}/bin/..' >&2\n")
-    (script / "bin" / "nvcc").chmod(0o755)
+    script = make_toolkit(tmp_path / "local", f"#!/bin/sh\necho '#$ TOP={toolkit}/bin/..' >&2\n")
+    (script / "nvvm").rmdir()
     done = run(tmp_path, "versions", toolkit=str(script))
     assert f"CUDA_HOME {toolkit}\n" in done.logs["versions.log"]
-
-
-def test_cuda_home_of_the_caller_is_not_changed(tmp_path: Path) -> None:
-    """A `CUDA_HOME` that is set stays."""
-    toolkit = make_toolkit(tmp_path / "cuda-13.0")
-    done = run(tmp_path, "versions", toolkit=str(toolkit), CUDA_HOME="/opt/mine")
-    assert "CUDA_HOME /opt/mine\n" in done.logs["versions.log"]
 
 
 def test_a_failure_fails(tmp_path: Path) -> None:

@@ -180,29 +180,20 @@ def test_no_kernels_at_all_fail(
     assert "fast.kernels has no kernels\n" == capsys.readouterr().err
 
 
-def test_without_numba_cuda_the_tool_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Shows exit status 2 where numba-cuda is not installed."""
-
-    def fail() -> None:
-        raise ImportError(kernels_cuda.INSTALL)
-
-    monkeypatch.setattr(kernels, "import_cuda", fail)
-    assert 2 == kernels.main([])
-    assert "kernels need numba-cuda: pip install kvtwin[cuda]\n" == capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["nvvm", "nvjitlink"])
-def test_without_its_libraries_the_tool_says_what_to_install(
+@pytest.mark.parametrize("name", ["numba-cuda", "nvvm", "nvjitlink"])
+def test_without_a_package_the_tool_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Shows exit status 2 where a library of the toolkit is not installed."""
-    monkeypatch.setattr(kernels, "import_cuda", lambda: None)
+    """Shows exit status 2 where numba-cuda, or a library of the toolkit, is not installed."""
+
+    def import_cuda() -> None:
+        if name == "numba-cuda":
+            raise ImportError(kernels_cuda.INSTALL)
+
+    monkeypatch.setattr(kernels, "import_cuda", import_cuda)
     for each in ("nvvm", "nvjitlink"):
         working = type("Library", (), {"version": staticmethod(lambda: (13, 0))})
-        monkeypatch.setitem(sys.modules, f"cuda.bindings.{each}", working)
-    monkeypatch.setitem(sys.modules, f"cuda.bindings.{name}", None)
+        monkeypatch.setitem(sys.modules, f"cuda.bindings.{each}", None if each == name else working)
     assert 2 == kernels.main([])
     assert f"kernels need {name}: pip install kvtwin[cuda]" in capsys.readouterr().err
 

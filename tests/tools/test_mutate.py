@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
+import os
 import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -23,7 +26,7 @@ import fast
 from fast._native import slots as slot_loops
 from fast._native.compiler import COMPILED, Compiled
 from tools import mutate
-from tools.mutation import evaluator
+from tools.mutation import child, evaluator
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.regions import Source
@@ -164,7 +167,10 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_survivors_are_reported(evaluated: Evaluated) -> None:
-    """What no check sees survives, is shown with its diff, and fails the run."""
+    """A survivor is shown with its diff, and fails the run when the whole module is evaluated."""
+    assert (0, True) == (evaluated.statuses[0], "1 of 4 *" in evaluated.printed[0])
+    build = evaluated.toy.project.root / "build"
+    assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
     assert evaluated.statuses[1] == 1
     out = evaluated.printed[1]
     assert [4, 2, 2] == numbers(out, "clamping")
@@ -172,12 +178,6 @@ def test_survivors_are_reported(evaluated: Evaluated) -> None:
     assert "    -    if value > high:\n    +    if value >= high:\n" in out
     assert out.count("passes 2 tests") == 2
     assert "clamping: 50.0% of the mutants are killed, expected at least 90.0%" in out
-
-
-def test_its_results_are_its_own(evaluated: Evaluated) -> None:
-    """All that lies next to the database is one folder, named after it."""
-    build = evaluated.toy.project.root / "build"
-    assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
 
 
 def test_a_budget_ends_the_measuring_too(
@@ -190,12 +190,6 @@ def test_a_budget_ends_the_measuring_too(
     assert "nothing was evaluated: the budget ended before 4 tests ran once" in out
     assert "0 of 4 *" in out
     assert "%" not in out
-
-
-def test_a_part_is_no_whole(evaluated: Evaluated) -> None:
-    """A module that was not evaluated to the end is reported as such, and fails nothing."""
-    assert evaluated.statuses[0] == 0
-    assert "1 of 4 *" in evaluated.printed[0]
 
 
 def test_tests_that_declarations_name_exist() -> None:
@@ -224,26 +218,23 @@ def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str])
 def test_what_is_forgotten_stays_forgotten(
     evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was evaluated is forgotten when it is said so, and stays forgotten."""
+    """`--fresh` forgets outcomes; those of a module whose source changed do not count."""
     toy = evaluated.copied_to(tmp_path)
-    assert toy.run("--modules", "clamping", "--list-survivors") == 1
-    assert "0 of 4 *" not in capsys.readouterr().out
-    assert toy.run("--modules", "clamping", "--list-survivors", "--fresh") == 0
-    assert "0 of 4 *" in capsys.readouterr().out
-    assert toy.run("--modules", "clamping", "--list-survivors") == 0
-    assert "0 of 4 *" in capsys.readouterr().out
 
+    def is_evaluated(*options: str) -> bool:
+        status = toy.run("--modules", "clamping", "--list-survivors", *options)
+        is_open = "0 of 4 *" in capsys.readouterr().out
+        assert is_open == (status == 0)
+        return not is_open
 
-@pytest.mark.usefixtures("no_processes")
-def test_a_changed_module_is_evaluated_again(
-    evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With another source, what was found of a module does not count."""
-    toy = evaluated.copied_to(tmp_path)
     path = toy.project.modules()["clamping"]
+    assert is_evaluated()
     path.write_text(CLAMPING.replace("value > high", "high < value"), encoding="utf-8")
-    assert toy.run("--modules", "clamping", "--list-survivors") == 0
-    assert "0 of 4 *" in capsys.readouterr().out
+    assert not is_evaluated()
+    path.write_text(CLAMPING, encoding="utf-8")
+    assert is_evaluated()
+    assert not is_evaluated("--fresh")
+    assert not is_evaluated()
 
 
 def test_loops_that_do_not_end_are_ended(
@@ -264,34 +255,48 @@ def test_loops_that_do_not_end_are_ended(
 
 
 @pytest.mark.usefixtures("no_processes")
-def test_wrong_calls(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown module, and a file of declarations that is none, are refused in a line."""
-    with pytest.raises(SystemExit, match="2"):
-        toy.run("--modules", "clamping,clumping")
-    expected = "--modules: toy has no 'clumping'; it has clamping, counting\n"
-    assert capsys.readouterr().err.endswith(expected)
-    with pytest.raises(SystemExit, match="2"):
-        toy.run("--modules", ",")
-    assert capsys.readouterr().err.endswith("argument --modules: ',' names nothing\n")
-    for db in (toy.project.root / "toy" / "clamping.py", toy.project.root):
-        before = (toy.project.root / "toy" / "clamping.py").read_bytes()
-        with pytest.raises(SystemExit, match="2"):
-            toy.run("--db", str(db))
-        [line] = capsys.readouterr().err.splitlines()
-        assert f"--db {db}: " in line
-        assert before == (toy.project.root / "toy" / "clamping.py").read_bytes()
-    for declared, message in {
-        "clamping = 3": "clamping is 3, expected [module.",
-        "[clamping]\nclamp = 3": "clamping clamp is 3, expected [module.function] with lines",
-        CLAMP
-        + BELOW.replace("It is its own bound.", " "): "clamping clamp gives no reason for 'if",
-        CLAMP + '"*" = 3': "clamping clamp gives no reason for '*'",
-        "[": "declared.toml: ",
-    }.items():
-        toy.declared = declared
-        with pytest.raises(SystemExit, match="2"):
-            toy.run()
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--modules clamping,clumping",
+            "--modules: toy has no 'clumping'; it has clamping, ",
+        ),
+        ("--modules ,", "argument --modules: ',' names nothing"),
+        (
+            "--db {root}/toy/clamping.py",
+            "--db {root}/toy/clamping.py: is no database of outcomes: ",
+        ),
+        ("--db {root}", "--db {root}: "),
+    ],
+)
+def test_a_wrong_call_is_one_line(
+    toy: Toy, options: str, message: str, refusal: Callable[..., str]
+) -> None:
+    """An unknown module, or a file that is no database and stays as it is, is refused in a line."""
+    root = toy.project.root
+    arguments = options.format(root=root).split()
+    assert message.format(root=root) in refusal(lambda given: toy.run(*given), arguments)
+    assert CLAMPING == (root / "toy" / "clamping.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("no_processes")
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ("clamping = 3", "clamping is 3, expected [module."),
+        ("[clamping]\nclamp = 3", "clamping clamp is 3, expected [module.function] with lines"),
+        (CLAMP + BELOW.replace("It is its own bound.", " "), "clamp gives no reason for 'if"),
+        (CLAMP + '"*" = 3', "clamping clamp gives no reason for '*'"),
+        ("[", "declared.toml: "),
+    ],
+)
+def test_wrong_declarations_are_one_line(
+    toy: Toy, declared: str, message: str, refusal: Callable[..., str]
+) -> None:
+    """A file of declarations that is none is refused in a line."""
+    toy.declared = declared
+    assert message in refusal(lambda given: toy.run(*given), [])
 
 
 def test_checks_that_fail_evaluate_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,8 +306,7 @@ def test_checks_that_fail_evaluate_nothing(toy: Toy, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         toy.run("--modules", "counting")
     err = capsys.readouterr().err
-    assert "test_nothing_is_left[host-" in err
-    assert "fails without a mutant: AssertionError" in err
+    assert re.search(r"test_nothing_is_left\[host-.*fails without a mutant: AssertionError", err)
 
 
 ODDITIES = '''"""Nothing here but `value + 1` matters."""
@@ -440,6 +444,28 @@ def test_a_mutant_that_ends_its_process_is_killed(
         found.error,
         found.by,
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "body", "number"),
+    [
+        (60, lambda: time.sleep(30), signal.SIGALRM),
+        (0.05, lambda: all(True for _ in itertools.count()), signal.SIGPROF),
+    ],
+    ids=["only waits", "takes too long"],
+)
+def test_a_process_ends_itself(
+    seconds: float, body: Callable[[], object], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits, or that uses more processor time than it may, ends by a signal."""
+    monkeypatch.setattr(child, "IDLE_SECONDS", 0.2)
+    process = os.fork()
+    if process == 0:
+        child.limit_time(seconds)
+        body()
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    assert number == os.WTERMSIG(status)
 
 
 def test_every_mutant_of_fast_compiles_and_differs() -> None:
