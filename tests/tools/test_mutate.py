@@ -447,18 +447,22 @@ def test_a_mutant_that_ends_its_process_is_killed(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "body", "number"),
+    ("idle_seconds", "seconds", "body", "number"),
     [
-        (60, lambda: time.sleep(30), signal.SIGALRM),
-        (0.05, lambda: all(True for _ in itertools.count()), signal.SIGPROF),
+        (0.2, 60, lambda: time.sleep(30), signal.SIGALRM),
+        (60, 0.05, lambda: all(True for _ in itertools.count()), signal.SIGPROF),
     ],
     ids=["only waits", "takes too long"],
 )
 def test_a_process_ends_itself(
-    seconds: float, body: Callable[[], object], number: int, monkeypatch: pytest.MonkeyPatch
+    idle_seconds: float,
+    seconds: float,
+    body: Callable[[], object],
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that waits, or that uses more processor time than it may, ends by a signal."""
-    monkeypatch.setattr(child, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(child, "IDLE_SECONDS", idle_seconds)
     process = os.fork()
     if process == 0:
         child.limit_time(seconds)
