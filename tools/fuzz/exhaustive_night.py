@@ -6,7 +6,6 @@ import dataclasses
 import time
 from datetime import UTC, datetime
 
-from conformance.report import Mismatch
 from conformance.targets import RAISED
 from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.display import Display
@@ -71,16 +70,17 @@ def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display)
 def _scopes(progress: Progress) -> list[Scope]:
     return [
         Scope(
-            name=f"{row.scope} on {row.target}",
-            functions=row.functions,
-            bounds=row.bounds,
-            cases=row.cases,
-            seconds=row.seconds,
-            different=row.failed,
-            is_finished=row.cases == row.count,
-            total=row.count,
+            name=f"{name} on {target}",
+            functions=scope.functions,
+            bounds=scope.bounds,
+            cases=done.cases,
+            seconds=done.seconds,
+            different=done.failed,
+            is_finished=done.cases == scope.cases.count,
+            total=scope.cases.count,
         )
-        for row in summary.rows(progress)
+        for (target, name), scope in progress.scopes.items()
+        for done in [progress.done[target, name]]
     ]
 
 
@@ -94,13 +94,10 @@ def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
     target = targets_of(progress.subject)[found.target]
     example = example_of(found.scope, found.index, progress.scale)
     check, where = example.check, example.where
-    error: BaseException
-    if found.difference is None:
+    error: BaseException = AssertionError(found.line)
+    if found.is_crash:
         error = ProcessDiedError(found.line)
-    elif example.call is not None:
-        error = Mismatch(example.call, target.name, found.difference)
     else:
-        error = AssertionError(found.line)
         try:
             check.body(target, example.value)
         except RAISED as raised:
@@ -109,5 +106,6 @@ def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
     failure = failure_of(
         check, target, where, example.value, error, property_name=name, is_minimal=True
     )
-    is_safe = found.difference is not None
-    return with_artefacts(failure, check, target, where, example.value, error, is_safe=is_safe)
+    return with_artefacts(
+        failure, check, target, where, example.value, error, is_safe=not found.is_crash
+    )

@@ -15,15 +15,8 @@ from conformance.strategies.block_table import Session
 from tools.fuzz.exhaustive import registry
 from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.registry import SCALES, all_scopes
-from tools.fuzz.exhaustive.spaces import (
-    Chain,
-    Product,
-    Sequences,
-    Space,
-    Subsets,
-    Values,
-    renamed_once,
-)
+from tools.fuzz.exhaustive.slots import renamed_once
+from tools.fuzz.exhaustive.spaces import Space, chain, product, sequences, subsets, values
 
 NAMES = sorted(all_scopes(0))
 
@@ -47,12 +40,12 @@ def test_examples(module: str) -> None:
 @pytest.mark.parametrize(
     "space",
     [
-        Product(Values("abc"), Values((0, 1))),
-        Chain(Values("abc"), Subsets(3, 2), Values(())),
-        Sequences(Values("ab"), 3),
-        Sequences(Values("abc"), 2, 2),
-        Values((0, 2, 3)).then(lambda n: Values(range(n))),
-        Sequences(Values((0, 1)), 2).then(lambda bits: Subsets(0, sum(bits))).map(repr),
+        product(values("abc"), values((0, 1))),
+        chain(values("abc"), subsets(3, 2), values(())),
+        sequences(values("ab"), 3),
+        sequences(values("abc"), 2, 2),
+        values((0, 2, 3)).then(lambda n: values(range(n))),
+        sequences(values((0, 1)), 2).then(lambda bits: subsets(0, sum(bits))).map(repr),
     ],
 )
 def test_items_by_range(space: Space[Any]) -> None:
@@ -66,7 +59,7 @@ def test_items_by_range(space: Space[Any]) -> None:
 @pytest.mark.parametrize(("length", "number"), list(enumerate((1, 1, 2, 5, 15, 52, 203))))
 def test_blocks_are_renamed_once(length: int, number: int) -> None:
     """There are as many tables up to renaming as ways to group their entries: Bell's numbers."""
-    found = renamed_once(length, length).values
+    found = renamed_once(length, length)
     assert number == len(found)
     groups = {tuple(tuple(a == b for b in labels) for a in labels) for labels in found}
     assert number == len(groups)
@@ -74,7 +67,7 @@ def test_blocks_are_renamed_once(length: int, number: int) -> None:
 
 def test_any_order_of_blocks_is_a_renaming() -> None:
     """Every table is one of those that are enumerated, after its blocks are renumbered."""
-    found = set(renamed_once(4, 4).values)
+    found = set(renamed_once(4, 4))
     for table in itertools.product(range(4), repeat=4):
         labels = {block: label for label, block in enumerate(dict.fromkeys(table), start=1)}
         assert tuple(labels[block] for block in table) in found
@@ -96,7 +89,7 @@ def layouts(sizes: int, ranks: int) -> int:
     )
 
 
-def subsets(maximum: int, tokens: int, contexts: int, spare: int = 1) -> int:
+def cut_batches(maximum: int, tokens: int, contexts: int, spare: int = 1) -> int:
     """Return the number of batches times their sets of tokens, all but `spare` of them free."""
     return sum(
         contexts ** len(lens) * 2 ** max(sum(lens) - spare, 0)
@@ -130,7 +123,7 @@ EXPECTED = {
     (1, "split metadata"): splits(4, 3, 0)
     + splits(3, 3, 0)
     + 2 * (splits(3, 3, 1) + splits(3, 3, 2)),
-    (1, "tokens with logits"): subsets(4, 3, 1, spare=0) * 16,
+    (1, "tokens with logits"): cut_batches(4, 3, 1, spare=0) * 16,
     (1, "indices of tokens with logits"): powers(3, 2) * (1 + powers(6, 3)) * 7,
     (1, "sliced starts"): powers(5, 4) * 6 * 6,
     (1, "convolution programs"): powers(18, 4) + 101 + 101**2 + 10**5 + powers(5, 4),
@@ -147,18 +140,18 @@ EXPECTED = {
 @pytest.mark.parametrize(("scale", "name"), list(EXPECTED))
 def test_counts(scale: int, name: str) -> None:
     """A scope has as many cases as its bounds say."""
-    assert EXPECTED[scale, name] == all_scopes(scale)[name].count()
+    assert EXPECTED[scale, name] == all_scopes(scale)[name].cases.count
 
 
 def test_micro_batch_counts() -> None:
     """Batches are cut at every set of tokens, and at every list of at most three ints."""
-    cut = 2 * subsets(5, 3, 1)
+    cut = 2 * cut_batches(5, 3, 1)
     lists = 0
     for number in range(3):
         for lens in itertools.product(range(-1, 4), repeat=number):
             numbers = max(sum(lens) + 3, 0)
             lists += numbers + powers(numbers, 3)
-    assert cut + 2 * lists == all_scopes(1)["created micro-batches"].count()
+    assert cut + 2 * lists == all_scopes(1)["created micro-batches"].cases.count
 
 
 def test_slice_counts() -> None:
@@ -171,26 +164,26 @@ def test_slice_counts() -> None:
                 if num_padding < 2:
                     slices += 2**number * 2 * (number + 2) ** 2 * (tokens + 2) ** 2
                 unpadded += 2**number * 2 * (tokens + 3) * (number + 3)
-    assert slices == all_scopes(1)["every micro-batch"].count()
-    assert unpadded == all_scopes(1)["unpadded metadata"].count()
+    assert slices == all_scopes(1)["every micro-batch"].cases.count
+    assert unpadded == all_scopes(1)["unpadded metadata"].cases.count
 
 
 def test_virtual_batch_counts() -> None:
     """All chunk and block sizes are there, those that do not divide included."""
     few = powers(6 * 7, 2) * 2 * 7 * 7 * 4
-    assert few + (16**3 + 9**4) * 4 * 4 * 3 == all_scopes(1)["virtual batches"].count()
+    assert few + (16**3 + 9**4) * 4 * 4 * 3 == all_scopes(1)["virtual batches"].cases.count
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranges_of_a_scope(name: str) -> None:
     """A scope can be cut anywhere: each case is in one range, and the same in every order."""
     scope = all_scopes(0)[name]
-    step = max(scope.count() // 40, 1)
-    indexes = range(0, scope.count(), step)
-    forward = [text_of(scope.case(index)) for index in indexes]
+    step = max(scope.cases.count // 40, 1)
+    indexes = range(0, scope.cases.count, step)
+    forward = [text_of(scope.cases.item(index)) for index in indexes]
     registry.all_scopes.cache_clear()
     again = all_scopes(0)[name]
-    backward = [text_of(again.case(index)) for index in reversed(indexes)]
+    backward = [text_of(again.cases.item(index)) for index in reversed(indexes)]
     assert forward == backward[::-1]
 
 
@@ -201,7 +194,7 @@ def test_no_case_comes_twice(name: str) -> None:
     """All cases of a scope differ."""
     scope = all_scopes(0)[name]
     texts = {text_of(case) for case in scope.cases.items()}
-    assert scope.count() == len(texts)
+    assert scope.cases.count == len(texts)
 
 
 def test_all_functions_of_a_batch() -> None:
@@ -223,7 +216,7 @@ def test_all_functions_of_a_batch() -> None:
 
 def test_larger_scales_have_more_cases() -> None:
     """A larger scale raises the bounds: no scope shrinks, and all together grow tenfold."""
-    counts = [{name: s.count() for name, s in all_scopes(k).items()} for k in SCALES]
+    counts = [{name: s.cases.count for name, s in all_scopes(k).items()} for k in SCALES]
     for smaller, larger in itertools.pairwise(counts):
         assert all(smaller[name] <= larger[name] for name in smaller)
         assert 10 * sum(smaller.values()) < sum(larger.values())
@@ -234,8 +227,8 @@ def test_larger_scales_have_more_cases() -> None:
 def test_cases_of_all_scales(scale: int) -> None:
     """The first, the last and a middle case of each scope can be made and stored."""
     for scope in all_scopes(scale).values():
-        for index in (0, scope.count() // 2, scope.count() - 1):
-            assert text_of(scope.case(index))
+        for index in (0, scope.cases.count // 2, scope.cases.count - 1):
+            assert text_of(scope.cases.item(index))
 
 
 def test_unknown_scale() -> None:

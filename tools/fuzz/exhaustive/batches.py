@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import reference
+from conformance.strategies.arrays import Array, guarded
 from conformance.strategies.batches import Batch, Layout
-from tools.fuzz.exhaustive.spaces import Product, Sequences, Space, Values
+from tools.fuzz.exhaustive import spaces as sp
 
 Request: TypeAlias = tuple[int, int]
 """The new and the computed tokens of a request."""
@@ -35,29 +36,30 @@ def block_id(label: int) -> int:
     return label * 37 % 101
 
 
-def ints(first: int, last: int) -> Values[int]:
-    """Return the ints from the first to the last one, that included."""
-    return Values(range(first, last + 1))
-
-
 def all_requests(
     maximum: int, query: int, computed: int | Sequence[int], minimum: int = 0
-) -> Space[Requests]:
+) -> sp.Space[Requests]:
     """Return all batches of at most so many requests.
 
     Args:
-        maximum: The most requests.
-        query: The most new tokens of a request.
-        computed: The most computed tokens of a request, or those that it may have.
-        minimum: The least number of requests.
+        maximum: The maximum number of requests.
+        query: The maximum number of new tokens of a request.
+        computed: The maximum number of computed tokens of a request, or those that it may have.
+        minimum: The minimum number of requests.
     """
-    contexts = ints(0, computed) if isinstance(computed, int) else Values(computed)
-    return Sequences(Product(ints(0, query), contexts), maximum, minimum)
+    contexts = sp.ints(0, computed) if isinstance(computed, int) else sp.values(computed)
+    return sp.sequences(sp.product(sp.ints(0, query), contexts), maximum, minimum)
 
 
 def num_tokens(requests: Requests) -> int:
     """Return the number of new tokens of a batch."""
     return sum(query for query, _ in requests)
+
+
+@functools.lru_cache(maxsize=64)
+def array_of(numbers: tuple[int, ...], dtype: Any, stride: int = 1) -> Array:
+    """Return numbers as an array, the same object for consecutive calls."""
+    return guarded(numbers, dtype, stride)
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,5 +87,14 @@ def batch_of(requests: Requests, block_size: int = 2, **options: int | bool) -> 
 def metadata_of(
     requests: Requests, block_size: int = 2, **options: int | bool
 ) -> reference.CommonAttentionMetadata:
-    """Return the metadata of `batch_of` the same arguments, the same object again and again."""
+    """Return the metadata of `batch_of` the same arguments, one object for equal arguments."""
     return batch_of(requests, block_size, **options).metadata()
+
+
+def metadata_with_padding(
+    requests: sp.Space[Requests],
+) -> sp.Space[reference.CommonAttentionMetadata]:
+    """Return the metadata of batches with no padded token and with one."""
+    return sp.product(requests, sp.ints(0, 1)).starmap(
+        lambda found, number: metadata_of(found, num_padding_tokens=number)
+    )

@@ -10,7 +10,6 @@ in checked mode only.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -36,19 +35,12 @@ LAST_COMPARED = OBSERVING + 1
 before them. All shorter sessions are cases of their own."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """What a call returned or raised."""
-
-    value: Any
-    is_refusal: bool
-
-
-def _outcome_of(function: Callable[..., Any], arguments: Arguments) -> _Outcome:
+def _outcome_of(function: Callable[..., Any], arguments: Arguments) -> Any:
+    """Return a call's result, or the exception that it raises."""
     try:
-        return _Outcome(function(**arguments), is_refusal=False)
+        return function(**arguments)
     except RAISED as error:
-        return _Outcome(error, is_refusal=True)
+        return error
 
 
 class Comparer:
@@ -94,16 +86,16 @@ class Comparer:
     def _compare_call(self, call: Call) -> Difference | None:
         contract = contracts()[call.function]
         written = {name: call.arguments[name] for name in contract.changes & set(call.arguments)}
-        ours = {**call.arguments, **_carried(REFERENCE, written)[1]}
+        ours = {**call.arguments, **_copies(REFERENCE.converter(), written)}
         expected = _outcome_of(REFERENCE.lookup(call.function), ours)
         shared = {name: v for name, v in call.arguments.items() if name not in written}
         shared = self._converted(shared)
         function = self._target.lookup(call.function)
         for checked in self._modes:
-            if expected.is_refusal and not checked:
+            if isinstance(expected, BaseException) and not checked:
                 break
-            converter, theirs = _carried(self._target, written)
-            theirs = {**shared, **theirs}
+            converter = self._target.converter()
+            theirs = {**shared, **_copies(converter, written)}
             with self._mode(checked):
                 actual = _outcome_of(function, theirs)
             difference = self._difference(expected, actual)
@@ -119,40 +111,33 @@ class Comparer:
     ) -> Difference | None:
         """Return the first difference in the arguments that the function writes."""
         if contract.observe is not None:
-            pairs = {
-                "/".join(sorted(contract.changes)): (
-                    contract.observe(ours),
-                    contract.observe(theirs),
-                )
-            }
-        else:
-            pairs = {name: (ours[name], theirs[name]) for name in contract.changes & set(ours)}
-        for name, pair in pairs.items():
-            if not is_same(*pair, name):
-                difference = first_difference(*pair, name, self._device)
-                if difference is not None:
-                    return difference
-        return None
+            name = "/".join(sorted(contract.changes))
+            return self._difference(contract.observe(ours), contract.observe(theirs), name)
+        differences = (
+            self._difference(ours[name], theirs[name], name)
+            for name in contract.changes & set(ours)
+        )
+        return next(filter(None, differences), None)
 
-    def _difference(self, expected: _Outcome, actual: _Outcome) -> Difference | None:
+    def _difference(self, expected: Any, actual: Any, path: str = "result") -> Difference | None:
         """Return the first difference between two results, or between the classes of exceptions.
 
         Messages are not compared: of several things that are wrong, each may be named first.
         """
-        if not expected.is_refusal and not actual.is_refusal:
-            if is_same(expected.value, actual.value):
+        if isinstance(expected, BaseException) or isinstance(actual, BaseException):
+            if type(expected) is type(actual):
                 return None
-            return first_difference(expected.value, actual.value, "result", self._device)
-        if type(expected.value) is not type(actual.value):
-            got, expected_part = _described(actual), _described(expected)
-            return Difference(Verdict.OUTCOME, "the call", None, got, expected_part)
-        return None
+            got, should_be = _described(actual), _described(expected)
+            return Difference(Verdict.OUTCOME, "the call", None, got, should_be)
+        if is_same(expected, actual, path):
+            return None
+        return first_difference(expected, actual, path, self._device)
 
     def _compare_session(self, session: Session) -> Difference | None:
         operations = session.operations
         tables = construct(REFERENCE, session)
-        results: list[_Outcome] = []
-        expected: list[list[_Outcome] | None] = []
+        results: list[Any] = []
+        expected: list[list[Any] | None] = []
         for step, operation in enumerate(operations):
             results.append(_outcome_of(getattr(tables, operation.method), operation.arguments))
             is_compared = step >= len(operations) - LAST_COMPARED
@@ -174,54 +159,38 @@ class Comparer:
         self,
         tables: object,
         operations: Sequence[Operation],
-        expected: Sequence[list[_Outcome] | None],
-        results: list[_Outcome],
+        expected: Sequence[list[Any] | None],
+        results: list[Any],
     ) -> Difference | None:
-        """Do operations to a target's object, and return the first difference.
+        """Perform operations on a target's object, and return the first difference.
 
         Args:
             tables: The object.
-            operations: What is done to it.
-            expected: After each operation of the session, all results by then, or None.
+            operations: The operations.
+            expected: After each operation of the session, all results by then, or None. Earlier
+                results may be views, which later operations change.
             results: The results so far, to which those of the operations are added.
         """
         for operation in operations:
             arguments = self._converted(operation.arguments)
             results.append(_outcome_of(getattr(tables, operation.method), arguments))
-            expected_part = expected[len(results) - 1]
-            difference = self._results_difference(expected_part, results) if expected_part else None
-            if difference is not None:
-                return difference
-        return None
-
-    def _results_difference(
-        self, expected: list[_Outcome], actual: list[_Outcome]
-    ) -> Difference | None:
-        """Return the first difference in the last outcome, or in the views returned before it."""
-        difference = self._difference(expected[-1], actual[-1])
-        if difference is not None:
-            return difference
-        for step, (expected_part, got) in enumerate(zip(expected, actual, strict=True)):
-            if (
-                expected_part.is_refusal
-                or got.is_refusal
-                or is_same(expected_part.value, got.value)
-            ):
+            all_expected = expected[len(results) - 1]
+            if all_expected is None:
                 continue
-            path = f"results[{step}]"
-            difference = first_difference(expected_part.value, got.value, path, self._device)
+            difference = self._difference(all_expected[-1], results[-1])
+            for step, pair in enumerate(zip(all_expected[:-1], results[:-1], strict=True)):
+                difference = difference or self._difference(*pair, f"results[{step}]")
             if difference is not None:
                 return difference
         return None
 
 
-def _carried(target: Target, values: Arguments) -> tuple[Converter, Arguments]:
-    """Return a target's new copies of arguments, and what remembers what they were."""
-    converter = target.converter()
-    return converter, {name: converter.convert(value, name) for name, value in values.items()}
+def _copies(converter: Converter, values: Arguments) -> Arguments:
+    """Return new copies of arguments, whose changes the converter finds."""
+    return {name: converter.convert(value, name) for name, value in values.items()}
 
 
-def _described(outcome: _Outcome) -> str:
-    if outcome.is_refusal:
-        return f"raised {type(outcome.value).__name__}: {outcome.value}"
+def _described(outcome: object) -> str:
+    if isinstance(outcome, BaseException):
+        return f"raised {type(outcome).__name__}: {outcome}"
     return "a result"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from conformance.calls import Call
 from conformance.checks import InvalidExample, ValidExample
 from conformance.contracts import ANY_NAME, InvalidInput
 from conformance.invocations import PLAIN, Invocation
@@ -32,13 +31,11 @@ class Example:
         where: Where the check stands, as the corpus names it.
         check: The check.
         value: The example, as the check's strategy draws it.
-        call: The call in it; None for a session.
     """
 
     where: str
     check: Check
     value: Any
-    call: Call | None
 
 
 def example_of(scope: str, index: int, scale: int = 1) -> Example:
@@ -49,14 +46,14 @@ def example_of(scope: str, index: int, scale: int = 1) -> Example:
         index: The case.
         scale: How large the bounds are.
     """
-    case = all_scopes(scale)[scope].case(index)
+    case = all_scopes(scale)[scope].cases.item(index)
     kind, value = _drawn(case)
     where, check = next(
         (where, check)
         for where, check in all_checks().items()
         if check.function == function_of(case) and check.kind is kind
     )
-    return Example(where, check, value, case if isinstance(case, Call) else None)
+    return Example(where, check, value)
 
 
 def _drawn(case: Case) -> tuple[Kind, object]:

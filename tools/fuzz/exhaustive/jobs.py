@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Final
 
 from conformance.calls import Call
@@ -19,7 +19,7 @@ from conformance.report import Mismatch
 from conformance.targets import Target, choose_targets
 from tools.fuzz.exhaustive.comparing import Case, Comparer
 from tools.fuzz.exhaustive.registry import all_scopes, function_of
-from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.exhaustive.spaces import Scope
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Subject
 
@@ -30,20 +30,16 @@ MAX_REPORTED: Final = 8
 """Failures that a job reports, of different functions or fields; the others are only counted."""
 
 
-def targets_of(subject: Subject) -> dict[str, Target]:
+@functools.cache
+def targets_of(subject: Subject) -> Mapping[str, Target]:
     """Return the targets that are compared with `reference`, by name; `host` if none is named.
 
     Args:
         subject: What is under test.
 
     Raises:
-        ValueError: It names what is not there.
+        ValueError: It names an unknown implementation or target.
     """
-    return dict(_targets_of(subject))
-
-
-@functools.cache
-def _targets_of(subject: Subject) -> dict[str, Target]:
     implementations = load_implementations(subject.impl, subject.adapter)
     chosen = choose_targets(subject.target or "host", implementations)
     return {target.name: target for target in chosen}
@@ -51,7 +47,7 @@ def _targets_of(subject: Subject) -> dict[str, Target]:
 
 @dataclasses.dataclass(frozen=True)
 class CaseFailure:
-    """A case on which the target is not as `reference`; `failing_call` makes its call.
+    """A case on which a target differs from `reference`, or crashes.
 
     Attributes:
         target: The target's name.
@@ -59,8 +55,8 @@ class CaseFailure:
         index: The case.
         function: The function that it is about.
         field: The path of the first difference, without indices; empty for a crash.
-        difference: The first difference; None for a crash.
         line: The failure in a line.
+        is_crash: Whether the worker was lost in the case.
     """
 
     target: str
@@ -68,8 +64,8 @@ class CaseFailure:
     index: int
     function: str
     field: str
-    difference: Difference | None
     line: str
+    is_crash: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -138,7 +134,7 @@ class ExhaustiveJob:
         while at < self.stop and not (worker.is_over() and at > self.start):
             stop = min(at + CHUNK, self.stop)
             for index, difference in compare_cases(comparer, scope, at, stop, worker).items():
-                if _is_declared(target, scope.case(index), difference):
+                if _is_declared(target, scope.cases.item(index), difference):
                     declared += 1
                     continue
                 failed += 1
@@ -166,41 +162,30 @@ def compare_cases(
     Returns:
         The first difference of each case that fails, by its index.
     """
-    found: dict[int, Difference] = {}
+
+    def compare(*, is_alone: bool) -> dict[int, Difference]:
+        found: dict[int, Difference] = {}
+        for index in range(start, stop):
+            worker.note_input(f"{scope.name}:{index}".encode())
+            difference = comparer.compare(scope.cases.item(index))
+            if is_alone:  # with arguments of its own, which it may not change
+                difference = comparer.find_change() or difference
+            if difference is not None:
+                found[index] = difference
+        return found
+
     with comparer.running():
-        found.update(_differences(comparer, scope, start, stop, worker))
+        found = compare(is_alone=False)
         if comparer.find_change() is not None:
             # An argument that was changed makes the calls after it fail, too.
-            found = dict(_one_by_one(comparer, scope, start, stop, worker)) or found
-    return dict(sorted(found.items()))
-
-
-def _differences(
-    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
-) -> Iterator[tuple[int, Difference]]:
-    for index in range(start, stop):
-        worker.note_input(noted(scope.name, index))
-        difference = comparer.compare(scope.case(index))
-        if difference is not None:
-            yield index, difference
-
-
-def _one_by_one(
-    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
-) -> Iterator[tuple[int, Difference]]:
-    """Compare the cases again, each with arguments of its own, which it may not change."""
-    for index in range(start, stop):
-        worker.note_input(noted(scope.name, index))
-        difference = comparer.compare(scope.case(index))
-        difference = comparer.find_change() or difference
-        if difference is not None:
-            yield index, difference
+            found = compare(is_alone=True) or found
+    return found
 
 
 def _failure(target: str, scope: Scope, index: int, difference: Difference) -> CaseFailure:
-    function = function_of(scope.case(index))
+    function = function_of(scope.cases.item(index))
     field = re.sub(r"\[\d+\]", "[]", difference.path)
-    return CaseFailure(target, scope.name, index, function, field, difference, difference.line)
+    return CaseFailure(target, scope.name, index, function, field, difference.line)
 
 
 def _is_declared(target: Target, case: Case, difference: Difference) -> bool:
@@ -211,35 +196,15 @@ def _is_declared(target: Target, case: Case, difference: Difference) -> bool:
     return target.excuses(function_of(case), error)
 
 
-def noted(scope: str, index: int) -> bytes:
-    """Return what a worker notes before a case.
-
-    >>> noted("local lengths", 7)
-    b'local lengths:7'
-    """
-    return f"{scope}:{index}".encode()
-
-
-def read_note(data: bytes) -> tuple[str, int] | None:
-    """Return the scope and the case that a worker noted last; None if it noted none.
-
-    >>> read_note(b"local lengths:7")
-    ('local lengths', 7)
-    """
-    scope, _, index = data.decode().rpartition(":")
-    return (scope, int(index)) if scope else None
-
-
 def crash_of(job: ExhaustiveJob, reason: str, note: bytes) -> CaseFailure:
     """Return the failure of the case in which a worker died, hung or took too much memory.
 
     Args:
         job: The job that was lost.
         reason: How it was lost: `signal SIGSEGV`, `hang`.
-        note: What the worker noted last.
+        note: The worker's last note, `scope name:index`; empty without one.
     """
-    noted = read_note(note)
-    index = noted[1] if noted else job.start
-    function = function_of(all_scopes(job.scale)[job.scope].case(index))
+    index = int(note.decode().rpartition(":")[2] or job.start)
+    function = function_of(all_scopes(job.scale)[job.scope].cases.item(index))
     line = f"the worker was lost: {reason}"
-    return CaseFailure(job.target, job.scope, index, function, "", None, line)
+    return CaseFailure(job.target, job.scope, index, function, "", line, is_crash=True)

@@ -6,14 +6,21 @@ The file names its bounds and its code. If either differs, what it lists as done
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import platform
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from conformance.comparison import Difference, Verdict
+import numpy as np
+import torch
+
+import conformance
+import reference
 from conformance.functions import choose_functions
 from conformance.reports.files import replace_file
-from tools.fuzz.exhaustive.digests import code_digests
+from conformance.targets import Target
 from tools.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,
@@ -21,13 +28,13 @@ from tools.fuzz.exhaustive.jobs import (
     targets_of,
 )
 from tools.fuzz.exhaustive.registry import scopes_of
-from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.exhaustive.spaces import Scope
 from tools.fuzz.properties import Subject
 
 FILE: Final = "exhaustive.json"
 """The name of the file in the folder of a run."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The version of the file's form."""
 
 JOB_SECONDS: Final = 10.0
@@ -43,14 +50,12 @@ class Done:
         failed: How many of them failed.
         declared: How many others are not equal, as an adapter declares.
         seconds: How long they took, over all workers.
-        failures: The first failure of each function and field, as plain values.
     """
 
     ranges: list[list[int]] = dataclasses.field(default_factory=list)
     failed: int = 0
     declared: int = 0
     seconds: float = 0.0
-    failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def cases(self) -> int:
@@ -120,16 +125,12 @@ class Progress:
             raise ValueError(f"no scope is about {subject.functions or 'what is under test'}")
         self.done = {key: Done() for key in self.scopes}
         self.failures: dict[tuple[str, str, str], CaseFailure] = {}
-        self._origin = self._find_origin()
-
-    def _find_origin(self) -> dict[str, Any]:
-        """Return what must be the same for what is done to say anything."""
         bounds = {
-            f"{target}: {name}": [scope.bounds, scope.count()]
+            f"{target}: {name}": [scope.bounds, scope.cases.count]
             for (target, name), scope in self.scopes.items()
         }
         code = code_digests(self.targets.values())
-        return {"version": VERSION, "scale": self.scale, "bounds": bounds, "code": code}
+        self._origin = {"version": VERSION, "scale": scale, "bounds": bounds, "code": code}
 
     @classmethod
     def resume(cls, folder: Path, subject: Subject, scale: int = 1) -> Progress:
@@ -150,11 +151,12 @@ class Progress:
             return progress
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            origin, done = dict(found["origin"]), list(found["done"])
             for what, expected in progress._origin.items():
-                _check_same(path, what, origin.get(what), expected)
-            for target, name, fields in done:
-                progress._restore(target, name, Done(**fields))
+                _check_same(path, what, found["origin"].get(what), expected)
+            for target, name, done in found["done"]:
+                progress.done[target, name] = Done(**done)
+            for failure in found["failures"]:
+                progress.add_failure(CaseFailure(**failure))
         except StaleProgressError:
             raise
         except (ValueError, KeyError, TypeError) as error:
@@ -163,28 +165,26 @@ class Progress:
             ) from error
         return progress
 
-    def _restore(self, target: str, scope: str, done: Done) -> None:
-        """Take over what the file says of a scope."""
-        self.done[target, scope] = dataclasses.replace(done, failures=[])
-        for fields in done.failures:
-            self.add_failure(_restored(target, scope, fields))
-
     def write(self, folder: Path) -> None:
         """Write what is done to the file in a folder, all of it or nothing."""
-        done = [[*key, dataclasses.asdict(done)] for key, done in self.done.items()]
-        replace_file(folder / FILE, json.dumps({"origin": self._origin, "done": done}))
+        contents = {
+            "origin": self._origin,
+            "done": [[*key, dataclasses.asdict(done)] for key, done in self.done.items()],
+            "failures": list(map(dataclasses.asdict, self.failures.values())),
+        }
+        replace_file(folder / FILE, json.dumps(contents))
 
     @property
     def is_complete(self) -> bool:
         """Whether every case was compared."""
-        return all(done.cases == self.scopes[key].count() for key, done in self.done.items())
+        return all(done.cases == self.scopes[key].cases.count for key, done in self.done.items())
 
     def jobs(self) -> list[ExhaustiveJob]:
         """Return jobs of about ten seconds for all that is left."""
         found = []
         for (target, name), scope in self.scopes.items():
             size = max(int(JOB_SECONDS * 1e6 / scope.case_us), 1)
-            for start, stop in self.done[target, name].left(scope.count()):
+            for start, stop in self.done[target, name].left(scope.cases.count):
                 found += [
                     ExhaustiveJob(
                         self.subject, target, self.scale, name, first, min(first + size, stop)
@@ -212,11 +212,9 @@ class Progress:
 
     def add_failure(self, failure: CaseFailure) -> bool:
         """Note a failing case; return whether it is the first of its function, target and field."""
-        if failure.key in self.failures:
-            return False
-        self.failures[failure.key] = failure
-        self.done[failure.target, failure.scope].failures.append(_as_plain_values(failure))
-        return True
+        is_first = failure.key not in self.failures
+        self.failures.setdefault(failure.key, failure)
+        return is_first
 
     def add_lost(self, job: ExhaustiveJob, failure: CaseFailure) -> list[ExhaustiveJob]:
         """Note that a worker died, hung or took too much memory in a case.
@@ -235,28 +233,6 @@ class Progress:
         ]
 
 
-def _as_plain_values(failure: CaseFailure) -> dict[str, Any]:
-    """Return a failure as JSON has it; of what was got and expected, its text."""
-    fields: dict[str, Any] = {
-        name: getattr(failure, name) for name in ("index", "function", "field", "line")
-    }
-    found = failure.difference
-    if found is None:
-        return fields | {"difference": None}
-    values = [found.verdict.name, found.path, found.index, str(found.got), str(found.expected)]
-    return fields | {"difference": values}
-
-
-def _restored(target: str, scope: str, fields: dict[str, Any]) -> CaseFailure:
-    """Return the failure that `_as_plain_values` wrote."""
-    found = fields["difference"]
-    if found is not None:
-        verdict, path, index, got, expected = found
-        where = None if index is None else tuple(index)
-        found = Difference(Verdict[verdict], path, where, got, expected)
-    return CaseFailure(target, scope, **{**fields, "difference": found})
-
-
 def _check_same(path: Path, what: str, got: object, expected: object) -> None:
     """Refuse a file that is of other bounds or of other code."""
     if got == expected:
@@ -269,3 +245,30 @@ def _check_same(path: Path, what: str, got: object, expected: object) -> None:
         f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
         "Remove the file to begin again, or go on with what it was made with"
     )
+
+
+def code_digests(targets: Iterable[Target]) -> dict[str, str]:
+    """Return a digest of all that decides what a case compares: code, versions of packages."""
+    parts = {
+        "reference": Path(reference.__file__).parent,
+        "conformance": Path(conformance.__file__).parent,
+        "tools.fuzz.exhaustive": Path(__file__).parent,
+    }
+    for target in targets:
+        file = Path(target.implementation.file)
+        is_package = file.name == "__init__.py"
+        parts[target.implementation.name] = file.parent if is_package else file
+    found = {name: _digest(path) for name, path in parts.items()}
+    found["python"] = platform.python_version()
+    return {**found, "numpy": np.__version__, "torch": str(torch.__version__)}
+
+
+def _digest(path: Path) -> str:
+    """Return a digest of a Python file, or of all Python files in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        name = file.relative_to(path.parent)
+        if "failures" not in name.parts:  # scripts that failing conformance runs leave there
+            digest.update(str(name).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

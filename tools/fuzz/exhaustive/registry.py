@@ -10,7 +10,7 @@ from conformance.strategies.block_table import Session
 from conformance.targets import Target
 from tools.fuzz.exhaustive import cuts, kinds, rewrites, slots, tables
 from tools.fuzz.exhaustive.comparing import Case
-from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.exhaustive.spaces import Scope
 
 SCALES: Final = range(3)
 """How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 for one on 64 cores."""
@@ -34,7 +34,7 @@ def all_scopes(scale: int = 1) -> dict[str, Scope]:
     Raises:
         ValueError: A scale that there is not.
 
-    >>> all_scopes(0)["local lengths"].count()
+    >>> all_scopes(0)["local lengths"].cases.count
     1548
     """
     if scale not in SCALES:

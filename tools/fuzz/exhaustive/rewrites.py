@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.strategies.arrays import guarded
-from tools.fuzz.exhaustive.batches import Requests, all_requests, ints, metadata_of, num_tokens
-from tools.fuzz.exhaustive.scope import Scope
-from tools.fuzz.exhaustive.spaces import Chain, Product, Sequences, Space, Subsets, Values
+from tools.fuzz.exhaustive import spaces as sp
+from tools.fuzz.exhaustive.batches import (
+    Requests,
+    all_requests,
+    array_of,
+    metadata_of,
+    num_tokens,
+)
 
 
-def _virtual(case: tuple[Requests, int, int, int, int]) -> Call:
-    requests, num_padding, block_size, extra, chunk = case
-    arguments = {
-        "attn_chunk_size": chunk,
-        "common_attn_metadata": _with_columns(requests, num_padding, block_size, extra),
-        "block_size": block_size,
-    }
-    return Call("make_local_attention_virtual_batches", arguments)
+def _virtual_batches(
+    requests: sp.Space[Requests],
+    num_padding: sp.Space[int],
+    block_sizes: sp.Space[int],
+    columns: sp.Space[int],
+    chunks: sp.Space[int],
+) -> sp.Space[Call]:
+    def call_of(found: Requests, padding: int, block_size: int, extra: int, chunk: int) -> Call:
+        arguments = {
+            "attn_chunk_size": chunk,
+            "common_attn_metadata": _with_columns(found, padding, block_size, extra),
+            "block_size": block_size,
+        }
+        return Call("make_local_attention_virtual_batches", arguments)
+
+    return sp.product(requests, num_padding, block_sizes, columns, chunks).starmap(call_of)
 
 
 @functools.lru_cache(maxsize=64)
@@ -43,33 +56,28 @@ def _with_columns(
     return dataclasses.replace(found, block_table_tensor=found.block_table_tensor[:, :extra])
 
 
-def virtual_batches(scale: int) -> Scope:
+def virtual_batches(scale: int) -> sp.Scope:
     """Return the scope of batches cut into chunks of local attention."""
     few, query, computed, chunk, many = [
         (1, 2, 2, 2, 1),
         (2, 5, 6, 6, 3),
         (2, 8, 8, 8, 4),
     ][scale]
-    cases = Chain(
-        Product(
-            all_requests(few, query, computed),
-            ints(0, 1),
-            ints(0, chunk),
-            ints(-1, 2),
-            ints(0, chunk),
+    small, no_padding = sp.ints(1, 4), sp.values((0,))
+    sizes = sp.ints(0, chunk)
+    cases = sp.chain(
+        _virtual_batches(
+            all_requests(few, query, computed), sp.ints(0, 1), sizes, sp.ints(-1, 2), sizes
         ),
-        Product(
-            all_requests(many, 3, 3, few + 1), Values((0,)), ints(1, 4), ints(-1, 1), ints(1, 4)
-        ),
-        Product(
-            all_requests(many + 1, 2, 2, many + 1),
-            Values((0,)),
-            ints(1, 4),
-            ints(-1, 1),
-            ints(1, 4),
+        *(
+            _virtual_batches(requests, no_padding, small, sp.ints(-1, 1), small)
+            for requests in (
+                all_requests(many, 3, 3, few + 1),
+                all_requests(many + 1, 2, 2, many + 1),
+            )
         ),
     )
-    return Scope(
+    return sp.Scope(
         "virtual batches",
         ("make_local_attention_virtual_batches",),
         f"batch with at most {few} requests of at most {query} new and {computed} computed tokens "
@@ -77,18 +85,9 @@ def virtual_batches(scale: int) -> Scope:
         f"column too narrow to 2 wider than needed; with at most {many} requests of at most 3 new "
         f"and 3 computed tokens, and with {many + 1} of at most 2 and 2, in chunks and blocks of 1 "
         "to 4 tokens, with tables up to 1 column wider than needed",
-        cases.map(_virtual),
+        cases,
         150,
     )
-
-
-def _wanted(
-    case: tuple[tuple[Requests, int, bool, type[np.generic], int], tuple[int, ...]],
-) -> Call:
-    (requests, num_padding, is_causal, dtype, num_unread), indices = case
-    metadata = metadata_of(requests, num_padding_tokens=num_padding, causal=is_causal)
-    padded = guarded([*indices, *[-5] * num_unread], dtype)
-    return _fast_prefill(metadata, padded, len(indices))
 
 
 def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:
@@ -97,85 +96,88 @@ def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:
     return Call(name, {"common_attn_metadata": armed})
 
 
-def fast_prefill(scale: int) -> Scope:
+def fast_prefill(scale: int) -> sp.Scope:
     """Return the scope of batches with every set of tokens with logits."""
     requests, query, computed = [(2, 2, 0), (4, 3, 0), (4, 3, 1)][scale]
-    batches = Product(
+    batches = sp.product(
         all_requests(requests, query, computed),
-        ints(0, 1),
-        Values((True, False)),
-        Values((np.int32, np.int64)),
-        ints(0, 1),
+        sp.ints(0, 1),
+        sp.values((True, False)),
+        sp.values((np.int32, np.int64)),
+        sp.ints(0, 1),
     )
-    return Scope(
+
+    def call_of(batch: tuple[Requests, int, bool, Any, int], indices: tuple[int, ...]) -> Call:
+        found, num_padding, is_causal, dtype, num_unread = batch
+        metadata = metadata_of(found, num_padding_tokens=num_padding, causal=is_causal)
+        padded = array_of((*indices, *[-5] * num_unread), dtype)
+        return _fast_prefill(metadata, padded, len(indices))
+
+    return sp.Scope(
         "tokens with logits",
         ("make_kv_sharing_fast_prefill_common_attn_metadata",),
         f"batch with at most {requests} requests of at most {query} new and {computed} computed "
         "tokens and 1 padded token, and every set of tokens with logits, as int32 and int64, with "
         "and without an index that is not read, causal and not",
-        batches.then(lambda batch: Subsets(0, num_tokens(batch[0]))).map(_wanted),
+        batches.then(lambda batch: sp.subsets(0, num_tokens(batch[0]))).starmap(call_of),
         350,
     )
 
 
-def _any_indices(case: tuple[Requests, tuple[int, ...] | None, int | None]) -> Call:
-    requests, indices, number = case
-    padded = None if indices is None else guarded(indices, np.int64)
-    return _fast_prefill(metadata_of(requests), padded, number)
-
-
-def any_indices(scale: int) -> Scope:
+def any_indices(scale: int) -> sp.Scope:
     """Return the scope of batches with every vector of indices, good and bad."""
     requests, query, entries = [(1, 1, 1), (2, 2, 3), (2, 3, 3)][scale]
     maximum = requests * query
-    vectors: Space[Any] = Chain(Values((None,)), Sequences(ints(-1, maximum), entries))
-    cases = Product(
-        all_requests(requests, query, 0), vectors, Values((None, *range(-1, entries + 2)))
+    vectors = sp.sequences(sp.ints(-1, maximum), entries)
+    cases = sp.product(
+        all_requests(requests, query, 0).map(metadata_of),
+        sp.chain(sp.values((None,)), vectors.map(lambda indices: array_of(indices, np.int64))),
+        sp.values((None, *range(-1, entries + 2))),
     )
-    return Scope(
+    return sp.Scope(
         "indices of tokens with logits",
         ("make_kv_sharing_fast_prefill_common_attn_metadata",),
         f"vector of at most {entries} indices from -1 to {maximum}, and none, of which None or -1 "
         f"to {entries + 1} count, in every batch with at most {requests} requests of at most "
         f"{query} new tokens; what must be refused included",
-        cases.map(_any_indices),
+        cases.starmap(_fast_prefill),
         150,
     )
 
 
-def _programs(starts: tuple[int, ...]) -> Call:
-    return Call("compute_causal_conv1d_metadata", {"query_start_loc_p": guarded(starts, np.int32)})
-
-
-def _added_up(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(start) for start in np.cumsum([0, *lengths]))
-
-
-def convolution_programs(scale: int) -> Scope:
+def convolution_programs(scale: int) -> sp.Scope:
     """Return the scope of batches of convolutions."""
     sequences, tokens, long = [(1, 9, 20), (4, 17, 100), (4, 25, 200)][scale]
     entries, maximum = [(2, 1), (4, 3), (5, 4)][scale]
-    cases: Chain[Any] = Chain(
-        Sequences(ints(0, tokens), sequences).map(_added_up),
-        Sequences(ints(0, long), 2, 1).map(_added_up),
-        Sequences(ints(0, 9), sequences + 1, sequences + 1).map(_added_up),
-        Sequences(ints(-1, maximum), entries),
+    lengths = sp.chain(
+        sp.sequences(sp.ints(0, tokens), sequences),
+        sp.sequences(sp.ints(0, long), 2, 1),
+        sp.sequences(sp.ints(0, 9), sequences + 1, sequences + 1),
     )
-    return Scope(
+    starts = sp.chain(
+        lengths.map(lambda found: tuple(accumulate(found, initial=0))),
+        sp.sequences(sp.ints(-1, maximum), entries),
+    )
+    return sp.Scope(
         "convolution programs",
         ("compute_causal_conv1d_metadata",),
         f"batch with at most {sequences} sequences of at most {tokens} tokens, or 2 of at most "
         f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts "
         f"from -1 to {maximum}, what must be refused included",
-        cases.map(_programs),
+        sp.calls(
+            "compute_causal_conv1d_metadata",
+            query_start_loc_p=starts.map(lambda found: array_of(found, np.int32)),
+        ),
         250,
     )
 
 
-def _local(case: tuple[tuple[int, ...], int, tuple[int, int | None], int | None]) -> Call:
-    lengths, interleave, (ranks, rank), longer = case
+def _local_lengths(
+    lengths: tuple[int, ...], interleave: int, group: tuple[int, int | None], longer: int | None
+) -> Call:
+    ranks, rank = group
     arguments: dict[str, Any] = {
-        "seq_lens": _lengths(lengths),
+        "seq_lens": array_of(lengths, np.int32),
         "dcp_size": ranks,
         "dcp_rank": rank,
         "cp_kv_cache_interleave_size": interleave,
@@ -186,84 +188,86 @@ def _local(case: tuple[tuple[int, ...], int, tuple[int, int | None], int | None]
     return Call("get_dcp_local_seq_lens", arguments)
 
 
-@functools.lru_cache(maxsize=64)
-def _lengths(lengths: tuple[int, ...]) -> Any:  # an array
-    return guarded(lengths, np.int32)
-
-
-def _all_ranks(maximum: int) -> list[tuple[int, int | None]]:
+def _all_ranks(maximum: int) -> sp.Space[tuple[int, int | None]]:
     """Return all numbers of ranks, each with None and the ranks from -1 to one too many."""
-    return [(size, rank) for size in range(maximum + 1) for rank in (None, *range(-1, size + 1))]
+    return sp.values(
+        [(size, rank) for size in range(maximum + 1) for rank in (None, *range(-1, size + 1))]
+    )
 
 
-def local_lengths(scale: int) -> Scope:
+def local_lengths(scale: int) -> sp.Scope:
     """Return the scope of sequences that ranks share."""
     requests, length, ranks, interleave, long = [
         (1, 3, 2, 2, 8),
         (3, 9, 4, 4, 64),
         (3, 16, 5, 5, 128),
     ][scale]
-    cases = Chain(
-        Product(
-            Sequences(ints(-1, length), requests),
-            ints(0, interleave),
-            Values(_all_ranks(ranks)),
-            Values((None, 0, 1)),
+    cases = sp.chain(
+        sp.product(
+            sp.sequences(sp.ints(-1, length), requests),
+            sp.ints(0, interleave),
+            _all_ranks(ranks),
+            sp.values((None, 0, 1)),
         ),
-        Product(
-            Sequences(ints(0, long), 1, 1),
-            ints(1, 2 * interleave),
-            Values(_all_ranks(2 * ranks)),
-            Values((None,)),
+        sp.product(
+            sp.sequences(sp.ints(0, long), 1, 1),
+            sp.ints(1, 2 * interleave),
+            _all_ranks(2 * ranks),
+            sp.values((None,)),
         ),
     )
-    return Scope(
+    return sp.Scope(
         "local lengths",
         ("get_dcp_local_seq_lens",),
         f"batch with at most {requests} sequences of -1 to {length} tokens on 0 to {ranks} ranks, "
         f"all and each, with an interleave of 0 to {interleave}, without `out`, with one and with "
         f"a longer one; one sequence of at most {long} tokens on at most {2 * ranks} ranks with an "
         f"interleave of at most {2 * interleave}; what must be refused included",
-        cases.map(_local),
+        cases.starmap(_local_lengths),
         100,
     )
 
 
-def _query(case: tuple[int, int, int, bool, int]) -> Call:
-    tokens, heads, dim, is_strided, batch_size = case
+def _query(tokens: int, heads: int, dim: int, is_strided: bool) -> Any:
     shape = (tokens * (2 if is_strided else 1), heads, dim)
     query = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    if is_strided:
-        query = query[::2]
-    arguments = {"query": query, "batch_size": batch_size}
-    return Call("reshape_query_for_spec_decode", arguments)
+    return query[::2] if is_strided else query
 
 
-def _output(case: tuple[tuple[int, ...], int | None]) -> Call:
-    shape, dropped = case
-    memory = [n + (axis == dropped) for axis, n in enumerate(shape)]
+def _output(shape: tuple[int, ...], longer_axis: int | None) -> Any:
+    memory = [n + (axis == longer_axis) for axis, n in enumerate(shape)]
     output = np.arange(int(np.prod(memory)), dtype=np.int32).reshape(memory)
-    output = output[tuple(slice(n) for n in shape)]
-    return Call("reshape_attn_output_for_spec_decode", {"attn_output": output})
+    return output[tuple(slice(n) for n in shape)]
 
 
-def draft_tokens(scale: int) -> Scope:
+def draft_tokens(scale: int) -> sp.Scope:
     """Return the scope of queries and outputs that are viewed request by request, and back."""
     tokens, maximum = [(3, 1), (12, 3), (24, 4)][scale]
-    query = Product(
-        ints(0, tokens), ints(0, 2), ints(0, 2), Values((False, True)), ints(-1, tokens + 1)
+    small = sp.ints(0, 2)
+    queries = sp.product(sp.ints(0, tokens), small, small, sp.BOOLS)
+    outputs = sp.chain(
+        *(
+            sp.product(
+                sp.sequences(sp.ints(0, maximum), axes, axes), sp.values((None, *range(axes)))
+            )
+            for axes in range(1, 6)
+        )
     )
-    outputs = [
-        Product(Sequences(ints(0, maximum), axes, axes), Values((None, *range(axes))))
-        for axes in range(1, 6)
-    ]
-    return Scope(
+    cases = sp.chain(
+        sp.calls(
+            "reshape_query_for_spec_decode",
+            query=queries.starmap(_query),
+            batch_size=sp.ints(-1, tokens + 1),
+        ),
+        sp.calls("reshape_attn_output_for_spec_decode", attn_output=outputs.starmap(_output)),
+    )
+    return sp.Scope(
         "draft tokens",
         ("reshape_query_for_spec_decode", "reshape_attn_output_for_spec_decode"),
         f"query of at most {tokens} tokens, 2 heads and 2 dimensions, contiguous and strided, for "
         f"-1 to {tokens + 1} requests; every output of 1 to 5 axes of at most {maximum}, "
         "contiguous and cut from one that is longer along each axis; what must be refused included",
-        Chain(query.map(_query), Chain(*outputs).map(_output)),
+        cases,
         90,
     )
 

@@ -9,209 +9,152 @@ import bisect
 import dataclasses
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, Generic, TypeVar
+
+from conformance.calls import Call
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Space(ABC, Generic[T]):
-    """A finite list of items by index."""
+@dataclasses.dataclass(frozen=True)
+class Space(Generic[T]):
+    """A finite list of items by index.
 
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """The number of items."""
+    Attributes:
+        count: The number of items.
+        item: Returns the item of an index in `0 .. count - 1`.
+    """
 
-    @abstractmethod
-    def item(self, index: int) -> T:
-        """Return the item of an index in `0 .. count - 1`."""
+    count: int
+    item: Callable[[int], T]
 
     def items(self, start: int = 0, stop: int | None = None) -> Iterator[T]:
         """Yield the items from `start` up to `stop`, which is the end by default."""
-        for index in range(start, self.count if stop is None else stop):
-            yield self.item(index)
+        return map(self.item, range(start, self.count if stop is None else stop))
 
     def map(self, function: Callable[[T], S]) -> Space[S]:
-        """Return the space of what a function makes of each item."""
-        return Mapped(self, function)
+        """Return the space of a function's results for each item."""
+        return Space(self.count, lambda index: function(self.item(index)))
+
+    def starmap(self: Space[tuple[Any, ...]], function: Callable[..., S]) -> Space[S]:
+        """Return the space of a function's results for each item, a tuple of its arguments."""
+        return self.map(lambda item: function(*item))
 
     def then(self, inner: Callable[[T], Space[S]]) -> Space[tuple[T, S]]:
-        """Return the pairs of an item and an item of the space that depends on it."""
-        return Dependent(self, inner)
+        """Return the pairs of an item and an item of the space that depends on it.
+
+        >>> list(values([1, 2]).then(lambda n: ints(1, n)).items())
+        [(1, 1), (2, 1), (2, 2)]
+        """
+        ends = list(itertools.accumulate(inner(item).count for item in self.items()))
+        inner_at: tuple[int, Any, Any] = (-1, None, None)  # the last one, since indexes mostly rise
+
+        def item(index: int) -> tuple[T, S]:
+            nonlocal inner_at
+            which = bisect.bisect_right(ends, index)
+            if which != inner_at[0]:
+                outer = self.item(which)
+                inner_at = which, outer, inner(outer)
+            return inner_at[1], inner_at[2].item(index - (ends[which - 1] if which else 0))
+
+        return Space(ends[-1] if ends else 0, item)
 
 
-@dataclasses.dataclass(frozen=True)
-class Values(Space[T]):
-    """The values of a sequence.
+def values(sequence: Sequence[T]) -> Space[T]:
+    """Return the space of the values of a sequence.
 
-    >>> list(Values("ab").items())
+    >>> list(values("ab").items())
     ['a', 'b']
     """
-
-    values: Sequence[T]
-
-    @property
-    def count(self) -> int:
-        """The number of values."""
-        return len(self.values)
-
-    def item(self, index: int) -> T:
-        """Return a value."""
-        return self.values[index]
+    return Space(len(sequence), sequence.__getitem__)
 
 
-class Mapped(Space[S]):
-    """What a function makes of each item of a space."""
-
-    def __init__(self, space: Space[T], function: Callable[[T], S]) -> None:
-        self._space = space
-        self._function = function
-
-    @property
-    def count(self) -> int:
-        """The number of items."""
-        return self._space.count
-
-    def item(self, index: int) -> S:
-        """Return what the function makes of an item."""
-        return self._function(self._space.item(index))
+BOOLS = values((False, True))
 
 
-class Product(Space[tuple[Any, ...]]):
-    """All tuples of one item of each space; the last changes fastest.
+def ints(first: int, last: int) -> Space[int]:
+    """Return the space of the ints from the first to the last one, both included."""
+    return values(range(first, last + 1))
 
-    >>> list(Product(Values("ab"), Values((0, 1))).items())
+
+def product(*spaces: Space[Any]) -> Space[tuple[Any, ...]]:
+    """Return the space of all tuples of one item of each space; the last changes fastest.
+
+    >>> list(product(values("ab"), values((0, 1))).items())
     [('a', 0), ('a', 1), ('b', 0), ('b', 1)]
     """
 
-    def __init__(self, *spaces: Space[Any]) -> None:
-        self._factors = [(space, space.count) for space in spaces]
-
-    @cached_property
-    def count(self) -> int:
-        """The product of the counts."""
-        return math.prod(count for _, count in self._factors)
-
-    def item(self, index: int) -> tuple[Any, ...]:
-        """Return the tuple of an index."""
+    def item(index: int) -> tuple[Any, ...]:
         found = []
-        for factor, count in reversed(self._factors):
-            index, digit = divmod(index, count)
-            found.append(factor.item(digit))
-        found.reverse()
-        return tuple(found)
+        for space in reversed(spaces):
+            index, digit = divmod(index, space.count)
+            found.append(space.item(digit))
+        return tuple(reversed(found))
+
+    return Space(math.prod(space.count for space in spaces), item)
 
 
-class Chain(Space[T]):
-    """The items of several spaces, one space after another.
+def calls(function: str, **arguments: Space[Any]) -> Space[Call]:
+    """Return the space of all calls of a function whose arguments are items of these spaces."""
+    return product(*arguments.values()).map(
+        lambda found: Call(function, dict(zip(arguments, found, strict=True)))
+    )
 
-    >>> list(Chain(Values("ab"), Values("c")).items())
+
+def chain(*spaces: Space[T]) -> Space[T]:
+    """Return the space of the items of several spaces, one space after another.
+
+    >>> list(chain(values("ab"), values("c")).items())
     ['a', 'b', 'c']
     """
+    ends = list(itertools.accumulate((space.count for space in spaces), initial=0))
 
-    def __init__(self, *spaces: Space[T]) -> None:
-        self._spaces = spaces
-        self._ends = list(itertools.accumulate(space.count for space in spaces))
+    def item(index: int) -> T:
+        which = bisect.bisect_right(ends, index) - 1
+        return spaces[which].item(index - ends[which])
 
-    @property
-    def count(self) -> int:
-        """The sum of the counts."""
-        return self._ends[-1] if self._ends else 0
-
-    def item(self, index: int) -> T:
-        """Return the item of an index."""
-        which = bisect.bisect_right(self._ends, index)
-        before = self._ends[which - 1] if which else 0
-        return self._spaces[which].item(index - before)
+    return Space(ends[-1], item)
 
 
-class Sequences(Chain[tuple[T, ...]]):
-    """All tuples of at least so many and at most so many items of a space, the shortest first.
-
-    >>> list(Sequences(Values("ab"), 2).items())
-    [(), ('a',), ('b',), ('a', 'a'), ('a', 'b'), ('b', 'a'), ('b', 'b')]
-    """
-
-    def __init__(self, space: Space[T], maximum: int, minimum: int = 0) -> None:
-        super().__init__(*(Product(*[space] * length) for length in range(minimum, maximum + 1)))
-
-
-class Dependent(Space[tuple[T, S]]):
-    """All pairs of an item and an item of the space that depends on it.
-
-    >>> list(Dependent(Values((1, 2)), lambda n: Values(range(n))).items())
-    [(1, 0), (2, 0), (2, 1)]
-    """
-
-    def __init__(self, outer: Space[T], inner: Callable[[T], Space[S]]) -> None:
-        self._outer = outer
-        self._inner = inner
-        self._outer_index = -1
-        self._pair: Any = None
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        counts = (self._inner(item).count for item in self._outer.items())
-        return list(itertools.accumulate(counts))
-
-    @property
-    def count(self) -> int:
-        """The sum of the counts of the inner spaces."""
-        return self._ends[-1] if self._ends else 0
-
-    def item(self, index: int) -> tuple[T, S]:
-        """Return the pair of an index."""
-        which = bisect.bisect_right(self._ends, index)
-        if which != self._outer_index:
-            outer = self._outer.item(which)
-            self._pair = outer, self._inner(outer)
-            self._outer_index = which
-        outer, inner = self._pair
-        return outer, inner.item(index - (self._ends[which - 1] if which else 0))
-
-
-class Subsets(Space[tuple[int, ...]]):
-    """The subsets of `first .. first + size - 1`, each in ascending order.
-
-    >>> list(Subsets(1, 2).items())
-    [(), (1,), (2,), (1, 2)]
-    """
-
-    def __init__(self, first: int, size: int) -> None:
-        self._first = first
-        self._size = size
-
-    @property
-    def count(self) -> int:
-        """Two to the power of the size."""
-        return 1 << self._size
-
-    def item(self, index: int) -> tuple[int, ...]:
-        """Return the subset whose members are the bits of the index."""
-        return tuple(self._first + i for i in range(self._size) if index >> i & 1)
-
-
-def renamed_once(length: int, blocks: int) -> Values[tuple[int, ...]]:
-    """Return the ways to write blocks in so many places, each once up to renaming of the blocks.
-
-    Blocks are numbered from 1 in the order in which they first occur.
+def sequences(space: Space[T], maximum: int, minimum: int = 0) -> Space[tuple[T, ...]]:
+    """Return the space of all tuples of items of a space, the shortest first.
 
     Args:
-        length: The number of places.
-        blocks: The most blocks that differ.
+        space: The space.
+        maximum: The maximum length.
+        minimum: The minimum length.
 
-    >>> renamed_once(3, 3).values
-    [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 2, 3)]
+    >>> list(sequences(values("ab"), 2).items())
+    [(), ('a',), ('b',), ('a', 'a'), ('a', 'b'), ('b', 'a'), ('b', 'b')]
     """
-    found: list[tuple[int, ...]] = [()]
-    for _ in range(length):
-        found = [
-            (*labels, label)
-            for labels in found
-            for label in range(1, min(max(labels, default=0) + 1, blocks) + 1)
-        ]
-    return Values(found)
+    return chain(*(product(*[space] * length) for length in range(minimum, maximum + 1)))
+
+
+def subsets(first: int, size: int) -> Space[tuple[int, ...]]:
+    """Return the space of the subsets of `first .. first + size - 1`, each in ascending order.
+
+    >>> list(subsets(1, 2).items())
+    [(), (1,), (2,), (1, 2)]
+    """
+    return Space(1 << size, lambda bits: tuple(first + i for i in range(size) if bits >> i & 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """Every input of a kind below stated bounds.
+
+    Attributes:
+        name: Its name, such as `slots of batches`.
+        functions: The functions or classes that its cases call.
+        bounds: What the cases are, to stand after "every": `batch with at most 3 requests, ...`.
+        cases: The cases: a call, or an object and its operations (`Session`).
+        case_us: The approximate duration of a case in microseconds, to make jobs of even length.
+    """
+
+    name: str
+    functions: tuple[str, ...]
+    bounds: str
+    cases: Space[Any]
+    case_us: float = 100.0

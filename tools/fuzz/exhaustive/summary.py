@@ -1,95 +1,24 @@
-"""What an exhaustive run has shown, by scope, for a terminal and for a report."""
+"""What an exhaustive run has shown, by scope, for a terminal."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from collections.abc import Iterator
 
-from tools.fuzz.exhaustive.progress import Progress
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What was shown of a scope.
-
-    Attributes:
-        target: The target's name.
-        scope: The scope's name.
-        functions: The functions that its cases call.
-        bounds: What its cases are, to stand after "every".
-        cases: The number of cases that were compared.
-        count: The number of cases that there are.
-        failed: How many failed.
-        declared: How many others are not equal, as an adapter declares.
-        seconds: How long they took, over all workers.
-        failures: The first failing case of each function and field: index, function and line.
-    """
-
-    target: str
-    scope: str
-    functions: tuple[str, ...]
-    bounds: str
-    cases: int
-    count: int
-    failed: int
-    declared: int
-    seconds: float
-    failures: tuple[tuple[int, str, str], ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """How the scope's cases came out."""
-        if self.failed:
-            return f"{self.failed:,} of {self.cases:,} cases are not equal"
-        if not self.cases:
-            return f"{self.count:,} cases, not compared"
-        if self.cases < self.count:
-            return f"{self.cases:,} of {self.count:,} cases compared, {self._equal}"
-        return f"{self.count:,} cases, {self._equal}"
-
-    @property
-    def _equal(self) -> str:
-        return f"all equal but for {self.declared:,} as declared" if self.declared else "all equal"
-
-    @property
-    def line(self) -> str:
-        """The bounds and the verdict, in a sentence."""
-        return f"every {self.bounds}: {self.verdict}"
-
-
-def rows(progress: Progress) -> list[Row]:
-    """Return what was shown of each scope."""
-    found = []
-    for (target, name), scope in progress.scopes.items():
-        done = progress.done[target, name]
-        found.append(
-            Row(
-                target,
-                name,
-                scope.functions,
-                scope.bounds,
-                done.cases,
-                scope.count(),
-                done.failed,
-                done.declared,
-                done.seconds,
-                tuple((one["index"], one["function"], one["line"]) for one in done.failures),
-            )
-        )
-    return found
+from tools.fuzz.exhaustive.jobs import CaseFailure
+from tools.fuzz.exhaustive.progress import Done, Progress
 
 
 def verdict(progress: Progress) -> str:
     """Return what an exhaustive run has shown, in a sentence."""
-    found = rows(progress)
-    cases, count = sum(row.cases for row in found), sum(row.count for row in found)
-    failed = sum(row.failed for row in found)
+    cases = sum(done.cases for done in progress.done.values())
+    failed = sum(done.failed for done in progress.done.values())
+    declared = sum(done.declared for done in progress.done.values())
     of = f"on {', '.join(progress.targets)}, in {len(progress.scopes)} scopes"
     if failed:
-        scopes = ", ".join(dict.fromkeys(row.scope for row in found if row.failed))
-        return f"{failed:,} of {cases:,} cases {of}, are not equal: {scopes}"
-    declared = sum(row.declared for row in found)
+        names = dict.fromkeys(name for (_, name), done in progress.done.items() if done.failed)
+        return f"{failed:,} of {cases:,} cases {of}, are not equal: {', '.join(names)}"
     rest = f", but for {declared:,} as declared" if declared else ""
+    count = sum(scope.cases.count for scope in progress.scopes.values())
     if cases < count:
         return f"{cases:,} of {count:,} cases {of}, were compared, all equal{rest}"
     return f"all {count:,} cases {of}, are equal{rest}"
@@ -97,34 +26,48 @@ def verdict(progress: Progress) -> str:
 
 def text(progress: Progress) -> str:
     """Return a table of the scopes, the bounds of each, and the verdict, as plain text."""
-    found = rows(progress)
-    width = max(len(row.scope) for row in found)
-    targets = max(6, *(len(row.target) for row in found)) + 2
+    lines = [
+        *_table(progress),
+        "",
+        *(
+            f"every {scope.bounds}: {_outcome(progress.done[key], scope.cases.count)}"
+            for key, scope in progress.scopes.items()
+        ),
+        "",
+        *map(failure_line, progress.failures.values()),
+        verdict(progress),
+    ]
+    return "\n".join(lines)
+
+
+def _table(progress: Progress) -> Iterator[str]:
+    width = max(len(name) for _, name in progress.scopes)
+    targets = max(6, *(len(target) for target, _ in progress.scopes)) + 2
     head = f"{'scope':{width}}  {'target':{targets}}{'cases':>11}  {'seconds':>8}  {'us/case':>7}"
-    lines = [f"{head}  outcome"]
-    for row in found:
-        each = f"{row.seconds / row.cases * 1e6:7.0f}" if row.cases else f"{'-':>7}"
-        outcome = "not equal" if row.failed else "equal" if row.cases == row.count else "not done"
-        lines.append(
-            f"{row.scope:{width}}  {row.target:{targets}}{row.count:>11,}  {row.seconds:>8.0f}"
-            f"  {each}  {outcome}"
-        )
-    lines += ["", *(row.line for row in found), ""]
-    for row in found:
-        lines += [
-            f"FAILS: {function} on {row.target}, {row.scope}:{index}: {line}"
-            for index, function, line in row.failures
-        ]
-    return "\n".join([*lines, verdict(progress)])
+    yield f"{head}  outcome"
+    for (target, name), scope in progress.scopes.items():
+        done, count = progress.done[target, name], scope.cases.count
+        each = f"{done.seconds / done.cases * 1e6:7.0f}" if done.cases else f"{'-':>7}"
+        outcome = "not equal" if done.failed else "equal" if done.cases == count else "not done"
+        numbers = f"{count:>11,}  {done.seconds:>8.0f}  {each}"
+        yield f"{name:{width}}  {target:{targets}}{numbers}  {outcome}"
 
 
-def as_json(progress: Progress) -> dict[str, Any]:
-    """Return the same as plain values."""
-    found = [dataclasses.asdict(row) | {"line": row.line} for row in rows(progress)]
-    return {
-        "targets": list(progress.targets),
-        "scale": progress.scale,
-        "is_complete": progress.is_complete,
-        "verdict": verdict(progress),
-        "scopes": found,
-    }
+def _outcome(done: Done, count: int) -> str:
+    """Return what was shown of a scope of so many cases."""
+    if done.failed:
+        return f"{done.failed:,} of {done.cases:,} cases are not equal"
+    if not done.cases:
+        return f"{count:,} cases, not compared"
+    rest = f" but for {done.declared:,} as declared" if done.declared else ""
+    if done.cases < count:
+        return f"{done.cases:,} of {count:,} cases compared, all equal{rest}"
+    return f"{count:,} cases, all equal{rest}"
+
+
+def failure_line(failure: CaseFailure) -> str:
+    """Return a failure in a line."""
+    return (
+        f"FAILS: {failure.function} on {failure.target}, {failure.scope}:{failure.index}:"
+        f" {failure.line}"
+    )

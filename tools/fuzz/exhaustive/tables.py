@@ -18,9 +18,8 @@ import numpy as np
 from conformance.calls import Call
 from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE
+from tools.fuzz.exhaustive import spaces as sp
 from tools.fuzz.exhaustive.batches import block_id
-from tools.fuzz.exhaustive.scope import Scope
-from tools.fuzz.exhaustive.spaces import Chain, Product, Values
 
 SHARED_BLOCK = 100
 """The label of the block that several operations may append."""
@@ -140,14 +139,14 @@ def dummy_slots(num_tokens: int) -> Operation:
 
 def _sequences(
     tables: Tables, operations: Operations, maximum: int, *, holds: bool
-) -> Chain[Session]:
+) -> sp.Space[Session]:
     """Return all sequences of at most so many operations, the shortest first."""
-    at_place = [Values(operations(place)) for place in range(maximum)]
+    at_place = [sp.values(operations(place)) for place in range(maximum)]
     constructor, observing = tables.constructor, tables.observing
     before = tables.holding if holds else ()
-    return Chain(
+    return sp.chain(
         *(
-            Product(*at_place[:length]).map(
+            sp.product(*at_place[:length]).map(
                 lambda found: Session(constructor, (*before, *found, *observing))
             )
             for length in range(maximum + 1)
@@ -185,11 +184,11 @@ def _every_append(tables: Tables, place: int) -> Iterator[Operation]:
                 yield from (append(place, listed, [counts], overwrite) for overwrite in flags)
 
 
-def every_operation(scale: int) -> Scope:
+def every_operation(scale: int) -> sp.Scope:
     """Return the scope of sequences of every operation."""
     tables = Tables((2,), 2, 3)
     maximum = (1, 3, 4)[scale]
-    return Scope(
+    return sp.Scope(
         "block tables, every operation",
         ("BlockTables",),
         f"sequence of at most {maximum} operations on block tables of 1 group with 2 rows of 2 "
@@ -223,11 +222,11 @@ def _of_two_groups(place: int) -> list[Operation]:
     ]
 
 
-def two_groups(scale: int) -> Scope:
+def two_groups(scale: int) -> sp.Scope:
     """Return the scope of longer sequences on two groups."""
     tables = Tables((1, 2), 2, 3)
     maximum = (2, 5, 6)[scale]
-    return Scope(
+    return sp.Scope(
         "block tables, two groups",
         ("BlockTables",),
         f"sequence of at most {maximum} of 14 operations on block tables of 2 groups with 2 rows "
@@ -254,11 +253,11 @@ def _of_three_rows(place: int) -> list[Operation]:
     ]
 
 
-def three_rows(scale: int) -> Scope:
+def three_rows(scale: int) -> sp.Scope:
     """Return the scope of sequences on three rows, which may share a block."""
     tables = Tables((1,), 3, 2)
     maximum = (2, 4, 5)[scale]
-    return Scope(
+    return sp.Scope(
         "block tables, three rows",
         ("BlockTables",),
         f"sequence of at most {maximum} of 22 operations on block tables of 1 group with 3 rows "
