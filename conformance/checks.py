@@ -24,7 +24,6 @@ from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.report import Mismatch
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
@@ -128,7 +127,7 @@ def same_refusal(contract: Contract) -> Check:
     """
 
     @st.composite
-    def examples(draw: Draw, preset: Preset) -> InvalidExample:
+    def examples(draw: st.DrawFn, preset: Preset) -> InvalidExample:
         call = draw(contract.calls(preset))
         invalid_calls = [(invalid, invalid.change(call)) for invalid in contract.invalid_inputs]
         return InvalidExample(

@@ -13,7 +13,6 @@ from conformance.properties import law
 from conformance.sessions import construct, perform
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import REFERENCE, Target
 
@@ -49,9 +48,8 @@ def _appending(rows: list[int], counts: list[list[int]], first: int, *, new: boo
 
 
 @st.composite
-def interrupted_operations(draw: Draw, preset: Preset) -> Interrupted:
+def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
     """Draw rows of some lengths, which are gathered, and an operation on two of them."""
-    del preset
     sizes = draw(st.sampled_from(([2], [2, 3])))
     rows = list(range(draw(st.integers(2, 4))))
     counts = [[draw(st.sampled_from((1, 2, 0))) for _ in rows] for _ in sizes]

@@ -12,7 +12,6 @@ import torch
 from conformance.actors import Actor, actors
 from conformance.properties import law
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import Target
 
@@ -34,9 +33,8 @@ class Blocks:
 
 
 @st.composite
-def interleaved_blocks(draw: Draw, preset: Preset) -> Blocks:
+def interleaved_blocks(draw: st.DrawFn, _preset: Preset) -> Blocks:
     """Draw the order in which threads enter and leave blocks."""
-    del preset
     depths = [0] * NUM_THREADS
     steps: list[tuple[int, bool | None]] = []
     for _ in range(draw(st.integers(2, 12))):

@@ -21,7 +21,6 @@ from conformance.laws.interpretation import Reader
 from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, of_batch
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,
@@ -146,7 +145,7 @@ def _just_past(call: Call) -> int:
 
 
 @st.composite
-def _misplaced(draw: Draw, preset: Preset) -> Call:
+def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw a call one of whose tokens is at a position that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
     batch, positions = call.facts, call["positions"].copy()

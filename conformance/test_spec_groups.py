@@ -14,7 +14,6 @@ from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM
 from conformance.invocations import Invocation
 from conformance.properties import law
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import (
     FULL,
     KINDS,
@@ -163,7 +162,7 @@ def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
 
 
 @st.composite
-def _alike(draw: Draw, preset: Preset) -> dict[str, Any]:
+def _alike(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     """Draw specs by layer name of which any could be the first."""
     names = ("layers.0.attn", "layers.1.attn", "layers.2.attn")
     size = draw(st.integers(1, 3))

@@ -13,7 +13,6 @@ from conformance.invocations import Invocation
 from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, reshape_calls
 from conformance.strategies.presets import Preset
@@ -21,7 +20,7 @@ from conformance.targets import Target
 
 
 @st.composite
-def _writes(draw: Draw, preset: Preset) -> tuple[Call, int, float]:
+def _writes(draw: st.DrawFn, preset: Preset) -> tuple[Call, int, float]:
     """Draw a call, and the layer and the part of its view that is written to."""
     return draw(reshape_calls(preset)), draw(st.integers(0, 9)), draw(st.floats(0, 1))
 

@@ -22,7 +22,6 @@ from conformance.strategies.block_table import (
     Operation,
     Session,
 )
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
 
@@ -48,7 +47,7 @@ class _Step:
 
 
 @st.composite
-def _steps(draw: Draw, preset: Preset) -> Call:
+def _steps(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw block tables for a batch of one, two or three groups; the facts are the step."""
     batch = draw(batches(preset))
     count = draw(st.sampled_from((2, 1, 3)))

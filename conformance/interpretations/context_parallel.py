@@ -14,13 +14,12 @@ from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import layouts
 
 
 @st.composite
-def _on_ranks(draw: Draw, preset: Preset) -> Call:
+def _on_ranks(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw the local lengths of a batch whose blocks lie on several ranks.
 
     It is not causal: each token reads its whole sequence, so that a length that is too large shows.

@@ -15,7 +15,6 @@ from conformance.laws.interpretation import Interpretation, Reader, changing, wi
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import batches
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,
@@ -50,7 +49,7 @@ def calls_in_place(preset: Preset) -> st.SearchStrategy[Call]:
 
 
 @st.composite
-def _mapped_batches(draw: Draw, preset: Preset) -> Call:
+def _mapped_batches(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls that map the table of a batch from the manager's blocks to kernel blocks."""
     layout = dataclasses.replace(draw(layouts(preset)), cp_world_size=1, cp_rank=0)
     call = Call("map_to_kernel_blocks", {}, draw(batches(preset, layout=layout)))

@@ -14,7 +14,6 @@ from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches, is_padded
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     cuts,
@@ -44,7 +43,7 @@ def _valid_points(batch: Batch, points: list[int]) -> list[int]:
 
 
 @st.composite
-def _cut_lengths(draw: Draw, preset: Preset) -> Call:
+def _cut_lengths(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `create_ubatch_slices` whose facts are a batch."""
     batch = draw(batches(preset))
     batch = batch if batch.num_tokens else ONE_TOKEN
@@ -103,7 +102,7 @@ def is_cut(batch: Batch, ubatch: reference.UBatchSlice) -> tuple[bool, bool]:
 
 
 @st.composite
-def _slices_with_tokens(draw: Draw, preset: Preset) -> Call:
+def _slices_with_tokens(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_make_metadata_with_slice` that leave the access relation as it is.
 
     The slices have tokens. If the last request is cut at its end, the batch is causal.

@@ -12,8 +12,6 @@ from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.biased_booleans import SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
 FEW_TOKENS = dataclasses.replace(
@@ -88,47 +86,30 @@ def pool_size(batch: Batch) -> int:
     return len({block // n for row in batch.rows for block in row}) + 2
 
 
-_KINDS = st.sampled_from(KINDS)
-_SEEDS = st.integers(0, 2**16)
-_WINDOWS = st.sampled_from((None, None, 1, 2, 5))
-_HEADS = st.sampled_from(HEADS)
-_OTHERS = st.sets(st.integers(1, 3), min_size=1)
-"""Which requests have a prefix in common with the first one."""
-
-
 @st.composite
 def layers(
-    draw: Draw,
+    draw: st.DrawFn,
     preset: Preset,
     *,
     layout: Layout | None = None,
     is_causal: bool | None = None,
     kind: str | None = None,
 ) -> Layer:
-    """Draw an attention layer in a step.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        layout: How positions lie in blocks; None draws a block size.
-        is_causal: Whether the batch is causal; None draws.
-        kind: The batch's kind; None draws one of `KINDS`.
-
-    Returns:
-        A layer whose blocks lie scattered in a small cache, with some of nobody's.
-    """
-    kind = draw(_KINDS) if kind is None else kind
-    has_prefix = draw(SOMETIMES)
+    """Draw an attention layer in a step; its blocks lie scattered in a small cache, with others."""
+    kind = draw(st.sampled_from(KINDS)) if kind is None else kind
+    has_prefix = draw(st.SOMETIMES)
     batch = draw(batches(preset, layout=layout, is_shared=False if has_prefix else None, kind=kind))
     if has_prefix:
-        batch = _behind_a_prefix(batch, draw(_OTHERS))
+        # Which requests have a prefix in common with the first one.
+        others = draw(st.sets(st.integers(1, 3), min_size=1))
+        batch = _behind_a_prefix(batch, others)
     if is_causal is not None:
         batch = dataclasses.replace(batch, causal=is_causal)
-    seed = draw(_SEEDS)
+    seed = draw(st.integers(0, 2**16))
     count = pool_size(batch)
     batch = in_pool(batch, shuffled_ids(count, seed))
-    window = draw(_WINDOWS) if batch.causal else None
-    return Layer(batch, count + 1, draw(_HEADS), seed, window)
+    window = draw(st.sampled_from((None, None, 1, 2, 5))) if batch.causal else None
+    return Layer(batch, count + 1, draw(st.sampled_from(HEADS)), seed, window)
 
 
 def _behind_a_prefix(batch: Batch, others: set[int]) -> Batch:
@@ -160,15 +141,15 @@ def slots_call(step: Batch, **changes: Any) -> Call:
 
 
 @st.composite
-def layers_in_kernel_blocks(draw: Draw, preset: Preset) -> Layer:
+def layers_in_kernel_blocks(draw: st.DrawFn, preset: Preset) -> Layer:
     """Draw layers on one rank, with the manager's blocks or kernel blocks in the table."""
     size = draw(st.sampled_from((*preset.block_sizes, 4)))
     kernel = draw(st.sampled_from((None, 1, 2, 2) if size % 2 == 0 else (None, 1)))
-    return draw(layers(preset, layout=Layout(size, kernel)))  # type: ignore[no-any-return]
+    return draw(layers(preset, layout=Layout(size, kernel)))
 
 
 @st.composite
-def layers_on_ranks(draw: Draw, preset: Preset, *, kind: str | None = None) -> Layer:
+def layers_on_ranks(draw: st.DrawFn, preset: Preset, *, kind: str | None = None) -> Layer:
     """Draw layers whose positions lie interleaved on several context-parallel ranks."""
     layout = Layout(
         draw(st.sampled_from((2, 4))),
@@ -176,7 +157,7 @@ def layers_on_ranks(draw: Draw, preset: Preset, *, kind: str | None = None) -> L
         cp_world_size=draw(st.sampled_from((2, 3, 4))),
         cp_kv_cache_interleave_size=draw(st.sampled_from((1, 2, 2))),
     )
-    return draw(layers(preset, layout=layout, kind=kind))  # type: ignore[no-any-return]
+    return draw(layers(preset, layout=layout, kind=kind))
 
 
 LAYER_GOALS: dict[str, Callable[[Layer], bool]] = {

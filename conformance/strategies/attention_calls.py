@@ -12,13 +12,12 @@ from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import Example, layers
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.batches import Batch
-from conformance.strategies.draw import Draw
 from conformance.strategies.fast_prefill import logits_tokens
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between
 
 
-def _points(draw: Draw, batch: Batch, total: int) -> list[int]:
+def _points(draw: st.DrawFn, batch: Batch, total: int) -> list[int]:
     """Draw where a batch is cut: anywhere, and between requests where it is not causal."""
     longest = max(batch.query_lens, default=0)
     if not batch.causal:
@@ -35,7 +34,7 @@ def _points(draw: Draw, batch: Batch, total: int) -> list[int]:
 
 
 @st.composite
-def cut_layers(draw: Draw, preset: Preset) -> Example:
+def cut_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `split_attn_metadata`, padding among the tokens that are cut."""
     layer = draw(layers(preset))
     batch = layer.batch
@@ -47,7 +46,7 @@ def cut_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def sliced_layers(draw: Draw, preset: Preset) -> Example:
+def sliced_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `_make_metadata_with_slice` of a batch that has tokens, if it can be cut."""
     example = draw(cut_layers(preset))
     slices = example.call.arguments["ubatch_slices"]
@@ -59,7 +58,7 @@ def sliced_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def scheduled_layers(draw: Draw, preset: Preset) -> Example:
+def scheduled_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `create_ubatch_slices`; of a batch without tokens there is none to make."""
     layer = draw(layers(preset))
     batch = layer.batch
@@ -71,7 +70,7 @@ def scheduled_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def chunked_layers(draw: Draw, preset: Preset) -> Example:
+def chunked_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `make_local_attention_virtual_batches` for layers that attend in chunks."""
     layer = draw(layers(preset, is_causal=True))
     size = layer.batch.layout.block_size
@@ -86,7 +85,7 @@ def chunked_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def fast_prefill_layers(draw: Draw, preset: Preset) -> Example:
+def fast_prefill_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of fast prefill: the tokens with logits are the last of their requests."""
     kind = draw(st.sampled_from(("mixed", "extend", "mixed", "extend", "prefill")))
     layer = draw(layers(preset, is_causal=True, kind=kind))
@@ -107,7 +106,7 @@ def fast_prefill_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def unpadded_layers(draw: Draw, preset: Preset) -> Example:
+def unpadded_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `CommonAttentionMetadata.unpadded` that take padding off, or more."""
     layer = draw(layers(preset))
     batch = layer.batch
@@ -123,7 +122,7 @@ def unpadded_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def misordered_layers(draw: Draw, preset: Preset) -> Example:
+def misordered_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `reorder_batch_to_split_decodes_and_prefills` of a layer's batch."""
     layer = draw(layers(preset, kind=draw(st.sampled_from(("mixed", "mixed", "mixed", "extend")))))
     batch = layer.batch

@@ -19,15 +19,13 @@ from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.attn_metadata import Buffer
 from conformance.strategies.backends import SPLIT, Backend
 from conformance.strategies.batches import Batch, Layout
-from conformance.strategies.biased_booleans import RARELY
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import Builder, BuilderClass
 from conformance.strategies.kv_binding import forward_contexts, shuffled
 from conformance.strategies.presets import Preset
 
 
 @st.composite
-def groups(draw: Draw, preset: Preset) -> tuple[Layer, ...]:
+def groups(draw: st.DrawFn, preset: Preset) -> tuple[Layer, ...]:
     """Draw a step as several KV cache groups see it: blocks of different sizes, from one pool.
 
     Some have sliding windows, and of these some have given up the blocks behind.
@@ -40,7 +38,7 @@ def groups(draw: Draw, preset: Preset) -> tuple[Layer, ...]:
 
 
 def _in_one_pool(
-    draw: Draw, first: Layer, sizes: list[int], heads: list[tuple[int, int, int]]
+    draw: st.DrawFn, first: Layer, sizes: list[int], heads: list[tuple[int, int, int]]
 ) -> tuple[Layer, ...]:
     """Draw layers of a step in groups with these block sizes, the first as it is given."""
     layouts = map(Layout, sizes)
@@ -104,7 +102,7 @@ class MovedLayers:
 
 
 @st.composite
-def moved_layers(draw: Draw, preset: Preset) -> MovedLayers:
+def moved_layers(draw: st.DrawFn, preset: Preset) -> MovedLayers:
     """Draw a step of several groups whose requests stand anywhere in the block tables."""
     seen = draw(groups(preset))
     num_reqs = seen[0].batch.num_reqs
@@ -134,7 +132,7 @@ class GroupedStep:
 
 
 @st.composite
-def grouped_steps(draw: Draw, preset: Preset) -> GroupedStep:
+def grouped_steps(draw: st.DrawFn, preset: Preset) -> GroupedStep:
     """Draw calls of `build_attn_metadata`."""
     seen = draw(groups(preset))
     batch = seen[0].batch
@@ -191,7 +189,7 @@ PAGES = (((2, 2), (4, 1)), ((4, 2), (2, 4)), ((4, 1), (4, 1)), ((6, 1), (2, 3)))
 
 
 @st.composite
-def models(draw: Draw, preset: Preset) -> Model:
+def models(draw: st.DrawFn, preset: Preset) -> Model:
     """Draw calls of `init_kv_cache`: two groups, whose k-th layers lie in one tensor or apart."""
     (block_size, kv_heads), other = draw(st.sampled_from(PAGES))
     size = draw(st.sampled_from((1, 2, 3)))
@@ -199,7 +197,7 @@ def models(draw: Draw, preset: Preset) -> Model:
     heads = [(2 * h, h, size) for h in (kv_heads, other[1])]
     seen = _in_one_pool(draw, dataclasses.replace(first, heads=heads[0]), [other[0]], heads)
     kernel_sizes = [draw(st.sampled_from((s, 2))) for s in (block_size, other[0])]
-    is_one_tensor = draw(st.sampled_from((True, True, False)))
+    is_one_tensor = draw(st.MOSTLY)
     found: dict[str, Layer] = {}
     tensors: dict[str, list[str]] = {}
     config_groups = []
@@ -246,7 +244,9 @@ def in_kernel_blocks(layer: Layer, size: int) -> Layer:
     return dataclasses.replace(layer, batch=dataclasses.replace(batch, layout=layout, rows=rows))
 
 
-def _backends(draw: Draw, names: list[list[str]], *, is_one_tensor: bool) -> dict[str, Backend]:
+def _backends(
+    draw: st.DrawFn, names: list[list[str]], *, is_one_tensor: bool
+) -> dict[str, Backend]:
     """Draw backends that order shape and memory in any way, one for a group but seldom.
 
     Over one tensor those of all groups must lay each block out within the same bytes.
@@ -255,7 +255,7 @@ def _backends(draw: Draw, names: list[list[str]], *, is_one_tensor: bool) -> dic
     found: dict[str, Backend] = {}
     for of_group in names:
         for k, name in enumerate(of_group):
-            if k and not draw(RARELY):
+            if k and not draw(st.RARELY):
                 found[name] = found[of_group[0]]
                 continue
             shape = draw(st.permutations(SPLIT))
@@ -270,7 +270,7 @@ def _backends(draw: Draw, names: list[list[str]], *, is_one_tensor: bool) -> dic
     return found
 
 
-def _sharing(draw: Draw, names: list[str]) -> dict[str, str]:
+def _sharing(draw: st.DrawFn, names: list[str]) -> dict[str, str]:
     """Draw layers that have no cache of their own, and whose they use."""
     count = draw(st.sampled_from((1, 2, 0)))
     return {f"layers.{20 + i}.attn": draw(st.sampled_from(names)) for i in range(count)}

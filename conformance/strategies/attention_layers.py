@@ -13,7 +13,6 @@ import reference
 from conformance.calls import Call
 from conformance.factories import DEVICE
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import (
     WORKSPACE_METHODS,
     BackendClass,
@@ -80,7 +79,7 @@ def replacing_layers(config: Any, **layers: Any) -> Any:
     return replacing_parts(config, compilation_config=parts["compilation_config"])
 
 
-def number(draw: Draw, *values: int) -> Any:
+def number(draw: st.DrawFn, *values: int) -> Any:
     """Draw one of some ints, as Python's or NumPy's."""
     kind = draw(st.sampled_from((int, int, np.int32, np.int64)))
     return kind(draw(st.sampled_from(values)))
@@ -92,13 +91,13 @@ def full_spec(block_size: int = 16, num_kv_heads: int = 2) -> reference.FullAtte
 
 
 @st.composite
-def builder_classes(draw: Draw, *, methods: Sequence[str] = ()) -> BuilderClass:
+def builder_classes(draw: st.DrawFn, *, methods: Sequence[str] = ()) -> BuilderClass:
     """Draw builder classes, the package's and an engine's own."""
     return BuilderClass(draw(st.booleans()), tuple(methods))
 
 
 @st.composite
-def get_layers_calls(draw: Draw, preset: Preset) -> Call:
+def get_layers_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_layers_from_vllm_config`: layers of all kinds, some of them named."""
     maximum = min(preset.max_num_reqs, 6)
     kinds = draw(
@@ -123,7 +122,7 @@ LAYER_KINDS = ("full", "window", "full", "window", "shares", "shares bare", "sha
 OTHER_KINDS = ("no attention", "no attention, with a window")
 
 
-def _layer_of(draw: Draw, kind: str, name: str) -> Own:
+def _layer_of(draw: st.DrawFn, kind: str, name: str) -> Own:
     """Draw a layer of a kind."""
     if kind == "shares bare":
         # Nothing of it is to be read but this.
@@ -147,7 +146,7 @@ def _layer_of(draw: Draw, kind: str, name: str) -> Own:
 
 
 @st.composite
-def get_kv_cache_spec_calls(draw: Draw, preset: Preset) -> Call:
+def get_kv_cache_spec_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_kv_cache_spec`; the facts are the kinds of the layers by name."""
     maximum = min(preset.max_num_reqs, 6)
     kinds = draw(st.lists(st.sampled_from((*LAYER_KINDS, *OTHER_KINDS)), max_size=maximum))
@@ -209,7 +208,7 @@ def _spec_of(kind: str, names: Sequence[str], block_size: int) -> Any:
 
 
 @st.composite
-def init_attn_backend_calls(draw: Draw, preset: Preset) -> Call:
+def init_attn_backend_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `init_attn_backend`; the facts are the plans of the groups."""
     count = draw(st.sampled_from((0, 1, 2, 3, 3, 3)))
     shares = st.sampled_from(("shares", "shares under a longer name"))
@@ -219,7 +218,7 @@ def init_attn_backend_calls(draw: Draw, preset: Preset) -> Call:
         names = tuple(f"layers.{i}.attn" for i in range(3 * g, 3 * g + draw(st.integers(1, 3))))
         kind = draw(st.sampled_from(SPECS))
         use = draw(workspace)
-        if not plans and draw(st.sampled_from((False, False, False, True))):
+        if not plans and draw(st.RARELY):
             use = "none"  # the first that shares is not the first builder
         backend_name, methods = WORKSPACES[use]
         builder = draw(builder_classes(methods=methods))

@@ -14,7 +14,6 @@ from conformance.strategies import cached as st
 from conformance.strategies.arrays import GUARD, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import Builder, BuilderClass
 from conformance.strategies.presets import Preset
 
@@ -107,12 +106,12 @@ def _table_of_slots(groups: tuple[Batch, ...], length: int) -> Array:
 
 
 @st.composite
-def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
+def build_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `build_attn_metadata`; the facts are the `Step`."""
     kind = draw(st.sampled_from((None, None, None, None, None, "none")))
     batch = dataclasses.replace(draw(batches(preset, kind=kind)), raised=0, causal=True)
     count = draw(st.sampled_from((0, 1, 2, 2, 3)))
-    has_one_table = count > 1 and draw(st.sampled_from((False, False, True)))
+    has_one_table = count > 1 and draw(st.SOMETIMES)
     is_alike = [g == 0 or has_one_table for g in range(count)]
     groups = tuple(batch if is_alike[g] else regrouped(batch, g) for g in range(count))
     names = tuple(
@@ -148,7 +147,7 @@ def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
         "kv_cache_config": reference.KVCacheConfig(3, [], config_groups),
     }
     for bound in BOUNDS:
-        raised = draw(st.sampled_from(("left out", None, 0, 0, 1, 1000)))
+        raised: Any = draw(st.sampled_from(("left out", None, 0, 0, 1, 1000)))
         if raised != "left out":
             arguments[bound] = None if raised is None else step.maximum(bound) + raised
     return Call("build_attn_metadata", arguments, step)

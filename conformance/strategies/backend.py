@@ -9,15 +9,13 @@ from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import builder_classes
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass
 from conformance.strategies.presets import Preset
 
 
 @st.composite
-def subclass_backend_calls(draw: Draw, preset: Preset) -> Call:
+def subclass_backend_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `subclass_attention_backend`, of the package's backends and an engine's own."""
-    del preset
     own = BackendClass("PLAIN", draw(builder_classes()), draw(st.booleans()), draw(st.booleans()))
     arguments = {
         "name_prefix": draw(st.sampled_from(("", "Fast", "Custom_"))),
@@ -61,11 +59,10 @@ FIELDS = (("num_padded", int, 0), ("note", str, "none"), ("scale", float, None),
 
 
 @st.composite
-def subclass_metadata_calls(draw: Draw, preset: Preset) -> Call:
+def subclass_metadata_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `subclass_attention_metadata`, of dataclasses of all tempers, and of none."""
-    del preset
     flags = {name: draw(st.booleans()) for name in ("is_own", "has_eq", "is_frozen")}
-    is_dataclass = draw(st.sampled_from((True, True, False)))
+    is_dataclass = draw(st.MOSTLY)
     fields: Any = draw(st.permutations(FIELDS))[: draw(st.integers(0, len(FIELDS)))]
     if draw(st.sampled_from((True, False, False))):
         fields = [list(field) for field in fields]

@@ -16,8 +16,6 @@ import numpy as np
 import reference
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import MOSTLY, RARELY, SOMETIMES
-from conformance.strategies.draw import Draw
 
 Dimension: TypeAlias = "tuple[str, ...]"
 """The axes that one dimension of a shape is made of, the outermost first."""
@@ -135,32 +133,30 @@ def _raise_not_implemented() -> object:
     raise NotImplementedError
 
 
-def shapes(draw: Draw, *, has_kv: bool) -> tuple[Dimension, ...]:
+def shapes(draw: st.DrawFn, *, has_kv: bool) -> tuple[Dimension, ...]:
     """Draw logical shapes of any rank: axes in any order, neighbours joined, dimensions of 1.
 
-    Args:
-        draw: Hypothesis' draw.
-        has_kv: Whether keys and values are stored, and not one latent.
+    A latent is stored in place of keys and values where `has_kv` is not set.
     """
     axes = [axis for axis in AXES if has_kv or axis != "kv"]
     usual = [SPLIT, (("blocks",), ("kv",), *SPLIT[2:])] if has_kv else [LATENT, SPLIT[1:]]
     if draw(st.booleans()):
-        return draw(st.sampled_from(usual))  # type: ignore[no-any-return]  # one of these
+        return draw(st.sampled_from(usual))
     ordered = draw(st.permutations(axes))
     dimensions: list[Dimension] = []
     for axis in ordered:
         # Blocks join those after them alone, so that a dimension still grows by whole blocks.
         can_join = bool(dimensions) and axis != "blocks"
-        if can_join and draw(SOMETIMES):
+        if can_join and draw(st.SOMETIMES):
             dimensions[-1] += (axis,)
         else:
             dimensions.append((axis,))
-    if draw(RARELY):
+    if draw(st.RARELY):
         dimensions.insert(draw(st.integers(0, len(dimensions))), ("one",))
     return tuple(dimensions)
 
 
-def stride_orders(draw: Draw, rank: int) -> tuple[int, ...] | None:
+def stride_orders(draw: st.DrawFn, rank: int) -> tuple[int, ...] | None:
     """Draw permutations of that many dimensions, 3-cycles often; None where nothing is said."""
     kind = draw(st.sampled_from(("none", "any", "cycle", "cycle")))
     if kind == "none":
@@ -178,34 +174,15 @@ NAMES = ("FLASH_ATTN", "FLASHINFER", "TRITON_MLA", "PLAIN")
 
 
 @st.composite
-def backends(
-    draw: Draw,
-    *,
-    has_kv: bool = True,
-    supported: Sequence[object] = (reference.MultipleOf(1),),
-    builder: object = None,
-    name: str | None = None,
-    is_instance: bool | None = None,
-) -> Backend:
-    """Draw factories of backends of any shape and stride order.
-
-    Args:
-        draw: Hypothesis' draw.
-        has_kv: Whether the shape has a key and a value for each token, and not one latent.
-        supported: The kernel block sizes that it lists.
-        builder: Its builder class, or the factory of one.
-        name: Its name; None to draw one.
-        is_instance: Whether it is an instance of its class; None to draw it.
-    """
+def backends(draw: st.DrawFn, *, has_kv: bool = True) -> Backend:
+    """Draw factories of backends of any shape and stride order."""
     shape = shapes(draw, has_kv=has_kv)
     return Backend(
-        name=draw(st.sampled_from(NAMES)) if name is None else name,
+        name=draw(st.sampled_from(NAMES)),
         shape=shape,
         stride_order=stride_orders(draw, len(shape)),
         without_order=draw(st.sampled_from(("raises", "absent", "None"))),
         is_listed=draw(st.booleans()),
-        supported=supported,
-        builder=builder,
-        is_instance=draw(st.booleans()) if is_instance is None else is_instance,
-        is_own=draw(MOSTLY),
+        is_instance=draw(st.booleans()),
+        is_own=draw(st.MOSTLY),
     )

@@ -10,8 +10,6 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.batches import batches
-from conformance.strategies.biased_booleans import RARELY
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 MAX_TOKENS = 2**63 - 1
@@ -19,7 +17,7 @@ MAX_TOKENS = 2**63 - 1
 
 
 @st.composite
-def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
+def split_decodes_and_prefills_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
     is_uniform = draw(st.sampled_from((None, False, True, True)))
     # Uniformity is of short requests: draw them often, where it is requested.
@@ -38,7 +36,7 @@ def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def split_decodes_prefills_and_extends_calls(draw: Draw, preset: Preset) -> Call:
+def split_decodes_prefills_and_extends_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `split_decodes_prefills_and_extends`, of batches in any order."""
     batch = draw(batches(preset))
     arguments: Arguments = {"common_attn_metadata": batch.metadata()}
@@ -79,7 +77,7 @@ class SchedulerOutput:
 
 
 @st.composite
-def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> Call:
+def reorder_calls(draw: st.DrawFn, preset: Preset, *, regions: int | None = None) -> Call:
     """Draw calls of `reorder_batch_to_split_decodes_and_prefills`.
 
     Requests are in any order, or nearly in the target order, as in a running engine.
@@ -109,7 +107,7 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
         np.array([prompt for _, _, prompt in kinds] + spare, dtype),
     )
     scheduled = {name: kinds[i][0] for i, name in enumerate(ids)} | {"elsewhere": 1}
-    if ids and draw(RARELY):
+    if bool(ids) and draw(st.RARELY):
         scheduled[draw(st.sampled_from(ids))] = draw(st.sampled_from((2**31, MAX_TOKENS)))
     arguments: Arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput(scheduled)}
     if threshold > 1 or draw(st.booleans()):
@@ -121,7 +119,7 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
 
 
 @st.composite
-def reordered_batches(draw: Draw, preset: Preset) -> Call:
+def reordered_batches(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw reordering calls whose requests are those of a batch, the facts."""
     batch = draw(batches(preset))
     ids = [f"r{i}" for i in range(batch.num_reqs)]

@@ -6,18 +6,15 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 import reference
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded, guarded_table
-from conformance.strategies.draw import Draw
+from conformance.strategies.arrays import Array, guarded, guarded_table
 from conformance.strategies.presets import Preset
 from conformance.strategies.traffic import traffic_batches
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill", "none")
 ROLES = ("decode", "short extend", "extend", "prefill", "idle")
@@ -25,23 +22,6 @@ ROLES = ("decode", "short extend", "extend", "prefill", "idle")
 
 FILLERS = (0, -1, 7, 2**31 - 1)
 """What is where nothing may be read: past the end of a table's row, at padding's positions."""
-
-# What each batch draws from. Hypothesis validates every new strategy, which takes longer than to
-# draw from it.
-_KINDS = st.sampled_from((*KINDS, "none"))
-_ROLES = st.sampled_from(ROLES)
-_NUM_PADDING_ALONE = st.sampled_from((0, 2))
-_PADDING_COMPUTED_TOKENS = [
-    st.lists(st.sampled_from((0, 0, 1, 5)), min_size=n, max_size=n) for n in range(3)
-]
-_FILLERS = st.sampled_from(FILLERS)
-_STRIDES = st.sampled_from((1, 2))
-_RAISES = st.sampled_from((0, 3))
-_IS_CAUSAL = st.sampled_from((True, True, False))
-_DRIFTS = st.sampled_from((0, 0, 2))
-_EXTRA_SLOTS = st.sampled_from((0, 0, 3))
-_HAS_NUMPY_INTS = st.sampled_from((False, False, True))
-_ORDERS = st.sampled_from(("ascending", "descending", "shuffled"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +202,7 @@ def lengths(preset: Preset, maximum: int, layout: Layout) -> st.SearchStrategy[i
 
 @st.composite
 def batches(
-    draw: Draw,
+    draw: st.DrawFn,
     preset: Preset,
     *,
     layout: Layout | None = None,
@@ -230,19 +210,17 @@ def batches(
     kind: str | None = None,
     is_first_idle: bool | None = None,
 ) -> Batch:
-    """Draw a batch.
+    """Draw a valid batch, with idle and padded requests and padded tokens.
+
+    What is None is drawn. Batches of real traffic have a `kind` and a first request of their own.
 
     Args:
         draw: Hypothesis' `draw`.
         preset: The sizes.
-        layout: How positions lie in blocks; None draws a block size of the preset.
-        is_shared: Whether some requests share the physical blocks of a common prefix; None draws.
-        kind: One of `KINDS`, for a preset without a trace; None draws.
-        is_first_idle: Whether the first request has no tokens, likewise; None draws.
-
-    Returns:
-        A valid batch: decode-only, speculative decode, mixed, extend or prefill; idle and padded
-        requests and padded tokens among them.
+        layout: How positions lie in blocks.
+        is_shared: Whether some requests share the physical blocks of a common prefix.
+        kind: One of `KINDS`.
+        is_first_idle: Whether the first request has no tokens.
     """
     if layout is None:
         layout = Layout(draw(st.sampled_from(preset.block_sizes)))
@@ -250,14 +228,16 @@ def batches(
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
     else:
-        kind = draw(_KINDS) if kind is None else kind
+        kind = draw(st.sampled_from((*KINDS, "none"))) if kind is None else kind
         query_lens, computed = draw(_requests(preset, layout, kind))
         if draw(st.integers(0, 5)) == 5 if is_first_idle is None else is_first_idle:
             query_lens[:1] = [0] * len(query_lens[:1])
-    num_padding = draw(st.integers(0, 2) if query_lens else _NUM_PADDING_ALONE)
+    num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 2)))
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
-    computed += draw(_PADDING_COMPUTED_TOKENS[num_padding])
+    computed += draw(
+        st.lists(st.sampled_from((0, 0, 1, 5)), min_size=num_padding, max_size=num_padding)
+    )
     is_bare = not any(query_lens) and draw(st.booleans())
     if is_bare:  # padding alone, and a table of no columns
         computed = [0] * len(computed)
@@ -272,18 +252,20 @@ def batches(
         num_padding_tokens=draw(st.integers(0, 3)),
         extra_columns=0 if is_bare else draw(st.integers(0, 2)),
         extra_rows=draw(st.integers(0, 1)),
-        filler=draw(_FILLERS),
-        stride=draw(_STRIDES),
-        raised=draw(_RAISES),
-        causal=draw(_IS_CAUSAL),
-        drift=draw(_DRIFTS),
-        extra_slots=draw(_EXTRA_SLOTS),
-        has_numpy_ints=draw(_HAS_NUMPY_INTS),
+        filler=draw(st.sampled_from(FILLERS)),
+        stride=draw(st.sampled_from((1, 2))),
+        raised=draw(st.sampled_from((0, 3))),
+        causal=draw(st.MOSTLY),
+        drift=draw(st.sampled_from((0, 0, 2))),
+        extra_slots=draw(st.sampled_from((0, 0, 3))),
+        has_numpy_ints=draw(st.SOMETIMES),
     )
 
 
 @st.composite
-def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[list[int], list[int]]:
+def _requests(
+    draw: st.DrawFn, preset: Preset, layout: Layout, kind: str
+) -> tuple[list[int], list[int]]:
     """Draw the query lengths and the computed tokens of a batch of one kind."""
     num_reqs = 0 if kind == "none" else draw(st.integers(1, preset.max_num_reqs))
     context = lengths(preset, preset.max_context_len, layout)
@@ -293,7 +275,7 @@ def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[li
     computed: list[int] = []
     left = preset.max_num_tokens
     for _ in range(num_reqs):
-        role = draw(_ROLES) if kind == "mixed" else kind
+        role = draw(st.sampled_from(ROLES)) if kind == "mixed" else kind
         query_len = {"decode": 1, "speculative decode": uniform, "idle": 0}.get(role)
         if role == "speculative decode" and draw(st.integers(0, 5)) == 5:
             query_len = draw(st.integers(0, 4))
@@ -307,23 +289,16 @@ def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[li
 
 @st.composite
 def _rows(
-    draw: Draw, layout: Layout, seq_lens: list[int], shareable: list[int]
+    draw: st.DrawFn, layout: Layout, seq_lens: list[int], shareable: list[int]
 ) -> tuple[tuple[int, ...], ...]:
     """Draw the blocks of each request: distinct ids in some order, low or near 2**31.
 
-    Args:
-        draw: Hypothesis' `draw`.
-        layout: How positions lie in blocks.
-        seq_lens: Each request's sequence length.
-        shareable: Leading tokens of each request that it may share with the first request.
-
-    Returns:
-        The block ids of the table's rows.
+    Of each request, so many leading tokens are shareable with the first request.
     """
     n = layout.blocks_per_kv_block
     counts = [layout.num_blocks(s) for s in seq_lens]
     total = sum(counts)
-    order = draw(_ORDERS)
+    order = draw(st.sampled_from(("ascending", "descending", "shuffled")))
     is_high = draw(st.booleans())
     ids = list(range(1, total + 1))
     if order == "descending":

@@ -11,16 +11,13 @@ import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
-from conformance.strategies.biased_booleans import SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import ATTENTION, spec_of
 from conformance.strategies.presets import MINIMAL, Preset
 
 
 @st.composite
-def multiple_of_calls(draw: Draw, preset: Preset) -> Call:
+def multiple_of_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `MultipleOf`."""
-    del preset
     return Call("MultipleOf", {"base": draw(st.one_of(st.integers(1, 64), st.just(2**40)))})
 
 
@@ -40,14 +37,12 @@ def divisors(size: int) -> list[int]:
     return [d for d in range(1, min(size, 600) + 1) if size % d == 0]
 
 
-def supported_lists(draw: Draw, manager_size: int, common: int, *, whole: bool) -> list[object]:
-    """Draw lists of block sizes that a backend supports, among them the common one.
+def supported_lists(
+    draw: st.DrawFn, manager_size: int, common: int, *, whole: bool
+) -> list[object]:
+    """Draw lists of block sizes that a backend supports, among them a divisor of the manager's.
 
-    Args:
-        draw: Hypothesis' draw.
-        manager_size: The manager's block size.
-        common: A divisor of it that the list supports.
-        whole: Whether the list may support the manager's size itself.
+    The manager's size itself is supported only where `whole` is set.
     """
     known = divisors(manager_size)
     multiples = [reference.MultipleOf(d) for d in known]
@@ -64,10 +59,10 @@ def supported_lists(draw: Draw, manager_size: int, common: int, *, whole: bool) 
         needed = common
     more = draw(st.lists(st.sampled_from(entries or [2 * manager_size]), max_size=4))
     found = draw(st.permutations([needed, *more]))
-    return draw(st.sampled_from(([*found], [*found], [*found, *found])))  # type: ignore[no-any-return]  # one of these
+    return draw(st.sampled_from(([*found], [*found], [*found, *found])))
 
 
-def attention_groups(draw: Draw, manager_size: int) -> list[SimpleNamespace]:
+def attention_groups(draw: st.DrawFn, manager_size: int) -> list[SimpleNamespace]:
     """Draw attention groups whose backends have a block size in common that suits a manager's."""
     number = draw(st.integers(0, 3))
     common = draw(st.sampled_from(divisors(manager_size)))
@@ -96,7 +91,7 @@ def _tupled(drawn: list[Any]) -> dict[str, Any]:
     return {"get_supported_kernel_block_sizes": lambda: tuple(np.int64(entry) for entry in drawn)}
 
 
-def _lists_with(draw: Draw, manager_size: int, common: int) -> list[object]:
+def _lists_with(draw: st.DrawFn, manager_size: int, common: int) -> list[object]:
     """Draw lists that support a divisor, as an int or as a multiple."""
     known = divisors(manager_size)
     needed = draw(st.sampled_from([common, *map(reference.MultipleOf, divisors(common))]))
@@ -105,7 +100,7 @@ def _lists_with(draw: Draw, manager_size: int, common: int) -> list[object]:
 
 
 @st.composite
-def select_calls(draw: Draw, preset: Preset) -> Call:
+def select_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `select_common_block_size`."""
     size = draw(manager_sizes(preset))
     arguments: Arguments = {
@@ -116,7 +111,7 @@ def select_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def prepare_calls(draw: Draw, preset: Preset) -> Call:
+def prepare_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `prepare_kernel_block_sizes`: groups of every kind, in any order."""
     groups, lists = [], []
     kinds = (*ATTENTION, "MambaSpec")
@@ -124,7 +119,7 @@ def prepare_calls(draw: Draw, preset: Preset) -> Call:
         kind = draw(st.sampled_from((*kinds, "EncoderOnlyAttentionSpec", "MambaSpec")))
         size = draw(manager_sizes(preset))
         spec = spec_of(draw, preset, kind, block_size=size)
-        if draw(SOMETIMES):
+        if draw(st.SOMETIMES):
             inner = {f"layers.{i}.attn": spec}
             if draw(st.booleans()):
                 inner[f"layers.{i}.mixer"] = spec_of(draw, preset, *kinds, block_size=size)

@@ -18,7 +18,6 @@ from conformance.calls import Arguments, Call
 from conformance.overwrites import WAYS, Overwrite
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from reference import PAD_SLOT_ID
 
@@ -139,15 +138,9 @@ OperationMaker: TypeAlias = Callable[[TableModel], Operation | None]
 
 @st.composite
 def block_tables_sessions(
-    draw: Draw, preset: Preset, *, tried: Sequence[OperationMaker] = ()
+    draw: st.DrawFn, preset: Preset, *, tried: Sequence[OperationMaker] = ()
 ) -> Session:
-    """Draw sessions of `BlockTables`.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        tried: Makers of operations that must be refused; all are tried in the session's middle.
-    """
+    """Draw sessions of `BlockTables`, with operations that must be refused in the middle."""
     is_minimal = preset.name == "minimal"
     sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
     num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
@@ -178,17 +171,17 @@ def block_tables_sessions(
     return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
 
 
-def _operation(model: TableModel, draw: Draw) -> Operation:
+def _operation(model: TableModel, draw: st.DrawFn) -> Operation:
     """Draw an operation, sometimes after a caller has written into earlier results."""
     make = draw(_OPERATIONS)
-    overwrites = _overwrites(model, draw, make) if draw(_HAS_OVERWRITES) else ()
+    overwrites = _overwrites(model, draw, make) if draw(st.sampled_from((0, 1, 0, 0))) else ()
     operation: Operation = make(model, draw)
     return dataclasses.replace(operation, overwrites=overwrites)
 
 
-def _overwrites(model: TableModel, draw: Draw, make: object) -> tuple[Overwrite, ...]:
+def _overwrites(model: TableModel, draw: st.DrawFn, make: object) -> tuple[Overwrite, ...]:
     """Draw what a caller writes into the gathered tables or the slots."""
-    way = draw(_WAYS)
+    way = draw(st.sampled_from(tuple(WAYS)))
     num_groups, gathers = len(model.block_sizes), make in {_gather, _dummy_tables}
     if num_groups and (gathers or (make is not _slots and draw(st.booleans()))):
         # What is not gathered again is read by the next slots, which take no negative block ids.
@@ -204,7 +197,7 @@ def _overwrites(model: TableModel, draw: Draw, make: object) -> tuple[Overwrite,
     return (Overwrite(num_groups, 1, first, value, way),)
 
 
-def _append(model: TableModel, draw: Draw) -> Operation:
+def _append(model: TableModel, draw: st.DrawFn) -> Operation:
     slots = st.integers(0, model.max_num_reqs - 1)
     listed = draw(st.lists(slots, unique=True, max_size=model.max_num_reqs))
     if not listed and draw(st.integers(0, 3)):
@@ -231,7 +224,7 @@ def _append(model: TableModel, draw: Draw) -> Operation:
     return Operation("append_block_ids", arguments)
 
 
-def _move(model: TableModel, draw: Draw) -> Operation:
+def _move(model: TableModel, draw: st.DrawFn) -> Operation:
     src, dst = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
     for lengths, width in zip(model.lengths, model.widths, strict=True):
         is_same = src == dst and lengths[src] > 0
@@ -243,7 +236,7 @@ def _move(model: TableModel, draw: Draw) -> Operation:
     return Operation("move_row", {"src": src, "dst": dst})
 
 
-def _swap(model: TableModel, draw: Draw) -> Operation:
+def _swap(model: TableModel, draw: st.DrawFn) -> Operation:
     a, b = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
     for lengths in model.lengths:
         model.note("a shorter row is swapped with a longer one", happens=lengths[a] < lengths[b])
@@ -251,7 +244,7 @@ def _swap(model: TableModel, draw: Draw) -> Operation:
     return Operation("swap_rows", {"a": a, "b": b})
 
 
-def _clear(model: TableModel, draw: Draw) -> Operation:
+def _clear(model: TableModel, draw: st.DrawFn) -> Operation:
     row = draw(st.integers(0, model.max_num_reqs - 1))
     for lengths in model.lengths:
         model.note("a row with blocks is cleared", happens=lengths[row] > 0)
@@ -259,7 +252,7 @@ def _clear(model: TableModel, draw: Draw) -> Operation:
     return Operation("clear_row", {"r": row})
 
 
-def _gather(model: TableModel, draw: Draw) -> Operation:
+def _gather(model: TableModel, draw: st.DrawFn) -> Operation:
     entries = st.integers(-1, model.max_num_reqs - 1)
     if draw(st.booleans()):
         mapping = draw(st.permutations(range(model.max_num_reqs)))
@@ -282,7 +275,7 @@ def _gather(model: TableModel, draw: Draw) -> Operation:
     return Operation("gather_block_tables", {"idx_mapping": guarded(mapping, np.int32, stride)})
 
 
-def _slots(model: TableModel, draw: Draw) -> Operation:
+def _slots(model: TableModel, draw: st.DrawFn) -> Operation:
     num_reqs = draw(st.integers(0, model.max_num_reqs))
     num_positions = draw(st.integers(0, model.max_num_tokens))
     cuts = draw(st.lists(st.integers(0, num_positions), min_size=num_reqs, max_size=num_reqs))
@@ -305,7 +298,7 @@ def _slots(model: TableModel, draw: Draw) -> Operation:
     return Operation("compute_slot_mappings", arguments)
 
 
-def _dummy_tables(model: TableModel, draw: Draw) -> Operation:
+def _dummy_tables(model: TableModel, draw: st.DrawFn) -> Operation:
     count = draw(st.integers(0, model.max_num_reqs))
     for row in model.gathered:
         model.note("dummy tables after blocks were gathered", happens=any(row))
@@ -313,29 +306,13 @@ def _dummy_tables(model: TableModel, draw: Draw) -> Operation:
     return Operation("get_dummy_block_tables", {"num_reqs": count})
 
 
-def _dummy_slots(model: TableModel, draw: Draw) -> Operation:
+def _dummy_slots(model: TableModel, draw: st.DrawFn) -> Operation:
     count = draw(st.integers(0, model.max_num_tokens))
     model.note("dummy slots after more slots", happens=count < model.num_slots)
     model.num_slots = 0
     return Operation("get_dummy_slot_mappings", {"num_tokens": count})
 
 
-OPERATIONS = (
-    _append,
-    _gather,
-    _slots,
-    _append,
-    _gather,
-    _slots,
-    _move,
-    _swap,
-    _clear,
-    _dummy_tables,
-    _dummy_slots,
+_OPERATIONS = st.sampled_from(
+    (*(_append, _gather, _slots) * 2, _move, _swap, _clear, _dummy_tables, _dummy_slots)
 )
-
-# What each operation draws from. Hypothesis validates every new strategy, which takes longer than
-# to draw from it.
-_OPERATIONS = st.sampled_from(OPERATIONS)
-_HAS_OVERWRITES = st.sampled_from((0, 1, 0, 0))
-_WAYS = st.sampled_from(tuple(WAYS))

@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
@@ -33,11 +32,10 @@ class Copies:
 
 
 @st.composite
-def copies(draw: Draw, preset: Preset) -> Copies:
+def copies(draw: st.DrawFn, _: Preset) -> Copies:
     """Draw a buffer and what is copied between its halves."""
-    del preset
     size = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
-    if draw(st.sampled_from((False, False, False, True))):
+    if draw(st.RARELY):
         size = draw(st.sampled_from(((0, 2**31), (2**40, 0))))
     number = st.one_of(st.none(), st.integers(0, size[0]))
     half = st.sampled_from(("cpu", "gpu"))

@@ -16,7 +16,6 @@ from conformance.strategies.attention_layers import (
     own_config,
 )
 from conformance.strategies.batches import Batch, Layout
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, Builder, BuilderClass
 from conformance.strategies.presets import Preset
 
@@ -45,9 +44,8 @@ NUMBERS: dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...], tuple[i
 
 
 @st.composite
-def threshold_calls(draw: Draw, preset: Preset) -> Call:
+def threshold_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `_init_reorder_batch_threshold`, with and without each of its defaults."""
-    del preset
     # What matters together is drawn often: thresholds, their drafts, and ranks that lower them.
     kind = draw(st.sampled_from(("any", "any", "drafts and ranks", "few drafts")))
     thresholds, drafts, ranks = NUMBERS[kind]
@@ -93,17 +91,16 @@ BATCHES = (
 
 
 @st.composite
-def build_for_cudagraph_capture_calls(draw: Draw, preset: Preset) -> Call:
+def build_for_cudagraph_capture_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `build_for_cudagraph_capture`, of any batch."""
     builder = Builder(BuilderClass(), full_spec(), ["layers.0"])
-    del preset
     batch = draw(st.sampled_from(BATCHES))
     arguments = {"self": builder, "common_attn_metadata": batch.metadata()}
     return Call("AttentionMetadataBuilder.build_for_cudagraph_capture", arguments, batch)
 
 
 @st.composite
-def build_for_drafting_calls(draw: Draw, preset: Preset) -> Call:
+def build_for_drafting_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `build_for_drafting`, of any batch and step of the draft."""
     call = draw(build_for_cudagraph_capture_calls(preset))
     index = draw(st.integers(0, 3))
@@ -112,9 +109,8 @@ def build_for_drafting_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def use_cascade_attention_calls(draw: Draw, preset: Preset) -> Call:
+def use_cascade_attention_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `use_cascade_attention` with whatever a runner knows of the batch."""
-    del preset
     names = ("common_prefix_len", "num_query_heads", "use_alibi")
     known = {name: draw(st.integers(0, 9)) for name in names if draw(st.booleans())}
     builder = Builder(BuilderClass(), full_spec(), ["layers.0"])
@@ -122,9 +118,8 @@ def use_cascade_attention_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def create_group_calls(draw: Draw, preset: Preset) -> Call:
+def create_group_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `AttentionGroup.create_with_metadata_builders`: one builder, and several."""
-    del preset
     layers = [f"layers.{i}.attn" for i in range(draw(st.integers(0, 3)))]
     arguments: dict[str, Any] = {
         "backend": BackendClass("PLAIN", draw(builder_classes()), draw(st.booleans())),
@@ -140,9 +135,8 @@ def create_group_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def get_metadata_builder_calls(draw: Draw, preset: Preset) -> Call:
+def get_metadata_builder_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `AttentionGroup.get_metadata_builder`, of groups with several builders."""
-    del preset
     cls, names, spec = draw(builder_classes()), ["layers.0"], full_spec()
     builders = [Builder(cls, spec, names) for _ in range(draw(st.integers(1, 3)))]
     group = reference.AttentionGroup(BackendClass("PLAIN", cls), builders, names, spec)

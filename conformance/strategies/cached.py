@@ -3,6 +3,7 @@
 Hypothesis validates each new strategy and finds out what it is made of, which takes two to ten
 times as long as to draw from it. So these keep the latest strategies, where all arguments are plain
 values, which are drawn alike where they are equal, or strategies, each of which is another one.
+Booleans with other odds than one in two are here too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from hypothesis.strategies import (
 from conformance.strategies.presets import Preset
 
 __all__ = [
+    "MOSTLY",
+    "RARELY",
+    "SOMETIMES",
     "DrawFn",
     "SearchStrategy",
     "booleans",
@@ -114,6 +118,16 @@ one_of = cached(st.one_of)
 sampled_from = cached(st.sampled_from)
 sets = cached(st.sets)
 tuples = cached(st.tuples)
+
+
+RARELY = sampled_from((False, False, False, True))
+"""True one time in four; what is simpler is False."""
+
+SOMETIMES = sampled_from((False, False, True))
+"""True one time in three; what is simpler is False."""
+
+MOSTLY = sampled_from((True, True, False))
+"""True two times in three; what is simpler is True."""
 
 
 def composite(make: Callable[Concatenate[DrawFn, P], T]) -> Callable[P, SearchStrategy[T]]:

@@ -9,8 +9,6 @@ import numpy as np
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.biased_booleans import SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 LENGTHS = (0, 1, 8, 9, 7, 16, 17, 15, 24, 3)
@@ -21,17 +19,14 @@ LONG = (8192, 16401, 8193, 8185)
 
 
 @st.composite
-def compute_conv1d_calls(draw: Draw, preset: Preset, *, is_long: bool | None = None) -> Call:
+def compute_conv1d_calls(draw: st.DrawFn, preset: Preset, *, is_long: bool | None = None) -> Call:
     """Draw calls of `compute_causal_conv1d_metadata`; the facts are the sequences' lengths.
 
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        is_long: Whether there is a sequence of `LONG`; None draws where sizes are real.
+    Where sizes are real, some calls have a sequence of `LONG`.
     """
     lengths = draw(st.lists(st.sampled_from(LENGTHS), max_size=2 * preset.max_num_reqs))
     if draw(st.booleans()) if is_long is None and preset is not MINIMAL else is_long:
-        if draw(SOMETIMES):
+        if draw(st.SOMETIMES):
             lengths = [0, 0]
         lengths.insert(draw(st.integers(0, len(lengths))), draw(st.sampled_from(LONG)))
     starts = [0, *accumulate(lengths)]

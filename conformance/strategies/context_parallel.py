@@ -7,17 +7,15 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned_rows_out
-from conformance.strategies.biased_booleans import RARELY
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 
 @st.composite
-def dcp_local_seq_lens_calls(draw: Draw, preset: Preset) -> Call:
+def dcp_local_seq_lens_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_dcp_local_seq_lens`: lengths around multiples of a round of the ranks."""
     maximum = 2**31 - 1
     size, interleave = draw(st.integers(1, 5)), draw(st.sampled_from((1, 2, 3, 16)))
-    if draw(RARELY):
+    if draw(st.RARELY):
         # As large a round as may be. As many ranks would be one too, for which an implementation
         # that counts for all of them first has no room.
         size, interleave = 1, maximum

@@ -11,8 +11,6 @@ from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import FILLERS, Batch, batches
-from conformance.strategies.biased_booleans import RARELY
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 FIELD_NAMES = ["logits_indices_padded", "num_logits_indices"]
@@ -44,25 +42,17 @@ def logits_tokens(batch: Batch, which: str, seed: int) -> list[int]:
 
 @st.composite
 def fast_prefill_calls(
-    draw: Draw, preset: Preset, *, which: str | None = None, is_causal: bool | None = None
+    draw: st.DrawFn, preset: Preset, *, which: str | None = None, is_causal: bool | None = None
 ) -> Call:
-    """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`.
+    """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`; the facts are a `Batch`.
 
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        which: Which tokens have logits, one of `LOGITS_CHOICES`; None draws, and arms seldom not at
-            all.
-        is_causal: Whether the batch is causal; None draws.
-
-    Returns:
-        A call whose facts are its `Batch`.
+    Which tokens have logits is one of `LOGITS_CHOICES`; seldom, the metadata has no such indices.
     """
     batch = draw(batches(preset, kind=draw(st.sampled_from(KINDS))))
     if is_causal is not None:
         batch = dataclasses.replace(batch, causal=is_causal)
     metadata, hints = batch.metadata(), {}
-    if draw(RARELY):
+    if draw(st.RARELY):
         metadata = dataclasses.replace(
             metadata,
             encoder_seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
@@ -85,8 +75,8 @@ def fast_prefill_calls(
 
 
 @st.composite
-def _padded(draw: Draw, indices: list[int]) -> Any:
+def _padded(draw: st.DrawFn, indices: list[int]) -> Any:
     """Draw a vector of indices with garbage behind."""
     padding = [draw(st.sampled_from(FILLERS))] * draw(st.sampled_from((0, 1, 4)))
-    dtype = draw(st.sampled_from((np.int32, np.int64)))
+    dtype: Any = draw(st.sampled_from((np.int32, np.int64)))
     return guarded(indices + padding, dtype, draw(st.sampled_from((1, 2))))

@@ -14,7 +14,6 @@ import reference
 from conformance.calls import Call
 from conformance.factories import FactoryContext
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import fast_prefill_calls
 from conformance.strategies.presets import Preset
@@ -166,18 +165,9 @@ class Step:
 
 
 @st.composite
-def create_backend_calls(
-    draw: Draw, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS
-) -> Call:
-    """Draw calls of `create_fast_prefill_custom_backend`.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        kinds: What the builders build, one of these.
-    """
-    del preset
-    return backend_call(np.random.default_rng(draw(st.integers(0, 2**20))), kinds)
+def create_backend_calls(draw: st.DrawFn, _: Preset) -> Call:
+    """Draw calls of `create_fast_prefill_custom_backend`."""
+    return backend_call(np.random.default_rng(draw(st.integers(0, 2**20))), METADATA_KINDS)
 
 
 def backend_call(rng: np.random.Generator, kinds: Sequence[str]) -> Call:
@@ -194,13 +184,10 @@ def backend_call(rng: np.random.Generator, kinds: Sequence[str]) -> Call:
 
 
 @st.composite
-def build_calls(draw: Draw, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS) -> Call:
+def build_calls(draw: st.DrawFn, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS) -> Call:
     """Draw calls of `create_fast_prefill_custom_backend` whose facts are a `Step` of its builders.
 
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        kinds: What the builders build, one of these.
+    The builders build one of some kinds of metadata.
     """
     metadata_call = draw(fast_prefill_calls(preset))
     # All that was drawn decides, so that all kinds are reached: single draws tend to repeat

@@ -11,8 +11,6 @@ import numpy as np
 
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import MOSTLY, SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 NO_INTEGERS = (
@@ -24,7 +22,7 @@ NO_INTEGERS = (
 PREFIXES = ("model.layers", "transformer.h", "language_model.model.layers", "layers")
 
 
-def shuffled(draw: Draw, values: Iterable[Any]) -> list[Any]:
+def shuffled(draw: st.DrawFn, values: Iterable[Any]) -> list[Any]:
     """Draw values in some order: as they are, backwards, or any other, in one draw."""
     found = list(values)
     seed = draw(st.integers(0, 7))
@@ -35,7 +33,7 @@ def shuffled(draw: Draw, values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def layer_names(draw: Draw, number: int) -> tuple[list[str], int]:
+def layer_names(draw: st.DrawFn, number: int) -> tuple[list[str], int]:
     """Draw names of that many layers, in any order, and how many attention modules a layer has.
 
     Their indices pass 10, and so do not order like text; those of several are the same where a
@@ -50,7 +48,7 @@ def layer_names(draw: Draw, number: int) -> tuple[list[str], int]:
         if scheme == "cross":
             part = ("self_attn", "encoder_attn")[k % 2]
             names.append(f"decoder.layers.{first + k // 2}.{part}.attn")
-        elif scheme == "modules" and draw(MOSTLY):
+        elif scheme == "modules" and draw(st.MOSTLY):
             names.append(f"{prefix}.{first + k // modules}.attn.{k % modules}")
         elif scheme == "modules":
             # One integer alone: the index itself, which another layer may have too.
@@ -64,7 +62,7 @@ def layer_names(draw: Draw, number: int) -> tuple[list[str], int]:
 
 
 @st.composite
-def extract_calls(draw: Draw, preset: Preset) -> Call:
+def extract_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `extract_layer_index`: one integer or two among what only looks like one."""
     maximum = 12 if preset is MINIMAL else 10**20
     modules = draw(st.sampled_from((1, None, 2, 2, 3, 64)))
@@ -72,7 +70,7 @@ def extract_calls(draw: Draw, preset: Preset) -> Call:
     can_have_two = has_attn and modules not in {1, None}
     count = draw(st.integers(1, 2)) if can_have_two else 1
     parts = [str(draw(st.integers(0, maximum))) for _ in range(count)]
-    if draw(SOMETIMES):
+    if draw(st.SOMETIMES):
         parts[0] = f"00{parts[0]}"
     others = [part for part in NO_INTEGERS if "attn" not in part]
     parts += draw(st.lists(st.sampled_from(others), max_size=3))
@@ -84,7 +82,7 @@ def extract_calls(draw: Draw, preset: Preset) -> Call:
     return Call("extract_layer_index", arguments)
 
 
-def forward_contexts(draw: Draw, names: list[str]) -> dict[str, Any]:
+def forward_contexts(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
     """Draw the layers of a model, in any order: those of the names, and some without a cache."""
     others = draw(st.sampled_from(((), ("layers.9.mlp.experts",), ("head", "layers.1.2.3"))))
     found = shuffled(draw, [*names, *others])
@@ -93,16 +91,16 @@ def forward_contexts(draw: Draw, names: list[str]) -> dict[str, Any]:
 
 
 @st.composite
-def bind_calls(draw: Draw, preset: Preset) -> Call:
+def bind_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `bind_kv_cache`: caches that are arrays, and lists of a layer's states."""
     number = draw(st.integers(0, 4 if preset is MINIMAL else 12))
     names, modules = layer_names(draw, number)
     caches: dict[str, Any] = {}
     for i, name in enumerate(names):
         own: Any = np.full(2, i, np.int8)
-        if draw(SOMETIMES):
+        if draw(st.SOMETIMES):
             own = [own, np.full(1, i, np.float32)]
-        is_shared = bool(caches) and draw(SOMETIMES)
+        is_shared = bool(caches) and draw(st.SOMETIMES)
         caches[name] = draw(st.sampled_from(list(caches.values()))) if is_shared else own
     arguments: Arguments = {
         "kv_caches": caches,

@@ -12,9 +12,7 @@ from conformance.calls import Arguments, Call
 from conformance.factories import DEVICE
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend, backends
-from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.block_size import divisors
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import forward_contexts, layer_names, shuffled
 from conformance.strategies.kv_plans import CACHED, Plan, plan_of_one_page, plan_of_uniform_groups
 from conformance.strategies.presets import Preset
@@ -113,13 +111,10 @@ KINDS_OF_GROUPS = ("one page", "one page", "hybrid", "hybrid", "Mamba", "uniform
 
 
 @st.composite
-def caches(draw: Draw, preset: Preset, *, is_viewed: bool = True) -> Cache:
+def caches(draw: st.DrawFn, preset: Preset, *, is_viewed: bool = True) -> Cache:
     """Draw KV caches: groups of attention, hybrid ones, states alone, uniform groups, none.
 
-    Args:
-        draw: Hypothesis' draw.
-        preset: How large they are.
-        is_viewed: Whether there are backends to view them.
+    A cache that is viewed has backends.
     """
     kind = draw(st.sampled_from(KINDS_OF_GROUPS))
     attention = st.sampled_from(CACHED)
@@ -136,7 +131,7 @@ def caches(draw: Draw, preset: Preset, *, is_viewed: bool = True) -> Cache:
     names, num_attn_module = layer_names(draw, num_layers + 1)
     *names, encoder_name = names
     groups, layers = _named_groups(plan, names)
-    if draw(SOMETIMES):
+    if draw(st.SOMETIMES):
         spec = _encoder_only(draw, encoder_name)
         group = reference.KVCacheGroupSpec([encoder_name], spec)
         groups.insert(draw(st.integers(0, len(groups))), group)
@@ -173,7 +168,7 @@ def _named_groups(
     return groups, layers
 
 
-def _encoder_only(draw: Draw, name: str) -> Any:
+def _encoder_only(draw: st.DrawFn, name: str) -> Any:
     spec = reference.EncoderOnlyAttentionSpec(draw(st.integers(1, 4)), 1, 2, np.float16)
     if draw(st.booleans()):
         return reference.UniformTypeKVCacheSpecs(spec.block_size, {name: spec})
@@ -186,7 +181,7 @@ def is_encoder_only(spec: Any) -> bool:
     return type(first).__name__ == ENCODER_ONLY
 
 
-def _kernel_block_sizes(draw: Draw, groups: list[reference.KVCacheGroupSpec]) -> list[int]:
+def _kernel_block_sizes(draw: st.DrawFn, groups: list[reference.KVCacheGroupSpec]) -> list[int]:
     """Draw a kernel block size for each group that keeps a cache: divisors, not of Mamba alone."""
     found = []
     for group in groups:
@@ -205,7 +200,7 @@ def _kernel_block_sizes(draw: Draw, groups: list[reference.KVCacheGroupSpec]) ->
     return found
 
 
-def _backends(draw: Draw, layers: list[Layer]) -> dict[str, Backend]:
+def _backends(draw: st.DrawFn, layers: list[Layer]) -> dict[str, Backend]:
     """Draw the backend of each layer: one for those of a group that are alike, at times."""
     found: dict[str, Backend] = {}
     made: dict[tuple[int, bool, bool], Backend] = {}
@@ -217,7 +212,7 @@ def _backends(draw: Draw, layers: list[Layer]) -> dict[str, Backend]:
         has_kv = not isinstance(layer.spec, reference.MLAAttentionSpec)
         knows_dtype = getattr(layer.spec, "cache_dtype_str", None) is not None
         key = layer.group, has_kv, knows_dtype
-        if key not in made or draw(SOMETIMES):
+        if key not in made or draw(st.SOMETIMES):
             backend = draw(backends(has_kv=has_kv))
             made[key] = dataclasses.replace(backend, knows_dtype=knows_dtype)
         found[layer.name] = made[key]
@@ -225,7 +220,7 @@ def _backends(draw: Draw, layers: list[Layer]) -> dict[str, Backend]:
 
 
 @st.composite
-def allocate_calls(draw: Draw, preset: Preset) -> Call:
+def allocate_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_allocate_kv_cache`."""
     cache = draw(caches(preset, is_viewed=False))
     arguments: Arguments = {"kv_cache_config": cache.config, "device": DEVICE}
@@ -233,7 +228,7 @@ def allocate_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def init_calls(draw: Draw, preset: Preset) -> Call:
+def init_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `init_kv_cache`."""
     cache = draw(caches(preset))
     arguments: Arguments = {

@@ -12,8 +12,6 @@ from hypothesis.strategies import SearchStrategy
 import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import MOSTLY
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 Dtype: TypeAlias = "np.dtype[Any]"
@@ -43,7 +41,7 @@ CACHE_DTYPES = ("fp8_ds_mla", "auto", "fp8_ds_mla", "fp8", None)
 """Formats of a cache by name."""
 
 
-def dtypes(draw: Draw) -> Any:
+def dtypes(draw: st.DrawFn) -> Any:
     """Draw dtypes of caches: as dtypes and as scalar types."""
     dtype = draw(st.sampled_from(DTYPES))
     return dtype if draw(st.booleans()) else dtype.type
@@ -62,7 +60,7 @@ def block_sizes(preset: Preset) -> SearchStrategy[int]:
     return st.sampled_from((*preset.block_sizes, *odd))
 
 
-def attention_fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
+def attention_fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
     """Draw what a spec of attention is made with; what has a default is left out at times."""
     found: Arguments = {
         "block_size": draw(block_sizes(preset)),
@@ -74,7 +72,7 @@ def attention_fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
         for field in ("sliding_window", "attention_chunk_size"):
             if draw(st.booleans()):
                 found[field] = draw(sizes(preset)) if draw(st.booleans()) else None
-    if kind == "MLAAttentionSpec" and draw(MOSTLY):
+    if kind == "MLAAttentionSpec" and draw(st.MOSTLY):
         found["cache_dtype_str"] = draw(st.sampled_from(CACHE_DTYPES))
     if kind == "SlidingWindowSpec":
         found["sliding_window"] = draw(sizes(preset))
@@ -83,14 +81,8 @@ def attention_fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
     return found
 
 
-def states(draw: Draw, page_size: int, *, fills: bool = False) -> tuple[Any, Any]:
-    """Draw shapes and dtypes of Mamba states that fit in a page, each where its dtype may lie.
-
-    Args:
-        draw: Hypothesis' draw.
-        page_size: The bytes of a page.
-        fills: Whether they take all of it.
-    """
+def states(draw: st.DrawFn, page_size: int, *, fills: bool = False) -> tuple[Any, Any]:
+    """Draw shapes and dtypes of Mamba states that fit in a page, or fill it, each well aligned."""
     shapes: list[tuple[int, ...]] = []
     kinds: list[Dtype] = []
     offset = 0
@@ -117,7 +109,7 @@ def states(draw: Draw, page_size: int, *, fills: bool = False) -> tuple[Any, Any
     return tuple(shapes), tuple(kinds)
 
 
-def mamba_fields(draw: Draw, preset: Preset) -> Arguments:
+def mamba_fields(draw: st.DrawFn, preset: Preset) -> Arguments:
     """Draw what a `MambaSpec` is made with."""
     page_size = draw(st.integers(4, 64)) if preset is MINIMAL else draw(st.integers(64, 2**20))
     shapes, kinds = states(draw, page_size)
@@ -129,7 +121,7 @@ def mamba_fields(draw: Draw, preset: Preset) -> Arguments:
         math.prod(shape) * np.dtype(dtype).itemsize
         for shape, dtype in zip(shapes, kinds, strict=True)
     )
-    if draw(MOSTLY):
+    if draw(st.MOSTLY):
         found["page_size_padded"] = draw(st.sampled_from((None, minimum, minimum + 1, page_size)))
     if draw(st.booleans()):
         found["mamba_type"] = draw(st.sampled_from(("mamba1", "mamba2", "short_conv")))
@@ -138,7 +130,7 @@ def mamba_fields(draw: Draw, preset: Preset) -> Arguments:
     return found
 
 
-def fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
+def fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
     """Draw what a spec of a kind is made with."""
     if kind == UNIFORM:
         specs = uniform_specs(draw, preset)
@@ -150,15 +142,8 @@ def fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
     return attention_fields(draw, preset, kind)
 
 
-def spec_of(draw: Draw, /, preset: Preset, *kinds: str, **fixed: Any) -> Any:
-    """Draw specs of kinds (all but the base, if none are named).
-
-    Args:
-        draw: Hypothesis' draw.
-        preset: How large they are.
-        *kinds: Names of classes.
-        **fixed: Fields that are given.
-    """
+def spec_of(draw: st.DrawFn, /, preset: Preset, *kinds: str, **fixed: Any) -> Any:
+    """Draw specs of kinds (all but the base, if none are named) with some fields fixed."""
     kind = draw(st.sampled_from(kinds or (*ATTENTION, "MambaSpec", UNIFORM)))
     found = {**fields(draw, preset, kind), **fixed}
     return getattr(reference, kind)(**found)
@@ -179,7 +164,7 @@ UNIFORM_FIELD = {
 LAYER_NAMES = ("layers.0.attn", "layers.1.attn", "layers.2.attn", "layers.3.attn")
 
 
-def uniform_specs(draw: Draw, preset: Preset) -> dict[str, Any]:
+def uniform_specs(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     """Draw the specs of layers that are of one kind and one block size, by layer name."""
     kind = draw(st.sampled_from(("FullAttentionSpec", *UNIFORM_FIELD)))
     kinds = FULL if kind == "FullAttentionSpec" else (kind,)
@@ -213,7 +198,7 @@ def constructor_calls(*kinds: str) -> Any:
     """Return the strategy of calls that make specs of kinds, by preset."""
 
     @st.composite
-    def calls(draw: Draw, preset: Preset) -> Call:
+    def calls(draw: st.DrawFn, preset: Preset) -> Call:
         kind = draw(st.sampled_from(kinds))
         return Call(kind, fields(draw, preset, kind), draw(CHANCES))
 
@@ -221,7 +206,7 @@ def constructor_calls(*kinds: str) -> Any:
 
 
 @st.composite
-def page_size_calls(draw: Draw, preset: Preset) -> Call:
+def page_size_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of the property `page_size_bytes`."""
     usual = ("MLAAttentionSpec", "MLAAttentionSpec", UNIFORM)
     spec = spec_of(draw, preset, *ATTENTION, "MambaSpec", *usual)
@@ -229,7 +214,7 @@ def page_size_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def copy_calls(draw: Draw, preset: Preset) -> Call:
+def copy_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `copy_with_new_block_size`."""
     spec = spec_of(draw, preset, *KINDS, UNIFORM, UNIFORM)
     arguments = {"self": spec, "block_size": draw(st.one_of(block_sizes(preset), sizes(preset)))}
@@ -237,7 +222,7 @@ def copy_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def configs(draw: Draw, preset: Preset) -> reference.VllmConfig:
+def configs(draw: st.DrawFn, preset: Preset) -> reference.VllmConfig:
     """Draw the configuration of an engine, as far as specs read it."""
     lengths = st.integers(1, 24 if preset is MINIMAL else 2**20)
     parallel = st.sampled_from((1, 1, 2, 3, 8))
@@ -272,11 +257,11 @@ READS = {
 
 
 @st.composite
-def max_memory_calls(draw: Draw, preset: Preset) -> Call:
+def max_memory_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `max_memory_usage_bytes`; what a kind does not read is not there at times."""
     kinds = (*READS, "SlidingWindowSpec", "MambaSpec", "MambaSpec", UNIFORM)
     spec = spec_of(draw, preset, *kinds)
-    config = draw(configs(preset))
+    config: Any = draw(configs(preset))
     kind = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
     reads = READS[type(kind).__name__]
     if type(kind).__name__ == "SlidingWindowSpec":

@@ -10,7 +10,6 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 LAYOUTS = ("NHD", "HND")
@@ -51,17 +50,15 @@ class Step:
 
 
 @st.composite
-def is_valid_calls(draw: Draw, preset: Preset) -> Call:
+def is_valid_calls(draw: st.DrawFn, _preset: Preset) -> Call:
     """Draw calls of `is_valid_kv_cache_layout`, of values of any type."""
-    del preset
     number = draw(st.one_of(st.sampled_from(LAYOUTS), st.integers(0, NUM_CARRIED - 1), st.none()))
     return Call("is_valid_kv_cache_layout", {"value": Step("", number).made()}, number)
 
 
 @st.composite
-def histories(draw: Draw, preset: Preset) -> tuple[Step, ...]:
+def histories(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
     """Draw what happens to a layout; after each change it is read."""
-    del preset
     known = st.sampled_from((*LAYOUTS, *LAYOUTS, None))
     strange = st.integers(0, len(STRANGE) - 1)
     texts = st.integers(0, 6)
@@ -76,6 +73,6 @@ def histories(draw: Draw, preset: Preset) -> tuple[Step, ...]:
         what = draw(st.sampled_from(("set", "set", "environment", "environment", "attribute")))
         odd = texts if what == "environment" else strange
         steps.append(Step(what, draw(st.one_of(known, known, known, odd))))
-        if draw(st.sampled_from((True, True, False))):
+        if draw(st.MOSTLY):
             steps.append(Step("get"))
     return (*steps, Step("get"))

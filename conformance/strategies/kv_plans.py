@@ -10,9 +10,7 @@ import numpy as np
 import reference
 from conformance.strategies import cached as st
 from conformance.strategies.backends import FP8_DS_MLA_BYTES
-from conformance.strategies.biased_booleans import MOSTLY, RARELY, SOMETIMES
 from conformance.strategies.block_size import divisors
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache_spec import DTYPES, states
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
@@ -28,10 +26,10 @@ CACHED = (
 """Kinds of attention that keep a cache, the usual ones more than once."""
 
 
-def page_sizes(draw: Draw, preset: Preset) -> int:
+def page_sizes(draw: st.DrawFn, preset: Preset) -> int:
     """Draw the bytes of a page; it is even, and often a page of the format `fp8_ds_mla`."""
     is_small = preset in SMALL
-    if draw(RARELY):
+    if draw(st.RARELY):
         return FP8_DS_MLA_BYTES * (2 if is_small else 16)
     blocks = draw(st.sampled_from((2, 3, 4) if is_small else (16, 32)))
     heads = draw(st.sampled_from((1, 2)))
@@ -40,20 +38,18 @@ def page_sizes(draw: Draw, preset: Preset) -> int:
     return int(2 * blocks * heads * size * itemsize)
 
 
-def attention_specs(draw: Draw, kind: str, page_size: int, *, block_size: int | None = None) -> Any:
-    """Draw specs of a kind of attention with pages of that many bytes.
+def attention_specs(
+    draw: st.DrawFn, kind: str, page_size: int, *, block_size: int | None = None
+) -> Any:
+    """Draw specs of a kind of attention with pages of that many bytes, an even number.
 
-    Args:
-        draw: Hypothesis' draw.
-        kind: The name of the class.
-        page_size: The bytes of a page, even.
-        block_size: Their block size, which divides half of the page; None to draw one.
+    The block size divides half of a page.
     """
     more: dict[str, Any] = {}
     if kind == "MLAAttentionSpec":
         more["cache_dtype_str"] = draw(st.sampled_from((None, "auto", "fp8", "")))
         tokens = page_size // FP8_DS_MLA_BYTES
-        if page_size % FP8_DS_MLA_BYTES == 0 and block_size in {None, tokens} and draw(MOSTLY):
+        if page_size % FP8_DS_MLA_BYTES == 0 and block_size in {None, tokens} and draw(st.MOSTLY):
             more["cache_dtype_str"] = "fp8_ds_mla"
             dtype = np.dtype(draw(st.sampled_from((np.uint8, np.int8))))
             return reference.MLAAttentionSpec(tokens, 1, draw(st.integers(1, 8)), dtype, **more)
@@ -73,7 +69,7 @@ def attention_specs(draw: Draw, kind: str, page_size: int, *, block_size: int | 
     return getattr(reference, kind)(block_size, heads, rest // heads, dtype, **more)
 
 
-def mamba_specs(draw: Draw, page_size: int, *, block_size: int | None = None) -> Any:
+def mamba_specs(draw: st.DrawFn, page_size: int, *, block_size: int | None = None) -> Any:
     """Draw specs of Mamba layers with pages of that many bytes, padded or filled."""
     fills = draw(st.booleans())
     shapes, kinds = states(draw, page_size, fills=fills)
@@ -98,7 +94,7 @@ class Plan:
     specs: list[Any]
 
 
-def plan_of_one_page(draw: Draw, preset: Preset, kinds: tuple[str, ...]) -> Plan:
+def plan_of_one_page(draw: st.DrawFn, preset: Preset, kinds: tuple[str, ...]) -> Plan:
     """Draw groups of one page size, whose n-th layers lie in the n-th tensor."""
     page_size = page_sizes(draw, preset)
     num_tensors = draw(st.integers(1, 2 if preset in SMALL else 3))
@@ -116,17 +112,17 @@ def plan_of_one_page(draw: Draw, preset: Preset, kinds: tuple[str, ...]) -> Plan
         else:
             spec = attention_specs(draw, kind, page_size)
         layers = [(t, spec, True) for t in range(num_tensors) if t == 0 or draw(st.booleans())]
-        if draw(SOMETIMES):
+        if draw(st.SOMETIMES):
             # One that shares another's cache, and is in the group already.
             layers.append(draw(st.sampled_from(layers)))
         plan.groups.append(shuffled(draw, layers))
         plan.specs.append(spec)
-    if draw(RARELY):
+    if draw(st.RARELY):
         plan.sizes.append(draw(st.sampled_from((0, 7))))  # shared by nobody
     return plan
 
 
-def plan_of_uniform_groups(draw: Draw, preset: Preset) -> Plan:
+def plan_of_uniform_groups(draw: st.DrawFn, preset: Preset) -> Plan:
     """Draw groups whose layers have specs, and all but those that share tensors, of their own."""
     plan = Plan([], [], [])
     num_blocks = draw(st.sampled_from((1, 2, 3)))
@@ -134,7 +130,7 @@ def plan_of_uniform_groups(draw: Draw, preset: Preset) -> Plan:
         block_size = draw(st.sampled_from((2, 3) if preset in SMALL else (16, 32)))
         first = draw(st.sampled_from(("FullAttentionSpec", "SlidingWindowSpec", "AttentionSpec")))
         rest = draw(st.lists(st.sampled_from((first, "MLAAttentionSpec")), max_size=2))
-        if draw(SOMETIMES):
+        if draw(st.SOMETIMES):
             rest = ["MambaSpec"]
         layers: list[tuple[int, Any, bool]] = []
         for kind in shuffled(draw, [first, *rest]):

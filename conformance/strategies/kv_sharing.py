@@ -7,13 +7,11 @@ import numpy as np
 import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.presets import MINIMAL, Preset
 
 
-def _sharing(draw: Draw, preset: Preset) -> tuple[dict[str, str], list[list[str]]]:
+def _sharing(draw: st.DrawFn, preset: Preset) -> tuple[dict[str, str], list[list[str]]]:
     """Draw sharing layers with their targets, and the layers of groups, which may have them."""
     maximum = 3 if preset is MINIMAL else 12
     groups = [
@@ -27,7 +25,7 @@ def _sharing(draw: Draw, preset: Preset) -> tuple[dict[str, str], list[list[str]
         layer = f"layers.{900 - i}.attn"
         shared[layer] = target
         # As after an earlier call, or as where the layer was in its group from the beginning.
-        if draw(SOMETIMES):
+        if draw(st.SOMETIMES):
             group.insert(draw(st.integers(0, len(group))), layer)
     return shared, groups
 
@@ -38,7 +36,7 @@ def _groups(layers: list[list[str]]) -> list[reference.KVCacheGroupSpec]:
 
 
 @st.composite
-def initialize_calls(draw: Draw, preset: Preset) -> Call:
+def initialize_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `initialize_kv_cache_for_kv_sharing`."""
     shared, layers = _sharing(draw, preset)
     names = [name for group in layers for name in group if name not in shared]
@@ -56,7 +54,7 @@ def initialize_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def add_calls(draw: Draw, preset: Preset) -> Call:
+def add_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `add_kv_sharing_layers_to_kv_cache_groups`."""
     shared, layers = _sharing(draw, preset)
     arguments: Arguments = {

@@ -9,8 +9,6 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, poisoned
-from conformance.strategies.biased_booleans import SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache import Cache, caches
 from conformance.strategies.presets import Preset
@@ -33,7 +31,7 @@ def raw_bytes(size: int, seed: int) -> Array:
 
 
 @st.composite
-def reshape_calls(draw: Draw, preset: Preset) -> Call:
+def reshape_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_reshape_kv_cache`; the facts are the cache."""
     cache: Cache = draw(caches(preset))
     seed = draw(st.integers(0, 2**16))
@@ -43,7 +41,7 @@ def reshape_calls(draw: Draw, preset: Preset) -> Call:
     raw: dict[str, Any] = {
         layer.name: tensors[layer.tensor] for layer in shuffled(draw, cache.layers)
     }
-    if draw(SOMETIMES):
+    if draw(st.SOMETIMES):
         # Of a layer that no group has: whatever it is, nobody looks at it.
         raw["layers.77.attn"] = np.zeros((2, 3), np.float32)
     arguments: Arguments = {

@@ -12,7 +12,6 @@ from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention_layers import ATTENTION, config_of
-from conformance.strategies.draw import Draw
 from conformance.strategies.engines import Own, OwnClass
 from conformance.strategies.presets import Preset
 
@@ -28,7 +27,7 @@ ABSENT = "absent"
 
 
 @st.composite
-def _impls(draw: Draw, cls: OwnClass) -> Own:
+def _impls(draw: st.DrawFn, cls: OwnClass) -> Own:
     """Draw what a layer computes with: each attribute there, None, or absent."""
     drawn = {
         "sliding_window": draw(st.sampled_from((*WINDOWS, None, ABSENT))),
@@ -41,7 +40,7 @@ def _impls(draw: Draw, cls: OwnClass) -> Own:
 
 
 @st.composite
-def get_per_layer_parameters_calls(draw: Draw, preset: Preset) -> Call:
+def get_per_layer_parameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_per_layer_parameters`; the facts are the named layers' implementations."""
     maximum = min(preset.max_num_reqs, 5)
     classes = draw(st.lists(st.sampled_from((IMPL, FLASHINFER_IMPL)), max_size=maximum))
@@ -70,7 +69,7 @@ NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_si
 
 
 @st.composite
-def infer_global_hyperparameters_calls(draw: Draw, preset: Preset) -> Call:
+def infer_global_hyperparameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `infer_global_hyperparameters`: layers alike, and some that are not.
 
     The facts are the indices of the unlike ones, and in which fields they differ.
@@ -91,7 +90,7 @@ def infer_global_hyperparameters_calls(draw: Draw, preset: Preset) -> Call:
     for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
         index = draw(st.sampled_from((count - 1, draw(st.integers(0, count - 1)))))
         field = draw(st.sampled_from(tuple(UNLIKE)))
-        value = draw(st.sampled_from((UNLIKE, NEAR)))[field]
+        value: Any = draw(st.sampled_from((UNLIKE, NEAR)))[field]
         params[index] = dataclasses.replace(params[index], **{field: value})
         if index:
             unlike[index] = field
@@ -105,9 +104,8 @@ def infer_global_hyperparameters_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def per_layer_parameters_calls(draw: Draw, preset: Preset) -> Call:
+def per_layer_parameters_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of the class `PerLayerParameters`, with each of its defaults and without."""
-    del preset
     arguments: dict[str, Any] = {
         "window_left": draw(st.sampled_from((-1, 0, 4095))),
         "logits_soft_cap": draw(st.sampled_from((None, 0.0, 30.0))),

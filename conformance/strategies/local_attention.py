@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from conformance.calls import Call
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
 
 
 @st.composite
-def local_attention_calls(draw: Draw, preset: Preset) -> Call:
+def local_attention_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `make_local_attention_virtual_batches`; one chunk may be one block."""
     call = draw(metadata_calls(preset))
     block_size = call.facts.layout.block_size

@@ -10,7 +10,6 @@ import numpy as np
 import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 MAX_INT64 = 2**63 - 1
@@ -34,7 +33,7 @@ def utilizations() -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def snapshot_calls(draw: Draw, preset: Preset) -> Call:
+def snapshot_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `MemorySnapshot`."""
     free, total = draw(totals(preset)), draw(totals(preset))
     arguments: Arguments = {"free_memory": free, "total_memory": total}
@@ -44,7 +43,7 @@ def snapshot_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def request_calls(draw: Draw, preset: Preset) -> Call:
+def request_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `request_memory`: just enough is free, or more."""
     share = draw(utilizations())
     total = draw(totals(preset))

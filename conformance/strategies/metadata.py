@@ -10,12 +10,11 @@ from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import batches
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 
 @st.composite
-def metadata_calls(draw: Draw, preset: Preset) -> Call:
+def metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw one metadata with every optional field there or not, as the argument `metadata`."""
     batch = draw(batches(preset))
     metadata = batch.metadata()
@@ -31,7 +30,7 @@ def metadata_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def unpadded_calls(draw: Draw, preset: Preset) -> Call:
+def unpadded_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `CommonAttentionMetadata.unpadded`: any number of requests and tokens."""
     call = draw(metadata_calls(preset))
     batch = call.facts
@@ -47,7 +46,7 @@ def unpadded_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def validate_calls(draw: Draw, preset: Preset) -> Call:
+def validate_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `CommonAttentionMetadata.validate` on what is valid."""
     call = draw(metadata_calls(preset))
     block_size = draw(st.sampled_from((None, call.facts.layout.block_size)))

@@ -11,8 +11,6 @@ from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.biased_booleans import SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 MODALITIES = ("image", "video", "audio", "", "Image")
@@ -116,7 +114,7 @@ class Budget(Factory):
 
 
 @st.composite
-def _tokens(draw: Draw, preset: Preset) -> dict[str, int]:
+def _tokens(draw: st.DrawFn, preset: Preset) -> dict[str, int]:
     """Draw the largest items of some modalities, equals among them."""
     sizes = (0, 1, 3, 3, 5, 8) if preset is MINIMAL else (0, 576, 576, 1024, 1500)
     names = draw(st.permutations(MODALITIES))[: draw(st.integers(0, 3))]
@@ -124,11 +122,11 @@ def _tokens(draw: Draw, preset: Preset) -> dict[str, int]:
 
 
 @st.composite
-def scheduler_configs(draw: Draw, tokens: Mapping[str, int]) -> reference.SchedulerConfig:
+def scheduler_configs(draw: st.DrawFn, tokens: Mapping[str, int]) -> reference.SchedulerConfig:
     """Draw configurations with room for about the largest of these items, for it and for more."""
     largest = max(tokens.values(), default=0)
     near = st.sampled_from((largest, 0, largest + 1, 2 * largest, max(largest - 1, 0), 5 * largest))
-    is_whole = draw(SOMETIMES)
+    is_whole = draw(st.SOMETIMES)
     step = max(largest, 1) + draw(st.sampled_from((0, 1, 0, 7, 2 * largest)))
     if not is_whole and draw(st.booleans()):
         step = draw(st.integers(1, step))
@@ -148,13 +146,13 @@ def without(config: reference.SchedulerConfig, *names: str) -> Any:
 
 
 @st.composite
-def compute_budget_calls(draw: Draw, preset: Preset) -> Call:
+def compute_budget_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `compute_mm_encoder_budget`; where nothing is read there is nothing to read."""
     tokens = draw(_tokens(preset))
     config: Any = draw(scheduler_configs(tokens))
     if not tokens:
         config = draw(st.sampled_from((None, own_config())))
-    elif draw(SOMETIMES):
+    elif draw(st.SOMETIMES):
         unread = () if config.disable_chunked_mm_input else ("max_num_batched_tokens",)
         config = without(config, "max_num_seqs", "enable_chunked_prefill", *unread)
     arguments = {"scheduler_config": config, "max_tokens_by_modality": tokens}
@@ -162,7 +160,7 @@ def compute_budget_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def budget_calls(draw: Draw, preset: Preset) -> Call:
+def budget_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `MultiModalBudget`, of all kinds of registries."""
     tokens = draw(_tokens(preset))
     limits = {name: draw(st.sampled_from((1, 2, 0, 9, 999))) for name in (*tokens, "text")}
@@ -177,15 +175,10 @@ def budget_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def method_calls(draw: Draw, preset: Preset, *, method: str, has_modalities: bool = False) -> Call:
-    """Draw calls of a method without arguments; the facts are the call that makes the budget.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        method: Its name.
-        has_modalities: Whether there must be modalities.
-    """
+def method_calls(
+    draw: st.DrawFn, preset: Preset, *, method: str, has_modalities: bool = False
+) -> Call:
+    """Draw calls of a method without arguments; the facts are the call that makes the budget."""
     call = draw(budget_calls(preset))
     if has_modalities and not call.arguments["mm_registry"].tokens:
         call.arguments["mm_registry"] = Registry({"image": 1}, {"image": 1})
@@ -193,7 +186,7 @@ def method_calls(draw: Draw, preset: Preset, *, method: str, has_modalities: boo
 
 
 @st.composite
-def max_items_calls(draw: Draw, preset: Preset) -> Call:
+def max_items_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `MultiModalBudget.get_max_items`, of items of any size."""
     call = draw(method_calls(preset, method="get_max_items"))
     registry, scheduler = (call.facts.arguments[n] for n in ("mm_registry", "scheduler_config"))

@@ -11,8 +11,6 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
-from conformance.strategies.biased_booleans import MOSTLY, RARELY
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 NAN_BITS = {
@@ -119,7 +117,7 @@ def _mask(kind: str, length: int, seed: int) -> list[bool]:
 
 
 @st.composite
-def _rows(draw: Draw, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) -> tuple[Rows, int]:
+def _rows(draw: st.DrawFn, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) -> tuple[Rows, int]:
     """Draw what rows are like, and a seed for what they hold."""
     lengths = (3, 1, 8, 17, 30) if preset is MINIMAL else (16, 33, preset.max_num_tokens)
     dims = (3, 1, 8, 16, 5, 0) if preset is MINIMAL else (16, 24, 7, 33)
@@ -135,7 +133,7 @@ def _rows(draw: Draw, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) -> tupl
 
 
 def _give_out(
-    draw: Draw, arguments: Arguments, shape: tuple[int, ...], dtype: np.dtype[Any]
+    draw: st.DrawFn, arguments: Arguments, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> None:
     """Draw whether there is an `out`, and whether it begins at a multiple of 16 bytes."""
     offset = draw(st.sampled_from((None, 0, 1)))
@@ -144,12 +142,12 @@ def _give_out(
 
 
 @st.composite
-def scatter_calls(draw: Draw, preset: Preset) -> Call:
+def scatter_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `scatter_mm_placeholders`; the facts are its `Rows`, None without a mask."""
     rows, seed = draw(_rows(preset, FLOATS))
     values = random_bits((sum(rows.mask), rows.embed_dim), rows.dtype, seed)
     arguments: Arguments = {"embeds": laid_out(values, rows.layout), "is_embed": None}
-    if draw(RARELY) and draw(MOSTLY):
+    if draw(st.RARELY) and draw(st.MOSTLY):
         _give_out(draw, arguments, values.shape, rows.dtype)
         return Call("scatter_mm_placeholders", arguments)
     _give_out(draw, arguments, (len(rows.mask), rows.embed_dim), rows.dtype)
@@ -158,12 +156,12 @@ def scatter_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def gather_calls(draw: Draw, preset: Preset) -> Call:
+def gather_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `gather_mm_placeholders`; the facts are its `Rows`, None without a mask."""
     rows, seed = draw(_rows(preset, (*FLOATS, *OTHERS)))
     values = random_bits((len(rows.mask), rows.embed_dim), rows.dtype, seed)
     arguments: Arguments = {"placeholders": laid_out(values, rows.layout), "is_embed": None}
-    if draw(RARELY) and draw(MOSTLY):
+    if draw(st.RARELY) and draw(st.MOSTLY):
         _give_out(draw, arguments, values.shape, rows.dtype)
         return Call("gather_mm_placeholders", arguments)
     _give_out(draw, arguments, (sum(rows.mask), rows.embed_dim), rows.dtype)
@@ -185,7 +183,7 @@ def wide_calls(function: str) -> st.SearchStrategy[Call]:
 
 
 @st.composite
-def sanity_check_calls(draw: Draw, preset: Preset) -> Call:
+def sanity_check_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `sanity_check_mm_encoder_outputs`: a list, a tuple or one array of items."""
     number = draw(st.integers(0, 3 if preset is MINIMAL else 9))
     kind = draw(st.sampled_from((list, tuple, None)))

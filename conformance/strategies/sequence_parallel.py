@@ -8,15 +8,13 @@ import reference
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.biased_booleans import MOSTLY, SOMETIMES
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 
 @st.composite
-def is_scattered_calls(draw: Draw, preset: Preset) -> Call:
+def is_scattered_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `is_residual_scattered_for_sp`; the facts are the configuration's parts."""
-    is_on = draw(MOSTLY)
+    is_on = draw(st.MOSTLY)
     ranks = draw(st.sampled_from((2, 4, 8, 1) if preset is MINIMAL else (2, 8, 16, 1)))
     tokens = draw(st.integers(0, 4 if preset is MINIMAL else 512))
     tokens = tokens * ranks if is_on or draw(st.booleans()) else tokens
@@ -26,7 +24,7 @@ def is_scattered_calls(draw: Draw, preset: Preset) -> Call:
         "enable_sp": is_on,
         "tensor_parallel_size": ranks,
         "splitting_ops": draw(st.sampled_from((["attention"], ("a", "b"), ["a"], [], (), None))),
-        "use_inductor_graph_partition": draw(SOMETIMES),
+        "use_inductor_graph_partition": draw(st.SOMETIMES),
         "compile_sizes": sizes,
     }
     config = draw(st.sampled_from((whole, whole, unread)))(parts)

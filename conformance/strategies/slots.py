@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.biased_booleans import RARELY
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
@@ -26,7 +26,7 @@ def divisors(number: int) -> list[int]:
 
 
 @st.composite
-def layouts(draw: Draw, preset: Preset) -> Layout:
+def layouts(draw: st.DrawFn, preset: Preset) -> Layout:
     """Draw how positions lie in blocks: kernel blocks and context-parallel ranks among it."""
     sizes = (*preset.block_sizes, 4) if preset.name == "minimal" else preset.block_sizes
     block_size = draw(st.sampled_from(sizes))
@@ -39,19 +39,13 @@ def layouts(draw: Draw, preset: Preset) -> Layout:
 
 @st.composite
 def compute_slot_mapping_calls(
-    draw: Draw, preset: Preset, *, is_scattered: bool | None = None, is_shared: bool | None = None
+    draw: st.DrawFn,
+    preset: Preset,
+    *,
+    is_scattered: bool | None = None,
+    is_shared: bool | None = None,
 ) -> Call:
-    """Draw calls of `compute_slot_mapping`.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        preset: The sizes.
-        is_scattered: Whether tokens are at positions other than their own; None draws.
-        is_shared: Whether requests share blocks; None draws.
-
-    Returns:
-        A call whose facts are its `Batch`.
-    """
+    """Draw calls of `compute_slot_mapping`; the facts are the `Batch`."""
     batch = draw(batches(preset, layout=draw(layouts(preset)), is_shared=is_shared))
     positions = batch.positions()
     if draw(st.booleans()) if is_scattered is None else is_scattered:
@@ -77,12 +71,12 @@ def compute_slot_mapping_calls(
 
 
 @st.composite
-def map_to_kernel_blocks_calls(draw: Draw, preset: Preset) -> Call:
+def map_to_kernel_blocks_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `map_to_kernel_blocks`: ids up to the last that the dtype can hold."""
-    dtype = draw(st.sampled_from(INDEX_DTYPES))
+    dtype: Any = draw(st.sampled_from(INDEX_DTYPES))
     few = st.sampled_from((1, 2, 3, 4, 16))
     # As many as the numbers of the smallest dtype, of which block 0 takes all; and one more.
-    count = draw(st.sampled_from((128, 129)) if dtype is np.int8 and draw(RARELY) else few)
+    count = draw(st.sampled_from((128, 129)) if dtype is np.int8 and draw(st.RARELY) else few)
     shape = tuple(
         draw(st.lists(st.integers(0, 3 if preset.name == "minimal" else 9), min_size=1, max_size=3))
     )

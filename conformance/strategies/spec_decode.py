@@ -8,7 +8,6 @@ import numpy as np
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, poisoned
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, np.int8, np.bool_)
@@ -40,7 +39,7 @@ def laid_out(shape: tuple[int, int, int], layout: str, dtype: type[np.generic]) 
 
 
 @st.composite
-def _shapes(draw: Draw, preset: Preset) -> tuple[int, int, tuple[int, int]]:
+def _shapes(draw: st.DrawFn, preset: Preset) -> tuple[int, int, tuple[int, int]]:
     """Draw a number of requests, of the tokens of each, and of heads and dims."""
     is_small = preset is MINIMAL
     num_reqs = draw(st.integers(1, 4) if is_small else st.sampled_from((1, 7, 64)))
@@ -50,7 +49,7 @@ def _shapes(draw: Draw, preset: Preset) -> tuple[int, int, tuple[int, int]]:
 
 
 @st.composite
-def reshape_query_calls(draw: Draw, preset: Preset) -> Call:
+def reshape_query_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `reshape_query_for_spec_decode`, of queries that lie in any way."""
     num_reqs, tokens, rest = draw(_shapes(preset))
     layout, dtype = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(DTYPES))
@@ -59,7 +58,7 @@ def reshape_query_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def reshape_output_calls(draw: Draw, preset: Preset) -> Call:
+def reshape_output_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `reshape_attn_output_for_spec_decode`: four dimensions, and three."""
     num_reqs, tokens, rest = draw(_shapes(preset))
     layout, dtype = draw(st.sampled_from(OUTPUT_LAYOUTS)), draw(st.sampled_from(DTYPES))
@@ -67,7 +66,7 @@ def reshape_output_calls(draw: Draw, preset: Preset) -> Call:
         output = laid_out((3 * num_reqs, *rest), "dense", dtype)[::3][:, None]
     elif layout == "one request, apart":
         output = laid_out((2 * tokens, *rest), "dense", dtype).reshape(2, tokens, *rest)[1:]
-    elif draw(st.sampled_from((False, False, True))):
+    elif draw(st.SOMETIMES):
         output = laid_out((num_reqs * tokens, *rest), draw(st.sampled_from(LAYOUTS)), dtype)
     else:
         # NumPy would copy what has no elements and is not dense.

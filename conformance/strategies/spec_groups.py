@@ -8,7 +8,6 @@ from typing import Any
 import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import (
     CHANCES,
     FULL,
@@ -25,7 +24,7 @@ from conformance.strategies.presets import Preset
 
 
 @st.composite
-def container_calls(draw: Draw, preset: Preset) -> Call:
+def container_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of the three classes that describe a model's cache, which check nothing."""
     names = draw(st.sampled_from((["layers.0.attn", "layers.1.attn"], [], "no list", None)))
     spec = draw(st.one_of(specs(preset), st.none()))
@@ -54,7 +53,7 @@ LIMITED = (
 
 
 @st.composite
-def merge_calls(draw: Draw, preset: Preset) -> Call:
+def merge_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `merge`: equal specs, and full-attention ones with and without a window."""
     kind = draw(st.sampled_from(MERGED))
     spec = spec_of(draw, preset, kind)
@@ -70,7 +69,7 @@ def merge_calls(draw: Draw, preset: Preset) -> Call:
     return Call(f"{kind}.merge", {"specs": merged}, draw(CHANCES))
 
 
-def spec_dicts(draw: Draw, preset: Preset) -> dict[str, Any]:
+def spec_dicts(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     """Draw specs by layer name, of one uniform type or nearly so."""
     found: dict[str, Any] = uniform_specs(draw, preset)
     if draw(st.sampled_from((False, False, False, False, True))):
@@ -100,7 +99,7 @@ def uniform_calls(method: str) -> Any:
     """Return the strategy of calls of `is_uniform_type` or `from_specs`, by preset."""
 
     @st.composite
-    def calls(draw: Draw, preset: Preset) -> Call:
+    def calls(draw: st.DrawFn, preset: Preset) -> Call:
         return Call(f"{UNIFORM}.{method}", {"specs": spec_dicts(draw, preset)})
 
     return calls

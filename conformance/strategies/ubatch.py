@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -11,24 +12,23 @@ from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
-from conformance.strategies.draw import Draw
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
 
 
 @st.composite
-def create_ubatch_slices_calls(draw: Draw, preset: Preset) -> Call:
+def create_ubatch_slices_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `create_ubatch_slices`, of batches that have tokens."""
     batch = draw(batches(preset))
     lens = list(batch.query_lens) if batch.num_tokens else [*batch.query_lens, 3]
-    points = draw(cuts(sum(lens), lens))
-    if points and draw(st.sampled_from((False, False, True))):
+    points: Any = draw(cuts(sum(lens), lens))
+    if points and draw(st.SOMETIMES):
         points = points[:1]
     if points and draw(st.booleans()):
         # A request of no tokens where the batch is cut, if the cut lies between requests.
         ends = [int(end) for end in np.cumsum(lens)]
         lens.insert(next(i for i, end in enumerate(ends) if end >= points[0]) + 1, 0)
-    dtype = draw(st.sampled_from((np.int32, np.int64)))
+    dtype: Any = draw(st.sampled_from((np.int32, np.int64)))
     if len(points) == 1 and draw(st.booleans()):
         [points] = points
     arguments = {
@@ -39,7 +39,7 @@ def create_ubatch_slices_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def cuts(draw: Draw, total: int, lens: list[int] | tuple[int, ...]) -> list[int]:
+def cuts(draw: st.DrawFn, total: int, lens: list[int] | tuple[int, ...]) -> list[int]:
     """Draw increasing split points inside `(0, total)`: between requests, inside them, adjacent."""
     if total < 2:
         return []
@@ -57,7 +57,7 @@ def cuts(draw: Draw, total: int, lens: list[int] | tuple[int, ...]) -> list[int]
 
 
 @st.composite
-def slice_query_start_locs_calls(draw: Draw, preset: Preset) -> Call:
+def slice_query_start_locs_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `slice_query_start_locs`: any slice of requests, the empty ones too."""
     batch = draw(batches(preset))
     start = draw(st.one_of(st.just(0), st.integers(0, batch.num_reqs)))
@@ -89,7 +89,7 @@ def slices_between(batch: Batch, points: list[int]) -> list[reference.UBatchSlic
 
 
 @st.composite
-def _cut_batches(draw: Draw, preset: Preset) -> Call:
+def _cut_batches(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw a metadata and its micro-batches; the facts are the batch."""
     call = draw(metadata_calls(preset))
     batch = call.facts
@@ -103,7 +103,7 @@ def _cut_batches(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def split_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
+def split_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `split_attn_metadata`: into none, one, two, three and more."""
     call = draw(_cut_batches(preset))
     arguments = {
@@ -114,7 +114,7 @@ def split_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @st.composite
-def make_metadata_with_slice_calls(draw: Draw, preset: Preset) -> Call:
+def make_metadata_with_slice_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_make_metadata_with_slice`; a batch that cannot be cut gets one token more."""
     call = draw(_cut_batches(preset))
     batch, slices = call.facts, call.arguments["slices"]

@@ -23,7 +23,6 @@ from conformance.properties import Check
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
-from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, SIZES, Preset
 from conformance.targets import Target, choose_targets
 from tools.fuzz import sizes
@@ -83,7 +82,7 @@ class Property:
         sizes_first = st.sampled_from(presets)
 
         @st.composite
-        def sized(draw: Draw) -> Any:
+        def sized(draw: st.DrawFn) -> Any:
             return draw(examples(draw(sizes_first)))
 
         return sized()

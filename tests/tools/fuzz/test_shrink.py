@@ -13,12 +13,11 @@ from hypothesis.internal.conjecture import engine
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.strategies.draw import Draw
 from tools.fuzz.shrink import Attempt, shrink
 
 
 @st.composite
-def batches(draw: Draw) -> list[int]:
+def batches(draw: st.DrawFn) -> list[int]:
     """Draw the tokens of requests; those of one kind have a fixed batch of five, in one choice."""
     if draw(st.booleans()):
         return draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
@@ -26,7 +25,7 @@ def batches(draw: Draw) -> list[int]:
 
 
 @st.composite
-def sliced_batches(draw: Draw) -> tuple[list[int], int]:
+def sliced_batches(draw: st.DrawFn) -> tuple[list[int], int]:
     """Draw the tokens of requests, and then where a slice of them starts."""
     batch = draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
     return batch, draw(st.integers(0, len(batch)))
