@@ -35,12 +35,7 @@ class Arrivals(Generic[Item]):
         return bool(self._items)
 
     def receive(self, *, is_idle: bool) -> list[Item]:
-        """Return what has arrived since the last call.
-
-        Args:
-            is_idle: Whether there is nothing else to do, so that the clock jumps to the next
-                arrival.
-        """
+        """Return what has arrived since the last call; if idle, wait for the next arrival."""
         if is_idle and self._items:
             self.clock = max(self.clock, self._items[0][0])
         received = []

@@ -58,13 +58,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Hand out free blocks. They are no longer found by what was in them.
-
-        Args:
-            count: How many.
-
-        Returns:
-            Their ids.
+        """Hand out free blocks, and return their ids. Their cached content is no longer found.
 
         Raises:
             ValueError: Fewer are free.
@@ -80,11 +74,9 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Let one request less hold each of some blocks.
+        """Let one request less hold each of its blocks, given in order.
 
-        Args:
-            block_ids: A request's blocks, in order. The last ones are handed out first, since
-                fewer sequences begin with them.
+        The last ones are handed out first, since fewer sequences begin with them.
         """
         for block_id in block_ids if self._reuses_latest else reversed(block_ids):
             self._ref_counts[block_id] -= 1

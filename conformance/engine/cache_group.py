@@ -32,9 +32,5 @@ class AttentionGroup:
     block_size: int
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Count the blocks of a sequence.
-
-        Args:
-            num_tokens: Its length.
-        """
+        """Return the number of blocks of a sequence of so many tokens."""
         return -(-num_tokens // self.block_size)

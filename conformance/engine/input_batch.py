@@ -42,22 +42,14 @@ class InputBatch:
         self.on_swap: Callable[[int, int], None] | None = None
 
     def update(self, step: SchedulerOutput) -> None:
-        """Make this the batch of a step, before it is reordered.
-
-        Args:
-            step: Whose requests the batch has afterwards.
-        """
+        """Make this the batch of a step, before it is reordered."""
         self.place(step.num_scheduled_tokens)
         for position, req_id in enumerate(self.req_ids):
             self.num_computed_tokens_cpu[position] = step.num_computed_tokens[req_id]
             self.num_prompt_tokens[position] = step.num_prompt_tokens[req_id]
 
     def place(self, scheduled: Iterable[str]) -> None:
-        """Give newcomers the places of those who left, and close the holes that remain.
-
-        Args:
-            scheduled: The ids that the batch has afterwards.
-        """
+        """Give new requests the places of those that left, and close the holes that remain."""
         scheduled = list(scheduled)
         standing = set(self.req_ids)
         newcomers = [req_id for req_id in scheduled if req_id not in standing]
@@ -73,12 +65,7 @@ class InputBatch:
         self.req_ids = [req_id for req_id in places if req_id is not None]
 
     def swap_states(self, i: int, j: int) -> None:
-        """Swap two requests.
-
-        Args:
-            i: The position of one.
-            j: That of the other.
-        """
+        """Swap the requests at two positions."""
         if self.on_swap is not None:
             self.on_swap(i, j)
         for values in (self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens):

@@ -42,12 +42,10 @@ class PrefixCache:
                 self._pool.cache_block((group, prefix), request.block_ids[group][column])
 
     def find_longest_prefix(self, request: Request) -> tuple[int, tuple[list[int], ...]]:
-        """Find the longest computed prefix of a request that fills blocks of all groups.
+        """Return the longest computed prefix of a request that fills blocks of all groups.
 
-        At least one token is left to compute, since the logits of the last one are needed.
-
-        Returns:
-            Its length in tokens, and its blocks for each group.
+        It is returned as its length in tokens, and its blocks for each group. At least one token is
+        left to compute, since the logits of the last one are needed.
         """
         common = math.lcm(*self._block_sizes)
         for num_tokens in range((request.num_tokens - 1) // common * common, 0, -common):

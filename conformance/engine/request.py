@@ -76,12 +76,10 @@ class Request:
         return 0 < self.num_computed_tokens < self.num_prompt_tokens
 
     def append(self, sampled_token_ids: list[int], num_scheduled_tokens: int) -> None:
-        """Take the result of a step.
+        """Take the result of a step that computed so many tokens, including drafts.
 
-        Args:
-            sampled_token_ids: The accepted drafts and the token sampled after them; none where
-                the step did not compute all known tokens.
-            num_scheduled_tokens: The tokens that were computed, drafts included.
+        The sampled tokens are the accepted drafts and the token after them; there are none if the
+        step did not compute all known tokens.
         """
         end = self.num_computed_tokens + num_scheduled_tokens
         num_drafts = max(end - self.num_tokens, 0)

@@ -90,9 +90,6 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request.
 
-        Args:
-            request: With a prompt.
-
         Raises:
             ValueError: It has no prompt, no token to generate, or is longer than any sequence that
                 the engine can serve.
@@ -110,14 +107,9 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self, policy: Policy = FIRST_COME_FIRST_SERVED) -> SchedulerOutput | None:
-        """Decide what the next step computes.
+        """Return the next step, or None if there is nothing to compute.
 
-        Args:
-            policy: Of this step.
-
-        Returns:
-            The step, whose results go to `update_from_output`; None where there is nothing to
-            compute.
+        Its results go to `update_from_output`.
         """
         step = _Step(policy, min(policy.token_budget, self._settings.token_budget))
         self._schedule_running(step)
@@ -202,15 +194,9 @@ class Scheduler:
             step.admitted.append(request)
 
     def _try_schedule(self, step: _Step, request: Request, *, is_admitted: bool = False) -> bool:
-        """Give a request its tokens of the step and their blocks, if there are enough blocks.
+        """Give a request its tokens of the step; return whether there are enough blocks for them.
 
-        Args:
-            step: The step.
-            request: The request.
-            is_admitted: Whether the blocks that it has are cached ones, which it does not hold yet.
-
-        Returns:
-            Whether there are.
+        `is_admitted` says that the blocks which it has are cached ones that it does not hold yet.
         """
         maximum = min(
             step.budget,
@@ -282,15 +268,9 @@ class Scheduler:
 def longest_request(
     settings: EngineSettings, groups: Sequence[CacheGroup], num_usable_blocks: int
 ) -> int:
-    """Compute the longest request that can be served: one that fits into the pool alone.
+    """Return the tokens (prompt and output) of the longest request that fits into the pool alone.
 
-    Args:
-        settings: Of the engine.
-        groups: The KV cache groups that take blocks.
-        num_usable_blocks: Blocks of the pool without the null block.
-
-    Returns:
-        Tokens of prompt and output together.
+    `num_usable_blocks` does not include the null block.
     """
 
     def num_blocks(num_tokens: int) -> int:

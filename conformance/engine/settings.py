@@ -37,13 +37,7 @@ class EngineSettings:
         return 1 + self.num_speculative_tokens
 
     def padded(self, count: int) -> int:
-        """Round a number of requests or tokens up to one that a CUDA graph was captured for.
-
-        Args:
-            count: Of requests or tokens.
-
-        Returns:
-            The next multiple of `padding`.
+        """Round a number of requests or tokens up to the next multiple of `padding`.
 
         Example:
             >>> EngineSettings(padding=8).padded(9)

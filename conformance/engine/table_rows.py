@@ -71,11 +71,7 @@ class TableRows:
             self._compact()
 
     def append(self, step: SchedulerOutput) -> None:
-        """Give the step's requests their new blocks, and rows to those that have none.
-
-        Args:
-            step: Whose finished and preempted requests have no rows any more.
-        """
+        """Give the step's requests their new blocks, and rows to those that have none."""
         for req_id in step.admitted_req_ids:
             self.add(req_id)
         cu_num_new_blocks = [[0] for _ in range(self._num_groups)]

@@ -8,10 +8,7 @@ from conformance.simulator.scalars import Namespace, NumpyNamespace, as_cast, as
 
 
 def plain_function(kernel: object) -> FunctionType:
-    """Return the Python function of a kernel.
-
-    Args:
-        kernel: A function, or anything that holds one as `py_func`.
+    """Return the Python function of a kernel, which is that, or has it as `py_func`.
 
     Raises:
         TypeError: It is neither.

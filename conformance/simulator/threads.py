@@ -61,13 +61,10 @@ class Thread:
         self.worker: greenlet | None = None
 
     def wait(self, wait: Wait | None) -> dict[int, Any]:
-        """Let others run, until what is waited for has come; called in this thread.
+        """Let other threads run until what this one waits for has come; once if that is None.
 
-        Args:
-            wait: What for; None to be overtaken only.
-
-        Returns:
-            The values that the threads brought, by number of thread or lane.
+        It is called in this thread. It returns the values that the threads brought, by number of
+        thread or lane.
         """
         self.waiting = wait
         self.block.machine.scheduler.switch()

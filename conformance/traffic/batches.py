@@ -38,19 +38,11 @@ def trace_steps(
     settings: Settings = DEFAULT_SETTINGS,
     seed: int = 0,
 ) -> list[TraceBatch]:
-    """Serve a trace and return the batches of its steps.
+    """Serve a trace and return the batches of its steps, at most `limit`.
 
-    They are made once in a process for the same arguments.
-
-    Args:
-        path: Of the trace; None: the project's own.
-        model: By its name in the zoo.
-        limit: The most steps.
-        settings: Of the engine. Requests that it cannot serve are left out.
-        seed: Of the accepted draft tokens.
-
-    Returns:
-        The batches, step by step.
+    The same arguments return the same batches of this process. The default trace is the project's
+    own. Requests that the engine cannot serve are left out; `seed` decides which drafts are
+    accepted.
 
     Raises:
         KeyError: No such model, or no such column in the trace.
@@ -67,15 +59,7 @@ def trace_steps(
 def servable(
     requests: Sequence[TraceRequest], model: str, settings: Settings
 ) -> list[TraceRequest]:
-    """Leave out the requests that an engine would refuse: too long for it, or for its blocks.
-
-    Args:
-        requests: By arrival.
-        model: By its name in the zoo.
-        settings: Of the engine.
-
-    Returns:
-        Those that it can serve.
+    """Return the requests that an engine can serve: not too long for it, or for its blocks.
 
     Example:
         >>> trace = [TraceRequest(0.0, 90, 20), TraceRequest(0.5, 9, 2)]

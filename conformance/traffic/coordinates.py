@@ -34,15 +34,12 @@ SPLITS = (
 
 
 def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coordinates]:
-    """Say which requests the parts of a step's results belong to.
+    """Return the requests that the parts of a step's results belong to, by path, for `locate`.
 
     Args:
-        batch: The step's.
-        results: `reference`'s, since what a wrong implementation made of a batch may have no
-            meaning; on an exception, as far as it came.
-
-    Returns:
-        As `locate` takes them, by path.
+        batch: The step's batch.
+        results: The results of `reference`, all or up to an exception: what a wrong
+            implementation made of a batch may have no meaning.
     """
     rows, tokens = batch.padded_req_ids, batch.token_req_ids
     whole = Coordinates(rows, tokens)

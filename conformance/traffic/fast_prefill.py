@@ -25,27 +25,15 @@ class FastPrefill:
     is_real: bool
 
     def in_turn(self, number: int) -> dict[int, Answer]:
-        """Return the groups of a step.
-
-        Args:
-            number: Of the KV cache group whose turn it is.
-
-        Returns:
-            All, or the one.
-        """
+        """Return the groups of a step in which the KV cache group `number` has its turn."""
         return self.attn_groups if self.is_real else {number: self.attn_groups[number]}
 
 
 def make_fast_prefill(target: Target, deployment: Deployment) -> FastPrefill:
-    """Make backends and builders for fast prefill out of a model's own.
+    """Make backends and builders for fast prefill from a model's own.
 
-    Args:
-        target: Whose functions are called.
-        deployment: The model.
-
-    Returns:
-        Of each KV cache group that takes blocks the layers that read other layers' caches; where a
-        model has none, those of one backend and spec.
+    There is one for each KV cache group whose layers read other layers' caches. In a model without
+    such layers, there is one for each group, for the layers of one backend and spec.
 
     Example:
         >>> from conformance.targets import REFERENCE

@@ -14,15 +14,7 @@ ALLOCATED_BLOCKS = 2
 
 
 def deploy_small(target: Target, serving: Serving) -> Deployment:
-    """Do what an engine does when it starts, with few blocks.
-
-    Args:
-        target: Whose functions are called.
-        serving: The model, and how it is served.
-
-    Returns:
-        What it comes to.
-    """
+    """Deploy a model with a few blocks."""
     one_block = block_bytes(target, make_groups(target, serving))
     return deploy(target, serving, ALLOCATED_BLOCKS * one_block)
 
@@ -30,16 +22,16 @@ def deploy_small(target: Target, serving: Serving) -> Deployment:
 def build_for_layers(
     target: Target, deployment: Deployment, buffers: Buffers, metadata: list[Answer]
 ) -> tuple[list[Answer], dict[str, int]]:
-    """Let the model's builders build what its layers are given.
+    """Let the model's builders build what its layers get in a step.
 
     Args:
-        target: Whose functions are called.
+        target: The implementation.
         deployment: The model.
-        buffers: Of the step, as its metadata were made of them.
+        buffers: The buffers from which `metadata` was made.
         metadata: The `CommonAttentionMetadata` of each KV cache group that takes blocks.
 
     Returns:
-        What was built, each object once, and which of these each layer is given.
+        The distinct objects that were built, and the index of the one that each layer gets.
     """
     no_cache = [group for group in deployment.groups if not group.has_kv_cache]
     of_layers = build_metadata(

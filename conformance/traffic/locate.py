@@ -100,13 +100,7 @@ def _is_part(path: str, key: str) -> bool:
 
 
 def describe(req_ids: Sequence[str]) -> str:
-    """Name requests in one line.
-
-    Args:
-        req_ids: As `locate` returns them.
-
-    Returns:
-        Their names; of many, the first ones and how many more.
+    """Return requests as text: their names, or the first ones and how many more.
 
     Example:
         >>> describe(["a"]), describe(["a", "b", "c", "d"])
@@ -119,15 +113,9 @@ def describe(req_ids: Sequence[str]) -> str:
 def owners_of_virtual_requests(
     rows: Iterable[str | None], query_lens: Iterable[int], virtual_query_lens: Iterable[int]
 ) -> list[str | None]:
-    """Say which request each virtual request of chunked local attention was made of.
+    """Return the request of which each virtual request of chunked local attention was made.
 
-    Args:
-        rows: The requests of the batch.
-        query_lens: Their new tokens.
-        virtual_query_lens: New tokens of each virtual request, as `reference` has them.
-
-    Returns:
-        The request of each virtual request.
+    `virtual_query_lens` are those of `reference`.
 
     Example:
         >>> owners_of_virtual_requests(["a", "b"], [3, 0], [2, 1, 0])

@@ -13,14 +13,7 @@ SMALL_ITEM_TOKENS = 64
 
 
 def make_budget(target: Target, config: Answer) -> dict[str, Answer]:
-    """Make a `MultiModalBudget`, and call all its methods.
-
-    Args:
-        target: Whose functions are called.
-        config: Its `VllmConfig`.
-
-    Returns:
-        Their results, by name.
+    """Make a `MultiModalBudget`, call all its methods, and return their results by name.
 
     Example:
         >>> import reference

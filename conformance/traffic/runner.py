@@ -104,14 +104,11 @@ class Runner:
         self._overwrites = False
 
     def execute(self, step: SchedulerOutput) -> dict[str, Answer]:
-        """Do the whole of a step.
-
-        Args:
-            step: The scheduler's next one; none may be left out.
+        """Run a step, the next one of the scheduler.
 
         Returns:
-            The results by name, in the order in which they were computed. Most are views of
-            buffers that the next step writes.
+            The results by name, in the order in which they were computed. Most are views of buffers
+            that the next step writes.
         """
         self.results = {}
         self.batch = None
@@ -140,14 +137,10 @@ class Runner:
         return self.results
 
     def coordinates(self, results: dict[str, Answer]) -> dict[str, Coordinates]:
-        """Say which requests the parts of the last step's results belong to.
+        """Return the requests that the parts of the last step's results belong to, for `locate`.
 
-        Args:
-            results: Those of `reference`, since what a wrong implementation made of a batch may
-                have no meaning.
-
-        Returns:
-            As `locate` takes them.
+        `results` are those of `reference`: what a wrong implementation made of a batch may have no
+        meaning.
         """
         of_batch = {} if self.batch is None else coordinates_of(self.batch, results)
         return {**self._coordinates, **of_batch}

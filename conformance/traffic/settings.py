@@ -51,14 +51,7 @@ class Settings(EngineSettings):
                 raise ValueError(f"{field.name} is {value}, but should be at most {NO_LIMIT}")
 
     def serving(self, model: Model) -> Serving:
-        """Say how a model is served with these settings.
-
-        Args:
-            model: The model.
-
-        Returns:
-            On one rank, for as long sequences as both take.
-        """
+        """Return how a model is served with these settings, on one rank."""
         return Serving(
             model=model,
             requested_block_size=self.block_size,
@@ -69,25 +62,11 @@ class Settings(EngineSettings):
         )
 
     def cache_groups(self, model: Model) -> tuple[CacheGroup, ...]:
-        """Return the KV cache groups of a model that take blocks.
-
-        Args:
-            model: The model.
-
-        Returns:
-            All but encoder-only ones, as `reference` sizes them.
-        """
+        """Return the KV cache groups of a model that take blocks: all but encoder-only ones."""
         return _cache_groups(self.serving(model))
 
     def blocks_for(self, model: Model, num_tokens: int) -> int:
-        """Count the blocks that a sequence needs, over all KV cache groups.
-
-        Args:
-            model: Whose groups.
-            num_tokens: The sequence's length.
-
-        Returns:
-            The number of blocks.
+        """Return the number of blocks of a sequence in all KV cache groups.
 
         Example:
             >>> from conformance.zoo.models import get_model
@@ -97,14 +76,7 @@ class Settings(EngineSettings):
         return sum(group.num_blocks(num_tokens) for group in self.cache_groups(model))
 
     def pool_blocks(self, model: Model) -> int:
-        """Count the blocks of the pool, the null block (number 0) among them.
-
-        Args:
-            model: Whose groups share the pool.
-
-        Returns:
-            `num_blocks`, or the default for the model.
-        """
+        """Return the number of blocks of the pool, including the null block (number 0)."""
         if self.num_blocks is not None:
             return self.num_blocks
         return 1 + sum(
@@ -115,13 +87,9 @@ class Settings(EngineSettings):
         )
 
     def longest_request(self, model: Model) -> int:
-        """Compute the longest request that can be served: one that fits into the pool alone.
+        """Return the tokens (prompt and output) of the longest request that can be served.
 
-        Args:
-            model: Which is to serve it.
-
-        Returns:
-            Tokens of prompt and output together.
+        It fits into the pool on its own.
 
         Example:
             >>> from conformance.zoo.models import get_model

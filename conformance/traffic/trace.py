@@ -38,14 +38,11 @@ class TraceRequest:
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]:
-    """Read the requests of a trace, in order of arrival.
+    """Read the requests of a CSV file, by arrival; equal arrivals keep their order.
 
     Args:
-        path: The CSV file.
+        path: The file.
         limit: The number of rows to read; None for all.
-
-    Returns:
-        The requests, by arrival; equal arrivals keep the order of the file.
 
     Raises:
         KeyError: The header lacks a column.
@@ -126,15 +123,9 @@ def make_trace(num_requests: int = 200, *, seed: int = 13) -> list[TraceRequest]
     """Generate a trace with heavy-tailed lengths, most of them short, and arrivals in bursts.
 
     Only integers are drawn, so that the trace is the same on every machine. A length is drawn in
-    two steps: its octave (shorter ones more often), then its value in the octave. A few prompts
-    are longer than the chunk of 8192 tokens that Llama 4 attends to locally.
-
-    Args:
-        num_requests: The number of requests.
-        seed: The seed; the default, that of the default trace, has a long prompt early.
-
-    Returns:
-        The requests, by arrival.
+    two steps: its octave (shorter ones more often), then its value in the octave. A few prompts are
+    longer than the chunk of 8192 tokens that Llama 4 attends to locally. The default seed, that of
+    the default trace, has a long prompt early.
 
     Example:
         >>> make_trace(2)[0] == make_trace(1)[0] == read_trace(DEFAULT_TRACE)[0]
@@ -162,13 +153,7 @@ def _draw_length(draw: random.Random, *, octaves: tuple[int, ...], longest: int)
 
 
 def format_trace(requests: list[TraceRequest]) -> str:
-    """Write requests as the text of a trace file.
-
-    Args:
-        requests: By arrival.
-
-    Returns:
-        CSV text that `read_trace` reads back to the same requests.
+    """Return requests as the text of a trace file.
 
     Example:
         >>> print(format_trace([TraceRequest(0.25, 7, 3)]), end="")

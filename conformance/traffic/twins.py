@@ -122,14 +122,7 @@ class Twins:
         )
 
     def execute(self, step: SchedulerOutput) -> Mismatch | None:
-        """Run a step in both.
-
-        Args:
-            step: The scheduler's next one.
-
-        Returns:
-            The first difference, or None.
-        """
+        """Run the scheduler's next step in both, and return the first difference, or None."""
         before = [timed.calls.seconds for timed in self._timed]
         expected_error = _execute(self.expected, step)
         actual_error = _execute(self.actual, step)

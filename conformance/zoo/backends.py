@@ -40,14 +40,7 @@ class Backends:
         self._made: dict[tuple[str, str], Answer] = {}
 
     def get(self, name: str, kind: str) -> Answer:
-        """Return the backend of layers of a kind.
-
-        Args:
-            name: Of the backend.
-            kind: Of the layers.
-
-        Returns:
-            A subclass of the implementation's `AttentionBackend`.
+        """Return the backend of layers of a kind, a subclass of the implementation's `AttentionBackend`.
 
         Raises:
             KeyError: No such backend.

@@ -26,16 +26,10 @@ COMPARED = ("kv_cache_spec", "layer_names", "reorder_batch_threshold", "paramete
 def make_builder_class(
     target: Target, facts: BackendFacts, kind: str, metadata_class: Answer
 ) -> Answer:
-    """Make the class of a backend's builders.
+    """Make the class of a backend's builders for layers of a kind.
 
-    Args:
-        target: Whose functions are called.
-        facts: The backend.
-        kind: Of the layers that it builds for.
-        metadata_class: Of what it builds.
-
-    Returns:
-        A subclass of the implementation's `AttentionMetadataBuilder`.
+    It is a subclass of the implementation's `AttentionMetadataBuilder`, and builds
+    `metadata_class`.
     """
     base = target.find("AttentionMetadataBuilder")
 
@@ -78,14 +72,7 @@ def make_builder_class(
 
 
 def make_metadata_class(target: Target) -> Answer:
-    """Make the class of what builders build.
-
-    Args:
-        target: Whose functions are called.
-
-    Returns:
-        A dataclass, a subclass of the implementation's `AttentionMetadata`.
-    """
+    """Make the class of what builders build, a dataclass that extends `AttentionMetadata`."""
     fields = [
         ("backend", str, ""),
         ("common", object, None),

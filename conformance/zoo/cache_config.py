@@ -12,17 +12,9 @@ from conformance.zoo.serving import Serving
 def make_kv_cache_config(
     target: Target, serving: Serving, groups: Sequence[CacheGroup], memory_bytes: int
 ) -> Answer:
-    """Divide the memory for KV caches into blocks, and these into tensors.
+    """Return a `KVCacheConfig` with as many blocks as fit into `memory_bytes` of each device.
 
-    Args:
-        target: Whose functions are called.
-        serving: The model, and how it is served.
-        groups: Its KV cache groups.
-        memory_bytes: What there is for its caches on each device.
-
-    Returns:
-        A `KVCacheConfig` with as many blocks as fit. Layers that share another's cache are in its
-        group, and in its tensor.
+    Layers that share the cache of another are in its group, and in its tensor.
 
     Raises:
         ValueError: Not even one block fits.
@@ -67,13 +59,7 @@ def make_kv_cache_config(
 
 
 def shared_kv_cache_layers(serving: Serving) -> dict[str, str]:
-    """Say whose cache each layer reads that has none of its own.
-
-    Args:
-        serving: The model.
-
-    Returns:
-        The name of the layer that has the cache, by that of the one that reads it.
+    """Return the layer whose cache is read, by the name of the layer that reads it.
 
     Example:
         >>> from conformance.zoo.models import get_model
@@ -89,15 +75,7 @@ def shared_kv_cache_layers(serving: Serving) -> dict[str, str]:
 
 
 def block_bytes(target: Target, groups: Sequence[CacheGroup]) -> int:
-    """Compute the bytes of one block over all tensors.
-
-    Args:
-        target: Whose functions are called.
-        groups: The KV cache groups.
-
-    Returns:
-        Bytes.
-    """
+    """Return the bytes of one block in all tensors."""
     specs = [make_group_spec(target, group) for group in groups]
     return sum(page_size for page_size, _ in _page_sizes_by_tensor(target, groups, specs))
 
@@ -120,16 +98,7 @@ def _page_sizes_by_tensor(
 
 
 def make_vllm_config(target: Target, serving: Serving, layers: dict[str, Answer]) -> Answer:
-    """Make the configuration of the engine.
-
-    Args:
-        target: Whose functions are called.
-        serving: The model, and how it is served.
-        layers: The forward context.
-
-    Returns:
-        A `VllmConfig`.
-    """
+    """Return the `VllmConfig` of the engine, with `layers` as its forward context."""
     return target.call(
         "VllmConfig",
         model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),

@@ -54,16 +54,6 @@ class BackendFacts:
     ) -> tuple[int, ...]:
         """Return the shape of a layer's cache, as `get_kv_cache_shape` does.
 
-        Args:
-            num_blocks: Blocks.
-            block_size: Tokens in a block.
-            num_kv_heads: KV heads.
-            head_size: Elements of a head.
-            cache_dtype_str: The format of the cache.
-
-        Returns:
-            The lengths of the axes.
-
         Raises:
             NotImplementedError: The backend works on states.
 
@@ -203,13 +193,7 @@ BACKENDS: Mapping[str, BackendFacts] = MappingProxyType(
 
 
 def get_backend(name: str) -> BackendFacts:
-    """Look a backend up.
-
-    Args:
-        name: As the engine calls it.
-
-    Returns:
-        What is known of it.
+    """Return the facts of a backend.
 
     Raises:
         KeyError: There is none of that name; the message lists the names.
@@ -224,15 +208,10 @@ def get_backend(name: str) -> BackendFacts:
 
 
 def suits(facts: BackendFacts, layer: Layer) -> bool:
-    """Return whether a backend can take the place of a layer's own.
+    """Return whether a backend can replace a layer's own.
 
-    Args:
-        facts: The backend.
-        layer: The layer.
-
-    Returns:
-        Whether it computes what the layer is: attention, MLA, the scores of an indexer, states. A
-        cache in a format of its own needs its own backend.
+    It must compute the same: attention, MLA, the scores of an indexer, states. A cache in a format
+    of its own needs its own backend.
 
     Example:
         >>> layer = Layer(name="0", kind="latent", backend="FLASHMLA")

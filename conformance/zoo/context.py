@@ -82,15 +82,9 @@ class StateLayer:
 def make_forward_context(
     target: Target, serving: Serving, get_backend: Callable[[str, str], Answer]
 ) -> dict[str, AttentionLayer | StateLayer]:
-    """Make the layers of a model.
+    """Return the layers of a model by name, in the model's order.
 
-    Args:
-        target: Whose functions are called.
-        serving: The model, and how it is served.
-        get_backend: Returns the backend of a name for a kind of layers.
-
-    Returns:
-        The layers by name, in the model's order.
+    `get_backend` returns the backend of a name for a kind of layers.
 
     Example:
         >>> from conformance.targets import REFERENCE

@@ -62,13 +62,10 @@ def deploy(
     """Deploy a model: everything that an engine does with these functions when it starts.
 
     Args:
-        target: Whose functions are called.
+        target: The implementation.
         serving: The model, and how it is served.
-        memory_bytes: What there is for its caches on each device.
-        groups: Its KV cache groups; None: as `make_groups` sorts the layers.
-
-    Returns:
-        What it comes to.
+        memory_bytes: The memory of each device for its caches.
+        groups: Its KV cache groups; None for those of `make_groups`.
 
     Raises:
         ValueError: The memory is too small for a block, or backends cannot work on its blocks.
@@ -132,13 +129,13 @@ def build_metadata(
     block_tables: Sequence[Answer],
     slot_mappings: Sequence[Answer],
 ) -> dict[str, Answer]:
-    """Build the metadata of a step for all layers.
+    """Build the metadata of a step for each layer, by name.
 
     `build_attn_metadata` has one builder for each KV cache group, so where one has several
     `AttentionGroup`s it is called in rounds, the `i`-th with the `i`-th builder of each group.
 
     Args:
-        target: Whose functions are called.
+        target: The implementation.
         deployment: The model.
         num_reqs: Requests.
         num_tokens: Tokens.
@@ -147,9 +144,6 @@ def build_metadata(
         num_computed_tokens_cpu: int32[at least num_reqs].
         block_tables: int32[at least num_reqs, max_blocks_per_req] for each KV cache group.
         slot_mappings: int64[at least num_tokens] for each KV cache group.
-
-    Returns:
-        The metadata of each layer.
     """
     rounds: list[dict[str, Answer]] = [
         target.call(

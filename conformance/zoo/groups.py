@@ -57,13 +57,9 @@ class CacheGroup:
         return self.kind != ENCODER_ONLY
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Count the blocks of a request.
+        """Return the blocks of a request with so many tokens of the decoder.
 
-        Args:
-            num_tokens: Its tokens, of the decoder.
-
-        Returns:
-            Blocks of this group. Cross attention needs those of the encoder, states always one.
+        Cross attention needs blocks for the encoder's tokens, states always need one.
         """
         if not self.has_kv_cache:
             return 0
@@ -72,16 +68,9 @@ class CacheGroup:
 
 
 def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
-    """Sort the layers of a model into KV cache groups.
+    """Sort the layers of a model into KV cache groups, in their order, encoder-only ones last.
 
     Layers that share the cache of another are in none: `make_kv_cache_config` adds them.
-
-    Args:
-        target: Whose functions are called.
-        serving: The model, and how it is served.
-
-    Returns:
-        The groups, in the order of their first layers; encoder-only ones last.
 
     Raises:
         ValueError: Layers of different kinds whose blocks cannot have the same bytes.
@@ -119,14 +108,7 @@ def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
 
 
 def make_group_spec(target: Target, group: CacheGroup) -> Answer:
-    """Make the one spec of a group.
-
-    Args:
-        target: Whose functions are called.
-        group: The group.
-
-    Returns:
-        The spec that all layers have, or the uniform one of layers whose pages differ.
+    """Return the spec that all layers of a group have, or the uniform one if their pages differ.
 
     Example:
         >>> from conformance.targets import REFERENCE

@@ -85,12 +85,6 @@ class Layer:
         Query heads are divided, and KV heads as far as there are enough: then each is on several
         ranks. A latent is whole on each rank. States are divided by heads.
 
-        Args:
-            tensor_parallel_size: The number of ranks.
-
-        Returns:
-            The rank's part.
-
         Raises:
             ValueError: A number of heads that does not divide.
 
@@ -147,14 +141,7 @@ def _divided_state(state: State, ranks: int) -> State:
 
 
 def repeat(pattern: tuple[Layer, ...], count: int) -> tuple[Layer, ...]:
-    """Number layers, repeating a pattern.
-
-    Args:
-        pattern: The first layers, with `{}` for the number in their names.
-        count: How many layers.
-
-    Returns:
-        The layers.
+    """Return so many layers, which repeat a pattern, with numbers for `{}` in their names.
 
     Example:
         >>> layers = repeat((Layer(name="{}.a", kind="full"), Layer(name="{}.b", kind="mamba")), 3)

@@ -19,13 +19,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 
 
 def get_model(name: str) -> Model:
-    """Look a model of the zoo up.
-
-    Args:
-        name: As in `Model.name`.
-
-    Returns:
-        The model.
+    """Return a model of the zoo.
 
     Raises:
         KeyError: There is none of that name; the message lists the names.

@@ -9,15 +9,7 @@ from conformance.zoo.deployment import Deployment
 
 
 def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
-    """Return the values of a deployment, the bytes in its caches left out.
-
-    Args:
-        target: Whose functions are called.
-        deployment: The deployment.
-
-    Returns:
-        Values by name, as `first_difference` compares them.
-    """
+    """Return the values of a deployment by name, without the bytes in its caches."""
     config = deployment.kv_cache_config
     return {
         "kv_cache_config": config,
@@ -42,15 +34,10 @@ def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
 
 
 def first_memory_difference(expected: Deployment, actual: Deployment) -> Difference | None:
-    """Return the first difference of where a deployment's memory lies from where it should.
+    """Return the first difference in where the memory of two deployments with equal values lies.
 
-    Args:
-        expected: That of `reference`.
-        actual: That of an implementation, whose values are known to agree.
-
-    Returns:
-        The first difference: of the caches' strides and offsets, of which of them are in the same
-        memory or the same object, of which lists and workspaces builders and groups have in common.
+    Compared are the strides and offsets of caches, which of them share memory or are the same
+    object, and which lists and workspaces builders and groups have in common.
 
     Example:
         >>> from conformance.targets import REFERENCE, TARGETS

@@ -28,16 +28,9 @@ _SPEC_CLASSES = {
 def make_spec(
     target: Target, layer: Layer, block_size: int, page_size_padded: int | None = None
 ) -> Answer:
-    """Make the spec of a layer.
+    """Return the spec of a layer: a rank's part, with its dtypes.
 
-    Args:
-        target: Whose functions are called.
-        layer: A rank's part, with its dtypes.
-        block_size: Tokens in a block.
-        page_size_padded: The bytes of a page of states; None: what they need.
-
-    Returns:
-        A spec of the implementation.
+    `page_size_padded` are the bytes of a page of states; None for what they need.
 
     Example:
         >>> from conformance.targets import REFERENCE
