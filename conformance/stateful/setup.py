@@ -12,7 +12,7 @@ from conformance.zoo.cache_config import block_bytes
 from conformance.zoo.deployment import Deployment, deploy
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.layer import CHUNKED_LOCAL, SLIDING_WINDOW, Layer
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 from conformance.zoo.serving import Serving
 
 ANY_BLOCK_SIZE = "FLEX_ATTENTION"

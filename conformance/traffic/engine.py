@@ -21,7 +21,7 @@ from conformance.engine.scheduler import Scheduler
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import TraceRequest
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 
 SECONDS_PER_STEP = 0.03
 SECONDS_PER_TOKEN = 0.0001

@@ -27,7 +27,7 @@ from conformance.traffic.mm_budget import make_budget
 from conformance.traffic.settings import Settings
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 from conformance.zoo.observation import observe
 from conformance.zoo.serving import Serving
 

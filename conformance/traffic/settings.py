@@ -8,7 +8,7 @@ from conformance.engine.settings import NO_LIMIT, EngineSettings
 from conformance.targets import REFERENCE
 from conformance.zoo.groups import CacheGroup, make_groups
 from conformance.zoo.layer import CROSS, MAMBA
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 from conformance.zoo.serving import Serving
 
 

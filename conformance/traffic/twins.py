@@ -18,7 +18,7 @@ from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 from conformance.zoo.observation import first_memory_difference
 from conformance.zoo.serving import Serving
 

@@ -40,7 +40,7 @@ class Backends:
         self._made: dict[tuple[str, str], Answer] = {}
 
     def get(self, name: str, kind: str) -> Answer:
-        """Return the backend of layers of a kind, a subclass of the implementation's `AttentionBackend`.
+        """Return the backend of layers of a kind, a subclass of `AttentionBackend`.
 
         Raises:
             KeyError: No such backend.

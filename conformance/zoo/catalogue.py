@@ -1,11 +1,13 @@
-"""The attention backends of an engine, by their names: what shapes and blocks they work on."""
+"""The attention backends of an engine, which `backends.toml` lists: their shapes and blocks."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from conformance.zoo.layer import LATENT, MAMBA, Layer
 
@@ -79,115 +81,34 @@ class BackendFacts:
         return tuple(lengths[axis] for axis in self.axes)
 
 
-_KV_FIRST = ("keys and values", "blocks", "tokens", "heads", "head")
-_BLOCKS_FIRST = ("blocks", "keys and values", "tokens", "heads", "head")
-_LATENT = ("blocks", "tokens", "latent")
+AXES: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
+    {
+        "kv first": ("keys and values", "blocks", "tokens", "heads", "head"),
+        "blocks first": ("blocks", "keys and values", "tokens", "heads", "head"),
+        "latent": ("blocks", "tokens", "latent"),
+        None: (),
+    }
+)
+"""The dimensions of caches, by their name in `backends.toml`."""
+
+
+def _read_backend(name: str, table: dict[str, Any]) -> BackendFacts:
+    """Return the backend of a table of `backends.toml`."""
+    return BackendFacts(
+        name=name,
+        axes=AXES[table.pop("axes", None)],
+        kernel_block_sizes=tuple(table.pop("kernel_block_sizes", ())),
+        multiples_of=tuple(table.pop("multiples_of", ())),
+        stride_orders=NHD_OR_HND if table.pop("has_layouts", False) else None,
+        **table,
+    )
+
+
+with Path(__file__).with_name("backends.toml").open("rb") as _file:
+    _TABLES = tomllib.load(_file)
 
 BACKENDS: Mapping[str, BackendFacts] = MappingProxyType(
-    {
-        facts.name: facts
-        for facts in (
-            BackendFacts(
-                name="FLASH_ATTN",
-                class_name="FlashAttentionBackend",
-                axes=_KV_FIRST,
-                multiples_of=(16,),
-                stride_orders=NHD_OR_HND,
-            ),
-            BackendFacts(
-                name="FLASHINFER",
-                class_name="FlashInferBackend",
-                axes=_BLOCKS_FIRST,
-                kernel_block_sizes=(16, 32, 64),
-                stride_orders=NHD_OR_HND,
-                reorders=True,
-            ),
-            BackendFacts(
-                name="TRITON_ATTN",
-                class_name="TritonAttentionBackend",
-                axes=_BLOCKS_FIRST,
-                multiples_of=(16,),
-                stride_orders=NHD_OR_HND,
-            ),
-            BackendFacts(
-                name="FLEX_ATTENTION",
-                class_name="FlexAttentionBackend",
-                axes=_KV_FIRST,
-                multiples_of=(1,),
-            ),
-            BackendFacts(
-                name="FLASHMLA",
-                class_name="FlashMLABackend",
-                axes=_LATENT,
-                kernel_block_sizes=(64,),
-                block_size=64,
-                reorders=True,
-                computes="latent",
-            ),
-            BackendFacts(
-                name="FLASHMLA_SPARSE",
-                class_name="FlashMLASparseBackend",
-                axes=_LATENT,
-                kernel_block_sizes=(64,),
-                block_size=64,
-                reorders=True,
-                computes="latent",
-            ),
-            BackendFacts(
-                name="CUTLASS_MLA",
-                class_name="CutlassMLABackend",
-                axes=_LATENT,
-                kernel_block_sizes=(128,),
-                block_size=128,
-                reorders=True,
-                computes="latent",
-            ),
-            BackendFacts(
-                name="FLASHINFER_MLA",
-                class_name="FlashInferMLABackend",
-                axes=_LATENT,
-                kernel_block_sizes=(32, 64),
-                block_size=64,
-                reorders=True,
-                computes="latent",
-            ),
-            BackendFacts(
-                name="TRITON_MLA",
-                class_name="TritonMLABackend",
-                axes=_LATENT,
-                multiples_of=(1,),
-                reorders=True,
-                computes="latent",
-            ),
-            BackendFacts(
-                name="DEEPSEEK_V32_INDEXER",
-                class_name="DeepseekV32IndexerBackend",
-                axes=_LATENT,
-                kernel_block_sizes=(64,),
-                block_size=64,
-                reorders=True,
-                computes="indexer",
-            ),
-            BackendFacts(
-                name="MAMBA1_ATTN",
-                class_name="Mamba1AttentionBackend",
-                reorders=True,
-                computes="states",
-            ),
-            BackendFacts(
-                name="MAMBA2_ATTN",
-                class_name="Mamba2AttentionBackend",
-                reorders=True,
-                computes="states",
-            ),
-            BackendFacts(
-                name="GDN_ATTN",
-                class_name="GDNAttentionBackend",
-                reorders=True,
-                computes="states",
-            ),
-        )
-    }
+    {name: _read_backend(name, table) for name, table in _TABLES.items()}
 )
 """By name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 FULL = "full"
@@ -140,15 +141,22 @@ def _divided_state(state: State, ranks: int) -> State:
     return replace(state, shape=tuple(lengths))
 
 
-def repeat(pattern: tuple[Layer, ...], count: int) -> tuple[Layer, ...]:
-    """Return so many layers, which repeat a pattern, with numbers for `{}` in their names.
+def repeat(pattern: Sequence[Sequence[Layer]], count: int) -> list[Layer]:
+    """Return the modules of so many layers, which repeat a pattern, with numbers in their names.
+
+    Args:
+        pattern: The modules of the first layers, with `{}` for the number in their names.
+        count: The number of layers.
 
     Example:
-        >>> layers = repeat((Layer(name="{}.a", kind="full"), Layer(name="{}.b", kind="mamba")), 3)
+        >>> layers = repeat(
+        ...     [[Layer(name="{}.a", kind="full")], [], [Layer(name="b", kind="full")]], 4
+        ... )
         >>> [layer.name for layer in layers]
-        ['0.a', '1.b', '2.a']
+        ['0.a', 'b', '3.a']
     """
-    numbered = (pattern[number % len(pattern)] for number in range(count))
-    return tuple(
-        replace(layer, name=layer.name.format(number)) for number, layer in enumerate(numbered)
-    )
+    return [
+        replace(layer, name=layer.name.format(number))
+        for number in range(count)
+        for layer in pattern[number % len(pattern)]
+    ]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from conformance.zoo.catalogue import BackendFacts, get_backend, suits
 from conformance.zoo.layer import LATENT, MAMBA, Layer
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2")
 """The dtypes of keys and values."""

@@ -16,7 +16,7 @@ from conformance.traffic.twins import Twins
 from conformance.zoo import catalogue
 from conformance.zoo.deployment import Deployment, deploy
 from conformance.zoo.layer import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer, repeat
-from conformance.zoo.model import Model
+from conformance.zoo.models import Model
 
 STRIDE_ORDER = (1, 3, 0, 2, 4)  # a 3-cycle, which is not its own inverse
 ZIGZAG = replace(
@@ -39,11 +39,11 @@ FULL_LAYER = Layer(
     scale=0.25,
 )
 LAYERS = repeat(
-    (
-        FULL_LAYER,
-        replace(FULL_LAYER, kind=SLIDING_WINDOW, sliding_window=64),
-        replace(FULL_LAYER, kind=CHUNKED_LOCAL, attention_chunk_size=64),
-    ),
+    [
+        [FULL_LAYER],
+        [replace(FULL_LAYER, kind=SLIDING_WINDOW, sliding_window=64)],
+        [replace(FULL_LAYER, kind=CHUNKED_LOCAL, attention_chunk_size=64)],
+    ],
     6,
 )
 NAMES = [layer.name for layer in LAYERS]

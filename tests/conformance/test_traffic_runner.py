@@ -29,8 +29,7 @@ from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import TimedTarget, Twins
 from conformance.values import children, walk
 from conformance.zoo.cache_config import shared_kv_cache_layers
-from conformance.zoo.model import Model
-from conformance.zoo.models import MODELS, get_model
+from conformance.zoo.models import MODELS, Model, get_model
 
 SETTINGS = Settings(
     token_budget=300,
