@@ -16,7 +16,7 @@ FULL = reference.FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = reference.SlidingWindowSpec(16, 8, 64, np.float16, 128)
 
 
-def make_config(twin: Any, layers: dict[str, Any], block_size: int = 16) -> Any:
+def make_config(twin: Any, layers: Any, block_size: int = 16) -> Any:
     """Make a configuration with these layers."""
     return twin.VllmConfig(
         cache_config=twin.CacheConfig(block_size=block_size),
@@ -42,51 +42,30 @@ def test_attention_types(twin: Any) -> None:
 
 
 def test_layers_of_a_type(twin: Any) -> None:
-    """All layers of the type and of what extends it, in the context's order: the same objects."""
+    """All layers of the type and of its subclasses are found, in the context's order."""
     mixer = type("Mixer", (SimpleNamespace,), {})()
-    layers = {"b": make_layer(), "a": 7, "m": mixer}
-    found = twin.get_layers_from_vllm_config(make_config(twin, layers), SimpleNamespace)
-    assert ["b", "m"] == list(found)
-    assert all(layer is layers[name] for name, layer in found.items())
-    assert ["m"] == list(twin.get_layers_from_vllm_config(make_config(twin, layers), type(mixer)))
-    assert {} == twin.get_layers_from_vllm_config(make_config(twin, layers), str)
+    config = make_config(twin, {"b": make_layer(), "a": 7, "m": mixer})
+    assert ["b", "m"] == list(twin.get_layers_from_vllm_config(config, SimpleNamespace))
+    assert {"m": mixer} == twin.get_layers_from_vllm_config(config, type(mixer))
 
 
 def test_named_layers(twin: Any) -> None:
-    """The order is that of the names; one of another type is left out, one named twice is once."""
+    """Layers come in the order of the names, each once; those of another type are left out."""
     config = make_config(twin, {"a": 1, "b": 2, "c": "mixer", "d": 4})
-    names = ["d", "c", "a", "d"]
-    assert [("d", 4), ("a", 1)] == list(
-        twin.get_layers_from_vllm_config(config, int, names).items()
-    )
+    found = twin.get_layers_from_vllm_config(config, int, ["d", "c", "a", "d"])
+    assert [("d", 4), ("a", 1)] == list(found.items())
     assert {} == twin.get_layers_from_vllm_config(config, int, [])
-    assert ["d", "c", "a", "d"] == names
+    with twin.refuses("KeyError: layer_names[1] is 'z', which static_forward_context lacks"):
+        twin.get_layers_from_vllm_config(config, int, ["a", "z"])
 
 
-@pytest.mark.parametrize(
-    ("layer_type", "layer_names", "message"),
-    [
-        (int, ["a", "z"], "KeyError: layer_names[1] is 'z', which static_forward_context lacks"),
-        (str, ["z"], "KeyError: layer_names[0] is 'z', which static_forward_context lacks"),
-    ],
-)
-def test_refusals_of_layers(twin: Any, layer_type: Any, layer_names: Any, message: str) -> None:
-    """What is not a class, no list of names, or no layer is refused, in these words."""
-    with twin.refuses(message):
-        twin.get_layers_from_vllm_config(make_config(twin, {"a": 1}), layer_type, layer_names)
-
-
-def test_a_configuration_without_layers(twin: Any) -> None:
+def test_layers_are_a_mapping(twin: Any) -> None:
     """A configuration that does not say which layers there are is refused."""
+    for layers, got in ((twin.int32(1, 2), "array"), (None, "NoneType")):
+        with twin.refuses(f"TypeError: static_forward_context must be a mapping, got {got}"):
+            twin.get_layers_from_vllm_config(make_config(twin, layers), object)
     with pytest.raises(AttributeError, match="static_forward_context"):
         twin.get_layers_from_vllm_config(twin.VllmConfig(), int)
-    with pytest.raises(AttributeError, match="compilation_config"):
-        twin.get_layers_from_vllm_config(None, int)
-    for layers in (twin.int32(1, 2), None):
-        config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
-        got = "array" if layers is not None else "NoneType"
-        with twin.refuses(f"TypeError: static_forward_context must be a mapping, got {got}"):
-            twin.get_layers_from_vllm_config(config, object)
 
 
 def test_specs_of_layers(twin: Any) -> None:
@@ -100,78 +79,48 @@ def test_specs_of_layers(twin: Any) -> None:
         "4.empty": SimpleNamespace(kv_sharing_target_layer_name="1.attn"),
         "5.mixer": 7,
     }
-    few = reference.FullAttentionSpec(16, 2, 64, np.float16)
-    expected = [("1.attn", twin.convert(NEAR)), ("0.attn", twin.convert(few))]
-    assert expected == list(
-        twin.get_kv_cache_spec(make_config(twin, layers), twin.convert(np.float16)).items()
-    )
-    near = twin.get_kv_cache_spec(make_config(twin, layers), twin.convert(np.float16))["1.attn"]
-    assert (twin.SlidingWindowSpec, int) == (type(near), type(near.sliding_window))
-
-
-def test_specs_take_block_size_and_dtype(twin: Any) -> None:
-    """Blocks are as the configuration has them, the dtype as it is requested."""
     dtype = twin.convert(ml_dtypes.float8_e4m3fn)
-    specs = twin.get_kv_cache_spec(make_config(twin, {"0": make_layer()}, 32), dtype)
-    assert {"0": twin.FullAttentionSpec(32, 8, 64, dtype)} == specs
-    assert {} == twin.get_kv_cache_spec(make_config(twin, {}), dtype)
-
-
-@pytest.mark.parametrize(
-    "attn_type",
-    [
-        reference.AttentionType.ENCODER,
-        reference.AttentionType.ENCODER_ONLY,
-        reference.AttentionType.ENCODER_DECODER,
-        None,
-    ],
-)
-def test_only_decoders_have_specs(twin: Any, attn_type: str | None) -> None:
-    """A layer of another type is refused, by name."""
-    layers = {"0": make_layer(), "1.attn": make_layer(attn_type=attn_type)}
-    with twin.refuses(
-        f"ValueError: layer '1.attn' has attn_type {attn_type!r}, expected 'decoder'"
-    ):
-        twin.get_kv_cache_spec(make_config(twin, layers), twin.dtype("float16"))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "got"),
-    [("float16", "'float16' of str"), (float, "class float"), (None, "None of NoneType")],
-)
-def test_refusals_of_dtypes(twin: Any, dtype: Any, got: str) -> None:
-    """What is not a dtype is refused, also where there are no layers."""
-    for layers in ({}, {"0": make_layer(attn_type="encoder")}):
-        with twin.refuses(f"TypeError: kv_cache_dtype must be a supported dtype, got {got}"):
-            twin.get_kv_cache_spec(make_config(twin, layers), dtype)
+    specs = twin.get_kv_cache_spec(make_config(twin, layers, 32), dtype)
+    near = twin.SlidingWindowSpec(32, 8, 64, dtype, 128)
+    assert [("1.attn", near), ("0.attn", twin.FullAttentionSpec(32, 2, 64, dtype))] == list(
+        specs.items()
+    )
+    assert int is type(specs["1.attn"].sliding_window)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"attn_type": "encoder_only"},
+            "ValueError: layer '0' has attn_type 'encoder_only', expected 'decoder'",
+        ),
         ({"num_kv_heads": 0}, "ValueError: num_kv_heads of layer '0' is 0, expected at least 1"),
-        ({"head_size": -64}, "ValueError: head_size of layer '0' is -64, expected at least 1"),
+        ({"head_size": 0}, "ValueError: head_size of layer '0' is 0, expected at least 1"),
         (
             {"sliding_window": 0},
             "ValueError: sliding_window of layer '0' is 0, expected at least 1",
         ),
     ],
 )
-def test_refusals_of_sizes(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """A size of a layer that is no positive int is refused, by name."""
+def test_refusals_of_specs(twin: Any, changes: dict[str, Any], message: str) -> None:
+    """A layer that is no decoder, and a size that is not positive, are refused by name."""
     with twin.refuses(message):
         twin.get_kv_cache_spec(
-            make_config(twin, {"0": make_layer(**changes)}), twin.convert(np.float16)
+            make_config(twin, {"0": make_layer(**changes)}), twin.dtype("float16")
         )
 
 
-def test_block_sizes_of_specs(twin: Any) -> None:
-    """The block size must be there, with or without layers, and be a size where it is used."""
+def test_what_specs_need_besides_layers(twin: Any) -> None:
+    """The dtype and the block size are read where there are no layers, too."""
+    with twin.refuses("TypeError: kv_cache_dtype must be a supported dtype, got class float"):
+        twin.get_kv_cache_spec(make_config(twin, {"0": make_layer(attn_type="encoder")}), float)
     with twin.refuses("ValueError: block_size is 0, expected at least 1"):
-        twin.get_kv_cache_spec(make_config(twin, {"0": make_layer()}, 0), twin.convert(np.float16))
-    config = twin.VllmConfig(compilation_config=twin.CompilationConfig())
+        twin.get_kv_cache_spec(make_config(twin, {"0": make_layer()}, 0), twin.dtype("float16"))
     with pytest.raises(AttributeError, match="block_size"):
-        twin.get_kv_cache_spec(config, twin.convert(np.float16))
+        twin.get_kv_cache_spec(
+            twin.VllmConfig(compilation_config=twin.CompilationConfig()), twin.dtype("float16")
+        )
 
 
 class Builder:
@@ -213,35 +162,18 @@ def groups_of(twin: Any, *groups: tuple[list[str], Any]) -> Any:
 
 
 def test_backends_and_builders(twin: Any) -> None:
-    """Each layer has its backend, each group a builder, made by position with its own names."""
-    layers = {"c": layer_of(Other), "a": layer_of(Backend), "b": layer_of(Backend)}
-    caches, device = groups_of(twin, (["b", "a"], FULL), (["c"], NEAR)), object()
-    config = make_config(twin, layers)
-    backends, builders = twin.init_attn_backend(caches, config, device)
-    assert [("b", Backend), ("a", Backend), ("c", Other)] == list(backends.items())
-    assert isinstance(builders, list)
-    full, near = twin.convert(FULL), twin.convert(NEAR)
-    expected = [(full, ["b", "a"], config, device), (near, ["c"], config, device)]
-    assert expected == [builder.args for builder in builders]
-    for builder, group in zip(builders, caches.kv_cache_groups, strict=True):
-        assert builder.args[1] is group.layer_names
-        assert builder.args[2] is config
-        assert builder.args[3] is device
-
-
-def test_no_groups(twin: Any) -> None:
-    """A cache without groups has no backends; no layer is called."""
-    assert ({}, []) == twin.init_attn_backend(groups_of(twin), make_config(twin, {"a": None}), None)
-
-
-def test_a_backend_may_be_in_several_groups(twin: Any) -> None:
-    """Groups of one backend have a builder each; encoder-only groups have one as well."""
+    """Each layer has its backend; each group, encoder-only too, a builder made by position."""
     encoder_only = type("EncoderOnlyAttentionSpec", (), {})()
-    layers = {name: layer_of(Backend) for name in "ab"}
-    caches = groups_of(twin, (["a"], FULL), (["b"], encoder_only))
-    backends, builders = twin.init_attn_backend(caches, make_config(twin, layers), None)
-    assert {"a": Backend, "b": Backend} == backends
-    assert [twin.convert(FULL), encoder_only] == [builder.args[0] for builder in builders]
+    backends = {"b": Backend, "a": Backend, "c": Other, "e": Backend}
+    config = make_config(twin, {name: layer_of(backends[name]) for name in "abce"})
+    caches = groups_of(twin, (["b", "a"], FULL), (["c"], NEAR), (["e"], encoder_only))
+    device = object()
+    found, builders = twin.init_attn_backend(caches, config, device)
+    assert list(backends.items()) == list(found.items())
+    expected = [(group.kv_cache_spec, group.layer_names) for group in caches.kv_cache_groups]
+    assert [(*each, config, device) for each in expected] == [builder.args for builder in builders]
+    assert builders[0].args[1] is caches.kv_cache_groups[0].layer_names
+    assert ({}, []) == twin.init_attn_backend(groups_of(twin), make_config(twin, {"a": 0}), None)
 
 
 def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
@@ -253,7 +185,6 @@ def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
     caches = groups_of(twin, (["s", "a", "b"], ours), (["d", "c"], extended))
     _, builders = twin.init_attn_backend(caches, make_config(twin, layers), None)
     assert [FULL, "spec"] == [builder.args[0] for builder in builders]
-    assert ["s", "a", "b"] == builders[0].args[1]
 
 
 class Sharing(Builder):
@@ -279,36 +210,35 @@ def backend_of(name: str, builder_cls: Any) -> type[Any]:
     return type("Made", (Backend,), {"name": name, "builder_cls": builder_cls})
 
 
+def builders_of(twin: Any, *backends: type[Any]) -> list[Any]:
+    """Make a builder for a group of each backend."""
+    layers = {str(i): layer_of(backend) for i, backend in enumerate(backends)}
+    caches = groups_of(twin, *(([name], FULL) for name in layers))
+    builders: list[Any] = twin.init_attn_backend(caches, make_config(twin, layers), None)[1]
+    return builders
+
+
 def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
     """The first one's is given to the later ones; those without both methods take no part."""
     only_gets = type("OnlyGets", (Builder,), {"_get_workspace_buffer": None})
     only_takes = type("OnlyTakes", (Builder,), {"set_workspace_buffer": None})
-    kinds = [
-        ("PLAIN", Sharing),
-        ("FLASHINFER", only_gets),
-        ("flashinfer", Sharing),
-        ("FLASHINFER_MLA", Sharing),
-        ("FLASHINFER", only_takes),
-        ("NEW_FLASHINFER", Sharing),
-        ("FLASHINFER", Sharing),
-    ]
-    layers = {str(i): layer_of(backend_of(*kind)) for i, kind in enumerate(kinds)}
-    caches = groups_of(twin, *(([name], FULL) for name in layers))
-    _, builders = twin.init_attn_backend(caches, make_config(twin, layers), None)
-    workspace = (builders[3], "workspace")
+    builders = builders_of(
+        twin,
+        backend_of("PLAIN", Sharing),
+        backend_of("FLASHINFER", only_gets),
+        backend_of("flashinfer", Sharing),
+        backend_of("FLASHINFER_MLA", Sharing),
+        backend_of("FLASHINFER", only_takes),
+        backend_of("NEW_FLASHINFER", Sharing),
+        backend_of("FLASHINFER", Sharing),
+    )
     assert [0, 0, 1, 0, 0] == [builders[i].num_calls for i in (0, 2, 3, 5, 6)]
+    workspace = (builders[3], "workspace")
     expected: list[list[object]] = [[], [], [], [workspace], [workspace]]
     assert expected == [builders[i].taken for i in (0, 2, 3, 5, 6)]
     assert builders[5].taken[0] is builders[6].taken[0]
-
-
-def test_a_flashinfer_builder_alone(twin: Any) -> None:
-    """Its workspace is requested once, and not given back to it."""
-    layers = {"a": layer_of(backend_of("FLASHINFER", Sharing))}
-    _, (builder,) = twin.init_attn_backend(
-        groups_of(twin, (["a"], FULL)), make_config(twin, layers), None
-    )
-    assert (1, []) == (builder.num_calls, builder.taken)
+    (alone,) = builders_of(twin, backend_of("FLASHINFER", Sharing))
+    assert (1, []) == (alone.num_calls, alone.taken)
 
 
 def never_made(*args: object) -> object:
@@ -358,12 +288,7 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
 )
 def test_refusals_of_groups(twin: Any, group: tuple[Any, Any], message: str) -> None:
     """A wrong group is refused, in these words, before the first builder is made."""
-    layers = {
-        "a": FINE,
-        "b": layer_of(Backend),
-        "c": layer_of(Other),
-        "e": layer_of(Backend),
-    }
+    layers = {"a": FINE, "b": layer_of(Backend), "c": layer_of(Other), "e": layer_of(Backend)}
     for name, spec in (("FULL", FULL), ("NEAR", NEAR)):
         message = re.sub(rf"\b{name}\b", twin.lib._checks.show(twin.convert(spec)), message)
     with twin.refuses(message):
@@ -382,11 +307,7 @@ def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
         twin.init_attn_backend(groups_of(twin, (["a", "b"], FULL)), make_config(twin, layers), None)
 
 
-def test_refusals_of_caches(twin: Any) -> None:
-    """Groups that are not a list, or absent, are refused, and so is an absent context."""
+def test_groups_are_a_list(twin: Any) -> None:
+    """Groups in something else than a list are refused."""
     with twin.refuses("TypeError: kv_cache_config.kv_cache_groups must be a list, got tuple"):
         twin.init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config(twin, {}), None)
-    with pytest.raises(AttributeError, match="kv_cache_groups"):
-        twin.init_attn_backend(None, make_config(twin, {}), None)
-    with pytest.raises(AttributeError, match="static_forward_context"):
-        twin.init_attn_backend(groups_of(twin, (["a"], FULL)), twin.VllmConfig(), None)
