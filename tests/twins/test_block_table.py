@@ -41,35 +41,21 @@ def test_append_to_several_slots(twin: Any) -> None:
 
 
 def test_append_and_overwrite(twin: Any) -> None:
-    """Ids go behind what a row holds, or in place of all of it, none included."""
+    """Ids are copied behind what a row holds, up to max_model_len tokens, or in place of it."""
     tables = make_tables(twin, [2])
-    append(tables, 1, [5, 6])
+    ids = [5, 6]
+    append(tables, 1, ids)
+    ids[0] = 99
     append(tables, 1, [7])
     append(tables, 1, [])
     tables.append_block_ids([], [[0]], [[]], [])
     assert [[[5, 6, 7, 0]]] == gather(twin, tables, 1)
+    append(tables, 1, [1, 2, 3, 4], overwrite=True)
+    assert [[[1, 2, 3, 4]]] == gather(twin, tables, 1)
     append(tables, 1, [8], overwrite=True)
     assert [[[8, 0, 0, 0]]] == gather(twin, tables, 1)
     append(tables, 1, [], overwrite=True)
     assert [[[0, 0, 0, 0]]] == gather(twin, tables, 1)
-
-
-def test_a_row_may_be_full(twin: Any) -> None:
-    """A row holds the blocks of max_model_len tokens, and may be overwritten when full."""
-    tables = make_tables(twin, [2])
-    append(tables, 0, [1, 2, 3, 4])
-    assert [[[1, 2, 3, 4]]] == gather(twin, tables, 0)
-    append(tables, 0, [5, 6, 7, 8], overwrite=True)
-    assert [[[5, 6, 7, 8]]] == gather(twin, tables, 0)
-
-
-def test_the_arguments_are_copied(twin: Any) -> None:
-    """A list that is changed after it was appended does not change the row."""
-    tables = make_tables(twin, [2])
-    ids = [5, 6]
-    tables.append_block_ids([0], [[0, 2]], [ids], [True])
-    ids[0] = 99
-    assert [[[5, 6, 0, 0]]] == gather(twin, tables, 0)
 
 
 def test_move_swap_and_clear(twin: Any) -> None:
@@ -186,13 +172,9 @@ def test_dummies_clear_everything(twin: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"req_indices": (0, 1)}, "TypeError: req_indices must be a list, got tuple"),
-        ({"req_indices": [0, 1.0]}, "TypeError: req_indices[1] must be an int, got 1.0 of float"),
         ({"req_indices": [0, 4]}, "IndexError: req_indices[1] is 4, expected 0 to 3"),
-        ({"req_indices": [-1, 1]}, "IndexError: req_indices[0] is -1, expected 0 to 3"),
         ({"req_indices": [1, 1]}, "ValueError: req_indices[1] is 1, the same as req_indices[0]"),
         ({"overwrite": [False]}, "ValueError: overwrite has 1 entries, expected 2"),
-        ({"overwrite": [False, 1]}, "TypeError: overwrite[1] must be a bool, got 1 of int"),
         (
             {"cu_num_new_blocks": [[0, 1, 3]]},
             "ValueError: cu_num_new_blocks has 1 entries, expected 2",
@@ -200,10 +182,6 @@ def test_dummies_clear_everything(twin: Any) -> None:
         (
             {"cu_num_new_blocks": [[0, 1, 3], [0, 1]]},
             "ValueError: cu_num_new_blocks[1] has 2 entries, expected 3",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]},
-            "TypeError: cu_num_new_blocks[1] must be a list, got tuple",
         ),
         (
             {"cu_num_new_blocks": [[2, 2, 3], [0, 0, 1]]},
@@ -228,27 +206,10 @@ def test_dummies_clear_everything(twin: Any) -> None:
             },
             "ValueError: cu_num_new_blocks[0][2] is 1, less than 2 before it",
         ),
-        (
-            {"cu_num_new_blocks": [[0, -(2**63), 3], [0, 0, 1]]},
-            f"ValueError: cu_num_new_blocks[0][1] is {-(2**63)}, expected 0 to 3",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, int64(0, 0), 3], [0, 0, 1]]},
-            "TypeError: cu_num_new_blocks[0][1] must be an int, got array",
-        ),
         ({"new_block_ids": [[5, 6, 7]]}, "ValueError: new_block_ids has 1 entries, expected 2"),
-        ({"new_block_ids": ([5, 6, 7], [8])}, "TypeError: new_block_ids must be a list, got tuple"),
-        (
-            {"new_block_ids": [[5, 6, 7], int64(8)]},
-            "TypeError: new_block_ids[1] must be a list, got array",
-        ),
         (
             {"new_block_ids": [[5, 6, 7], [-1]]},
             "ValueError: new_block_ids[1][0] is -1, expected 0 to 2147483647",
-        ),
-        (
-            {"new_block_ids": [[5, 6, 2**31], [8]]},
-            "ValueError: new_block_ids[0][2] is 2147483648, expected 0 to 2147483647",
         ),
         (
             {"cu_num_new_blocks": [[0, 1, 3], [0, 0, 2]], "new_block_ids": [[5, 6, 7], [8, 9]]},
@@ -278,30 +239,20 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
     [
         ("move_row", (4, 0), "IndexError: src is 4, expected 0 to 3"),
         ("move_row", (0, -1), "IndexError: dst is -1, expected 0 to 3"),
-        ("move_row", (0, None), "TypeError: dst must be an int, got None of NoneType"),
         ("swap_rows", (4, 4), "IndexError: a is 4, expected 0 to 3"),
-        ("swap_rows", (0, True), "TypeError: b must be an int, got True of bool"),
         ("swap_rows", (0, -1), "IndexError: b is -1, expected 0 to 3"),
         ("clear_row", (4,), "IndexError: r is 4, expected 0 to 3"),
         ("get_dummy_block_tables", (5,), "ValueError: num_reqs is 5, expected 0 to 4"),
-        ("get_dummy_block_tables", (-1,), "ValueError: num_reqs is -1, expected 0 to 4"),
-        ("get_dummy_slot_mappings", (-1,), "ValueError: num_tokens is -1, expected 0 to 6"),
         ("get_dummy_slot_mappings", (7,), "ValueError: num_tokens is 7, expected 0 to 6"),
         (
             "gather_block_tables",
             (int32(0, 4),),
             "IndexError: idx_mapping[1] is 4, expected -1 to 3",
         ),
-        ("gather_block_tables", (int32(-2),), "IndexError: idx_mapping[0] is -2, expected -1 to 3"),
         (
             "gather_block_tables",
             (np.zeros(5, np.int32),),
             "ValueError: idx_mapping has 5 entries, expected at most 4",
-        ),
-        (
-            "gather_block_tables",
-            (np.zeros(2, np.int64),),
-            "TypeError: idx_mapping must be int32, got int64",
         ),
         (
             "compute_slot_mappings",
@@ -317,16 +268,6 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
             "compute_slot_mappings",
             (int32(0, 2), int64(0)),
             "ValueError: query_start_loc[-1] is 2, but positions has 1 entries",
-        ),
-        (
-            "compute_slot_mappings",
-            (int32(0, 1, 0), int64(0)),
-            "ValueError: query_start_loc[2] is 0, less than 1 before it",
-        ),
-        (
-            "compute_slot_mappings",
-            (int32(0, 1), int64(8)),
-            "ValueError: positions[0] is 8 and needs column 4, but block_table has 4 columns",
         ),
     ],
 )
@@ -345,43 +286,10 @@ def test_refusals_of_the_other_methods(
     assert [[[5, 6, 0, 0]], [[7, 0]]] == gather(twin, tables, 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"block_sizes": [1], "max_num_reqs": 2**31 - 1, "max_model_len": 2**31 - 1},
-            (
-                "ValueError: max_num_reqs 2147483647, max_num_batched_tokens 6 and max_model_len "
-                "2147483647 make tables of more than 9223372036854775807 bytes"
-            ),
-        ),
-    ],
-)
-def test_refusals_of_the_constructor(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """A size or a flag that cannot be is refused, in these words."""
-    kwargs: dict[str, Any] = {
-        "block_sizes": [2],
-        "max_num_reqs": 4,
-        "max_num_batched_tokens": 6,
-        "max_model_len": 7,
-        "device": "cpu",
-        "pin_memory": False,
-    }
-    with twin.refuses(message):
-        twin.BlockTables(**twin.convert_all(kwargs | changes))
-
-
-def test_what_an_earlier_step_left_is_cleared(twin: Any) -> None:
-    """Past a row's blocks, and past the gathered rows, the persistent buffers hold nulls."""
-    tables = make_tables(twin)
-    append(tables, 2, [7, 8, 4], [5, 6])
-    append(tables, 0, [4], [3])
-    whole, slots = tables.get_dummy_block_tables(4), tables.get_dummy_slot_mappings(6)
-    gather(twin, tables, 2, 2, 0)
-    tables.compute_slot_mappings(twin.int32(0, 3), twin.int64(0, 1, 2, 3, 4))
-    assert [[14, 15, 16, -1, -1, -1], [20, 21, 22, -1, -1, -1]] == slots.tolist()
-    gather(twin, tables, 0, -1)
-    tables.compute_slot_mappings(twin.int32(0, 1), twin.int64(0))
-    assert [[4, 0, 0, 0]] + [[0] * 4] * 3 == whole[0].tolist()
-    assert [[3, 0]] + [[0, 0]] * 3 == whole[1].tolist()
-    assert [[8] + [-1] * 5, [12] + [-1] * 5] == slots.tolist()
+def test_tables_past_64_bits(twin: Any) -> None:
+    """Tables whose size in bytes would overflow are refused."""
+    with twin.refuses(
+        "ValueError: max_num_reqs 2147483647, max_num_batched_tokens 6 and max_model_len "
+        "2147483647 make tables of more than 9223372036854775807 bytes"
+    ):
+        twin.BlockTables([1], 2**31 - 1, 6, 2**31 - 1, device="cpu", pin_memory=False)

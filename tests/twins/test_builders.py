@@ -72,11 +72,6 @@ def test_a_builder_is_abstract_in_build_alone(twin: Any) -> None:
         twin.AttentionMetadataBuilder(None, [], None, None)
 
 
-def test_a_builder_is_generic_in_its_metadata(twin: Any) -> None:
-    """The class of what is built is a parameter."""
-    assert (int,) == twin.AttentionMetadataBuilder[int].__args__
-
-
 def test_shortcuts_to_build(make_builder: Any) -> None:
     """Capture and drafting build without common prefix, drafting fast; both by keyword."""
     builder, batch = make_builder(), object()
@@ -133,19 +128,16 @@ def test_reorder_batch_threshold(
     assert recorder.reorder_batch_threshold is None
 
 
-def test_no_speculation(make_builder: Any) -> None:
-    """Without speculative config, or in one that lacks the number, the threshold is not raised."""
+def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
+    """Speculation is read where it is supported and configured, and nothing for None."""
     for speculative_config in (None, SimpleNamespace()):
         builder = make_builder()
         builder.vllm_config.speculative_config = speculative_config
         builder._init_reorder_batch_threshold(2, supports_spec_as_decode=True)
         assert 2 == builder.reorder_batch_threshold
-
-
-def test_no_threshold_reads_no_configuration(make_builder: Any) -> None:
-    """None is set whatever the configuration lacks, also in place of an earlier threshold."""
-    builder = make_builder()
-    builder._init_reorder_batch_threshold(3)
+    builder = make_builder("many")
+    builder._init_reorder_batch_threshold(2)
+    assert 2 == builder.reorder_batch_threshold
     builder.vllm_config = None
     builder._init_reorder_batch_threshold(None, supports_spec_as_decode=True)
     assert builder.reorder_batch_threshold is None
@@ -185,20 +177,6 @@ def test_refusals_of_thresholds(
     assert 77 == builder.reorder_batch_threshold
 
 
-@pytest.mark.parametrize("name", ["parallel_config", "speculative_config"])
-def test_thresholds_need_a_configuration(twin: Any, make_builder: Any, name: str) -> None:
-    """A configuration that lacks what is read is refused, and the threshold is as it was."""
-    builder = make_builder(3)
-    fields = {key: value for key, value in vars(builder.vllm_config).items() if key != name}
-    builder.vllm_config = SimpleNamespace(**fields)
-    with pytest.raises(AttributeError, match=name):
-        builder._init_reorder_batch_threshold(2, supports_spec_as_decode=True)
-    assert "reorder_batch_threshold" not in vars(builder)
-    builder.vllm_config = twin.VllmConfig()
-    with pytest.raises(AttributeError, match="decode_context_parallel_size"):
-        builder._init_reorder_batch_threshold(2)
-
-
 class PositionalBuilder:
     """An engine's own builder: remembers what it was given, by position."""
 
@@ -230,12 +208,10 @@ def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
     for i, builder in enumerate(group.metadata_builders):
         assert builder is group.get_metadata_builder(np.int32(i))
     assert group.get_metadata_builder() is group.get_metadata_builder(ubatch_id=0)
-
-
-def test_a_group_has_one_builder(twin: Any) -> None:
-    """There is one builder when no number is given."""
-    group = twin.AttentionGroup.create_with_metadata_builders(Backend, [], None, None, None)
-    assert 1 == len(group.metadata_builders)
+    made = (Backend, layer_names, spec, config, device)
+    assert 1 == len(twin.AttentionGroup.create_with_metadata_builders(*made).metadata_builders)
+    with twin.refuses("ValueError: num_metadata_builders is 0, expected at least 1"):
+        twin.AttentionGroup.create_with_metadata_builders(*made, 0)
 
 
 def test_a_group_is_an_ordinary_dataclass(twin: Any) -> None:
@@ -246,22 +222,3 @@ def test_a_group_is_an_ordinary_dataclass(twin: Any) -> None:
     assert fields == [field.name for field in dataclasses.fields(twin.AttentionGroup)]
     group.layer_names = []
     assert twin.AttentionGroup(Backend, [1], ["layers.0"], None) != group
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (0, "ValueError: num_metadata_builders is 0, expected at least 1"),
-    ],
-)
-def test_refusals_of_a_number_of_builders(twin: Any, number: Any, message: str) -> None:
-    """A number below 1, and what is not an int, is refused before the backend is called."""
-    with twin.refuses(message):
-        twin.AttentionGroup.create_with_metadata_builders(None, [], None, None, None, number)
-
-
-def test_what_is_not_supported_is_not_read(make_builder: Any) -> None:
-    """Without `supports_spec_as_decode` a broken speculative configuration does no harm."""
-    builder = make_builder("many")
-    builder._init_reorder_batch_threshold(2)
-    assert 2 == builder.reorder_batch_threshold

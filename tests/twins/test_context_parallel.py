@@ -35,13 +35,6 @@ def test_examples(
     assert result.dtype == twin.dtype("int32")
 
 
-def test_no_requests_have_a_column_for_each_rank(twin: Any) -> None:
-    """The result keeps its shape, and is new."""
-    assert (0, 3) == twin.get_dcp_local_seq_lens(twin.convert(np.zeros(0, np.int32)), 3).shape
-    seq_lens = twin.int32(4)
-    assert not twin.shares_memory(seq_lens, twin.get_dcp_local_seq_lens(seq_lens, 1, 0))
-
-
 def test_lengths_near_32_bits(twin: Any) -> None:
     """The greatest sequence is shared out without overflow, also by the greatest round."""
     maximum = 2**31 - 1
@@ -53,8 +46,8 @@ def test_lengths_near_32_bits(twin: Any) -> None:
     assert [2**30 - 1] == twin.get_dcp_local_seq_lens(seq_lens, 2, 1, 2**30 - 1).tolist()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("interleave", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("interleave", [1, 5])
 def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) -> None:
     """A rank's length is the number of its positions; strided lengths are read where they are."""
     lengths = list(range(25))
@@ -80,7 +73,6 @@ def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) ->
         ((int32(5, -1),), "ValueError: seq_lens[1] is -1, expected at least 0"),
         ((int32(5), 0), "ValueError: dcp_size is 0, expected 1 to 2147483647"),
         ((int32(5), 2, 2), "ValueError: dcp_rank is 2, expected 0 to 1"),
-        ((int32(5), 2, -1), "ValueError: dcp_rank is -1, expected 0 to 1"),
         (
             (int32(5), 2, 0, 0),
             "ValueError: cp_kv_cache_interleave_size is 0, expected 1 to 2147483647",

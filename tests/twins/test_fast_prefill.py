@@ -31,7 +31,7 @@ def logits_of(indices: list[int], *, padding: int = 0, dtype: Any = np.int64) ->
 
 
 def test_the_fields(twin: Any) -> None:
-    """They are a list of name, type and default; types are classes or unions, no strings."""
+    """They are a list of name, type and default; the protocol requires both of them."""
     assert isinstance(twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS, list)
     (indices, number) = twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
     assert ("logits_indices_padded", None) == (indices[0], indices[2])
@@ -41,13 +41,8 @@ def test_the_fields(twin: Any) -> None:
         "Fast", object, twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
     )
     assert (None, 0) == (cls().logits_indices_padded, cls().num_logits_indices)
-
-
-def test_the_protocol(twin: Any) -> None:
-    """It requires the two attributes, and nothing about their values."""
-    both = {"logits_indices_padded": None, "num_logits_indices": None}
-    assert isinstance(SimpleNamespace(**both), twin.KVSharingFastPrefillMetadata)
-    for name in both:
+    assert isinstance(cls(), twin.KVSharingFastPrefillMetadata)
+    for name in vars(cls()):
         assert not isinstance(SimpleNamespace(**{name: 1}), twin.KVSharingFastPrefillMetadata)
 
 
@@ -117,7 +112,6 @@ def test_corners(
     "changes",
     [
         {"max_query_len": 1, **logits_of([2])},
-        {"max_query_len": np.int64(1), **logits_of([2])},
         {},
         {"max_query_len": 1},
         {"max_query_len": 1, "query_start_loc": None, "logits_indices_padded": 3}
@@ -163,22 +157,11 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
             ),
         ),
         (
-            {"logits_indices_padded": int64(2), "max_query_len": 1},
-            (
-                "ValueError: num_logits_indices is None, but the other logits field is set: "
-                "fast prefill needs both"
-            ),
-        ),
-        (
             {**logits_of([2]), "num_logits_indices": 2},
             (
                 "ValueError: logits_indices_padded has 1 entries, expected at least "
                 "num_logits_indices = 2"
             ),
-        ),
-        (
-            logits_of([2, 2]),
-            "ValueError: logits_indices_padded[1] is 2, expected more than 2 before it",
         ),
         (
             logits_of([2, 4, 3]),
@@ -188,10 +171,6 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
             {**logits_of([2]), "max_query_len": 2},
             "ValueError: max_query_len is 2, less than the query length 3 of request 0",
         ),
-        (
-            {**logits_of([2]), "max_query_len": 2.0},
-            "TypeError: max_query_len must be an int, got 2.0 of float",
-        ),
     ],
 )
 def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
@@ -199,12 +178,3 @@ def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: 
     batch = make_batch([3, 2], [0, 0], padding_tokens=1, **changes)
     with twin.refuses(message):
         fast_prefill_batch(twin, batch)
-
-
-@pytest.mark.parametrize("lacking", ["logits_indices_padded", "seq_lens_cpu"])
-def test_a_metadata_that_lacks_what_is_read(twin: Any, make_batch: Any, lacking: str) -> None:
-    """An engine's own metadata without a field is refused."""
-    values = vars(make_batch([3], [0], **logits_of([2])))
-    own: Any = SimpleNamespace(**{name: values[name] for name in values if name != lacking})
-    with pytest.raises(AttributeError, match=lacking):
-        fast_prefill_batch(twin, own)
