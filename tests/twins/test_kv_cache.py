@@ -67,19 +67,11 @@ ONE_GROUP = (["a", "b"], FULL)
     ("tensors", "groups", "message"),
     [
         (
-            [(6, ["a"])],
+            [(6, ["a", "c"])],
             [ONE_GROUP],
             (
                 "ValueError: kv_cache_tensors must name the layers of kv_cache_groups, missing "
-                "['b'], extra []"
-            ),
-        ),
-        (
-            [(6, ["a", "c", "b"])],
-            [ONE_GROUP],
-            (
-                "ValueError: kv_cache_tensors must name the layers of kv_cache_groups, missing "
-                "[], extra ['c']"
+                "['b'], extra ['c']"
             ),
         ),
         (
@@ -88,19 +80,9 @@ ONE_GROUP = (["a", "b"], FULL)
             "ValueError: kv_cache_tensors[1].shared_by[1] is 'a', a layer that is named before",
         ),
         (
-            [(6, ["a", "b", "b"])],
-            [ONE_GROUP],
-            "ValueError: kv_cache_tensors[0].shared_by[2] is 'b', a layer that is named before",
-        ),
-        (
             [(6, ["a", "b"])],
             [ONE_GROUP, (["b"], FULL)],
             "ValueError: kv_cache_groups[1].layer_names[0] is 'b', a layer that is named before",
-        ),
-        (
-            [(6, ["a"])],
-            [([], FULL), (["a", "a"], FULL)],
-            "ValueError: kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
         ),
     ],
 )
@@ -116,13 +98,10 @@ def test_types_of_configurations(twin: Any) -> None:
     """Tensors and groups come in lists, and an object without them says so."""
     lists: dict[str, Any] = {"kv_cache_tensors": [], "kv_cache_groups": []}
     for name in lists:
-        with pytest.raises(
-            TypeError, match=rf"^kv_cache_config\.{name} must be a list, got tuple$"
-        ):
+        with twin.refuses(f"TypeError: kv_cache_config.{name} must be a list, got tuple"):
             twin._allocate_kv_cache(SimpleNamespace(**{**lists, name: ()}), "cpu")
         with pytest.raises(AttributeError, match=name):
             twin._allocate_kv_cache(SimpleNamespace(**{n: [] for n in lists if n != name}), "cpu")
-    assert twin._allocate_kv_cache(SimpleNamespace(**lists), "cpu") == {}
 
 
 def make_model(twin: Any) -> Any:
@@ -173,8 +152,6 @@ def test_init_binds_all(twin: Any) -> None:
     ("change", "message"),
     [
         ({"runner_kv_caches": [1]}, "ValueError: runner_kv_caches has 1 entries, expected none"),
-        ({"forward_context": {}}, "KeyError: forward_context lacks layer 'layers.0.attn'"),
-        ({"attn_backends": {}}, "KeyError: attn_backends lacks layer 'layers.0.attn'"),
         (
             {"kernel_block_sizes": [3, 4, 4]},
             (
@@ -211,7 +188,3 @@ def test_init_checks_before_it_allocates(twin: Any) -> None:
         "an attention layer where num_attn_module is above 1"
     ):
         twin.init_kv_cache([], {"attn": SimpleNamespace()}, made, {"attn": Backend}, "cpu")
-    with pytest.raises(KeyError, match=r"forward_context lacks layer '0\.attn'"):
-        twin.init_kv_cache(
-            [], {}, config(twin, [(2**62, ["0.attn"])], (["0.attn"], FULL)), {}, "cpu"
-        )

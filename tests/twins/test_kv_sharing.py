@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-import reference
-
 
 def make_groups(twin: Any, *groups: list[str]) -> Any:
     """Return groups of layers, all of one spec, so that only names tell them apart."""
@@ -58,99 +56,61 @@ def test_twice_is_once(twin: Any) -> None:
         assert {name: f"cache {SHARING.get(name, name)}" for name in "abcde"} == caches
 
 
-def test_nothing_shared(twin: Any) -> None:
-    """No sharing layers change nothing."""
-    groups, caches = make_groups(twin, ["a"]), {"a": 1}
-    twin.initialize_kv_cache_for_kv_sharing({}, groups, caches)
-    twin.add_kv_sharing_layers_to_kv_cache_groups({}, groups)
-    assert [["a"]] == names_of(groups)
-    assert {"a": 1} == caches
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("sharing", "message"),
     [
         (
-            {"shared_kv_cache_layers": {"c": "a", "d": "y"}},
+            {"c": "a", "d": "y"},
             "KeyError: shared_kv_cache_layers['d'] is 'y', which kv_cache_groups lack",
         ),
         (
-            {"shared_kv_cache_layers": {"c": "a", "d": "c"}},
+            {"c": "a", "d": "c"},
             (
                 "KeyError: shared_kv_cache_layers['d'] is 'c', which shares a cache itself, "
                 "expected a layer with a cache of its own"
             ),
         ),
         (
-            {"shared_kv_cache_layers": {"c": "a", "a": "c"}},
-            (
-                "KeyError: shared_kv_cache_layers['c'] is 'a', which shares a cache itself, "
-                "expected a layer with a cache of its own"
-            ),
-        ),
-        (
-            {"shared_kv_cache_layers": {"c": "a", "b": "b"}},
+            {"c": "a", "b": "b"},
             "ValueError: shared_kv_cache_layers['b'] is 'b', the layer itself, expected another",
         ),
         (
-            {"shared_kv_cache_layers": {"c": "a", "x": "a"}},
+            {"c": "a", "x": "a"},
             (
                 "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in "
                 "kv_cache_groups[1], the group of 'x'"
             ),
         ),
+        (
+            {"g": "a"},
+            (
+                "ValueError: shared_kv_cache_layers['g'] is 'a', which is not in "
+                "kv_cache_groups[1], the group of 'g'"
+            ),
+        ),
     ],
 )
-def test_refusals(twin: Any, change: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused by both, and nothing has changed."""
-    arguments: dict[str, Any] = {
-        "shared_kv_cache_layers": SHARING,
-        "kv_cache_groups": [
-            reference.KVCacheGroupSpec([*names], reference.KVCacheSpec(16)) for names in ("a", "xb")
-        ],
-        **change,
-    }
-    arguments = twin.convert(arguments)
-    own_arguments: dict[Any, dict[str, Any]] = {
-        twin.initialize_kv_cache_for_kv_sharing: {"kv_caches": dict.fromkeys("abcdexy", 1)},
-        twin.add_kv_sharing_layers_to_kv_cache_groups: {"runner_only_attn_layers": {"z"}},
-    }
-    for function, own in own_arguments.items():
-        before = copy.deepcopy((arguments, own))
+def test_refusals(twin: Any, sharing: dict[str, str], message: str) -> None:
+    """Each violated precondition is refused by both functions, and nothing has changed."""
+    groups = make_groups(twin, ["a", "g"], ["x", "b", "g"])
+    for function, changed in (
+        (twin.initialize_kv_cache_for_kv_sharing, dict.fromkeys("abcdexy", 1)),
+        (twin.add_kv_sharing_layers_to_kv_cache_groups, {"z"}),
+    ):
+        before = copy.deepcopy((groups, changed))
         with twin.refuses(message):
-            function(**arguments, **own)
-        assert before == (arguments, own)
+            function(sharing, groups, changed)
+        assert before == (groups, changed)
 
 
 def test_refusals_of_caches(twin: Any) -> None:
-    """A target without a cache, and caches that are no dict, are refused; nothing has changed."""
+    """A target without a cache, and caches or a set of another type, are refused."""
     groups, caches = make_groups(twin, ["a"], ["x", "b"]), {"b": 1}
     with twin.refuses("KeyError: kv_caches lacks 'a', whose cache layer 'c' shares"):
         twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
-    assert [["a"], ["x", "b"]] == names_of(groups)
     assert {"b": 1} == caches
     with twin.refuses("TypeError: kv_caches must be a dict, got list"):
         twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, [1])
-
-
-@pytest.mark.parametrize(
-    ("runner_only", "got"),
-    [([], "list"), ("z", "'z' of str"), ({}, "dict"), (frozenset(), "frozenset")],
-)
-def test_refusals_of_sets(twin: Any, runner_only: object, got: str) -> None:
-    """What is to be added to must be a set; nothing has changed."""
-    groups = make_groups(twin, ["a"], ["x", "b"])
-    with twin.refuses(f"TypeError: runner_only_attn_layers must be a set or None, got {got}"):
-        twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
+    with twin.refuses("TypeError: runner_only_attn_layers must be a set or None, got list"):
+        twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, [])
     assert [["a"], ["x", "b"]] == names_of(groups)
-
-
-def test_a_layer_in_two_groups_does_not_share(twin: Any) -> None:
-    """A sharing layer in its target's group and in another is refused: it is in another."""
-    groups = make_groups(twin, ["a", "x"], ["c", "x"])
-    with twin.refuses(
-        "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in kv_cache_groups[1], the "
-        "group of 'x'"
-    ):
-        twin.add_kv_sharing_layers_to_kv_cache_groups({"x": "a"}, groups)
-    assert [["a", "x"], ["c", "x"]] == names_of(groups)

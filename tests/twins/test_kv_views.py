@@ -84,15 +84,6 @@ def test_every_order(twin: Any, order: tuple[int, ...]) -> None:
         elements[position] = 0
 
 
-def test_a_cycle_is_not_its_inverse(twin: Any) -> None:
-    """A 3-cycle and its inverse give unlike strides."""
-    spec = reference.AttentionSpec(4, 5, 6, np.int8)
-    cycle = make_view(twin, spec, make_raw(twin, 720), make_backend(1, 2, 0, 3, 4))
-    assert (30, 240, 60, 6, 1) == strides_of(cycle)
-    inverse = make_view(twin, spec, make_raw(twin, 720), make_backend(2, 0, 1, 3, 4))
-    assert (90, 30, 180, 6, 1) == strides_of(inverse)
-
-
 def raise_not_implemented() -> None:
     """Say nothing of an order."""
     raise NotImplementedError
@@ -229,7 +220,6 @@ def test_mamba_of_another_group_moves_blocks(twin: Any) -> None:
     [
         pytest.param(lambda n, *_: (n, 2, n), id="two grow"),
         pytest.param(lambda *_: (240,), id="none grows"),
-        pytest.param(lambda n, *_: (6 - n, 240), id="one shrinks"),
         pytest.param(lambda n, *_: (n,) * n, id="more dimensions"),
     ],
 )
@@ -259,22 +249,6 @@ def test_order_of_layers(twin: Any) -> None:
     assert [(2, 1, 4, 5, 6)] * 2 + [(2, 2, 2, 5, 6)] * 2 == [view.shape for view in views.values()]
     raws["c"][:] = 1
     assert [False, False, True, False] == [bool(view.any()) for view in views.values()]
-
-
-def test_backends_are_classes_or_instances(twin: Any) -> None:
-    """A backend may be a class, whose methods are static."""
-
-    class Backend:
-        """A backend of the usual kind."""
-
-        get_kv_cache_shape = staticmethod(lambda n, b, h, d: (n, 2, b, h, d))
-        get_kv_cache_stride_order = staticmethod(lambda: (0, 2, 1, 3, 4))
-
-    for backend in (Backend, Backend()):
-        view = make_view(
-            twin, reference.AttentionSpec(4, 5, 6, np.int8), make_raw(twin, 720), backend
-        )
-        assert (240, 30, 60, 6, 1) == strides_of(view)
 
 
 SMALL = reference.FullAttentionSpec(4, 1, 6, np.float16)
