@@ -133,22 +133,6 @@ def test_positions_follow_from_the_lengths(twin: Any, make_batch: Any) -> None:
     )
 
 
-def test_counts_are_python_ints(twin: Any, make_batch: Any) -> None:
-    """An engine's NumPy counts come back as ints."""
-    batch = make_batch([2], [5])
-    batch.num_actual_tokens = np.int64(2)
-    virtual = twin.make_local_attention_virtual_batches(np.int16(4), batch, np.int8(2))
-    assert {int} == {
-        type(count)
-        for count in (
-            virtual.num_reqs,
-            virtual.num_actual_tokens,
-            virtual.max_query_len,
-            virtual.max_seq_len,
-        )
-    }
-
-
 def test_lengths_near_32_bits(twin: Any, make_batch: Any) -> None:
     """Lengths and chunks near 2^31 do not overflow."""
     length = twin.int32(2**31 - 1)
@@ -171,7 +155,7 @@ def test_lengths_near_32_bits(twin: Any, make_batch: Any) -> None:
 @pytest.mark.parametrize(
     ("chunk", "block_size", "message"),
     [
-        (4, 3, "ValueError: block_size is 3, expected a divisor of attn_chunk_size 4"),
+        (4, 0, "ValueError: block_size is 0, expected 1 to 2147483647"),
         (4, 8, "ValueError: block_size is 8, expected a divisor of attn_chunk_size 4"),
         (
             4,
@@ -189,9 +173,3 @@ def test_refusals(
     """Sizes that do not fit, and rows too short for them, are refused, in these words."""
     with twin.refuses(message):
         twin.make_local_attention_virtual_batches(chunk, make_batch([2], [5]), block_size)
-
-
-def test_the_block_size_must_be_given(twin: Any, make_batch: Any) -> None:
-    """The default is not a block size at all."""
-    with twin.refuses("ValueError: block_size is 0, expected 1 to 2147483647"):
-        twin.make_local_attention_virtual_batches(4, make_batch([2], [5]))

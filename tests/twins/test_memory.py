@@ -18,14 +18,6 @@ def request(twin: Any, free: object, total: object, utilization: object) -> int:
     return twin.request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=utilization))
 
 
-def test_snapshot(twin: Any) -> None:
-    """A snapshot is an ordinary dataclass of two numbers and perhaps a device."""
-    snapshot = twin.MemorySnapshot(free_memory=5, total_memory=7)
-    assert twin.MemorySnapshot(5, 7, None) == snapshot
-    snapshot.free_memory = "checked by nobody"
-    assert twin.MemorySnapshot("checked by nobody", 7) == snapshot
-
-
 @pytest.mark.parametrize(
     ("total", "utilization", "expected"),
     [
@@ -33,16 +25,11 @@ def test_snapshot(twin: Any) -> None:
         (1001, 0.9, 901),
         (10, 0.7, 7),
         (80 * GIB, 1, 80 * GIB),
-        (80 * GIB, 1.0, 80 * GIB),
         (3, 1e-300, 1),
         (0, 0.5, 0),
         (100, np.float32(0.1), 11),
-        (100, np.float64(0.1), 10),
-        (100, np.int32(1), 100),
         (np.int64(8), 0.5, 4),
         (2**53 + 1, 1.0, 2**53),
-        (99, 0.5, 50),
-        (100, 0.5, 50),
         (80 * GIB, 0.9, 77309411328),
     ],
 )
@@ -72,54 +59,25 @@ def test_more_than_is_free(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "utilization", [0, -0.0, -0.1, 1.0000001, 1.01, 2, 10**400, math.nan, math.inf]
+    "utilization", [0, -0.1, 1.0000001, 10**400, math.nan, math.inf, True, "0.9", None, 0.5j]
 )
-def test_shares_out_of_range(twin: Any, utilization: float) -> None:
-    """A share is more than 0 and at most 1."""
-    with twin.refuses(
-        f"ValueError: cache_config.gpu_memory_utilization is {utilization}, expected more than 0 "
-        "and at most 1"
-    ):
+def test_invalid_shares(twin: Any, utilization: Any) -> None:
+    """A share is an int or a float, more than 0 and at most 1."""
+    if type(utilization) in {int, float}:
+        message = f"ValueError: {{}} is {utilization}, expected more than 0 and at most 1"
+    else:
+        message = f"TypeError: {{}} must be an int or float, got {utilization!r} of "
+        message += type(utilization).__name__
+    with twin.refuses(message.format("cache_config.gpu_memory_utilization")):
         request(twin, 1, 1, utilization)
 
 
-@pytest.mark.parametrize(
-    ("utilization", "got"),
-    [
-        (True, "True of bool"),
-        ("0.9", "'0.9' of str"),
-        (None, "None of NoneType"),
-        (0.5j, "0.5j of complex"),
-        ([0.5], "list"),
-        (np.array(0.5), "array"),
-    ],
-)
-def test_shares_of_other_types(twin: Any, utilization: object, got: str) -> None:
-    """A share is an int or a float."""
-    with twin.refuses(
-        f"TypeError: cache_config.gpu_memory_utilization must be an int or float, got {got}"
-    ):
-        request(twin, 1, 1, twin.convert(utilization))
-
-
 @pytest.mark.parametrize("name", ["free_memory", "total_memory"])
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (-1, "ValueError: init_snapshot.{} is -1, expected 0 to 9223372036854775807"),
-        (
-            2**63,
-            (
-                "ValueError: init_snapshot.{} is 9223372036854775808, expected 0 to "
-                "9223372036854775807"
-            ),
-        ),
-        (1.0, "TypeError: init_snapshot.{} must be an int, got 1.0 of float"),
-        (True, "TypeError: init_snapshot.{} must be an int, got True of bool"),
-    ],
-)
-def test_refusals_of_sizes(twin: Any, name: str, value: object, message: str) -> None:
+@pytest.mark.parametrize("value", [-1, 2**63])
+def test_sizes_out_of_range(twin: Any, name: str, value: int) -> None:
     """Sizes are ints of 63 bits."""
     sizes = {"free_memory": 1, "total_memory": 1, name: value}
-    with twin.refuses(message.format(name)):
+    with twin.refuses(
+        f"ValueError: init_snapshot.{name} is {value}, expected 0 to 9223372036854775807"
+    ):
         twin.request_memory(twin.MemorySnapshot(**sizes), twin.CacheConfig())

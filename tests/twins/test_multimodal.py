@@ -40,9 +40,9 @@ def mask_of(twin: Any, entries: str) -> Any:
     return twin.array([entry == "x" for entry in entries], "bool")
 
 
-@pytest.mark.parametrize("mask", ["", ".", "x", "...", "xxx", "x.x", ".xx.", "xx.xx.xx.x..x"])
+@pytest.mark.parametrize("mask", ["", "...", "xxx", "xx.xx.xx.x..x"])
 @pytest.mark.parametrize("dtype", NAN_BITS)
-@pytest.mark.parametrize("embed_dim", [0, 1, 3, 16])
+@pytest.mark.parametrize("embed_dim", [0, 1, 3])
 def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> None:
     """The `k`-th True entry has row `k`, bit for bit, others the plain NaN; the rows come back."""
     embeds = twin.convert(make_rows(mask.count("x"), embed_dim, dtype))
@@ -59,15 +59,6 @@ def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> Non
     assert bytes_of(twin, embeds) == bytes_of(twin, back)
 
 
-def test_results_are_new(twin: Any) -> None:
-    """Results share nothing with what came in or with each other."""
-    embeds, mask = twin.array([[1, 1], [1, 1]], "float32"), mask_of(twin, "xx")
-    placed = twin.scatter_mm_placeholders(embeds, mask)
-    gathered = twin.gather_mm_placeholders(placed, mask)
-    assert not twin.shares_memory(embeds, placed)
-    assert not twin.shares_memory(placed, gathered)
-
-
 def test_strided(twin: Any) -> None:
     """Views are read as they are seen, and nothing is changed."""
     store = twin.convert(np.arange(24, dtype=np.float64).reshape(4, 6))
@@ -76,15 +67,6 @@ def test_strided(twin: Any) -> None:
     every_other = twin.gather_mm_placeholders(placed[::3], mask_of(twin, ".?x")[::2])
     assert [[13.0, 15.0, 17.0]] == every_other.tolist()
     assert np.arange(24).tolist() == store.reshape(-1).tolist()
-
-
-@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64", "float16", "uint8"])
-def test_gather_takes_any_dtype(twin: Any, dtype: str) -> None:
-    """Rows are copied whatever they are."""
-    placeholders = twin.array([[0, 1], [1, 0], [1, 1]], dtype)
-    gathered = twin.gather_mm_placeholders(placeholders, mask_of(twin, "x.x"))
-    assert placeholders.dtype == gathered.dtype
-    assert placeholders[[0, 2]].tolist() == gathered.tolist()
 
 
 @pytest.mark.parametrize("anything", [np.zeros((2, 3)), np.zeros(7, np.int32), [1, 2], None])
@@ -99,12 +81,10 @@ ROWS = np.zeros((2, 3), np.float32)
 BAD_MASKS = [
     ([True, True], "is_embed must be an array, got list"),
     (np.ones(2, np.uint8), "is_embed must be a vector of bool, got uint8 of shape (2,)"),
-    (np.array([0, 1]), "is_embed must be a vector of bool, got int64 of shape (2,)"),
     (
         np.ones((2, 1), np.bool_),
         "is_embed must be a vector of bool, got bool of shape (2, 1)",
     ),
-    (np.zeros((), np.bool_), "is_embed must be a vector of bool, got bool of shape ()"),
 ]
 
 
@@ -120,17 +100,12 @@ def test_masks_that_are_none(twin: Any, function: str, is_embed: Any, message: s
     ("embeds", "mask", "message"),
     [
         (ROWS, "x..", "ValueError: embeds has 2 rows, but is_embed has 1 True entries"),
-        (ROWS, "xxx", "ValueError: embeds has 2 rows, but is_embed has 3 True entries"),
         (ROWS[:1], "xx", "ValueError: embeds has 1 rows, but is_embed has 2 True entries"),
-        (ROWS[:0], "x", "ValueError: embeds has 0 rows, but is_embed has 1 True entries"),
         (ROWS, "", "ValueError: embeds has 2 rows, but is_embed has 0 entries"),
-        *(
-            (
-                ROWS.astype(dtype),
-                "xx",
-                f"TypeError: embeds must be of a dtype that has NaN, got {dtype}",
-            )
-            for dtype in ("int32", "bool", "complex64")
+        (
+            ROWS.astype(np.int32),
+            "xx",
+            "TypeError: embeds must be of a dtype that has NaN, got int32",
         ),
     ],
 )
@@ -143,7 +118,6 @@ def test_refusals_of_scatter(twin: Any, embeds: Any, mask: str, message: str) ->
 @pytest.mark.parametrize(
     ("placeholders", "mask", "message"),
     [
-        (ROWS, "x", "ValueError: is_embed has 1 entries, but placeholders has 2 rows"),
         (ROWS, "xx.", "ValueError: is_embed has 3 entries, but placeholders has 2 rows"),
         (ROWS[:1], "xx", "ValueError: is_embed has 2 entries, but placeholders has 1 rows"),
     ],
@@ -181,7 +155,6 @@ CAUSE = "; the likely cause is the model's embedding method"
     ("mm_embeddings", "expected_num_items", "message"),
     [
         ([ROWS], 2, f"ValueError: mm_embeddings has 1 items, expected 2{CAUSE}"),
-        (np.zeros((2, 2, 3)), 1, f"ValueError: mm_embeddings has 2 items, expected 1{CAUSE}"),
         (
             ROWS,
             2,
@@ -191,22 +164,9 @@ CAUSE = "; the likely cause is the model's embedding method"
             ),
         ),
         (
-            np.zeros(()),
-            0,
-            (
-                f"ValueError: mm_embeddings has shape (), expected 3 dimensions, 2 for each "
-                f"item{CAUSE}"
-            ),
-        ),
-        (
             [ROWS, ROWS[None]],
             2,
             f"ValueError: mm_embeddings[1] has shape (1, 2, 3), expected 2 dimensions{CAUSE}",
-        ),
-        (
-            [ROWS[0]],
-            1,
-            f"ValueError: mm_embeddings[0] has shape (3,), expected 2 dimensions{CAUSE}",
         ),
     ],
 )

@@ -77,29 +77,10 @@ def test_what_decides_not_is_not_read(twin: Any) -> None:
     assert True is twin.is_residual_scattered_for_sp(whole, 8)
 
 
-@pytest.mark.parametrize(
-    ("changes", "num_input_tokens", "message"),
-    [
-        (
-            {},
-            6,
-            (
-                "ValueError: num_input_tokens is 6, expected a multiple of the 4 "
-                "tensor-parallel ranks: the runner pads it where sequence parallelism is on"
-            ),
-        ),
-    ],
-)
-def test_refusals(twin: Any, changes: dict[str, Any], num_input_tokens: Any, message: str) -> None:
-    """Each wrong argument is refused, in these words."""
-    with twin.refuses(message):
-        twin.is_residual_scattered_for_sp(make_config(twin, **changes), num_input_tokens)
-
-
-@pytest.mark.parametrize("lacking", ["compilation_config", "parallel_config"])
-def test_a_configuration_that_lacks_what_is_read(twin: Any, lacking: str) -> None:
-    """An engine that has no such configuration is refused."""
-    config = make_config(twin)
-    setattr(config, lacking, None)
-    with pytest.raises(AttributeError):
-        twin.is_residual_scattered_for_sp(config, 8)
+def test_tokens_that_ranks_do_not_divide(twin: Any) -> None:
+    """The number of tokens must be a multiple of the ranks."""
+    with twin.refuses(
+        "ValueError: num_input_tokens is 6, expected a multiple of the 4 tensor-parallel ranks: "
+        "the runner pads it where sequence parallelism is on"
+    ):
+        twin.is_residual_scattered_for_sp(make_config(twin), 6)

@@ -69,7 +69,6 @@ def test_kernel_blocks_with_context_parallelism(twin: Any) -> None:
         pytest.param(np.zeros((0, 2)), [0], [], [], id="no rows"),
         pytest.param(np.zeros((2, 0)), [0, 0], [1, 2], [-1, -1], id="no columns"),
         pytest.param(TABLE, [0], [-7, 99], [-1, -1], id="padding alone, never looked at"),
-        pytest.param(TABLE, [0, 0, 0], [], [], id="requests of no tokens"),
         pytest.param(TABLE, [0, 1, 1], [3, -7, 2**40], [19, -1, -1], id="padding behind"),
         pytest.param(TABLE, [0, 1], [3], [19], id="more rows than requests"),
         pytest.param(TABLE, [0, 4], [3, 0, 0, 2], [19, 10, 10, 18], id="positions in any order"),
@@ -136,10 +135,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
             "ValueError: kernel_block_size is 3, expected a divisor of block_size 2",
         ),
         (
-            {"kernel_block_size": 4},
-            "ValueError: kernel_block_size is 4, expected a divisor of block_size 2",
-        ),
-        (
             {"cp_world_size": 2**30},
             (
                 "ValueError: block_size 2 times cp_world_size 1073741824 is 2147483648, expected "
@@ -157,10 +152,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
         (
             {"query_start_loc": int32(0, 3, 2)},
             "ValueError: query_start_loc[2] is 2, less than 3 before it",
-        ),
-        (
-            {"query_start_loc": int32(0, -1, 4)},
-            "ValueError: query_start_loc[1] is -1, less than 0 before it",
         ),
         (
             {"query_start_loc": int32()},
@@ -206,20 +197,15 @@ def test_refusals_of_slots(twin: Any, changes: dict[str, Any], message: str) -> 
 
 def test_out_that_is_an_input(twin: Any) -> None:
     """Slots are not written over what they are computed from, nor over a part of it."""
-    both = twin.int64(*POSITIONS, *[77] * 4)
-    table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
-    for out in (both[:4], both[3:7]):
+    both, memory = twin.int64(*POSITIONS, *[77] * 4), twin.int64(*[0] * 8)
+    table = memory.view(twin.dtype("int32"))[:4].reshape(2, 2)
+    table[:] = twin.array(TABLE, "int32")
+    for out in (both[:4], both[3:7], memory[1:]):
         with twin.refuses(
             "ValueError: out shares memory with an input, expected memory of its own"
         ):
-            twin.compute_slot_mapping(table, starts, both[:4], 2, out=out)
-    memory = twin.int64(*[0] * 8)
-    table = memory.view(twin.dtype("int32"))[:4].reshape(2, 2)
-    table[:] = twin.array(TABLE, "int32")
-    with twin.refuses("ValueError: out shares memory with an input, expected memory of its own"):
-        twin.compute_slot_mapping(table, starts, both[:4], 2, out=memory[1:])
-    assert POSITIONS == both[:4].tolist()
-    assert TABLE == table.tolist()
+            twin.compute_slot_mapping(table, twin.int32(*STARTS), both[:4], 2, out=out)
+    assert (POSITIONS, TABLE) == (both[:4].tolist(), table.tolist())
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
@@ -268,14 +254,6 @@ def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
             3,
             (
                 "ValueError: block_ids[1, 0] is 42, expected 0 to 41, as each is 3 kernel blocks "
-                "in int8"
-            ),
-        ),
-        (
-            np.array([[3, 64]], np.int8),
-            2,
-            (
-                "ValueError: block_ids[0, 1] is 64, expected 0 to 63, as each is 2 kernel blocks "
                 "in int8"
             ),
         ),

@@ -74,7 +74,6 @@ def test_create_past_32_bits(twin: Any) -> None:
 @pytest.mark.parametrize(
     ("counts", "split_points", "message"),
     [
-        (int32(), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
         (int64(0, 0), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
         (
             np.ma.MaskedArray([3], mask=False),
@@ -82,7 +81,6 @@ def test_create_past_32_bits(twin: Any) -> None:
             "TypeError: num_scheduled_tokens must be a NumPy array, got MaskedArray",
         ),
         (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
-        (int64(3), [2, 1], "ValueError: split_points[1] is 1, expected more than 2 before it"),
     ],
 )
 def test_refusals_of_create(twin: Any, counts: object, split_points: object, message: str) -> None:
@@ -104,20 +102,10 @@ def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> 
     assert not twin.shares_memory(result, starts)
 
 
-@pytest.mark.parametrize(
-    ("request_slice", "message"),
-    [
-        (slice(0, 3, 2), "ValueError: request_slice.step is 2, expected None or 1"),
-    ],
-)
-def test_refusals_of_slice_starts(twin: Any, request_slice: object, message: str) -> None:
-    """Each violated precondition is refused with its message."""
-    with twin.refuses(message):
-        twin.slice_query_start_locs(twin.int32(0, 4, 14, 19), request_slice)
-
-
-def test_refusals_of_starts(twin: Any) -> None:
-    """What is sliced must be the starts of requests."""
+def test_refusals_of_slice_starts(twin: Any) -> None:
+    """What is sliced must be the starts of requests, without a step."""
+    with twin.refuses("ValueError: request_slice.step is 2, expected None or 1"):
+        twin.slice_query_start_locs(twin.int32(0, 4, 14, 19), slice(0, 3, 2))
     with twin.refuses("ValueError: query_start_loc is empty, expected num_reqs + 1 entries"):
         twin.slice_query_start_locs(twin.int32(), slice(0, 0))
     with twin.refuses("ValueError: query_start_loc[2] is 3, less than 4 before it"):
@@ -199,13 +187,6 @@ def test_counts_are_python_ints(twin: Any, make_batch: Any) -> None:
     assert {int} == {type(count) for count in counts}
 
 
-def test_padding_behind_an_idle_request(twin: Any, make_batch: Any) -> None:
-    """A slice of padding may name a request without tokens that later requests follow."""
-    batch = make_batch([0, 4], [0, 0], padding_tokens=2)
-    part = twin._make_metadata_with_slice(twin.convert(ubatch(0, 1, 4, 6)), batch)
-    assert [0, 0] == part.query_start_loc.tolist()
-
-
 def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
     """Tokens of a slice may pass the last request's end; they belong to nobody."""
     batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
@@ -248,7 +229,6 @@ def test_what_is_not_wholly_in_the_padding(
 @pytest.mark.parametrize(
     ("one", "message"),
     [
-        (ubatch(0, 0, 0, 4), "ValueError:  is empty: requests 0 to 0, tokens 0 to 4"),
         (ubatch(0, 1, 4, 4), "ValueError:  is empty: requests 0 to 1, tokens 4 to 4"),
         (ubatch(0, 3, 0, 20), "ValueError: .token_slice.stop is 20, expected 0 to 19"),
         (
@@ -256,20 +236,9 @@ def test_what_is_not_wholly_in_the_padding(
             "ValueError: .token_slice starts at 4, expected it inside request 0, tokens 0 to 4",
         ),
         (
-            ubatch(1, 2, 3, 9),
-            "ValueError: .token_slice starts at 3, expected it inside request 1, tokens 4 to 14",
-        ),
-        (
             ubatch(0, 1, 0, 5),
             (
                 "ValueError: .request_slice stops at 1, but tokens 4 to 5 of token_slice are "
-                "of later requests"
-            ),
-        ),
-        (
-            ubatch(0, 2, 0, 16),
-            (
-                "ValueError: .request_slice stops at 2, but tokens 14 to 16 of token_slice are "
                 "of later requests"
             ),
         ),
@@ -294,24 +263,19 @@ def test_refusals_of_a_slice(twin: Any, make_batch: Any, one: Any, message: str)
 
 
 def test_other_refusals(twin: Any, make_batch: Any) -> None:
-    """The batch is validated, slices come in a list, and an object without them says so."""
+    """The batch is validated, and slices come in a list; an engine's own metadata serves."""
     batch = make_batch(QUERY_LENS, COMPUTED)
     with twin.refuses("TypeError: ubatch_slices must be a list, got tuple"):
         twin.split_attn_metadata((twin.convert(ubatch(0, 3, 0, 19)),), batch)
-    with pytest.raises(AttributeError, match="request_slice"):
-        twin._make_metadata_with_slice(SimpleNamespace(), batch)
     own = SimpleNamespace(**vars(batch))
     part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 2, 4, 14)), own)
     assert twin.CommonAttentionMetadata is type(part)
-    del own.causal
-    with pytest.raises(AttributeError, match="causal"):
-        twin._make_metadata_with_slice(twin.convert(ubatch(1, 2, 4, 14)), own)
     batch.max_seq_len = 16
-    with twin.refuses(
-        "ValueError: max_seq_len is 16, less than the sequence length 17 of request 1"
+    for call in (
+        lambda: twin.split_attn_metadata([], batch),
+        lambda: twin._make_metadata_with_slice(twin.convert(ubatch(0, 3, 0, 19)), batch),
     ):
-        twin.split_attn_metadata([], batch)
-    with twin.refuses(
-        "ValueError: max_seq_len is 16, less than the sequence length 17 of request 1"
-    ):
-        twin._make_metadata_with_slice(twin.convert(ubatch(0, 3, 0, 19)), batch)
+        with twin.refuses(
+            "ValueError: max_seq_len is 16, less than the sequence length 17 of request 1"
+        ):
+            call()
