@@ -79,24 +79,24 @@ def test_frozen_values(twin: Any, spec: Any) -> None:
     assert (int, type(spec)) == (type(copied.block_size), type(copied))
 
 
-def test_pages_of_mla(twin: Any) -> None:
+@pytest.mark.parametrize(
+    ("num_kv_heads", "dtype", "cache_dtype_str", "expected"),
+    [
+        (1, np.float16, None, 64 * 1 * 576 * 2),
+        (2, np.int8, None, 64 * 2 * 576 * 1),
+        (1, np.uint8, "fp8", 64 * 576),
+        (2, np.uint8, "fp8_ds_mla", 64 * 656),
+        (2, np.float32, "fp8_ds_mla", 64 * 656),
+    ],
+)
+def test_pages_of_mla(
+    twin: Any, num_kv_heads: int, dtype: Any, cache_dtype_str: str | None, expected: int
+) -> None:
     """A page of MLA has one latent for each position; in one format it has bytes of its own."""
-    assert (
-        64 * 1 * 576 * 2
-        == twin.MLAAttentionSpec(64, 1, 576, twin.convert(np.float16)).page_size_bytes
+    spec = twin.MLAAttentionSpec(
+        64, num_kv_heads, 576, twin.convert(dtype), cache_dtype_str=cache_dtype_str
     )
-    assert (
-        64 * 2 * 576 * 1 == twin.MLAAttentionSpec(64, 2, 576, twin.convert(np.int8)).page_size_bytes
-    )
-    for dtype in (np.uint8, np.float32):
-        spec = twin.MLAAttentionSpec(64, 2, 576, twin.convert(dtype), None, None, "fp8_ds_mla")
-        assert 64 * 656 == spec.page_size_bytes
-    assert (
-        64 * 576
-        == twin.MLAAttentionSpec(
-            64, 1, 576, twin.convert(np.uint8), None, None, "fp8"
-        ).page_size_bytes
-    )
+    assert expected == spec.page_size_bytes
 
 
 def test_pages_of_mamba(twin: Any) -> None:

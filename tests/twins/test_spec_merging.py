@@ -32,11 +32,7 @@ CHUNK = reference.ChunkedLocalAttentionSpec(*FIELDS, 8)
             [MAMBA, reference.MambaSpec(16, [[3, 4], [5]], MAMBA.dtypes)],
             MAMBA,
         ),
-        (
-            reference.SlidingWindowSpec,
-            [WINDOW] * 3,
-            WINDOW,
-        ),
+        (reference.SlidingWindowSpec, [WINDOW] * 3, WINDOW),
         (reference.FullAttentionSpec, [FULL], FULL),
         (reference.FullAttentionSpec, [FULL, NEAR, FULL, NEAR], NEAR),
         (reference.FullAttentionSpec, [CHUNKED, FULL], CHUNKED),
@@ -83,11 +79,7 @@ def test_merge_makes_its_own_class(twin: Any) -> None:
         ),
         (reference.KVCacheSpec, [], "specs is empty, expected at least 1 spec"),
         (reference.KVCacheSpec, [FULL, NEAR], "specs[1] is FullAttentionSpec("),
-        (
-            reference.KVCacheSpec,
-            [FULL, CROSS],
-            "specs[1] is CrossAttentionSpec(",
-        ),
+        (reference.KVCacheSpec, [FULL, CROSS], "specs[1] is CrossAttentionSpec("),
         (reference.FullAttentionSpec, [], "specs is empty, expected at least 1 spec"),
         (reference.MLAAttentionSpec, [], "specs is empty, expected at least 1 spec"),
         (
@@ -118,37 +110,21 @@ def test_merge_makes_its_own_class(twin: Any) -> None:
                 ("dtype", ml_dtypes.bfloat16),
             )
         ),
-        (
-            reference.FullAttentionSpec,
-            [NEAR, FULL, dataclasses.replace(FULL, sliding_window=9)],
+        *(
             (
-                "specs have sliding_window [8, 9] and attention_chunk_size [], expected at "
-                "most 1 number in all"
-            ),
-        ),
-        (
-            reference.FullAttentionSpec,
-            [CHUNKED, dataclasses.replace(FULL, attention_chunk_size=9)],
-            (
-                "specs have sliding_window [] and attention_chunk_size [8, 9], expected at "
-                "most 1 number in all"
-            ),
-        ),
-        (
-            reference.FullAttentionSpec,
-            [NEAR, CHUNKED],
-            (
-                "specs have sliding_window [8] and attention_chunk_size [8], expected at "
-                "most 1 number in all"
-            ),
-        ),
-        (
-            reference.FullAttentionSpec,
-            [dataclasses.replace(NEAR, attention_chunk_size=9)],
-            (
-                "specs have sliding_window [8] and attention_chunk_size [9], expected at "
-                "most 1 number in all"
-            ),
+                reference.FullAttentionSpec,
+                specs,
+                (
+                    f"specs have sliding_window {windows} and attention_chunk_size {chunks}, "
+                    "expected at most 1 number in all"
+                ),
+            )
+            for specs, windows, chunks in (
+                ([NEAR, FULL, dataclasses.replace(FULL, sliding_window=9)], [8, 9], []),
+                ([CHUNKED, dataclasses.replace(FULL, attention_chunk_size=9)], [], [8, 9]),
+                ([NEAR, CHUNKED], [8], [8]),
+                ([dataclasses.replace(NEAR, attention_chunk_size=9)], [8], [9]),
+            )
         ),
         (
             reference.MLAAttentionSpec,
@@ -186,13 +162,7 @@ def test_types_of_merge(twin: Any, cls: type[Any]) -> None:
         ([FULL, reference.FullAttentionSpec(16, 7, 9, np.int8), NEAR, MLA], True),
         ([MLA, FULL], True),
         ([FULL, CROSS], False),
-        (
-            [
-                CROSS,
-                reference.CrossAttentionSpec(16, 7, 9, np.int8),
-            ],
-            True,
-        ),
+        ([CROSS, reference.CrossAttentionSpec(16, 7, 9, np.int8)], True),
         ([CROSS, FULL], False),
         ([WINDOW, reference.SlidingWindowSpec(16, 7, 9, np.int8, 8)], True),
         ([WINDOW, reference.SlidingWindowSpec(*FIELDS, 9)], False),
