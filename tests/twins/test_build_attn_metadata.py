@@ -171,20 +171,6 @@ def test_no_requests(twin: Any) -> None:
     assert [0] == batch.query_start_loc.tolist()
 
 
-def test_no_groups(twin: Any) -> None:
-    """Where nothing is cached there is nothing to build."""
-    call = make_call(
-        twin,
-        attn_metadata_builders=[],
-        block_tables=(),
-        slot_mappings=[],
-        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
-    )
-    assert {} == twin.build_attn_metadata(**call)
-    call["slot_mappings"] = twin.convert(np.zeros((0, 7), np.int64))
-    assert {} == twin.build_attn_metadata(**call)
-
-
 def test_groups_without_layers_and_layers_of_two_groups(twin: Any) -> None:
     """A group without layers is built too; of two groups' metadata a layer has the last."""
     groups = [SimpleNamespace(layer_names=names) for names in (["a", "b"], [], ["a"])]

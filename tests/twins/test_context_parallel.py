@@ -46,23 +46,6 @@ def test_lengths_near_32_bits(twin: Any) -> None:
     assert [2**30 - 1] == twin.get_dcp_local_seq_lens(seq_lens, 2, 1, 2**30 - 1).tolist()
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("interleave", [1, 5])
-def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) -> None:
-    """A rank's length is the number of its positions; strided lengths are read where they are."""
-    lengths = list(range(25))
-    expected = [
-        [sum(p // interleave % size == rank for p in range(s)) for rank in range(size)]
-        for s in lengths
-    ]
-    seq_lens = twin.array([[s, 99] for s in lengths], "int32")[:, 0]
-    all_ranks = twin.get_dcp_local_seq_lens(seq_lens, size, None, interleave)
-    assert expected == all_ranks.tolist()
-    for rank in range(size):
-        of_rank = twin.get_dcp_local_seq_lens(seq_lens, size, rank, interleave)
-        assert [row[rank] for row in expected] == of_rank.tolist()
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

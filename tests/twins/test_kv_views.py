@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -38,25 +36,6 @@ def test_the_example(twin: Any) -> None:
     )
     assert (2, 3, 4, 5, 6) == view.shape
     assert (24, 240, 6, 48, 1) == strides_of(view)
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(np.float16, np.float32, np.int8, np.uint8),
-        *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
-    ],
-)
-def test_dtypes(twin: Any, dtype: type[np.generic]) -> None:
-    """The view is of the spec's dtype, over the very bytes, and can be written."""
-    spec = reference.AttentionSpec(4, 5, 6, dtype)
-    raw = make_raw(twin, 3 * spec.page_size_bytes)
-    view = make_view(twin, spec, raw, make_backend(1, 3, 0, 2, 4))
-    itemsize = np.dtype(dtype).itemsize
-    assert twin.convert(dtype) == view.dtype
-    assert (24, 240, 6, 48, 1) == strides_of(view)
-    view[1, 2, 3, 4, 5] = 1
-    assert [] != places(raw) == [place for place in places(raw) if place >= len(raw) - itemsize]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -114,23 +93,6 @@ def test_calls_of_backends(twin: Any) -> None:
     packed = reference.MLAAttentionSpec(4, 1, 576, np.uint8, cache_dtype_str="fp8_ds_mla")
     backend = make_backend(make_shape=lambda n, tokens, *_: [n, np.int64(tokens), 656])
     assert (2, 4, 656) == make_view(twin, packed, make_raw(twin, 2 * 4 * 656), backend).shape
-
-
-def test_errors_of_backends_come_through(twin: Any) -> None:
-    """Only that there is no order is taken for an answer; other errors are the backend's."""
-    backend = make_backend()
-    backend.get_kv_cache_stride_order = lambda: SimpleNamespace().order
-    with pytest.raises(AttributeError, match="order"):
-        make_view(twin, FULL, make_raw(twin, PAGE), backend)
-    with pytest.raises(AttributeError, match="get_kv_cache_shape"):
-        make_view(twin, FULL, make_raw(twin, PAGE), SimpleNamespace())
-    with pytest.raises(NotImplementedError):
-        make_view(
-            twin,
-            FULL,
-            make_raw(twin, PAGE),
-            make_backend(make_shape=lambda *_: raise_not_implemented()),
-        )
 
 
 def test_no_blocks(twin: Any) -> None:

@@ -108,20 +108,6 @@ def test_a_table_of_no_columns(twin: Any, make_batch: Any) -> None:
     assert [[0, 0, 0], [0, 0, 0]] == virtual.block_table_tensor.tolist()
 
 
-def test_no_requests(twin: Any, make_batch: Any) -> None:
-    """A batch of no requests has no virtual ones, and its tables keep their shape."""
-    virtual = twin.make_local_attention_virtual_batches(6, make_batch([], [], padding_tokens=3), 2)
-    virtual.validate(block_size=2)
-    assert [0] == virtual.query_start_loc.tolist()
-    assert (0, 3) == virtual.block_table_tensor.shape
-    assert (0, 3, 0, 0) == (
-        virtual.num_reqs,
-        virtual.num_actual_tokens,
-        virtual.max_query_len,
-        virtual.max_seq_len,
-    )
-
-
 def test_positions_follow_from_the_lengths(twin: Any, make_batch: Any) -> None:
     """After fast prefill computed tokens say less than s - q; the last positions are meant."""
     batch = make_batch([2], [5], num_computed_tokens_cpu=twin.int32(1))

@@ -244,16 +244,14 @@ def test_unpadded_cuts_every_field(twin: Any, make_batch: Any) -> None:
             assert twin.shares_memory(value, getattr(metadata, name)), name
 
 
-def test_unpadded_keeps_the_class_and_python_ints(twin: Any, make_batch: Any) -> None:
-    """A subclass's metadata is cut to one of the same subclass; counts are ints."""
+def test_unpadded_keeps_the_class(twin: Any, make_batch: Any) -> None:
+    """A subclass is cut to one of the same subclass, with ints as counts, also to nothing."""
     subclass = type("Ours", (twin.CommonAttentionMetadata,), {})
-    metadata = subclass(**vars(make_batch([2], [3])))
-    cut = metadata.unpadded(np.int64(2), np.int32(1))
-    assert type(cut) is subclass
-    assert type(cut.num_actual_tokens) is type(cut.num_reqs) is int
-    nothing = metadata.unpadded(0, 0)
-    nothing.validate(block_size=2)
-    assert [0] == nothing.query_start_loc.tolist()
+    metadata = subclass(**vars(make_batch([2, 3], [3, 5])))
+    cut = metadata.unpadded(np.int64(0), np.int32(0))
+    cut.validate(block_size=2)
+    assert [0] == cut.query_start_loc.tolist()
+    assert [subclass, int, int] == [*map(type, (cut, cut.num_actual_tokens, cut.num_reqs))]
 
 
 @pytest.mark.parametrize(

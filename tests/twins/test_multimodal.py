@@ -59,16 +59,6 @@ def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> Non
     assert bytes_of(twin, embeds) == bytes_of(twin, back)
 
 
-def test_strided(twin: Any) -> None:
-    """Views are read as they are seen, and nothing is changed."""
-    store = twin.convert(np.arange(24, dtype=np.float64).reshape(4, 6))
-    placed = twin.scatter_mm_placeholders(store[::2, 1::2], mask_of(twin, "x?.?.?x?")[::2])
-    assert [[1.0, 3.0, 5.0], [13.0, 15.0, 17.0]] == placed[[0, 3]].tolist()
-    every_other = twin.gather_mm_placeholders(placed[::3], mask_of(twin, ".?x")[::2])
-    assert [[13.0, 15.0, 17.0]] == every_other.tolist()
-    assert np.arange(24).tolist() == store.reshape(-1).tolist()
-
-
 @pytest.mark.parametrize("anything", [np.zeros((2, 3)), np.zeros(7, np.int32), [1, 2], None])
 def test_without_a_mask(twin: Any, anything: Any) -> None:
     """Without a mask both hand back what they got, and look at nothing."""
@@ -126,26 +116,6 @@ def test_refusals_of_gather(twin: Any, placeholders: Any, mask: str, message: st
     """Placeholders of another kind or number are refused, in these words."""
     with twin.refuses(message):
         twin.gather_mm_placeholders(twin.convert(placeholders), mask_of(twin, mask))
-
-
-@pytest.mark.parametrize(
-    ("mm_embeddings", "expected_num_items"),
-    [
-        ([], 0),
-        ((), np.int64(0)),
-        ([ROWS, np.zeros((0, 7), np.int8)], 2),
-        ((ROWS,), 1),
-        (np.zeros((4, 2, 3)), 4),
-        (np.zeros((0, 2, 3)), 0),
-    ],
-)
-def test_encoder_outputs_that_are_fine(
-    twin: Any, mm_embeddings: Any, expected_num_items: int
-) -> None:
-    """So many matrices, in a list, a tuple or an array, are fine."""
-    assert None is twin.sanity_check_mm_encoder_outputs(
-        twin.convert(mm_embeddings), expected_num_items
-    )
 
 
 CAUSE = "; the likely cause is the model's embedding method"

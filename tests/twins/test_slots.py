@@ -217,18 +217,6 @@ def test_map_of_the_example(twin: Any, dtype: str) -> None:
     assert twin.dtype(dtype) == result.dtype
 
 
-@pytest.mark.parametrize(
-    ("shape", "n", "expected_shape"),
-    [((0,), 3, (0,)), ((2, 3), 2, (2, 6)), ((2, 0, 3), 4, (2, 0, 12)), ((2, 0), 2**31 - 1, (2, 0))],
-)
-def test_map_shapes(
-    twin: Any, shape: tuple[int, ...], n: int, expected_shape: tuple[int, ...]
-) -> None:
-    """Only the last dimension grows."""
-    block_ids = twin.convert(np.zeros(shape, np.int32))
-    assert expected_shape == twin.map_to_kernel_blocks(block_ids, n).shape
-
-
 def test_map_of_rows(twin: Any) -> None:
     """Each row is mapped by itself, strided or not; with one kernel block it is copied."""
     block_ids = twin.array([[1, 9, 0], [2, 9, 3]], "int32")[:, ::2]

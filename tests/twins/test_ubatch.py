@@ -177,16 +177,6 @@ def test_what_must_be_made_anew(twin: Any, make_batch: Any) -> None:
     assert not twin.shares_memory(part.query_start_loc, batch.query_start_loc)
 
 
-def test_counts_are_python_ints(twin: Any, make_batch: Any) -> None:
-    """An engine's NumPy counts come back as ints."""
-    batch = make_batch([0], [3], padding_tokens=2, max_query_len=np.int32(7))
-    batch.num_actual_tokens, batch.max_seq_len = np.int64(2), np.int64(8)
-    part = twin._make_metadata_with_slice(twin.convert(ubatch(0, 1, 0, 2)), batch)
-    counts = (part.num_reqs, part.num_actual_tokens, part.max_query_len, part.max_seq_len)
-    assert (1, 2, 7, 8) == counts
-    assert {int} == {type(count) for count in counts}
-
-
 def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
     """Tokens of a slice may pass the last request's end; they belong to nobody."""
     batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
