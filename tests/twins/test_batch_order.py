@@ -201,6 +201,15 @@ def test_three_regions_read_no_prompts(twin: Any) -> None:
     [
         ({}, {"a": 9}, 3, "KeyError: num_scheduled_tokens has no request 'b', which is req_ids[1]"),
         (
+            {},
+            {"a": 9, "b": -1},
+            3,
+            (
+                "ValueError: num_scheduled_tokens of req_ids[1] is -1, expected 0 to "
+                "9223372036854775807"
+            ),
+        ),
+        (
             {"num_computed_tokens_cpu": int64(0)},
             {"a": 9, "b": 1},
             3,

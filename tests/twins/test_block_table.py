@@ -172,9 +172,16 @@ def test_dummies_clear_everything(twin: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"req_indices": (0, 1)}, "TypeError: req_indices must be a list, got tuple"),
+        ({"req_indices": [0, 1.0]}, "TypeError: req_indices[1] must be an int, got 1.0 of float"),
         ({"req_indices": [0, 4]}, "IndexError: req_indices[1] is 4, expected 0 to 3"),
         ({"req_indices": [1, 1]}, "ValueError: req_indices[1] is 1, the same as req_indices[0]"),
         ({"overwrite": [False]}, "ValueError: overwrite has 1 entries, expected 2"),
+        ({"overwrite": [False, 1]}, "TypeError: overwrite[1] must be a bool, got 1 of int"),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]},
+            "TypeError: cu_num_new_blocks[1] must be a list, got tuple",
+        ),
         (
             {"cu_num_new_blocks": [[0, 1, 3]]},
             "ValueError: cu_num_new_blocks has 1 entries, expected 2",
@@ -241,6 +248,7 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
         ("move_row", (0, -1), "IndexError: dst is -1, expected 0 to 3"),
         ("swap_rows", (4, 4), "IndexError: a is 4, expected 0 to 3"),
         ("swap_rows", (0, -1), "IndexError: b is -1, expected 0 to 3"),
+        ("swap_rows", (0, True), "TypeError: b must be an int, got True of bool"),
         ("clear_row", (4,), "IndexError: r is 4, expected 0 to 3"),
         ("get_dummy_block_tables", (5,), "ValueError: num_reqs is 5, expected 0 to 4"),
         ("get_dummy_slot_mappings", (7,), "ValueError: num_tokens is 7, expected 0 to 6"),
@@ -253,6 +261,16 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
             "gather_block_tables",
             (np.zeros(5, np.int32),),
             "ValueError: idx_mapping has 5 entries, expected at most 4",
+        ),
+        (
+            "gather_block_tables",
+            (np.zeros(2, np.int64),),
+            "TypeError: idx_mapping must be int32, got int64",
+        ),
+        (
+            "compute_slot_mappings",
+            (int32(0, 1), int64(8)),
+            "ValueError: positions[0] is 8 and needs column 4, but block_table has 4 columns",
         ),
         (
             "compute_slot_mappings",

@@ -214,8 +214,8 @@ STARTS, LENS = int32(0, 2, 5, 5), int32(5, 8, 0)
             "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
         ),
         (
-            {"slot_mappings": np.zeros((3, 7), np.int64)},
-            "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
+            {"slot_mappings": np.zeros((2, 6), np.int64)},
+            "ValueError: slot_mappings[0] has 6 entries, expected at least 7",
         ),
         (
             {"slot_mappings": SLOTS},
@@ -267,3 +267,11 @@ def test_refusals(twin: Any, changes: dict[str, Any], message: str) -> None:
     with twin.refuses(message):
         twin.build_attn_metadata(**call)
     assert not any(builder.calls for builder in call["attn_metadata_builders"])
+
+
+def test_a_group_without_names(twin: Any) -> None:
+    """A group that does not say its layers is refused."""
+    call = make_call(twin)
+    call["kv_cache_config"].kv_cache_groups[1] = SimpleNamespace()
+    with pytest.raises(AttributeError, match="layer_names"):
+        twin.build_attn_metadata(**call)

@@ -157,6 +157,13 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
             ),
         ),
         (
+            {"logits_indices_padded": int64(2), "max_query_len": 1},
+            (
+                "ValueError: num_logits_indices is None, but the other logits field is set: "
+                "fast prefill needs both"
+            ),
+        ),
+        (
             {**logits_of([2]), "num_logits_indices": 2},
             (
                 "ValueError: logits_indices_padded has 1 entries, expected at least "

@@ -76,7 +76,7 @@ def test_binding_order(twin: Any) -> None:
     kv_caches["1.mixer"] = [twin.convert(np.zeros(7)), twin.convert(np.zeros(8))]
     layers = make_layers("other", *sorted(names))
     runner_kv_caches: list[Any] = []
-    twin.bind_kv_cache(kv_caches, layers, runner_kv_caches)
+    twin.bind_kv_cache(kv_caches, layers, runner_kv_caches, None)
     expected = ["1.mixer", "2.self_attn", "2.cross_attn", "10.attn"]
     for name, kv_cache in zip(expected, runner_kv_caches, strict=True):
         assert kv_cache is kv_caches[name]

@@ -36,6 +36,8 @@ from conformance.targets import TARGETS
         ("check_list", (1,), "TypeError: x must be a list, got tuple"),
         ("check_list", "ab", "TypeError: x must be a list, got str"),
         ("check_list", np.zeros(2), "TypeError: x must be a list, got array"),
+        ("check_int", np.zeros(2), "TypeError: x must be an int, got array"),
+        ("check_int", object(), "TypeError: x must be an int, got object of object"),
         ("check_int", np.dtype("int8"), "TypeError: x must be an int, got dtype int8"),
         ("check_dtype", "int8", "TypeError: x must be a supported dtype, got 'int8' of str"),
         ("check_dtype", None, "TypeError: x must be a supported dtype, got None of NoneType"),

@@ -42,14 +42,15 @@ def mask_of(twin: Any, entries: str) -> Any:
 
 @pytest.mark.parametrize("mask", ["", "...", "xxx", "xx.xx.xx.x..x"])
 @pytest.mark.parametrize("dtype", NAN_BITS)
-@pytest.mark.parametrize("embed_dim", [0, 1, 3])
+@pytest.mark.parametrize("embed_dim", [0, 1, 3, 16])
 def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> None:
     """The `k`-th True entry has row `k`, bit for bit, others the plain NaN; the rows come back."""
     embeds = twin.convert(make_rows(mask.count("x"), embed_dim, dtype))
     is_embed = mask_of(twin, mask)
     with twin.checked():
         placed = twin.scatter_mm_placeholders(embeds, is_embed)
-        back = twin.gather_mm_placeholders(placed, is_embed)
+    back = twin.gather_mm_placeholders(placed, is_embed)
+    assert bytes_of(twin, placed) == bytes_of(twin, twin.scatter_mm_placeholders(embeds, is_embed))
     assert ((len(mask), embed_dim), embeds.shape) == (placed.shape, back.shape)
     assert embeds.dtype == placed.dtype == back.dtype
     nan = NAN_BITS[dtype].to_bytes(np.dtype(dtype).itemsize, "little")
@@ -116,6 +117,15 @@ def test_refusals_of_gather(twin: Any, placeholders: Any, mask: str, message: st
     """Placeholders of another kind or number are refused, in these words."""
     with twin.refuses(message):
         twin.gather_mm_placeholders(twin.convert(placeholders), mask_of(twin, mask))
+
+
+@pytest.mark.parametrize(
+    ("mm_embeddings", "num_items"),
+    [((), 0), ([ROWS, np.zeros((0, 7), np.int8)], 2), (np.zeros((4, 2, 3)), 4)],
+)
+def test_encoder_outputs_that_are_fine(twin: Any, mm_embeddings: Any, num_items: int) -> None:
+    """So many matrices, in a list, a tuple or an array, are fine."""
+    twin.sanity_check_mm_encoder_outputs(twin.convert(mm_embeddings), num_items)
 
 
 CAUSE = "; the likely cause is the model's embedding method"

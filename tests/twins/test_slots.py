@@ -218,12 +218,14 @@ def test_map_of_the_example(twin: Any, dtype: str) -> None:
 
 
 def test_map_of_rows(twin: Any) -> None:
-    """Each row is mapped by itself, strided or not; with one kernel block it is copied."""
+    """Each row is mapped by itself, strided or empty too; with one kernel block it is copied."""
     block_ids = twin.array([[1, 9, 0], [2, 9, 3]], "int32")[:, ::2]
     assert [[2, 3, 0, 1], [4, 5, 6, 7]] == twin.map_to_kernel_blocks(block_ids, 2).tolist()
     same = twin.map_to_kernel_blocks(block_ids, 1)
     assert block_ids.tolist() == same.tolist()
     assert not twin.shares_memory(same, block_ids)
+    nothing = twin.convert(np.zeros((2, 0), np.int32))
+    assert (2, 0) == twin.map_to_kernel_blocks(nothing, 2**31 - 1).shape
 
 
 def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:

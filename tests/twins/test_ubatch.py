@@ -81,6 +81,7 @@ def test_create_past_32_bits(twin: Any) -> None:
             "TypeError: num_scheduled_tokens must be a NumPy array, got MaskedArray",
         ),
         (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
+        (int64(9), [7, 8, 8], "ValueError: split_points[2] is 8, expected more than 8 before it"),
     ],
 )
 def test_refusals_of_create(twin: Any, counts: object, split_points: object, message: str) -> None:
