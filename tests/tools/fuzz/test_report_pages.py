@@ -37,7 +37,6 @@ from tools.fuzz.report.record import PastNight
 from tools.fuzz.report.tally import with_tables
 from tools.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, night_charts
 
-
 # The page.
 
 
