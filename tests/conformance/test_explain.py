@@ -43,7 +43,6 @@ def test_a_function_is_explained() -> None:
         "conformance/test_ubatch.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
         "conformance/invalid_inputs/ubatch.py",
-        "conformance/interpretations/ubatch.py",
     ):
         assert part in text, part
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
