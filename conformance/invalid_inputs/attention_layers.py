@@ -38,7 +38,7 @@ NOWHERE = "layers.99.attn"
 """A layer that there is not."""
 
 BAD = "layers.77.attn"
-"""A layer with something wrong, put beside those of a valid call."""
+"""A layer with something wrong, added to those of a valid call."""
 
 CONFIG: dict[str, Kind] = {
     "vllm_config": Object(reads="compilation_config"),
@@ -120,7 +120,7 @@ def _group(call: Call, change: Callable[[GroupPlan], Group]) -> Call | None:
     if not call.facts:
         return None
     names, spec, layers = change(call.facts[-1])
-    bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # whatever
+    bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # invalid names too
     group = replaced("kv_cache_config.kv_cache_groups[-1]", bad)
     return in_turn(with_layers(layers), group)(call)
 

@@ -26,7 +26,7 @@ from conformance.strategies.presets import Preset
 def groups(draw: st.DrawFn, preset: Preset) -> tuple[Layer, ...]:
     """Draw a step as several KV cache groups see it: blocks of different sizes, from one pool.
 
-    Some have sliding windows, and of these some have given up the blocks behind.
+    Some groups have sliding windows, and some of those have freed the blocks before the window.
     """
     count = draw(st.sampled_from((2, 2, 3, 1)))
     first = draw(layers(preset, is_causal=True))
@@ -223,7 +223,7 @@ def in_kernel_blocks(layer: Layer, size: int) -> Layer:
 def _backends(
     draw: st.DrawFn, names: list[list[str]], *, is_one_tensor: bool
 ) -> dict[str, Backend]:
-    """Draw backends that order shape and memory in any way, one for a group but seldom.
+    """Draw backends that order shape and memory in any way, usually one for each group.
 
     Over one tensor those of all groups must lay each block out within the same bytes.
     """

@@ -32,7 +32,7 @@ class Operation:
         refused: What is wrong with it, None where it is valid.
         error: The class of the exception that it gets then.
         argument: The name that the exception's message must mention.
-        is_value: Whether that is in the values of a tensor, looked at in checked mode only.
+        is_value: Whether that is in the values of a tensor, which are checked in checked mode only.
         overwrites: What the caller writes into the results of earlier calls just before it.
     """
 
