@@ -18,10 +18,10 @@ class Actor:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def do(self, act: Callable[[], object]) -> Any:
+    def do(self, act: Callable[[], object], seconds: float = 60) -> Any:
         """Have the thread do something, and return what came of it."""
         self._acts.put(act)
-        answer, error = self._answers.get(timeout=60)
+        answer, error = self._answers.get(timeout=seconds)
         if error is not None:
             raise error
         return answer

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,22 @@ class ChangeTracker:
     @contextlib.contextmanager
     def idle_step(self) -> Iterator[None]:
         """Make all that arguments show 0 inside, as an idle step leaves a runner's buffers."""
+        contents = {}
         for memory in self.memories.values():
             zero = np.zeros((), memory.drawn.dtype)
-            memory.write(np.where(memory.is_seen(), zero, memory.drawn))
+            contents[id(memory.source)] = np.where(memory.is_seen(), zero, memory.drawn)
+        with self.holding(contents):
+            yield
+
+    @contextlib.contextmanager
+    def holding(self, contents: Mapping[int, Array]) -> Iterator[None]:
+        """Let memory hold something else inside, as when a caller fills its buffers again.
+
+        Args:
+            contents: What it holds, by the id of the drawn memory.
+        """
+        for memory in self.memories.values():
+            memory.write(contents.get(id(memory.source), memory.drawn))
         yield
         for memory in self.memories.values():
             memory.write(memory.drawn)

@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
+from conformance.conditions.condition_checks import in_any_memory, under_conditions
 from conformance.contracts import Contract, InvalidInput
 from conformance.devices import refuses_wrong_device
 from conformance.evaluation import check_answers, check_refusal, check_stays_inside
@@ -47,6 +48,9 @@ def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
 def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
     """Yield the checks of a contract, with what is added to its name in the names of tests."""
     yield "", same_answer(contract)
+    if contract.has_arrays:
+        yield "_in_any_memory", in_any_memory(contract)
+    yield "_under_conditions", under_conditions(contract)
     if contract.invalid_inputs:
         yield "_refuses", same_refusal(contract)
     yield from (("_laws", check) for check in law_checks(contract))

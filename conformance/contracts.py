@@ -83,11 +83,12 @@ class Contract:
         has_kernel: Whether it has a kernel, so that it is run in the simulator again.
         has_device_path: Whether it goes another way on a device without a kernel of its own, so
             that this way is run on `sim` again.
+        has_arrays: Whether its arguments hold arrays whose layout and contents a caller may choose.
         takes_objects: Whether it takes objects (a metadata, slices) for which a caller's own with
             the same attributes serve.
         laws: Names of the laws that hold for it; `law_checks` tests them.
         interpretation: How its arguments and results are read as a batch, which is what laws are
-            about.
+            about; from `conformance.interpretations`.
     """
 
     function: str
@@ -105,6 +106,7 @@ class Contract:
     shows: Callable[[Any], object] | None = None
     has_kernel: bool = False
     has_device_path: bool = False
+    has_arrays: bool = False
     takes_objects: bool = False
     laws: Sequence[str] = ()
     interpretation: Interpretation | None = None

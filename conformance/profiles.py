@@ -21,6 +21,8 @@ class Kind(enum.Enum):
     SAME_ANSWER = "same answer"
     SAME_REFUSAL = "same refusal"
     LAW = "law"
+    MEMORY = "memory"
+    CONDITIONS = "conditions"
     STATEFUL = "stateful"
 
 
@@ -38,6 +40,8 @@ class Profile:
         name: What `--profile` calls it.
         same_answer_examples: Examples of each "same answer" check, targets with a simulator apart.
         other_examples: Examples of every other check, and of every check in the simulator.
+        memory_examples: Examples of each check in any memory, each in several layouts.
+        condition_examples: Examples of each check under conditions, each of a thousand calls.
         is_random: Whether each run draws new examples.
         seed: What the draws of all checks come from; None for a new one each time.
         requires_coverage: Whether a coverage goal that no example reached fails the run.
@@ -52,6 +56,8 @@ class Profile:
     is_random: bool = False
     requires_coverage: bool = True
     seed: int | None = 0
+    memory_examples: int = 25
+    condition_examples: int = 4
     stateful_examples: int = 20
     simulated_stateful_examples: int = 5
     shrink_seconds: float = 16
@@ -69,6 +75,10 @@ class Profile:
         """
         plenty = kind is Kind.SAME_ANSWER and not simulated
         number = self.same_answer_examples if plenty else self.other_examples
+        if kind is Kind.CONDITIONS or (kind is Kind.MEMORY and simulated):
+            number = self.condition_examples
+        elif kind is Kind.MEMORY:
+            number = self.memory_examples
         return self._settings(number, shrink=shrink)
 
     def stateful_settings(
@@ -116,6 +126,8 @@ PROFILES = {
             25,
             25,
             requires_coverage=False,
+            memory_examples=3,
+            condition_examples=1,
             stateful_examples=3,
             simulated_stateful_examples=1,
         ),
@@ -128,6 +140,8 @@ PROFILES = {
             seed=None,
             stateful_examples=1000,
             simulated_stateful_examples=100,
+            memory_examples=2000,
+            condition_examples=300,
             shrink_seconds=600,
         ),
     )

@@ -36,13 +36,17 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
         call: The call, shrunk.
         target: The name of the target that answered otherwise.
         difference: The first difference.
+        condition: Under which it was called, if not alone: "after refused calls".
     """
 
-    def __init__(self, call: Call, target: str, difference: Difference) -> None:
+    def __init__(
+        self, call: Call, target: str, difference: Difference, condition: str = ""
+    ) -> None:
         self.call, self.target, self.difference = call, target, difference
         where = locate(call, difference)
         super().__init__(
-            f"{call.function} on {target}: another {difference.verdict.value}\n"
+            f"{call.function} on {target}{condition and f', {condition}'}:"
+            f" another {difference.verdict.value}\n"
             f"    {difference.line}{f'  ({where})' if where else ''}\n"
             f"{render(call)}"
         )
@@ -163,13 +167,3 @@ def _table(columns: dict[str, list[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def first_line(error: BaseException, default: str = "") -> str:
-    r"""Return an exception as one line, with a default for an empty message.
-
-    >>> first_line(ValueError("one\ntwo")), first_line(AssertionError(), "an int")
-    ('ValueError: one', 'AssertionError: an int')
-    """
-    message = str(error).strip() or default
-    return f"{type(error).__name__}: {message.partition(chr(10))[0]}"

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from conformance.cases.compared import case_of_failure
-from conformance.encoding import folder_for, write_case
+from conformance.encoding import write_case
+from conformance.folders import folder_for
 from conformance.gpu_context import ContextLostError
 from conformance.properties import Check
 from conformance.script import script_of

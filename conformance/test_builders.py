@@ -178,6 +178,7 @@ test_build_for_drafting = Contract(
         "a later step of the draft": lambda call: call["draft_index"] > 0,
     },
     compares_views=True,
+    has_arrays=True,
 )
 
 

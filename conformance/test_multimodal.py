@@ -96,6 +96,7 @@ test_scatter_mm_placeholders = Contract(
     aliases=(Alias("", Relation.SAME, "embeds", _has_no_mask), OUT),
     has_kernel=True,
     on_device=("is_embed", "out"),
+    has_arrays=True,
 )
 
 
@@ -116,6 +117,7 @@ test_gather_mm_placeholders = Contract(
     aliases=(Alias("", Relation.SAME, "placeholders", _has_no_mask), OUT),
     has_kernel=True,
     on_device=("is_embed", "out"),
+    has_arrays=True,
 )
 
 

@@ -39,6 +39,7 @@ test_reshape_query_for_spec_decode = Contract(
     },
     invalid_inputs=QUERY_INVALID_INPUTS,
     aliases=(Alias("", Relation.VIEW, "query"),),
+    has_arrays=True,
 )
 
 
@@ -72,6 +73,7 @@ test_reshape_attn_output_for_spec_decode = Contract(
         Alias("", Relation.VIEW, "attn_output"),
         Alias("", Relation.SAME, "attn_output", _has(3)),
     ),
+    has_arrays=True,
 )
 
 

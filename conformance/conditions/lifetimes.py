@@ -1,0 +1,61 @@
+"""Lifetimes: a function keeps nothing alive that was passed to it, or that it returned."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from conformance.calls import Call
+from conformance.comparison import Difference, Verdict
+from conformance.conditions.expected import Expected
+from conformance.contracts import Contract
+from conformance.report import Mismatch
+from conformance.targets import Target
+from conformance.values import walk
+
+
+def check_lifetimes(contract: Contract, target: Target, call: Call) -> None:
+    """Raise `Mismatch` if something outlives a call that nothing but the implementation has.
+
+    Args:
+        contract: The contract of the function.
+        target: What is called.
+        call: A valid call.
+    """
+    __tracebackhide__ = True
+    gc.freeze()  # so that only what the call makes is searched for garbage
+    watched = _call_and_forget(contract, target, call)
+    if any(is_alive() for _, is_alive in watched):
+        gc.collect()
+    gc.unfreeze()
+    for path, is_alive in watched:
+        if is_alive():
+            expected = "freed when the caller drops it"
+            difference = Difference(Verdict.IDENTITY, path, None, "kept alive", expected)
+            raise Mismatch(call, target.name, difference)
+
+
+def _call_and_forget(contract: Contract, target: Target, call: Call) -> list[tuple[str, Any]]:
+    invocation = Expected.of(contract, call).invocation(target)
+    result = invocation.run()
+    values = [*invocation.arguments.items(), ("result", result)]
+    return [watched for path, value in values for watched in _watched(value, path)]
+
+
+def _watched(value: object, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays and objects of a value, each with a function that says if it is alive."""
+    for where, part in walk(value, path):
+        if isinstance(part, torch.Tensor):
+            yield where, _storage_reference(part)
+        elif not isinstance(part, type) and type(part).__weakrefoffset__:
+            yield where, weakref.ref(part)
+
+
+def _storage_reference(tensor: torch.Tensor) -> Any:
+    """Return a function that says whether the memory of a tensor is still held."""
+    handle = tensor.untyped_storage()._weak_ref()  # noqa: SLF001  # as torch.multiprocessing does
+    return lambda: not torch.UntypedStorage._expired(handle)  # noqa: SLF001  # likewise
