@@ -3,9 +3,8 @@
 `pytest conformance -n auto` tests `fast`. The parts of a run:
 
 - `contracts`: what is stated about a function, from which `checks` makes tests; `evaluation`
-  compares the results of one call;
-- `laws`: statements that hold for every function whose contract names them; `interpretations`: how
-  the arguments and results of such a function are interpreted as a batch;
+  compares the results of one call; `properties`: what else each `test_x.py` states;
+- `laws`: statements about batches that hold for every function whose contract names them;
 - `strategies`: valid inputs; `invalid_inputs`: the same inputs with one violated precondition;
 - `targets`: what is under test, and on which device; `conversion` converts values for it;
 - `comparison`: the exact comparison; `report`: the message of a difference;

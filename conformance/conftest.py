@@ -25,7 +25,7 @@ from conformance.goals import COVERAGE
 from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
-from conformance.summary import CHECKED, RUN, Run
+from conformance.summary import CHECKED, RUN, Run, properties_of
 
 collect_ignore = ["failures"]
 """Reproduction scripts, which are named after tests but are not tests."""
@@ -218,7 +218,7 @@ class _Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a test."""
-        properties = dict(report.user_properties)
+        properties = properties_of(report)
         if "function" in properties and (report.when == "call" or report.failed):
             self.run.note(report, str(properties["function"]), str(properties["target"]))
 

@@ -88,7 +88,7 @@ class Contract:
             the same attributes serve.
         laws: Names of the laws that hold for it; `law_checks` tests them.
         interpretation: How its arguments and results are read as a batch, which is what laws are
-            about; from `conformance.interpretations`.
+            about.
     """
 
     function: str

@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 
 from conformance.cases.check import CaseCheck, case_check
-from conformance.encoding import Json, read_json, write_case
-from conformance.folders import folder_for
+from conformance.encoding import Json, folder_for, read_json, write_case
 
 CORPUS = Path(__file__).with_name("corpus")
 """The corpus of this project."""

@@ -7,18 +7,18 @@ which exists without a GPU. Code that reads a tensor on it gets a different erro
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
 from conformance.contracts import Contract
-from conformance.evaluation import is_named
+from conformance.evaluation import exception_of, is_named
 from conformance.invocations import Invocation
 from conformance.properties import Check, law
 from conformance.report import Mismatch
-from conformance.targets import RAISED, Target
+from conformance.targets import Target
 
 OTHER_DEVICE = "meta"
 """A device that no tensor of a valid call is on."""
@@ -42,28 +42,15 @@ def refuses_wrong_device(contract: Contract) -> Check:
     def check(target: Target, call: Call) -> None:
         """A tensor on another device than the others is refused, by name."""
         __tracebackhide__ = True
-        for path in contract.on_device:
-            if _has(call, path) and _takes(target, call, path):
-                for checked in (True, False):
-                    _check_refused(target, call, path, checked=checked)
+        for path in filter(functools.partial(_has, call), contract.on_device):
+            for checked in (True, False):
+                _check_refused(target, call, path, checked=checked)
 
     return check
 
 
 def _has(call: Call, path: str) -> bool:
     return _follow({**call.arguments, **call.hints}, path.split(".")) is not None
-
-
-def _takes(target: Target, call: Call, path: str) -> bool:
-    """Return whether a target has the field, or the keyword of a hint."""
-    first, *fields = path.split(".")
-    if not target.missing_fields.isdisjoint(fields):
-        return False
-    return first not in call.hints or first in _parameters(target, call)
-
-
-def _parameters(target: Target, call: Call) -> Sequence[str]:
-    return [*inspect.signature(target.lookup(call.function)).parameters]
 
 
 def _follow(arguments: dict[str, Any], parts: Sequence[str]) -> Any:
@@ -77,6 +64,9 @@ def _check_refused(target: Target, call: Call, path: str, *, checked: bool) -> N
     __tracebackhide__ = True
     invocation = Invocation(target, call)
     *owners, name = path.split(".")
+    is_taken = path not in call.hints or invocation.takes(path)
+    if name in target.missing_fields or not is_taken:
+        return
     held = invocation.hints if path in invocation.hints else invocation.arguments
     tensor = _follow(held, path.split(".")).to(OTHER_DEVICE)
     if owners:
@@ -100,14 +90,11 @@ def check_refuses_wrong_device(
     """
     __tracebackhide__ = True
     name = path.rpartition(".")[2]
-    try:
-        with target.running(checked=checked):
-            run()
-        got = "a result"
-    except RAISED as error:  # every exception is evaluated
-        if is_named(ValueError, name, error):
-            return
-        got = f"raised {type(error).__name__}: {error}"
+    with target.running(checked=checked):
+        error = exception_of(run)
+    if is_named(ValueError, name, error):
+        return
+    got = "a result" if error is None else f"raised {type(error).__name__}: {error}"
     mode = "" if checked else ", with checks off"
     expected = f"ValueError naming {name} ({path} is on the device {OTHER_DEVICE!r}{mode})"
     raise Mismatch(call, target.name, Difference(Verdict.OUTCOME, "the call", None, got, expected))

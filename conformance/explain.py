@@ -248,12 +248,9 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
         if Kind.SAME_ANSWER in {check.kind for _, check in entry.checks}:
             found.append(("strategy", _place_of(contract.calls)))
         if contract.invalid_inputs:
-            modules = dict.fromkeys(_file_of(invalid.change) for invalid in contract.invalid_inputs)
-            found += [("invalid inputs", place) for place in modules if "invalid_inputs" in place]
-        if contract.interpretation is not None:
-            parts = filter(callable, vars(contract.interpretation).values())
-            places = dict.fromkeys(_file_of(part) for part in parts)
-            found += [("interpretation", place) for place in places if "interpretations" in place]
+            names = [path.name.removeprefix("test_") for path in entry.files]
+            modules = [Path(__file__).parent / "invalid_inputs" / name for name in names]
+            found += [("invalid inputs", _place(path)) for path in modules if path.exists()]
     return list(dict.fromkeys(found))
 
 
@@ -263,11 +260,6 @@ def _place_of(function: Callable[..., Any]) -> str:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     return f"{_place(Path(file))}, {name}" if file is not None else name
-
-
-def _file_of(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    return _place(Path(code.co_filename)) if code is not None else ""
 
 
 def _place(path: Path, line: int | None = None) -> str:

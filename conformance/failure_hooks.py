@@ -12,7 +12,7 @@ from conformance.corpus import add_to_corpus
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
 from conformance.properties import FAILURES, Check
-from conformance.report import Mismatch
+from conformance.report import Mismatch, first_line
 from conformance.reports.failure import describe_failure
 from conformance.reproduction import attach_reproduction, forget_reproduction, replay_command
 from conformance.shrinking import ShrinkBudgets, without_shrink_warning
@@ -36,6 +36,7 @@ class FailureHooks:
         self._shrink_budgets = ShrinkBudgets(run.profile.shrink_seconds)
         self._folder = config.getoption("--failures")
         self._stores = config.getoption("--corpus-add")
+        self._reports = config.getoption("--report") is not None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
@@ -63,13 +64,17 @@ class FailureHooks:
         """Note what a failed check used and what differs; store its example."""
         check, target = item.stash[CHECKED]
         uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP)
-        found = error.difference.line if isinstance(error, Mismatch) else _first_line(error, check)
+        if isinstance(error, Mismatch):
+            found = error.difference.line
+        else:
+            found = first_line(error, check.description)
         failure = FAILURES[-1] if FAILURES else None
         item.user_properties += [
             ("uses", ",".join(uses)),
             ("difference", found),
-            ("failure", describe_failure(failure, error)),
         ]
+        if self._reports:
+            item.user_properties.append(("failure", describe_failure(failure, error)))
         if isinstance(check, CaseCheck):
             if check.path is not None:
                 item.user_properties.append(("replay", replay_command(check.path, target)))
@@ -98,8 +103,3 @@ def _store(where: str, failure: tuple[Check, Any, BaseException]) -> str:
         return str(add_to_corpus(case_of_failure(check, where, example, error)))
     except (TypeError, ValueError, OSError) as store_error:
         return f"cannot be stored: {store_error}"
-
-
-def _first_line(error: BaseException, check: Check | CaseCheck) -> str:
-    message = str(error).strip() or check.description  # a plain `assert` may say nothing
-    return f"{type(error).__name__}: {message.partition(chr(10))[0]}"

@@ -167,3 +167,13 @@ def _table(columns: dict[str, list[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def first_line(error: BaseException, default: str = "") -> str:
+    r"""Return an exception as one line, with a default for an empty message.
+
+    >>> first_line(ValueError("one\ntwo")), first_line(AssertionError(), "an int")
+    ('ValueError: one', 'AssertionError: an int')
+    """
+    message = str(error).strip() or default
+    return f"{type(error).__name__}: {message.partition(chr(10))[0]}"

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from conformance.cases.compared import case_of_failure
-from conformance.encoding import write_case
-from conformance.folders import folder_for
+from conformance.encoding import folder_for, write_case
 from conformance.gpu_context import ContextLostError
 from conformance.properties import Check
 from conformance.script import script_of

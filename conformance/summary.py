@@ -189,7 +189,7 @@ class Run:
         found = []
         for report in self.outcomes.get((function, target), []):
             if report.failed:
-                used = dict(report.user_properties).get("uses", "")
+                used = properties_of(report).get("uses", "")
                 names = {_root(name) for name in str(used).split(",")}
                 found.append((report, frozenset(names & rows)))
         return found
@@ -255,7 +255,7 @@ class Run:
 
         def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | str, ...]:
             report, used = failure
-            found = dict(report.user_properties)
+            found = properties_of(report)
             is_error = re.match(r"\w+: ", str(found.get("difference", "Error: "))) is not None
             is_law = found.get("kind") == "law"
             return len(used) > 1, "minimal" not in report.nodeid, is_error, is_law, report.nodeid
@@ -281,7 +281,7 @@ class Run:
             failed = self.failed_tests(function, target)
             if failed:
                 others = self.failing_with(function, target)
-                found = dict(failed[0].user_properties)
+                found = properties_of(failed[0])
                 if others:
                     yield f"fails with {', '.join(others)}: {function} on {target}"
                 else:
@@ -289,7 +289,7 @@ class Run:
                 for name in ("script", "replay"):
                     if name in found and not others:
                         yield f"  {name}: {found[name]}"
-            stored = [dict(report.user_properties).get("stored") for report in failed]
+            stored = [properties_of(report).get("stored") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
                 yield f"  stored: {path}"
 
@@ -297,6 +297,11 @@ class Run:
 def _root(name: str) -> str:
     """Return the class of a method, or the name of a function."""
     return name.partition(".")[0]
+
+
+def properties_of(report: pytest.TestReport) -> dict[str, Any]:
+    """Return the user properties of a test."""
+    return dict(report.user_properties)
 
 
 def skip_reason(report: pytest.TestReport) -> str:

@@ -35,21 +35,20 @@ class _Tables:
         self.tables = twin.lookup("BlockTables")(**arguments)
 
     def do(self, method: str, **arguments: Any) -> Any:
+        """Call a method and return its result."""
+        return self.perform(Operation(method, arguments))
+
+    def perform(self, operation: Operation) -> Any:
         """Do an operation and return its result."""
-        result = perform(self.twin, self.tables, Operation(method, arguments))
+        result = perform(self.twin, self.tables, operation)
         if isinstance(result, Exception):
             raise result
         return result
 
     def append(self, rows: list[list[tuple[int, ...]]], *, overwrite: bool) -> None:
         """Append blocks to the requests' rows, of each group."""
-        self.do(
-            "append_block_ids",
-            req_indices=list(self.slots),
-            cu_num_new_blocks=[[0, *accumulate(map(len, of_group))] for of_group in rows],
-            new_block_ids=[[block for row in of_group for block in row] for of_group in rows],
-            overwrite=[overwrite] * len(self.slots),
-        )
+        overwrites = [overwrite] * len(self.slots)
+        self.perform(Operation.appending(list(self.slots), rows, overwrites))
 
     def move(self, first: int, second: int) -> None:
         """Swap two requests' rows, or move one to an empty place."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,54 @@ import numpy as np
 from conformance.calls import Call
 from conformance.comparison import torch_dtype
 from conformance.contracts import Contract
-from conformance.interpretations.attn_metadata import GROUPS, given_to
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.laws.access import as_reference
+from conformance.laws.access import Access, as_reference
+from conformance.laws.changes import Change
+from conformance.laws.interpretation import Interpretation, Reader
 from conformance.properties import law
+from conformance.strategies.arrays import guarded
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_GOALS, METADATA_GOALS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
+
+
+def given_to(built: Any) -> Any:
+    """Return the metadata that a builder got."""
+    return built.keywords["common_attn_metadata"]
+
+
+def _groups(reader: Reader, call: Call) -> Iterator[Access]:
+    found = reader.answer(call)
+    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
+        yield reader.access(given_to(found[names[0]]), batch.layout)
+
+
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the call of the next step in the same buffers, with changed batches."""
+    batches = tuple(change(batch) for batch in call.facts.batches)
+    batch, tails = change(call.facts.batch), call.facts.tail
+
+    def buffer(name: str, values: tuple[int, ...]) -> Buffer:
+        return Buffer(name, *(guarded((*values, *tail), np.int32) for tail in tails))
+
+    call = call.replacing(
+        num_reqs=batch.num_reqs,
+        num_tokens=batch.num_actual_tokens,
+        query_start_loc=buffer("query_start_loc", batch.starts),
+        seq_lens=buffer("seq_lens", batch.seq_lens),
+        num_computed_tokens_cpu=guarded(batch.reported_computed_tokens(), np.int32),
+        block_tables=[group.block_table() for group in batches],
+        slot_mappings=[group.slot_mapping() for group in batches],
+        **dict.fromkeys(BOUNDS),  # the changed batch has other maxima
+    )
+    step = dataclasses.replace(call.facts, batches=batches, batch=batch)
+    return dataclasses.replace(call, facts=step)
+
+
+GROUPS = Interpretation(_groups, _with_change, groups=lambda call: call.facts.batches)
+"""Of `build_attn_metadata`: a part for each KV cache group."""
 
 
 def _of_batch() -> dict[str, Any]:

@@ -19,11 +19,11 @@ from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import (
     divisors,
     is_of_attention,
-    kind_of,
     multiple_of_calls,
     prepare_calls,
     select_calls,
 )
+from conformance.strategies.kv_cache_spec import kind_of
 from conformance.targets import REFERENCE, Target
 
 test_multiple_of = Contract(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,21 +16,134 @@ from conformance.calls import Call
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
-from conformance.interpretations.block_table import GATHERED_GROUPS, gathering
 from conformance.invalid_inputs.block_table import (
     CONSTRUCTOR_INVALID_INPUTS,
     INVALID_OPERATIONS,
     REFUSALS,
 )
+from conformance.laws.access import Access
+from conformance.laws.changes import Change
+from conformance.laws.interpretation import Interpretation, Reader
 from conformance.properties import law
 from conformance.sessions import construct, perform, session_check
+from conformance.strategies import cached as st
+from conformance.strategies.attn_metadata import regrouped
+from conformance.strategies.batches import Batch, batches
 from conformance.strategies.block_table import (
     TABLE_EVENTS,
     Operation,
     Session,
     block_tables_sessions,
 )
+from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step of a runner with block tables.
+
+    Attributes:
+        batches: The batch of each KV cache group.
+        seed: Determines the row of each request.
+    """
+
+    batches: tuple[Batch, ...]
+    seed: int
+
+    @property
+    def request_slots(self) -> list[int]:
+        """Return the row of each request; one row is not used."""
+        slots = list(range(self.batches[0].num_reqs + 1))
+        random.Random(self.seed).shuffle(slots)  # noqa: S311  # no secret
+        return slots[:-1]
+
+
+@st.composite
+def _steps(draw: st.DrawFn, preset: Preset) -> Call:
+    """Draw block tables for a batch of one, two or three groups; the facts are the step."""
+    batch = draw(batches(preset))
+    count = draw(st.sampled_from((2, 1, 3)))
+    groups = tuple(regrouped(batch, g) if g else batch for g in range(count))
+    return _tables_of(_Step(groups, draw(st.integers(0, 2**16))))
+
+
+def _tables_of(step: _Step) -> Call:
+    """Return the constructor call of block tables that are just large enough for a step."""
+    batch = step.batches[0]
+    arguments = {
+        "block_sizes": [group.layout.block_size for group in step.batches],
+        "max_num_reqs": batch.num_reqs + 1,
+        "max_num_batched_tokens": max(batch.num_actual_tokens, 1),
+        "max_model_len": max(*batch.seq_lens, 1, 1),
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    return Call("BlockTables", arguments, step)
+
+
+def _perform(target: Target, tables: Any, operation: Operation) -> Any:
+    """Return the result of an operation; raise its exception if it raises one."""
+    result = perform(target, tables, operation)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield the access relation of each group's gathered table and slots, after earlier steps.
+
+    All rows were full once. Every other request got half of its blocks in an earlier step, and
+    gets the rest now; the others are new.
+    """
+    step, target = call.facts, reader.target
+    batch, slots = step.batches[0], step.request_slots
+    all_rows = list(range(call["max_num_reqs"]))
+    full = [(9,) * -(-call["max_model_len"] // g.layout.block_size) for g in step.batches]
+    halves = [[row[: len(row) // 2] for row in group.rows[::2]] for group in step.batches]
+    rests = [
+        [row if j % 2 else row[len(row) // 2 :] for j, row in enumerate(group.rows)]
+        for group in step.batches
+    ]
+    operations = [
+        Operation.appending(
+            all_rows, [[row] * len(all_rows) for row in full], [True] * len(all_rows)
+        ),
+        Operation.gathering(all_rows),
+        Operation.appending(slots[::2], halves, [True] * len(slots[::2])),
+        Operation.appending(slots, rests, [j % 2 == 1 for j in range(len(slots))]),
+    ]
+    with target.running(checked=True, seed=step.seed):
+        tables = construct(target, Session(call, ()))
+        for operation in operations:
+            _perform(target, tables, operation)
+        # A padded request has no row.
+        lens = zip(slots, batch.query_lens, strict=True)
+        found = _perform(
+            target, tables, Operation.gathering([slot if q else -1 for slot, q in lens])
+        )
+        located = {"query_start_loc": batch.query_start_loc(), "positions": batch.positions()}
+        mappings = _perform(target, tables, Operation("compute_slot_mappings", located))
+    for group, table, mapping in zip(step.batches, found, mappings, strict=True):
+        metadata = group.metadata()
+        made = dataclasses.replace(
+            metadata,
+            block_table_tensor=np.array(table.tolist(), np.int32).reshape(table.shape),
+            slot_mapping=np.array(mapping.tolist(), np.int64),
+        )
+        yield reader.access(made, group.layout)
+
+
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the tables for a step with changed batches."""
+    changed = tuple(map(change, call.facts.batches))
+    return _tables_of(dataclasses.replace(call.facts, batches=changed))
+
+
+GATHERED_GROUPS = Interpretation(
+    _gathered_groups, _with_change, calls=_steps, groups=lambda call: call.facts.batches
+)
+"""Of `BlockTables`: a part for each KV cache group."""
 
 
 def _happens(event: str) -> Callable[[Session], bool]:
@@ -119,8 +234,8 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
         for operation in session.operations:
             perform(REFERENCE, ours, operation)
             perform(target, theirs, operation)
-        expected = perform(REFERENCE, ours, gathering(good))
-        found = perform(target, theirs, gathering(bad))
+        expected = perform(REFERENCE, ours, Operation.gathering(good))
+        found = perform(target, theirs, Operation.gathering(bad))
         assert first_difference(expected, found, "gathered", target.device or "cpu") is None
         sizes = session.constructor.arguments["block_sizes"]
         widths = [table.shape[1] for table in expected]
@@ -150,7 +265,7 @@ def test_more_tokens_than_positions_stay_inside(target: Target, session: Session
         "positions": np.zeros(num_tokens - 1, np.int64),
     }
     with target.running(checked=False):
-        perform(target, tables, gathering([0]))
+        perform(target, tables, Operation.gathering([0]))
         outcome = perform(target, tables, Operation("compute_slot_mappings", arguments))
     assert type(outcome) is ValueError or not isinstance(outcome, Exception)
     assert bool((slots[:, num_tokens - 1 :] == reference.PAD_SLOT_ID).all())

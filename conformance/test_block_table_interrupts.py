@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import accumulate
+from itertools import count, islice
 
 from conformance.calls import Call
 from conformance.comparison import first_difference
-from conformance.interpretations.block_table import gathering
 from conformance.interrupts import Interrupter
 from conformance.properties import law
 from conformance.sessions import construct, perform
@@ -38,13 +37,9 @@ class Interrupted:
 
 def _appending(rows: list[int], counts: list[list[int]], first: int, *, new: bool) -> Operation:
     """Return the operation that gives rows so many blocks in each group, or more of them."""
-    arguments = {
-        "req_indices": rows,
-        "cu_num_new_blocks": [[0, *accumulate(of_group)] for of_group in counts],
-        "new_block_ids": [list(range(first, first + sum(of_group))) for of_group in counts],
-        "overwrite": [new] * len(rows),
-    }
-    return Operation("append_block_ids", arguments)
+    ids = count(first)
+    blocks = [[list(islice(ids, number)) for number in of_group] for of_group in counts]
+    return Operation.appending(rows, blocks, [new] * len(rows))
 
 
 @st.composite
@@ -61,7 +56,7 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
         "device": "cpu",
         "pin_memory": False,
     }
-    earlier = _appending(rows, counts, 10, new=False), gathering(rows)
+    earlier = _appending(rows, counts, 10, new=False), Operation.gathering(rows)
     a, b = draw(st.permutations(rows))[:2]
     one_each = [[1] * len(rows) for _ in sizes]
     operation = draw(
@@ -72,13 +67,13 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
                 Operation("clear_row", {"r": a}),
                 _appending(rows, one_each, 30, new=False),
                 _appending(rows, one_each, 30, new=True),
-                gathering([b, -1]),
+                Operation.gathering([b, -1]),
             )
         )
     )
     # To each row of the two until it is full: how long it is must be known on the host too.
     more = [_appending([row], [[1]] * len(sizes), 50 + row, new=False) for row in [a, b] * 3]
-    later = (gathering(rows), *more, gathering(rows), gathering([a]))
+    later = (Operation.gathering(rows), *more, Operation.gathering(rows), Operation.gathering([a]))
     session = Session(Call("BlockTables", arguments), earlier)
     part = draw(st.sampled_from((*range(60, 101), *range(0, 60, 4))))  # checks come before writes
     return Interrupted(session, operation, part, later)

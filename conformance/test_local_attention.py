@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.contracts import Contract
-from conformance.interpretations.local_attention import VIRTUAL_REQUESTS
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.laws.access import Access
+from conformance.laws.interpretation import Interpretation, Reader, changing, positions_of
 from conformance.properties import law
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.targets import Target
+
+
+def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield the access relation of the virtual requests, with key positions in the sequence."""
+    chunk, positions = call["attn_chunk_size"], positions_of(call.facts)
+    access = reader.access(reader.answer(call), call.facts.layout)
+    yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
+
+
+VIRTUAL_REQUESTS = Interpretation(
+    _virtual_requests, changing(common_attn_metadata=lambda batch: batch.metadata())
+)
+"""Of `make_local_attention_virtual_batches`: the virtual requests together."""
 
 
 def _requests(call: Call) -> list[tuple[int, int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,25 +11,55 @@ from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.evaluation import check_equal
-from conformance.interpretations.metadata import ACTUAL_REQUESTS
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
     invalid_metadata,
 )
 from conformance.invocations import Invocation
+from conformance.laws.access import Access
+from conformance.laws.changes import Change, Unpadded
+from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import Check, law
 from conformance.strategies import cached as st
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
-from conformance.strategies.batches import of_batch, of_metadata
+from conformance.strategies.batches import Batch, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import metadata_calls, unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies.ubatch import make_metadata_with_slice_calls, split_attn_metadata_calls
 from conformance.targets import REFERENCE, Target
+
+
+def _select_actual(call: Call, access: Access) -> Access:
+    """Return the reads of the actual requests, and the writes of the actual tokens."""
+    tokens = call.facts.starts[call["num_actual_reqs"]]
+    writes = access.of_tokens(range(call["num_actual_tokens"])).writes
+    return Access(access.of_tokens(range(tokens)).reads, writes)
+
+
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the call that removes all padding of a changed batch, and nothing else."""
+    batch = change(call.facts)
+    counts = {"num_actual_tokens": batch.num_tokens, "num_actual_reqs": _num_busy(batch)}
+    return with_batch(call, batch, self=batch.metadata(), **counts)
+
+
+def _num_busy(batch: Batch) -> int:
+    """Return the number of requests up to the last one with tokens."""
+    return Unpadded()(batch).num_reqs
+
+
+def _actual_requests(reader: Reader, call: Call) -> Iterator[Access]:
+    yield reader.access(reader.answer(call), call.facts.layout)
+
+
+ACTUAL_REQUESTS = Interpretation(_actual_requests, _with_change, selects=_select_actual)
+"""Of `CommonAttentionMetadata.unpadded`: the actual requests and tokens."""
+
 
 OPTIONAL_FIELDS: dict[str, Any] = {
     "the optional fields are there": lambda call: call["self"].encoder_seq_lens is not None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,14 +13,6 @@ from conformance.aliases import views_of
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.evaluation import exception_of
-from conformance.interpretations.ubatch import (
-    CREATED,
-    MICRO_BATCHES,
-    SLICE,
-    STARTS,
-    is_cut,
-    points_of,
-)
 from conformance.invalid_inputs.ubatch import (
     CREATE_INVALID_INPUTS,
     MAKE_INVALID_INPUTS,
@@ -26,16 +20,194 @@ from conformance.invalid_inputs.ubatch import (
     SPLIT_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.laws.access import Access
+from conformance.laws.changes import Change
+from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
 from conformance.properties import law
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, of_batch, of_metadata
+from conformance.strategies.batches import Batch, Layout, batches, is_padded, of_batch, of_metadata
+from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
+    cuts,
     make_metadata_with_slice_calls,
     slice_query_start_locs_calls,
+    slices_between,
     split_attn_metadata_calls,
 )
 from conformance.targets import Target
+
+ONE_TOKEN = Batch((1,), (0,), Layout(2), ((3,),))
+"""A batch of one token, used if the drawn batch has no tokens."""
+
+
+def points_of(call: Call) -> list[int]:
+    """Return the split points as a list, also if there is one."""
+    points = call["split_points"]
+    return points if isinstance(points, list) else [points]
+
+
+def _valid_points(batch: Batch, points: list[int]) -> list[int]:
+    """Return the points at which a batch can be cut without changing its access relation.
+
+    A batch that is not causal is cut between requests: tokens before a cut cannot read those after
+    it. A part may consist of padding only if there is a padded request.
+    """
+    total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
+    return [p for p in points if 0 < p < total and (batch.causal or p in batch.starts)]
+
+
+@st.composite
+def _cut_lengths(draw: st.DrawFn, preset: Preset) -> Call:
+    """Draw calls of `create_ubatch_slices` whose facts are a batch."""
+    batch = draw(batches(preset))
+    batch = batch if batch.num_tokens else ONE_TOKEN
+    points = draw(cuts(batch.num_tokens, batch.query_lens))
+    return _cut_at(Call("create_ubatch_slices", {}), batch, points)
+
+
+def _cut_at(call: Call, batch: Batch, points: list[int]) -> Call:
+    """Return the call that cuts a batch at the valid ones of some points."""
+    lens = np.array(batch.query_lens, np.int32)
+    points = [p for p in _valid_points(batch, points) if p < batch.num_tokens]
+    return with_batch(call, batch, num_scheduled_tokens=lens, split_points=points)
+
+
+def _created_parts(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield the access relation of each slice, as `reference` cuts it out of the batch."""
+    metadata = call.facts.metadata()
+    for ubatch in reader.answer(call):
+        made = reference.UBatchSlice(ubatch.request_slice, ubatch.token_slice)
+        [part] = reference.split_attn_metadata([made], metadata)
+        yield reader.access(part, call.facts.layout).shifted(made.token_slice.start)
+
+
+def _sliced_starts(call: Call, change: Change) -> Call:
+    """Return the call about the same requests, as far as the changed batch has them."""
+    batch, requests = change(call.facts), call["request_slice"]
+    start, stop = (min(edge, batch.num_reqs) for edge in (requests.start, requests.stop))
+    starts = batch.query_start_loc()
+    return with_batch(call, batch, query_start_loc=starts, request_slice=slice(start, stop))
+
+
+def _tokens_of_requests(call: Call) -> range:
+    starts, requests = call.facts.starts, call["request_slice"]
+    return range(starts[requests.start], starts[requests.stop])
+
+
+def _requests_of_starts(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield the access relation of the slice's requests, with the sliced starts."""
+    tokens = _tokens_of_requests(call)
+    metadata = requests_of(
+        call.facts.metadata(),
+        call["request_slice"],
+        reader.answer(call).cpu().numpy(),
+        slice(tokens.start, tokens.stop),
+    )
+    yield reader.access(metadata, call.facts.layout).shifted(tokens.start)
+
+
+def is_cut(batch: Batch, ubatch: reference.UBatchSlice) -> tuple[bool, bool]:
+    """Return whether the first request is cut at its start, and the last one at its end."""
+    requests, tokens = ubatch.request_slice, ubatch.token_slice
+    return (
+        batch.starts[requests.start] < tokens.start < batch.num_tokens,
+        tokens.stop < batch.starts[requests.stop],
+    )
+
+
+@st.composite
+def _slices_with_tokens(draw: st.DrawFn, preset: Preset) -> Call:
+    """Draw calls of `_make_metadata_with_slice` that leave the access relation as it is.
+
+    The slices have tokens. If the last request is cut at its end, the batch is causal.
+    """
+    call = draw(make_metadata_with_slice_calls(preset))
+    batch, ubatch = call.facts, call["ubatch_slice"]
+    if ubatch.token_slice.start >= batch.num_tokens:
+        batch = batch if batch.num_tokens else ONE_TOKEN
+        ubatch = slices_between(batch, [])[0]
+    causal = batch.causal or is_cut(batch, ubatch)[1]
+    batch = dataclasses.replace(batch, causal=causal)
+    return with_batch(call, batch, attn_metadata=batch.metadata(), ubatch_slice=ubatch)
+
+
+def _sliced(call: Call, change: Change) -> Call:
+    """Return the call about the same tokens of a changed batch."""
+    batch, ubatch = change(call.facts), call["ubatch_slice"]
+    requests, tokens = ubatch.request_slice, ubatch.token_slice
+    # A slice that reaches the padding, or the end of the batch, gets the new padding.
+    is_last = tokens.stop >= call.facts.num_tokens
+    end = batch.num_actual_tokens if is_last else tokens.stop
+    stop = batch.num_reqs if is_last else min(requests.stop, batch.num_reqs)
+    ubatch = reference.UBatchSlice(slice(requests.start, stop), slice(tokens.start, end))
+    return with_batch(call, batch, attn_metadata=batch.metadata(), ubatch_slice=ubatch)
+
+
+def _tokens_of_slice(call: Call) -> range:
+    tokens = call["ubatch_slice"].token_slice
+    return range(tokens.start, tokens.stop)
+
+
+def _slice_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    first = _tokens_of_slice(call).start
+    yield reader.access(reader.answer(call), call.facts.layout).shifted(first)
+
+
+def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
+    """Return calls of `split_attn_metadata` whose batch is causal, or cut between requests."""
+
+    def with_valid_points(call: Call) -> Call:
+        slices = call["ubatch_slices"]
+        edges = [ubatch.token_slice.start for ubatch in slices[1:]]
+        if call.facts.causal or edges == _valid_points(call.facts, edges):
+            return call
+        return call.replacing(
+            ubatch_slices=slices_between(call.facts, _valid_points(call.facts, edges))
+        )
+
+    return split_attn_metadata_calls(preset).map(with_valid_points)
+
+
+def _cut_changed(call: Call, change: Change) -> Call:
+    """Return the call that cuts a changed batch at the same points."""
+    batch = change(call.facts)
+    points = [ubatch.token_slice.start for ubatch in call["ubatch_slices"][1:]]
+    has_any = batch.num_reqs and batch.num_actual_tokens
+    slices = slices_between(batch, _valid_points(batch, points)) if has_any else []
+    return with_batch(call, batch, common_attn_metadata=batch.metadata(), ubatch_slices=slices)
+
+
+def _micro_batches(reader: Reader, call: Call) -> Iterator[Access]:
+    parts = reader.answer(call)
+    for ubatch, part in zip(call["ubatch_slices"], parts, strict=True):
+        yield reader.access(part, call.facts.layout).shifted(ubatch.token_slice.start)
+
+
+CREATED = Interpretation(
+    _created_parts,
+    lambda call, change: _cut_at(call, change(call.facts), points_of(call)),
+    calls=_cut_lengths,
+)
+"""Of `create_ubatch_slices`: the metadata of its slices, made by `reference`."""
+
+STARTS = Interpretation(
+    _requests_of_starts,
+    _sliced_starts,
+    selects=lambda call, access: access.of_tokens(_tokens_of_requests(call)),
+)
+"""Of `slice_query_start_locs`: the requests of the slice."""
+
+SLICE = Interpretation(
+    _slice_of_batch,
+    _sliced,
+    calls=_slices_with_tokens,
+    selects=lambda call, access: access.of_tokens(_tokens_of_slice(call)),
+)
+"""Of `_make_metadata_with_slice`: the tokens of the slice."""
+
+MICRO_BATCHES = Interpretation(_micro_batches, _cut_changed, calls=_calls_with_valid_points)
+"""Of `split_attn_metadata`: a part for each micro-batch."""
 
 
 def _cuts_request(call: Call, times: int) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import warnings
 from typing import Any, NoReturn
 
 from conformance.name_lists import names_in
+from tools.machine import num_cores
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,9 +40,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_workers(self, description: str) -> None:
         """Add `--workers`, whose default is the number of cores that this process may use."""
-        is_limited = hasattr(os, "sched_getaffinity")
-        num_cores = len(os.sched_getaffinity(0)) if is_limited else os.cpu_count() or 1
-        self.add_number("--workers", f"{description}, by default one for each core", num_cores)
+        self.add_number("--workers", f"{description}, by default one for each core", num_cores())
 
 
 class RenamedOption(argparse.Action):

@@ -6,7 +6,7 @@
 from conformance.encoding.arrays import Json
 from conformance.encoding.decoder import Decoder, decode_call
 from conformance.encoding.encoder import Encoder, encode_call
-from conformance.encoding.files import SCHEMA_VERSION, read_json, to_text, write_case
+from conformance.encoding.files import SCHEMA_VERSION, folder_for, read_json, to_text, write_case
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -15,6 +15,7 @@ __all__ = [
     "Json",
     "decode_call",
     "encode_call",
+    "folder_for",
     "read_json",
     "to_text",
     "write_case",

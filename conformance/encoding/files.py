@@ -1,8 +1,9 @@
-"""Files of cases: JSON in which everything that fits on a line is on one."""
+"""Files of cases: JSON in which everything that fits on a line is on one, and their folders."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from conformance.encoding.arrays import Json
@@ -79,3 +80,21 @@ def write_case(case: Json, path: Path) -> None:
     """Write a stored case to a file, which is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")
+
+
+def folder_for(ours: Path) -> Path:
+    """Return a folder next to the harness; where that is no place to write, one of the run's own.
+
+    Args:
+        ours: The folder next to the harness.
+
+    Returns:
+        It; where the package is installed or cannot be written to, `conformance-NAME` in the
+        working directory.
+
+    >>> folder_for(Path("/lib/python3.11/site-packages/conformance/corpus")).name
+    'conformance-corpus'
+    """
+    is_writable = os.access(ours if ours.exists() else ours.parent, os.W_OK)
+    is_ours = is_writable and "site-packages" not in ours.parts
+    return ours if is_ours else Path(f"conformance-{ours.name}")

@@ -10,9 +10,12 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
+    changed,
+    in_turn,
     prepared,
     refusals,
     replaced,
@@ -28,20 +31,14 @@ from conformance.invalid_inputs.kinds import (
     Str,
     invalid_by_kind,
 )
-from conformance.strategies.attention_layers import (
-    ATTENTION,
-    GroupPlan,
-    full_spec,
-    replacing_layers,
-    replacing_parts,
-)
+from conformance.strategies.attention_layers import ATTENTION, GroupPlan, full_spec
 from conformance.strategies.engines import BackendClass, BuilderClass, Own
 
 NOWHERE = "layers.99.attn"
 """A layer that there is not."""
 
 BAD = "layers.77.attn"
-"""A layer with something wrong, put beside those of a valid call."""
+"""A layer with something wrong, added to those of a valid call."""
 
 CONFIG: dict[str, Kind] = {
     "vllm_config": Object(reads="compilation_config"),
@@ -65,15 +62,20 @@ ATTRIBUTES: dict[str, Any] = {
 """What is read of an attention layer."""
 
 
-def _with_layer(call: Call) -> Call:
-    """Return the call with one more attention layer, and a cache configuration."""
-    layer = Own(ATTENTION, BAD, ATTRIBUTES)
-    config = replacing_layers(call.arguments["vllm_config"], **{BAD: layer})
-    cache = reference.CacheConfig(block_size=16)
-    return call.replacing(vllm_config=replacing_parts(config, cache_config=cache))
+LAYERS = "vllm_config.compilation_config.static_forward_context"
+LAYER = f"{LAYERS}[{BAD}]"
 
 
-LAYER = f"vllm_config.compilation_config.static_forward_context[{BAD}]"
+def with_layers(layers: Mapping[str, Any]) -> Change:
+    """Return the change that adds layers to a configuration, or replaces them."""
+    return changed(LAYERS, lambda context: {**context, **layers})
+
+
+WITH_LAYER = in_turn(
+    with_layers({BAD: Own(ATTENTION, BAD, ATTRIBUTES)}),
+    replaced("vllm_config.cache_config", reference.CacheConfig(block_size=16)),
+)
+"""Adds one more attention layer, and gives a cache configuration."""
 
 GET_KV_CACHE_SPEC_REFUSALS: Refusals = {
     (ValueError, BAD): {
@@ -92,7 +94,7 @@ GET_KV_CACHE_SPEC_INVALID_INPUTS = [
         },
     ),
     *prepared(
-        _with_layer,
+        WITH_LAYER,
         [
             *refusals(GET_KV_CACHE_SPEC_REFUSALS),
             *invalid_by_kind(
@@ -118,10 +120,9 @@ def _group(call: Call, change: Callable[[GroupPlan], Group]) -> Call | None:
     if not call.facts:
         return None
     names, spec, layers = change(call.facts[-1])
-    config = replacing_layers(call.arguments["vllm_config"], **layers)
-    bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # whatever
+    bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # invalid names too
     group = replaced("kv_cache_config.kv_cache_groups[-1]", bad)
-    return group(call.replacing(vllm_config=config))
+    return in_turn(with_layers(layers), group)(call)
 
 
 def _one_more(plan: GroupPlan, backend: Any, spec: Any = None) -> Group:

@@ -22,6 +22,7 @@ from conformance.invalid_inputs.changes import (
     with_element,
 )
 from conformance.invalid_inputs.kinds import MAX_INT32, Int, List, Object, invalid_by_kind
+from conformance.invalid_inputs.kv_views import GROUPS
 from conformance.invalid_inputs.metadata import first_with_tokens, with_decrease
 from conformance.strategies.attn_metadata import BOUNDS, Step
 from conformance.strategies.batches import Batch
@@ -29,7 +30,6 @@ from conformance.strategies.engines import Own, OwnClass
 
 COMPUTED, STARTS, LENS = "num_computed_tokens_cpu", "query_start_loc", "seq_lens"
 BUILDERS, TABLES, SLOTS = "attn_metadata_builders", "block_tables", "slot_mappings"
-GROUPS = "kv_cache_config.kv_cache_groups"
 
 
 def _num_reqs(call: Call) -> int:
@@ -160,6 +160,6 @@ BUILD_ATTN_METADATA_INVALID_INPUTS = [
     *_invalid_buffer(LENS, 0),
     *refusals(WRONG_COUNTS),
     *refusals(ONE_ARRAY_OF_SLOTS),
-    # Without a group, no batch is looked at.
+    # Without a group, the batch is not checked.
     *where(lambda call: call.facts.batches, refusals(WRONG_VALUES, is_value=True)),
 ]

@@ -18,7 +18,7 @@ from conformance.invalid_inputs.changes import (
     set_arguments,
 )
 from conformance.invalid_inputs.kinds import Int, List, Object, invalid_by_kind
-from conformance.invalid_inputs.kv_views import foreign_mamba
+from conformance.invalid_inputs.kv_views import GROUPS, foreign_mamba
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import is_of_attention
 
@@ -41,7 +41,6 @@ def _supporting(*supported: object) -> Change:
     return _with_group(_listing(list(supported)))
 
 
-GROUPS = "kv_cache_config.kv_cache_groups"
 LISTS = "(attn_groups|get_supported_kernel_block_sizes)"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias
 
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
-from conformance.strategies.attention_layers import own_config, replacing_parts
+from conformance.strategies.attention_layers import own_config
 from conformance.strategies.engines import Own
 from conformance.values import children, has_entries, with_child
 
@@ -222,7 +222,7 @@ def _changed(value: Any, steps: list[str], change: Callable[[Any], Any]) -> Any:
     if inner is REMOVED:
         return own_config(**without_key(parts, key))
     if isinstance(value, Own):
-        return replacing_parts(value, **{key: inner})
+        return replace(value, attributes={**parts, key: inner})
     return with_child(value, key, inner)
 
 

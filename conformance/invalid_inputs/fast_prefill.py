@@ -29,7 +29,7 @@ INDICES, NUMBER, HINT = "logits_indices_padded", "num_logits_indices", "logits_i
 
 
 def comes_back(call: Call) -> bool:
-    """Return whether the metadata itself comes back, and nothing else of it is looked at."""
+    """Return whether the metadata itself comes back, and nothing else of it is read."""
     metadata = call.arguments[METADATA]
     return bool(metadata.max_query_len == 1 or metadata.logits_indices_padded is None)
 

@@ -1,4 +1,4 @@
-"""Invalid inputs of `_reshape_kv_cache`: whatever a backend returns."""
+"""Invalid inputs of `_reshape_kv_cache`: wrong results of backends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _two_negative(shape: list[int]) -> list[int] | None:
     return [-shape[0], -shape[1], *shape[2:]] if len(shape) > 1 and all(shape) else None
 
 
-def _beside_mamba(cache: Cache, layer: Layer) -> bool:
+def _of_hybrid(cache: Cache, layer: Layer) -> bool:
     return cache.has_mamba and not layer.is_mamba
 
 
@@ -94,9 +94,9 @@ class GrowingRank:
 
 
 NO_BLOCKS_GROWING_IN_TWO = in_turn(
-    with_raw(lambda *_: raw_bytes(0, 0), _beside_mamba),
+    with_raw(lambda *_: raw_bytes(0, 0), _of_hybrid),
     _backend(
-        _beside_mamba,
+        _of_hybrid,
         lambda *_: {"get_kv_cache_shape": SquareOfBlocks(), "get_kv_cache_stride_order": None},
     ),
 )
@@ -142,9 +142,9 @@ BACKEND_REFUSALS: Refusals = {
         "a shape too large": _shape(lambda s: [2 * s[0] + 1, *s[1:]], has_blocks),
         "a shape too small": _shape(lambda s: [*s[:-1], s[-1] - 1] if all(s) else None),
         "a shape of two negative lengths": _shape(_two_negative),
-        "no dimension of the blocks": _shape(lambda s: s, _beside_mamba),
+        "no dimension of the blocks": _shape(lambda s: s, _of_hybrid),
         "two dimensions of the blocks": NO_BLOCKS_GROWING_IN_TWO,
-        "a rank that grows": _backend(_beside_mamba, _growing_rank),
+        "a rank that grows": _backend(_of_hybrid, _growing_rank),
     },
     (ValueError, f"{SHAPE}|{ORDER}"): {"a shape of no axes": _shape(lambda _: [])},
     (TypeError, ORDER): {

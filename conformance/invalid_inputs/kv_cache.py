@@ -27,12 +27,11 @@ from conformance.invalid_inputs.kinds import (
     invalid_by_kind,
 )
 from conformance.invalid_inputs.kv_binding import by_default
-from conformance.invalid_inputs.kv_views import RAW, TWICE_IN_GROUPS, cached_groups
+from conformance.invalid_inputs.kv_views import GROUPS, RAW, TWICE_IN_GROUPS, cached_groups
 from conformance.values import is_reference_object, map_children
 
 CONFIG_TENSORS = "kv_cache_config.kv_cache_tensors"
 FIRST_TENSOR = f"{CONFIG_TENSORS}[0]"
-GROUPS = "kv_cache_config.kv_cache_groups"
 TENSORS = "(kv_cache_tensors|shared_by)"
 MISSING = "layers.77.attn"
 NAMING_MISSING = re.escape(MISSING)

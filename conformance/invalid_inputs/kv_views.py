@@ -1,4 +1,4 @@
-"""Invalid inputs of `_reshape_kv_cache`, whatever its backends return."""
+"""Invalid inputs of `_reshape_kv_cache`: wrong tensors, sizes and specs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from conformance.invalid_inputs.kinds import Dict, Int, List, Object, invalid_by
 from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, raw_bytes
+
+GROUPS = "kv_cache_config.kv_cache_groups"
 
 Chosen = Callable[[Cache, Layer], bool]
 """Whether a layer can be broken."""
@@ -111,12 +113,6 @@ def _kernel_size(call: Call, value: Callable[[int], int]) -> Call | None:
     return replaced(f"{SIZES}[{layer.group}]", value(layer.spec.block_size))(call)
 
 
-def with_groups(call: Call, groups: list[Any]) -> Call:
-    """Return a call with other groups in its configuration."""
-    config = call.arguments["kv_cache_config"]
-    return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
-
-
 def cached_groups(call: Call) -> list[Any]:
     """Return the groups of a call's configuration."""
     return [*call.arguments["kv_cache_config"].kv_cache_groups]
@@ -139,7 +135,7 @@ def _another_spec(call: Call, change: Callable[[Any], Any], chosen: Chosen = any
         return None
     g = next(g for g, group in enumerate(groups) if layer.name in group.layer_names)
     groups[g] = dataclasses.replace(groups[g], kv_cache_spec=spec)
-    return with_groups(call, groups)
+    return replaced(GROUPS, groups)(call)
 
 
 def _shares_with_another_group(cache: Cache, layer: Layer) -> bool:
@@ -205,7 +201,7 @@ def named_twice(call: Call, change: Callable[[list[Any]], list[Any]]) -> Call | 
     """Change the groups of a configuration, of which there must be some."""
     layers = {layer.name for layer in call.facts.layers}
     groups = sorted(cached_groups(call), key=lambda g: not layers.intersection(g.layer_names))
-    return with_groups(call, change(groups)) if layers else None
+    return replaced(GROUPS, change(groups))(call) if layers else None
 
 
 def in_one_group(groups: list[Any]) -> list[Any]:
@@ -234,7 +230,7 @@ def _uniform_without(call: Call) -> Call | None:
 
 @dataclasses.dataclass(frozen=True)
 class _OddSpec(reference.KVCacheSpec):
-    """A spec of an engine's own, of a kind that nobody knows.
+    """A spec of an engine's own, of an unknown kind.
 
     Attributes:
         page: The bytes of one block.
@@ -318,7 +314,7 @@ RESHAPE_INVALID_INPUTS = [
         kernel_block_sizes=List(Int(), is_optional=True),
         attn_backends=Dict(),
         kv_cache_raw_tensors=Dict(names=RAW),
-        **{"kv_cache_config.kv_cache_groups": List()},
+        **{GROUPS: List()},
     ),
     *refusals(RESHAPE_REFUSALS),
 ]

@@ -8,21 +8,20 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.attention_layers import BAD, CONFIG, UNKNOWN_NAME
+from conformance.invalid_inputs.attention_layers import BAD, CONFIG, UNKNOWN_NAME, with_layers
 from conformance.invalid_inputs.changes import Refusals, change_maker, changed, refusals
 from conformance.invalid_inputs.kinds import Class, Dict, List, Str, invalid_by_kind
-from conformance.strategies.attention_layers import ATTENTION, replacing_layers
+from conformance.strategies.attention_layers import ATTENTION
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import IMPL, OTHER_IMPL
 
 
 @change_maker
-def _with_layer(call: Call, /, **attributes: Any) -> Call:
+def _with_layer(call: Call, /, **attributes: Any) -> Call | None:
     """Name one more layer, with these attributes."""
-    layer = Own(ATTENTION, BAD, attributes)
-    config = replacing_layers(call.arguments["vllm_config"], **{BAD: layer})
     names = [*call.arguments["layer_names"], BAD]
-    return call.replacing(vllm_config=config, layer_names=names, cls_=IMPL)
+    named = call.replacing(layer_names=names, cls_=IMPL)
+    return with_layers({BAD: Own(ATTENTION, BAD, attributes)})(named)
 
 
 def _window(window: object) -> Change:

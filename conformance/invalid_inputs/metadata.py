@@ -33,7 +33,7 @@ def first_with_tokens(batch: Batch) -> int | None:
 
 
 def with_decrease(starts: Any, batch: Batch) -> Any:
-    """Return starts that decrease behind the first request that has tokens."""
+    """Return starts that decrease after the first request that has tokens."""
     i = first_with_tokens(batch)
     if i is None or i == batch.num_reqs - 1:
         return None
@@ -130,7 +130,7 @@ def invalid_metadata(
         argument: The argument's name.
         has_block_size: Whether the function knows the block size, so that a row of the table that
             is too short for its sequence is refused.
-        is_value: Whether the metadata is looked at in checked mode only.
+        is_value: Whether the metadata is checked in checked mode only.
     """
     rows: Ways = {(ValueError, "block_table_tensor"): {ROW_TOO_SHORT: _short_rows}}
     tables = [(INVALID_WITH_COPIES, ("", "_cpu")), (INVALID_ALONE, ("",))]

@@ -11,6 +11,7 @@ from conformance.contracts import InvalidInput
 from conformance.invalid_inputs.changes import Refusals, in_turn, refusals, replaced, where
 from conformance.invalid_inputs.kinds import Int, Kind, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_specs, of_kinds
+from conformance.strategies import kv_cache_spec
 from conformance.strategies.kv_cache_spec import BOUNDED, EXAMPLES, FULL, READS
 
 CONFIG = reference.VllmConfig(
@@ -24,9 +25,7 @@ CONFIG = reference.VllmConfig(
 
 def kind_of(call: Call) -> str:
     """Return the kind of a call's spec; of a uniform spec that of its first."""
-    spec = call.arguments["self"]
-    first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
-    return type(first).__name__
+    return kv_cache_spec.kind_of(call.arguments["self"])
 
 
 def _of_kinds(kinds: Sequence[str], invalid_inputs: Sequence[InvalidInput]) -> list[InvalidInput]:

@@ -6,6 +6,6 @@
 - `law`: what a law is, and one call for which it must hold; `statements`: the laws;
 - `law_checks`: the tests of the laws that a contract names.
 
-`Contract.laws` names the laws of a function. `conformance.interpretations` has its interpretation,
-in one module for each `test_x.py`. A new law is a function in `statements` that contracts name.
+`Contract.laws` names the laws of a function; `Contract.interpretation` says how its arguments and
+results are read as a batch. A new law is a function in `statements` that contracts name.
 """

@@ -199,11 +199,7 @@ class Access:
         )
 
     def first(self) -> str:
-        """Describe the first read or write.
-
-        >>> Access(frozenset({(1, 0, 5)})).first()
-        'token 1 reads slot 5 for key position 0'
-        """
+        """Describe the first read or write."""
         if self.reads:
             token, key, slot = min(self.reads)
             return f"{_token(token)} reads {_slot(slot)} for key position {key}"
@@ -215,12 +211,6 @@ class Access:
 
         Raises:
             AssertionError: They differ; the message has the first unexpected or missing access.
-
-        >>> got, expected = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(0, 6)}))
-        >>> got.assert_equal(expected)
-        Traceback (most recent call last):
-            ...
-        AssertionError: token 0 writes slot 5, but should not; 1 unexpected, 1 missing
         """
         unexpected = Access(self.reads - expected.reads, self.writes - expected.writes)
         missing = Access(expected.reads - self.reads, expected.writes - self.writes)

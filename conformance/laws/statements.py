@@ -2,7 +2,7 @@
 
 A batch has an access relation, which each function preserves or changes in a stated way. A law is
 a statement about a `LawCase`: the result of one call, read as an access relation. A function's
-`Interpretation`, in `conformance.interpretations`, says how its arguments and results are read.
+`Interpretation`, next to its contract, says how its arguments and results are read.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.calls import calls_in
 from conformance.properties import Check
-from conformance.report import Mismatch, locate, render
+from conformance.report import Mismatch, first_line, locate, render
 from conformance.reports.picture import pictures_of
 
 MAX_CHARS = 20_000
@@ -52,12 +52,3 @@ def describe_failure(
         except Exception as picture_error:  # noqa: BLE001  # a bad call's arguments may be anything
             found["no_picture"] = first_line(picture_error)
     return found
-
-
-def first_line(error: BaseException) -> str:
-    r"""Return an exception as one line.
-
-    >>> first_line(ValueError("one\ntwo"))
-    'ValueError: one'
-    """
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

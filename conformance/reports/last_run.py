@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
+
+from conformance.goals import Coverage
+from conformance.summary import Run
 
 KEY = "kvtwin/last_run"
 """The key in the cache."""
 
 
-def remember(
-    config: pytest.Config, record: Mapping[str, Any], partial: Collection[str] = ()
-) -> None:
-    """Store the coverage of the functions of a run, in place of that of earlier runs.
+def remember(config: pytest.Config, run: Run, coverage: Coverage, started: str) -> None:
+    """Store the coverage of a run's functions, in place of that of earlier runs.
 
-    Args:
-        config: The configuration of pytest. Without the cache plugin nothing is stored.
-        record: The record of the run, from `record.record_of`.
-        partial: Functions some of whose tests did not run; their unreached goals are not stored.
+    Unreached goals of a function whose tests did not all run are not stored. Without pytest's cache
+    plugin nothing is stored.
     """
     if getattr(config, "cache", None) is None:
         return
     stored = {**recall(config)}
-    for function in record["functions"]:
-        ran = [cell for cell in function["cells"] if sum(cell["tests"].values())]
-        if ran:
-            stored[function["name"]] = {
-                "date": record["run"]["started"],
-                "profile": record["run"]["profile"]["name"],
-                "states": {cell["target"]: cell["state"] for cell in ran},
-                "implementations": [one["name"] for one in record["implementations"]],
-                "examples": sum(cell["examples"] for cell in ran),
-                "goals": {
-                    one["name"]: one["count"]
-                    for one in function["goals"]
-                    if one["count"] or function["name"] not in partial
-                },
-            }
+    for name in {function for function, _ in run.outcomes}:
+        ran = [target for target in run.targets if run.outcomes.get((name, target.name))]
+        counts = {goal: coverage.reached[name, goal] for goal in coverage.expected.get(name, ())}
+        stored[name] = {
+            "date": started,
+            "profile": run.profile.name,
+            "states": {target.name: run.verdict(name, target)[0].value for target in ran},
+            "implementations": [one.name for one in run.implementations],
+            "examples": sum(coverage.examples[name, target.name] for target in ran),
+            "goals": {g: count for g, count in counts.items() if count or name not in run.partial},
+        }
     config.cache.set(KEY, stored)
 
 

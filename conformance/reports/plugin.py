@@ -13,9 +13,9 @@ import pytest
 from conformance.goals import Coverage
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
-from conformance.reports.record import RunInfo, properties_of, record_of
+from conformance.reports.record import RunInfo, record_of
 from conformance.reports.statistics import added, collecting, statistics_lines
-from conformance.summary import CHECKED, Run
+from conformance.summary import CHECKED, Run, properties_of
 
 
 def add_report_options(group: pytest.OptionGroup) -> None:
@@ -88,12 +88,12 @@ class Reporting:
         """Write the reports and remember the coverage, after all other hooks."""
         result = yield
         if not self.is_worker and not self.config.getoption("collectonly"):
-            self.info.seconds = time.perf_counter() - self.clock
-            self.info.exit_status = status_words(session.exitstatus)
-            record = record_of(self.run, self.coverage, self.info)
             if not self.run.is_replay:
-                remember(self.config, record, self.run.partial)
+                remember(self.config, self.run, self.coverage, self.info.started)
             if self.folder is not None:
+                self.info.seconds = time.perf_counter() - self.clock
+                self.info.exit_status = status_words(session.exitstatus)
+                record = record_of(self.run, self.coverage, self.info)
                 try:
                     write_reports(record, self.folder)
                 except OSError as error:

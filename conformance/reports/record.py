@@ -14,7 +14,7 @@ from conformance.goals import Coverage
 from conformance.implementations import Absent
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
-from conformance.summary import Run, skip_reason
+from conformance.summary import Run, properties_of, skip_reason
 from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 
 SCHEMA_VERSION = "1.1"
@@ -191,11 +191,6 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
         "script": next(iter(scripts), None),
         "stored": properties.get("stored"),
     }
-
-
-def properties_of(report: pytest.TestReport) -> dict[str, Any]:
-    """Return the user properties of a test."""
-    return dict(report.user_properties)
 
 
 def module_of(function: str) -> str:

@@ -34,8 +34,7 @@ def guarded(values: Sequence[int], dtype: type[np.generic], stride: int = 1) -> 
     >>> a.tolist(), a.strides, a.base.shape
     ([1, 2], (16,), (8,))
     """
-    memory = poisoned((len(values) * stride + 2 * GUARD,), dtype)
-    view = memory[GUARD : GUARD + len(values) * stride : stride]
+    view = poisoned_out(len(values), dtype, stride)
     view[:] = values
     return view
 

@@ -11,7 +11,7 @@ from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import Example, layers
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
-from conformance.strategies.batches import Batch
+from conformance.strategies.batches import Batch, is_padded
 from conformance.strategies.fast_prefill import logits_tokens
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between
@@ -38,8 +38,7 @@ def cut_layers(draw: st.DrawFn, preset: Preset) -> Example:
     """Draw calls of `split_attn_metadata`, padding among the tokens that are cut."""
     layer = draw(layers(preset))
     batch = layer.batch
-    has_padded_request = bool(batch.query_lens) and batch.query_lens[-1] == 0
-    total = batch.num_actual_tokens if has_padded_request else batch.num_tokens
+    total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
     slices = slices_between(batch, _points(draw, batch, total)) if batch.num_tokens else []
     arguments = {"ubatch_slices": slices, "common_attn_metadata": batch.metadata()}
     return Example(layer, Call("split_attn_metadata", arguments, batch))
@@ -127,15 +126,15 @@ def misordered_layers(draw: st.DrawFn, preset: Preset) -> Example:
     layer = draw(layers(preset, kind=draw(st.sampled_from(("mixed", "mixed", "mixed", "extend")))))
     batch = layer.batch
     names = [f"r{i}" for i in range(batch.num_reqs)]
-    # With one of these for a threshold its request is a decode by a hair, after one that is none.
+    # With such a threshold, a request is just short enough for a decode, and follows a longer one.
     lens = batch.query_lens
-    behind = [q for i, q in enumerate(lens) if 1 < q < max(lens[:i], default=0)]
+    shorter = [q for i, q in enumerate(lens) if 1 < q < max(lens[:i], default=0)]
     computed = np.array(batch.num_computed_tokens, np.int32)
     scheduled = dict(zip(names, batch.query_lens, strict=True))
     arguments = {
         "input_batch": InputBatch(names, computed, np.zeros_like(computed)),
         "scheduler_output": SchedulerOutput(scheduled),
-        "decode_threshold": draw(st.sampled_from((1, *behind, *behind))),
+        "decode_threshold": draw(st.sampled_from((1, *shorter, *shorter))),
     }
     name = "reorder_batch_to_split_decodes_and_prefills"
     return Example(layer, Call(name, arguments, batch))

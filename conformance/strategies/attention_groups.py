@@ -13,13 +13,11 @@ from conformance.calls import Arguments, Call
 from conformance.dense_layer import Layer
 from conformance.factories import DEVICE
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import HEADS, in_pool, layers, pool_size, shuffled_ids
-from conformance.strategies.attention_layers import full_spec
-from conformance.strategies.attn_metadata import Buffer
+from conformance.strategies.attn_metadata import regrouped, step_arguments
 from conformance.strategies.backends import SPLIT, Backend
 from conformance.strategies.batches import Batch, Layout
-from conformance.strategies.engines import Builder, BuilderClass
+from conformance.strategies.engines import BuilderClass
 from conformance.strategies.kv_binding import forward_contexts, shuffled
 from conformance.strategies.presets import Preset
 
@@ -28,7 +26,7 @@ from conformance.strategies.presets import Preset
 def groups(draw: st.DrawFn, preset: Preset) -> tuple[Layer, ...]:
     """Draw a step as several KV cache groups see it: blocks of different sizes, from one pool.
 
-    Some have sliding windows, and of these some have given up the blocks behind.
+    Some groups have sliding windows, and some of those have freed the blocks before the window.
     """
     count = draw(st.sampled_from((2, 2, 3, 1)))
     first = draw(layers(preset, is_causal=True))
@@ -42,7 +40,10 @@ def _in_one_pool(
 ) -> tuple[Layer, ...]:
     """Draw layers of a step in groups with these block sizes, the first as it is given."""
     layouts = map(Layout, sizes)
-    seen = [first.batch, *(_regrouped(first.batch, layout, g) for g, layout in enumerate(layouts))]
+    seen = [
+        first.batch,
+        *(regrouped(first.batch, g, layout) for g, layout in enumerate(layouts, 1)),
+    ]
     total = sum(map(pool_size, seen))
     ids = shuffled_ids(total, first.seed)
     found = []
@@ -52,13 +53,6 @@ def _in_one_pool(
         gives_up = window is not None and not any(layer.shared) and draw(st.booleans())
         found.append(_without_old_blocks(layer) if gives_up else layer)
     return tuple(found)
-
-
-def _regrouped(batch: Batch, layout: Layout, group: int) -> Batch:
-    """Return a batch as another group sees it: blocks of another size, none of them shared."""
-    ids = iter(range(10_000 * (group + 1), 10_000 * (group + 2)))
-    rows = tuple(tuple(next(ids) for _ in range(layout.num_blocks(s))) for s in batch.seq_lens)
-    return dataclasses.replace(batch, layout=layout, rows=rows, extra_rows=group)
 
 
 def _without_old_blocks(layer: Layer) -> Layer:
@@ -138,26 +132,8 @@ def grouped_steps(draw: st.DrawFn, preset: Preset) -> GroupedStep:
     batch = seen[0].batch
     old = draw(st.sampled_from(((), (2**30,))))
     cls = BuilderClass(is_own=draw(st.booleans()))
-    config_groups, builders = [], []
-    for g, layer in enumerate(seen):
-        names, spec = [f"layers.{g}.attn"], full_spec(layer.batch.layout.block_size)
-        config_groups.append(reference.KVCacheGroupSpec(names, spec))
-        builders.append(Builder(cls, spec, names))
-    vectors = {"query_start_loc": batch.starts, "seq_lens": batch.seq_lens}
-    buffers = {
-        name: Buffer(name, *(guarded((*values, *old), np.int32, batch.stride) for _ in range(2)))
-        for name, values in vectors.items()
-    }
-    arguments: Arguments = {
-        "attn_metadata_builders": builders,
-        "num_reqs": batch.num_reqs,
-        "num_tokens": batch.num_actual_tokens,
-        **buffers,
-        "num_computed_tokens_cpu": guarded(batch.reported_computed_tokens(), np.int32),
-        "block_tables": [layer.batch.block_table() for layer in seen],
-        "slot_mappings": [layer.batch.slot_mapping() for layer in seen],
-        "kv_cache_config": reference.KVCacheConfig(3, [], config_groups),
-    }
+    names = [[f"layers.{g}.attn"] for g in range(len(seen))]
+    arguments = step_arguments(batch, [layer.batch for layer in seen], names, cls, (old, old))
     return GroupedStep(seen, Call("build_attn_metadata", arguments, batch))
 
 
@@ -247,7 +223,7 @@ def in_kernel_blocks(layer: Layer, size: int) -> Layer:
 def _backends(
     draw: st.DrawFn, names: list[list[str]], *, is_one_tensor: bool
 ) -> dict[str, Backend]:
-    """Draw backends that order shape and memory in any way, one for a group but seldom.
+    """Draw backends that order shape and memory in any way, usually one for each group.
 
     Over one tensor those of all groups must lay each block out within the same bytes.
     """

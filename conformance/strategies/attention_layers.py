@@ -59,24 +59,9 @@ def config_of(context: Mapping[str, Any], *, is_own: bool, **parts: Any) -> Any:
 
 def context_of(config: Any) -> dict[str, Any]:
     """Return the layers of a configuration that `config_of` made."""
-    parts = config.attributes if isinstance(config, Own) else vars(config)
-    compilation = parts["compilation_config"]
-    parts = compilation.attributes if isinstance(compilation, Own) else vars(compilation)
-    return dict(parts["static_forward_context"])
-
-
-def replacing_parts(config: Any, **parts: Any) -> Any:
-    """Return a configuration with other parts, of the same make."""
-    if isinstance(config, Own):
-        return dataclasses.replace(config, attributes={**config.attributes, **parts})
-    return dataclasses.replace(config, **parts)
-
-
-def replacing_layers(config: Any, **layers: Any) -> Any:
-    """Return a configuration with other layers, or with more."""
-    whole = config_of(context_of(config) | layers, is_own=isinstance(config, Own))
-    parts = whole.attributes if isinstance(whole, Own) else vars(whole)
-    return replacing_parts(config, compilation_config=parts["compilation_config"])
+    for part in ("compilation_config", "static_forward_context"):
+        config = (config.attributes if isinstance(config, Own) else vars(config))[part]
+    return dict(config)
 
 
 def number(draw: st.DrawFn, *values: int) -> Any:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 import reference
-from conformance.calls import Call, plain
+from conformance.calls import Arguments, Call, plain
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import GUARD, guarded, poisoned
+from conformance.strategies.arrays import GUARD, Array, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batches import Batch, Layout, batches
 from conformance.strategies.engines import Builder, BuilderClass
 from conformance.strategies.presets import Preset
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Halves:
@@ -83,16 +83,13 @@ TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), (()
 """What comes after the batch: nothing, or an old step's, which no one may read."""
 
 
-def regrouped(batch: Batch, group: int) -> Batch:
-    """Return a batch as another KV cache group sees it: other blocks, of another size."""
-    layout = Layout(batch.layout.block_size * (1 + group % 2))
-    counts = [layout.num_blocks(s) for s in batch.seq_lens]
-    first = 1000 * group + 1
-    ids = [
-        list(range(first + sum(counts[:i]), first + sum(counts[: i + 1])))
-        for i in range(len(counts))
-    ]
-    rows = tuple(tuple(reversed(row)) for row in ids)
+def regrouped(batch: Batch, group: int, layout: Layout | None = None) -> Batch:
+    """Return a batch as another KV cache group sees it: other blocks, none shared, another size."""
+    layout = layout or Layout(batch.layout.block_size * (1 + group % 2))
+    ids = itertools.count(1000 * group + 1)
+    rows = tuple(
+        tuple(next(ids) for _ in range(layout.num_blocks(s)))[::-1] for s in batch.seq_lens
+    )
     return dataclasses.replace(batch, layout=layout, rows=rows, extra_rows=group % 2)
 
 
@@ -122,30 +119,14 @@ def build_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     how = draw(st.sampled_from(("list", "list", "tuple", "one array")))
     cls = BuilderClass(is_own=draw(st.booleans()))
     step = Step(groups, batch, tail, names, how, has_one_table)
-    config_groups, builders = [], []
-    for group, layer_names in zip(groups, names, strict=True):
-        spec = full_spec(group.layout.block_size)
-        config_groups.append(reference.KVCacheGroupSpec(list(layer_names), spec))
-        builders.append(Builder(cls, spec, list(layer_names)))
-    slots: Any = [group.slot_mapping() for group in groups]
+    arguments = step_arguments(batch, groups, names, cls, tail)
+    tables, slots = arguments["block_tables"], arguments["slot_mappings"]
+    if has_one_table:
+        tables, slots = tables[:1] * count, slots[:1] * count
     if how == "one array":
         slots = _table_of_slots(groups, batch.num_actual_tokens + batch.extra_slots)
-    tables = [group.block_table() for group in groups]
-    if has_one_table:
-        tables = tables[:1] * count
-        slots = slots[:1] * count if how != "one array" else slots
-    computed = [*batch.reported_computed_tokens(), *tail[0]]
-    arguments = {
-        "attn_metadata_builders": builders,
-        "num_reqs": batch.num_reqs,
-        "num_tokens": batch.num_actual_tokens,
-        "query_start_loc": _buffer("query_start_loc", batch.starts, step),
-        "seq_lens": _buffer("seq_lens", batch.seq_lens, step),
-        "num_computed_tokens_cpu": guarded(computed, np.int32, batch.stride),
-        "block_tables": tables if how == "list" else tuple(tables),
-        "slot_mappings": tuple(slots) if how == "tuple" else slots,
-        "kv_cache_config": reference.KVCacheConfig(3, [], config_groups),
-    }
+    arguments["block_tables"] = tables if how == "list" else tuple(tables)
+    arguments["slot_mappings"] = tuple(slots) if how == "tuple" else slots
     for bound in BOUNDS:
         raised: Any = draw(st.sampled_from(("left out", None, 0, 0, 1, 1000)))
         if raised != "left out":
@@ -153,6 +134,39 @@ def build_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     return Call("build_attn_metadata", arguments, step)
 
 
-def _buffer(name: str, values: tuple[int, ...], step: Step) -> Buffer:
-    halves = (guarded((*values, *tail), np.int32, step.batch.stride) for tail in step.tail)
-    return Buffer(name, *halves)
+def step_arguments(
+    batch: Batch,
+    groups: Sequence[Batch],
+    names: Sequence[Sequence[str]],
+    builder_class: BuilderClass,
+    tail: tuple[Sequence[int], Sequence[int]],
+) -> Arguments:
+    """Return the arguments of `build_attn_metadata` for a batch as each group sees it.
+
+    Args:
+        batch: The batch.
+        groups: It, as each group sees it.
+        names: The layers of each group.
+        builder_class: The class of each group's builder.
+        tail: What is after the batch in the buffers' halves on the host, and on the device.
+    """
+    specs = [full_spec(group.layout.block_size) for group in groups]
+    found = {
+        name: Buffer(name, *(guarded((*values, *more), np.int32, batch.stride) for more in tail))
+        for name, values in (("query_start_loc", batch.starts), ("seq_lens", batch.seq_lens))
+    }
+    computed = [*batch.reported_computed_tokens(), *tail[0]]
+    return {
+        "attn_metadata_builders": [
+            Builder(builder_class, spec, list(own)) for own, spec in zip(names, specs, strict=True)
+        ],
+        "num_reqs": batch.num_reqs,
+        "num_tokens": batch.num_actual_tokens,
+        **found,
+        "num_computed_tokens_cpu": guarded(computed, np.int32, batch.stride),
+        "block_tables": [group.block_table() for group in groups],
+        "slot_mappings": [group.slot_mapping() for group in groups],
+        "kv_cache_config": reference.KVCacheConfig(
+            3, [], list(map(reference.KVCacheGroupSpec, map(list, names), specs))
+        ),
+    }

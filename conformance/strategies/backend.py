@@ -60,7 +60,7 @@ FIELDS = (("num_padded", int, 0), ("note", str, "none"), ("scale", float, None),
 
 @st.composite
 def subclass_metadata_calls(draw: st.DrawFn, _: Preset) -> Call:
-    """Draw calls of `subclass_attention_metadata`, of dataclasses of all tempers, and of none."""
+    """Draw calls of `subclass_attention_metadata`, of dataclasses and of plain classes."""
     flags = {name: draw(st.booleans()) for name in ("is_own", "has_eq", "is_frozen")}
     is_dataclass = draw(st.MOSTLY)
     fields: Any = draw(st.permutations(FIELDS))[: draw(st.integers(0, len(FIELDS)))]

@@ -53,12 +53,7 @@ class Layout:
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of the functions that read a layout."""
-        return {
-            "kernel_block_size": self.kernel_block_size,
-            "cp_world_size": self.cp_world_size,
-            "cp_rank": self.cp_rank,
-            "cp_kv_cache_interleave_size": self.cp_kv_cache_interleave_size,
-        }
+        return {name: value for name, value in vars(self).items() if name != "block_size"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,21 +347,15 @@ METADATA_GOALS: dict[str, Callable[[Batch], bool]] = {
 """Coverage goals of a metadata that every function that takes one should reach."""
 
 
+def _of_facts(goals: dict[str, Callable[[Batch], bool]]) -> dict[str, Any]:
+    return {name: lambda call, holds=holds: holds(call.facts) for name, holds in goals.items()}
+
+
 def of_metadata() -> dict[str, Any]:
     """Return coverage goals of a call: those of the metadata that its strategy drew."""
-    return {
-        name: lambda call, holds=holds: holds(call.facts) for name, holds in METADATA_GOALS.items()
-    }
+    return _of_facts(METADATA_GOALS)
 
 
 def of_batch(*names: str) -> dict[str, Any]:
-    """Return coverage goals of a call: those of the batch that its strategy drew.
-
-    Args:
-        *names: Names in `BATCH_GOALS`; all of them where none are given.
-    """
-
-    def lifted(name: str) -> Any:
-        return lambda call: BATCH_GOALS[name](call.facts)
-
-    return {name: lifted(name) for name in names or BATCH_GOALS}
+    """Return coverage goals of a call: those of its batch with these names, or all of them."""
+    return _of_facts({name: BATCH_GOALS[name] for name in names or BATCH_GOALS})

@@ -11,7 +11,7 @@ import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
-from conformance.strategies.kv_cache_spec import ATTENTION, spec_of
+from conformance.strategies.kv_cache_spec import ATTENTION, kind_of, spec_of
 from conformance.strategies.presets import MINIMAL, Preset
 
 
@@ -136,12 +136,6 @@ def prepare_calls(draw: st.DrawFn, preset: Preset) -> Call:
     config = reference.KVCacheConfig(0, tensors, groups)
     arguments: Arguments = {"kv_cache_config": config, "attn_groups": attn_groups}
     return Call("prepare_kernel_block_sizes", arguments)
-
-
-def kind_of(spec: Any) -> str:
-    """Return the kind of a group's spec; of a uniform spec that of its first."""
-    first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
-    return type(first).__name__
 
 
 def is_of_attention(spec: Any) -> bool:

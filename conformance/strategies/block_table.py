@@ -32,7 +32,7 @@ class Operation:
         refused: What is wrong with it, None where it is valid.
         error: The class of the exception that it gets then.
         argument: The name that the exception's message must mention.
-        is_value: Whether that is in the values of a tensor, looked at in checked mode only.
+        is_value: Whether that is in the values of a tensor, which are checked in checked mode only.
         overwrites: What the caller writes into the results of earlier calls just before it.
     """
 
@@ -43,6 +43,24 @@ class Operation:
     argument: str = ""
     is_value: bool = False
     overwrites: tuple[Overwrite, ...] = ()
+
+    @staticmethod
+    def appending(
+        slots: list[int], rows: Sequence[Sequence[Sequence[int]]], overwrite: list[bool]
+    ) -> Operation:
+        """Return the operation that writes or appends the blocks of rows, given for each group."""
+        arguments = {
+            "req_indices": slots,
+            "cu_num_new_blocks": [[0, *accumulate(map(len, group))] for group in rows],
+            "new_block_ids": [[block for row in group for block in row] for group in rows],
+            "overwrite": overwrite,
+        }
+        return Operation("append_block_ids", arguments)
+
+    @staticmethod
+    def gathering(slots: list[int]) -> Operation:
+        """Return the operation that gathers some rows."""
+        return Operation("gather_block_tables", {"idx_mapping": np.array(slots, np.int32)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +221,7 @@ def _append(model: TableModel, draw: st.DrawFn) -> Operation:
     if not listed and draw(st.integers(0, 3)):
         listed = [model.max_num_reqs - 1]
     overwrite = [draw(st.booleans()) for _ in listed]
-    cu_num_new_blocks, new_block_ids = [], []
+    rows = []
     for lengths, width in zip(model.lengths, model.widths, strict=True):
         counts = []
         for slot, is_new in zip(listed, overwrite, strict=True):
@@ -213,15 +231,8 @@ def _append(model: TableModel, draw: st.DrawFn) -> Operation:
             counts.append(min(count, room))
             model.note("a row is overwritten by fewer blocks", happens=counts[-1] < lengths[slot])
             lengths[slot] = length + counts[-1]
-        cu_num_new_blocks.append([0, *accumulate(counts)])
-        new_block_ids.append(model.new_ids(sum(counts)))
-    arguments = {
-        "req_indices": listed,
-        "cu_num_new_blocks": cu_num_new_blocks,
-        "new_block_ids": new_block_ids,
-        "overwrite": overwrite,
-    }
-    return Operation("append_block_ids", arguments)
+        rows.append([model.new_ids(count) for count in counts])
+    return Operation.appending(listed, rows, overwrite)
 
 
 def _move(model: TableModel, draw: st.DrawFn) -> Operation:

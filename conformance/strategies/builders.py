@@ -87,7 +87,7 @@ BATCHES = (
     Batch((1, 1), (3, 0), Layout(2), ((5, 9), (7,))),
     Batch((4, 0), (0, 2), Layout(2), ((5, 9), (7,)), stride=2),
 )
-"""Batches for functions that hand one on: of none of them is anything read."""
+"""Batches for functions that pass one on without reading it."""
 
 
 @st.composite
@@ -110,7 +110,7 @@ def build_for_drafting_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @st.composite
 def use_cascade_attention_calls(draw: st.DrawFn, _: Preset) -> Call:
-    """Draw calls of `use_cascade_attention` with whatever a runner knows of the batch."""
+    """Draw calls of `use_cascade_attention` with some of what a runner knows of the batch."""
     names = ("common_prefix_len", "num_query_heads", "use_alibi")
     known = {name: draw(st.integers(0, 9)) for name in names if draw(st.booleans())}
     builder = Builder(BuilderClass(), full_spec(), ["layers.0"])

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.factories import DEVICE, Factory, FactoryContext
+from conformance.strategies.backends import Backend
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,7 +208,7 @@ class BackendClass(Factory):
         name: What it says its name is.
         builder: Its class of builders.
         is_own: Whether it is an engine's own; else it extends `AttentionBackend`.
-        is_alike: Whether it equals all classes that are called so, though it is none of them.
+        is_alike: Whether it equals every class of the same name.
     """
 
     name: str
@@ -223,18 +224,7 @@ class BackendClass(Factory):
             "__module__": "engine",
             "get_name": staticmethod(lambda: self.name),
             "get_builder_cls": staticmethod(lambda: builder),
-            "get_kv_cache_shape": staticmethod(_get_kv_cache_shape),
+            "get_kv_cache_shape": staticmethod(Backend().shape_of),
         }
         metaclass = _EqualByName if self.is_alike else abc.ABCMeta
         return metaclass(f"{self.name}Backend", (base,), members)
-
-
-def _get_kv_cache_shape(
-    num_blocks: int,
-    block_size: int,
-    num_kv_heads: int,
-    head_size: int,
-    cache_dtype_str: str = "auto",
-) -> tuple[int, ...]:
-    del cache_dtype_str
-    return 2, num_blocks, block_size, num_kv_heads, head_size

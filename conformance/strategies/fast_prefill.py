@@ -46,7 +46,7 @@ def fast_prefill_calls(
 ) -> Call:
     """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`; the facts are a `Batch`.
 
-    Which tokens have logits is one of `LOGITS_CHOICES`; seldom, the metadata has no such indices.
+    `which` of `LOGITS_CHOICES` says which tokens have logits; some metadata have no such indices.
     """
     batch = draw(batches(preset, kind=draw(st.sampled_from(KINDS))))
     if is_causal is not None:
@@ -76,7 +76,7 @@ def fast_prefill_calls(
 
 @st.composite
 def _padded(draw: st.DrawFn, indices: list[int]) -> Any:
-    """Draw a vector of indices with garbage behind."""
+    """Draw a vector of indices with other values after them."""
     padding = [draw(st.sampled_from(FILLERS))] * draw(st.sampled_from((0, 1, 4)))
     dtype: Any = draw(st.sampled_from((np.int32, np.int64)))
     return guarded(indices + padding, dtype, draw(st.sampled_from((1, 2))))

@@ -44,7 +44,7 @@ class More(Slotted):
 
 
 class Closed:
-    """A metadata that lets nobody set an attribute, and says more than it holds."""
+    """A metadata whose attributes cannot be set, and which has a property too."""
 
     def __init__(self, starts: Any, longest: int) -> None:
         vars(self).update(starts=starts, longest=longest, note="kept")
@@ -61,7 +61,7 @@ class Closed:
 
 @dataclasses.dataclass
 class Plain:
-    """A metadata that is a dataclass, one of whose fields nobody passes."""
+    """A metadata that is a dataclass, with one field that is not a parameter."""
 
     starts: Any
     longest: int
@@ -109,7 +109,7 @@ UNEXTENDABLE: dict[str, Any] = {
     "a list": lambda **_: [],
     "an int": lambda **_: 3,
 }
-"""What builders may build, and nobody can extend."""
+"""What builders may build, although it cannot be extended."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,10 +14,9 @@ from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend, backends
 from conformance.strategies.block_size import divisors
 from conformance.strategies.kv_binding import forward_contexts, layer_names, shuffled
+from conformance.strategies.kv_cache_spec import kind_of
 from conformance.strategies.kv_plans import CACHED, Plan, plan_of_one_page, plan_of_uniform_groups
 from conformance.strategies.presets import Preset
-
-ENCODER_ONLY = "EncoderOnlyAttentionSpec"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +176,7 @@ def _encoder_only(draw: st.DrawFn, name: str) -> Any:
 
 def is_encoder_only(spec: Any) -> bool:
     """Return whether a group's layers keep no cache."""
-    first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
-    return type(first).__name__ == ENCODER_ONLY
+    return kind_of(spec) == "EncoderOnlyAttentionSpec"
 
 
 def _kernel_block_sizes(draw: st.DrawFn, groups: list[reference.KVCacheGroupSpec]) -> list[int]:

@@ -37,6 +37,12 @@ def class_of(call: Call) -> str:
     return call.function.split(".", maxsplit=1)[0]
 
 
+def kind_of(spec: Any) -> str:
+    """Return the kind of a spec; of a uniform spec that of its first."""
+    first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
+    return type(first).__name__
+
+
 CACHE_DTYPES = ("fp8_ds_mla", "auto", "fp8_ds_mla", "fp8", None)
 """Formats of a cache by name."""
 
@@ -262,12 +268,10 @@ def max_memory_calls(draw: st.DrawFn, preset: Preset) -> Call:
     kinds = (*READS, "SlidingWindowSpec", "MambaSpec", "MambaSpec", UNIFORM)
     spec = spec_of(draw, preset, *kinds)
     config: Any = draw(configs(preset))
-    kind = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
-    reads = READS[type(kind).__name__]
-    if type(kind).__name__ == "SlidingWindowSpec":
+    if kind_of(spec) == "SlidingWindowSpec":
         config.parallel_config.decode_context_parallel_size = 1
     if draw(st.booleans()):
-        for name in set(vars(config)) - set(reads):
+        for name in set(vars(config)) - set(READS[kind_of(spec)]):
             setattr(config, name, None)
     arguments: Arguments = {"self": spec, "vllm_config": config}
     return Call(f"{type(spec).__name__}.max_memory_usage_bytes", arguments, draw(CHANCES))

@@ -118,7 +118,7 @@ def plan_of_one_page(draw: st.DrawFn, preset: Preset, kinds: tuple[str, ...]) ->
         plan.groups.append(shuffled(draw, layers))
         plan.specs.append(spec)
     if draw(st.RARELY):
-        plan.sizes.append(draw(st.sampled_from((0, 7))))  # shared by nobody
+        plan.sizes.append(draw(st.sampled_from((0, 7))))  # no layer uses it
     return plan
 
 
@@ -136,7 +136,7 @@ def plan_of_uniform_groups(draw: st.DrawFn, preset: Preset) -> Plan:
         for kind in shuffled(draw, [first, *rest]):
             page_size = 2 * block_size * draw(st.sampled_from((4, 8, 12))) * 4
             for _ in range(draw(st.sampled_from((1, 1, 2)))):
-                # Two of one page size may share a tensor, and see it in unlike ways.
+                # Two of one page size may share a tensor, and view it differently.
                 if kind == "MambaSpec":
                     spec = mamba_specs(draw, page_size, block_size=block_size)
                 else:

@@ -42,7 +42,7 @@ def reshape_calls(draw: st.DrawFn, preset: Preset) -> Call:
         layer.name: tensors[layer.tensor] for layer in shuffled(draw, cache.layers)
     }
     if draw(st.SOMETIMES):
-        # Of a layer that no group has: whatever it is, nobody looks at it.
+        # A layer that is in no group is ignored, whatever its tensor is.
         raw["layers.77.attn"] = np.zeros((2, 3), np.float32)
     arguments: Arguments = {
         "kv_cache_config": cache.config,

@@ -47,7 +47,7 @@ def get_per_layer_parameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     names = [f"layers.{i}.attn" for i in range(len(classes))]
     impls = {name: draw(_impls(cls)) for name, cls in zip(names, classes, strict=True)}
     context = {name: Own(ATTENTION, name, {"impl": impl}) for name, impl in impls.items()}
-    # What is not named is not looked at.
+    # A layer that is not named is ignored.
     context["layers.98.moe"] = Own(OTHER_IMPL, "layers.98.moe")
     named = draw(st.permutations(names))[draw(st.sampled_from((0, 0, 1))) :]
     cls_ = IMPL
@@ -72,7 +72,7 @@ NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_si
 def infer_global_hyperparameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `infer_global_hyperparameters`: layers alike, and some that are not.
 
-    The facts are the indices of the unlike ones, and in which fields they differ.
+    The facts are the field in which a layer differs from the first, by its index.
     """
     count = draw(st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5))))
     # What an earlier call may have said of them counts for nothing.

@@ -65,15 +65,11 @@ def random_bits(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Arra
     size = shape[0] * shape[1]
     if dtype == np.bool_:
         return rng.integers(2, size=shape).astype(dtype)
+    random_bytes = rng.integers(256, size=size * dtype.itemsize).astype(np.uint8)
     if dtype not in NAN_BITS:
-        return (
-            rng.integers(256, size=size * dtype.itemsize)
-            .astype(np.uint8)
-            .view(dtype)
-            .reshape(shape)
-        )
+        return random_bytes.view(dtype).reshape(shape)
     words = np.dtype(f"u{dtype.itemsize}")
-    bits = rng.integers(256, size=size * dtype.itemsize).astype(np.uint8).view(words)
+    bits = random_bytes.view(words)
     # A quiet NaN with a payload, -infinity, a signalling NaN, -0.0.
     nan, sign = NAN_BITS[dtype], 1 << 8 * dtype.itemsize - 1
     infinity = np.array(np.inf).astype(dtype).view(words).item()
@@ -132,46 +128,43 @@ def _rows(draw: st.DrawFn, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) ->
     return Rows(tuple(_mask(mask, length, seed)), dim, dtype, layout), seed
 
 
-def _give_out(
-    draw: st.DrawFn, arguments: Arguments, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> None:
-    """Draw whether there is an `out`, and whether it begins at a multiple of 16 bytes."""
-    offset = draw(st.sampled_from((None, 0, 1)))
+def _placeholder_calls(draw: st.DrawFn, preset: Preset, *, is_scatter: bool) -> Call:
+    """Draw calls with rows, a mask and an `out`, or neither of the two."""
+    rows, seed = draw(_rows(preset, FLOATS if is_scatter else (*FLOATS, *OTHERS)))
+    counts = (sum(rows.mask), len(rows.mask))
+    num_rows, num_out = counts if is_scatter else counts[::-1]
+    values = random_bits((num_rows, rows.embed_dim), rows.dtype, seed)
+    function = "scatter_mm_placeholders" if is_scatter else "gather_mm_placeholders"
+    arguments: Arguments = {
+        "embeds" if is_scatter else "placeholders": laid_out(values, rows.layout),
+        "is_embed": None,
+    }
+    has_mask = not (draw(st.RARELY) and draw(st.MOSTLY))
+    offset = draw(st.sampled_from((None, 0, 1)))  # of which 1 is no multiple of 16 bytes
     if offset is not None:
-        arguments["out"] = poisoned_rows_out(shape, dtype, offset)
+        shape = (num_out if has_mask else num_rows, rows.embed_dim)
+        arguments["out"] = poisoned_rows_out(shape, rows.dtype, offset)
+    if not has_mask:
+        return Call(function, arguments)
+    arguments["is_embed"] = guarded(rows.mask, np.bool_, draw(st.sampled_from((1, 2))))
+    has_hint = not is_scatter and draw(st.booleans())
+    return Call(function, arguments, rows, {"num_embeds": num_out} if has_hint else {})
 
 
 @st.composite
 def scatter_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `scatter_mm_placeholders`; the facts are its `Rows`, None without a mask."""
-    rows, seed = draw(_rows(preset, FLOATS))
-    values = random_bits((sum(rows.mask), rows.embed_dim), rows.dtype, seed)
-    arguments: Arguments = {"embeds": laid_out(values, rows.layout), "is_embed": None}
-    if draw(st.RARELY) and draw(st.MOSTLY):
-        _give_out(draw, arguments, values.shape, rows.dtype)
-        return Call("scatter_mm_placeholders", arguments)
-    _give_out(draw, arguments, (len(rows.mask), rows.embed_dim), rows.dtype)
-    arguments["is_embed"] = guarded(rows.mask, np.bool_, draw(st.sampled_from((1, 2))))
-    return Call("scatter_mm_placeholders", arguments, rows)
+    return _placeholder_calls(draw, preset, is_scatter=True)
 
 
 @st.composite
 def gather_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `gather_mm_placeholders`; the facts are its `Rows`, None without a mask."""
-    rows, seed = draw(_rows(preset, (*FLOATS, *OTHERS)))
-    values = random_bits((len(rows.mask), rows.embed_dim), rows.dtype, seed)
-    arguments: Arguments = {"placeholders": laid_out(values, rows.layout), "is_embed": None}
-    if draw(st.RARELY) and draw(st.MOSTLY):
-        _give_out(draw, arguments, values.shape, rows.dtype)
-        return Call("gather_mm_placeholders", arguments)
-    _give_out(draw, arguments, (sum(rows.mask), rows.embed_dim), rows.dtype)
-    arguments["is_embed"] = guarded(rows.mask, np.bool_, draw(st.sampled_from((1, 2))))
-    hints = {"num_embeds": sum(rows.mask)} if draw(st.booleans()) else {}
-    return Call("gather_mm_placeholders", arguments, rows, hints)
+    return _placeholder_calls(draw, preset, is_scatter=False)
 
 
 def wide_calls(function: str) -> st.SearchStrategy[Call]:
-    """Return calls with rows of so many odd pieces that several blocks of threads share each."""
+    """Return calls with rows so long that several blocks of threads share each."""
     rows = Rows((True, False, True), 4099, FLOATS[-1], LAYOUTS[1])
     is_scatter = function == "scatter_mm_placeholders"
     values = random_bits((2 if is_scatter else 3, rows.embed_dim), rows.dtype, 3)

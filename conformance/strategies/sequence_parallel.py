@@ -48,7 +48,7 @@ def whole(parts: dict[str, Any]) -> reference.VllmConfig:
 
 
 def unread(parts: dict[str, Any]) -> Any:
-    """Return an engine's own configuration, without the parts that nobody comes to read."""
+    """Return an engine's own configuration, without the parts that are not read."""
     known: dict[str, Any] = {"pass_config": own_config(enable_sp=parts["enable_sp"])}
     if not parts["enable_sp"]:
         return own_config(compilation_config=own_config(**known))

@@ -10,19 +10,11 @@ from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.block_size import divisors
 from conformance.strategies.presets import Preset
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
 """The dtypes that `map_to_kernel_blocks` keeps."""
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, the greatest first.
-
-    >>> divisors(12)
-    [12, 6, 4, 3, 2, 1]
-    """
-    return [d for d in range(number, 0, -1) if number % d == 0]
 
 
 @st.composite
@@ -30,10 +22,10 @@ def layouts(draw: st.DrawFn, preset: Preset) -> Layout:
     """Draw how positions lie in blocks: kernel blocks and context-parallel ranks among it."""
     sizes = (*preset.block_sizes, 4) if preset.name == "minimal" else preset.block_sizes
     block_size = draw(st.sampled_from(sizes))
-    kernel_block_size = draw(st.sampled_from((None, *divisors(block_size))))
+    kernel_block_size = draw(st.sampled_from((None, *divisors(block_size)[::-1])))
     world = draw(st.sampled_from((1, 2, 3, 4)))
     rank = draw(st.integers(0, world - 1))
-    interleave = draw(st.sampled_from(divisors(block_size)[::-1]))
+    interleave = draw(st.sampled_from(divisors(block_size)))
     return Layout(block_size, kernel_block_size, world, rank, interleave)
 
 

@@ -19,7 +19,7 @@ OUTPUT_LAYOUTS = (*LAYOUTS[:3], "every other token", "one each, apart", "one req
 
 
 def laid_out(shape: tuple[int, int, int], layout: str, dtype: type[np.generic]) -> Array:
-    """Return an array of [tokens, heads, dim], between elements that are none of its own.
+    """Return an array of [tokens, heads, dim], between elements that do not belong to it.
 
     >>> laid_out((6, 2, 3), "some heads", np.int8).strides
     (9, 3, 1)

@@ -11,7 +11,7 @@ import reference
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import Batch, batches
+from conformance.strategies.batches import Batch, batches, is_padded
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
 
@@ -93,12 +93,9 @@ def _cut_batches(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw a metadata and its micro-batches; the facts are the batch."""
     call = draw(metadata_calls(preset))
     batch = call.facts
-    has_padded_request = bool(batch.query_lens) and batch.query_lens[-1] == 0
-    total = batch.num_actual_tokens if has_padded_request else batch.num_tokens
-    if not batch.num_reqs or not batch.num_actual_tokens or not total:
-        slices: list[reference.UBatchSlice] = []
-    else:
-        slices = slices_between(batch, draw(cuts(total, batch.query_lens)))
+    total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
+    can_be_cut = batch.num_reqs and total
+    slices = slices_between(batch, draw(cuts(total, batch.query_lens))) if can_be_cut else []
     return Call("", {"metadata": call.arguments["metadata"], "slices": slices}, batch)
 
 
@@ -124,7 +121,7 @@ def make_metadata_with_slice_calls(draw: st.DrawFn, preset: Preset) -> Call:
         batch, metadata = one, one.metadata()
         slices = [reference.UBatchSlice(slice(0, 1), slice(0, 1))]
     ubatch = draw(st.sampled_from(slices))
-    # Requests that have none of its tokens may be among a micro-batch's too, as padding.
+    # A micro-batch may also have requests without tokens in it, as padding.
     requests = ubatch.request_slice
     stop = draw(st.one_of(st.just(requests.stop), st.integers(requests.stop, batch.num_reqs)))
     ubatch = reference.UBatchSlice(slice(requests.start, stop), ubatch.token_slice)

@@ -9,7 +9,11 @@ import pytest
 import reference
 from conformance.__main__ import arguments_for_pytest
 from conformance.explain import entries, explain
+from conformance.goals import Coverage
+from conformance.profiles import PROFILES
 from conformance.reports.last_run import recall, remember
+from conformance.summary import Run
+from conformance.targets import TARGETS
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -43,7 +47,6 @@ def test_a_function_is_explained() -> None:
         "conformance/test_ubatch.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
         "conformance/invalid_inputs/ubatch.py",
-        "conformance/interpretations/ubatch.py",
     ):
         assert part in text, part
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
@@ -65,17 +68,16 @@ def test_the_last_run_is_shown() -> None:
 
 def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
     """Of a function some of whose tests were left out, what was not reached is not known."""
-    config = pytester.parseconfigure()
-    cells = [{"target": "host", "state": "conforms", "examples": 3, "tests": {"passed": 1}}]
-    goals = [{"name": "no split point", "count": 3}, {"name": "int64", "count": 0}]
-    record = {
-        "run": {"started": "2026-11-21T22:35:05+00:00", "profile": {"name": "dev"}},
-        "implementations": [{"name": "fast"}],
-        "functions": [{"name": "create_ubatch_slices", "cells": cells, "goals": goals}],
-    }
-    for partial, line in (((), "   never  int64"), (["create_ubatch_slices"], "       -  int64")):
-        remember(config, record, partial)
-        assert line in explain("create_ubatch_slices", recall(config))
+    config, name = pytester.parseconfigure(), "create_ubatch_slices"
+    coverage = Coverage()
+    coverage.expect(name, ["no split point", "int64"])
+    coverage.count(name, "host", ["no split point"])
+    run = Run([TARGETS["host"]], PROFILES["dev"])
+    run.note(pytest.TestReport("n", ("", 0, ""), {}, "passed", None, "call"), name, "host")
+    for partial, line in ((set(), "   never  int64"), ({name}, "       -  int64")):
+        run.partial = partial
+        remember(config, run, coverage, "2026-11-21T22:35:05+00:00")
+        assert line in explain(name, recall(config))
 
 
 def test_a_method_is_explained() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import fast
@@ -30,6 +32,7 @@ from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import SMALL
 from conformance.stateful.view import BrokenInvariantError, View, view_of
 from conformance.targets import REFERENCE, TARGETS, Target
+from conformance.traffic.batch import Batch
 from conformance.traffic.runner import Runner
 
 SETUP = Setup(block_sizes=(2, 4), kinds=("full", "chunked_local"), padding=8)
@@ -74,122 +77,57 @@ def test_a_right_step_breaks_none() -> None:
     assert "the key of position 1 of request-1, written in step 0" == str(model.read(0, 13))
 
 
-def set_slot(group: int, token: int, slot: int) -> Callable[[Runner], None]:
-    """Write a token elsewhere."""
-
-    def change(runner: Runner) -> None:
-        assert runner.batch is not None
-        runner.batch.metadata[group].slot_mapping[token] = slot
-
-    return change
+def slots(group: int) -> Callable[[Batch], Any]:
+    """Return what gets the slots of a group of a batch."""
+    return lambda batch: batch.metadata[group].slot_mapping
 
 
-def set_block(row: int, column: int, block_id: int) -> Callable[[Runner], None]:
-    """Put another block into a row of the first group's table."""
-
-    def change(runner: Runner) -> None:
-        assert runner.batch is not None
-        runner.batch.metadata[0].block_table_tensor[row, column] = block_id
-
-    return change
+def lengths(batch: Batch) -> np.ndarray[Any, Any]:
+    """Return the sequence lengths of the first group."""
+    return batch.metadata[0].seq_lens
 
 
-def with_padding_of_a_length(runner: Runner) -> None:
-    """Leave a length in a padded request."""
-    assert runner.batch is not None
-    runner.batch.metadata[0].seq_lens[7] = 5
-
-
-def renamed(runner: Runner) -> None:
-    """Take another request for the second one."""
-    assert runner.batch is not None
-    runner.batch.req_ids[1] = "request-7"
-
-
-def lengthened(runner: Runner) -> None:
-    """Count a token more than there is."""
-    assert runner.batch is not None
-    runner.batch.metadata[0].seq_lens[1] += 1
-
-
-def too_short(runner: Runner) -> None:
-    """Say that no sequence has more than a token."""
-    assert runner.batch is not None
-    runner.batch.metadata[0].max_seq_len = 1
+def table(batch: Batch) -> np.ndarray[Any, Any]:
+    """Return the block table of the first group."""
+    return batch.metadata[0].block_table_tensor
 
 
 G0, G1 = "group 0 (blocks of 2):", "group 1 (blocks of 4):"
+T1, T3, T4 = "token 1 of request-1", "token 3 of request-0", "token 4 of request-0"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("part", "index", "value", "message"),
     [
-        (set_slot(0, 3, -1), f"{G0} token 3 of request-0 is written nowhere"),
+        (slots(0), 3, -1, f"{G0} token 3 of request-0 is written nowhere"),
+        (slots(0), 3, 4, f"{G0} {T3} and token 2 of request-0 are both written to slot 4"),
+        (slots(0), 7, 40, f"{G0} token 7 of the batch, which is padding, is written to slot 40"),
+        (slots(0), 3, 40, f"{G0} {T3} is written to slot 40 in block 20, which is free"),
+        (slots(0), 6, 7, f"{G0} {T1} is written to slot 7 in block 3, which is none of its requ"),
+        (slots(1), 4, 23, f"{G1} {T4} reads slot 20 for position 4, which was never written"),
+        (table, (1, 0), 2, f"{G0} block 2 is block 0 of request-1, but also block 1 of request-0 "),
+        (table, (1, 0), 0, f"{G0} block 0 is block 0 of request-1, but is the null block"),
+        (table, (0, 1), 5, f"{G1} block 5 is block 1 of request-0, but also block 1 of request-0 "),
+        (table, (1, 1), 7, f"{G0} block 1 of request-1 is 7, but should be 0"),
+        (table, (2, 0), 1, f"{G0} block 0 of request 2 of the batch, which is padding, is 1, but "),
+        (lengths, 7, 5, f"{G0} request 7 of the batch, which is padding, has a sequence of 5 tok"),
+        (lengths, 1, 3, f"{G0} token 0 of request-1 reads slot 13 for position 1, which comes aft"),
+        (lambda batch: batch.req_ids, 1, "request-7", "the batch has ['request-0', 'request-7'], "),
         (
-            set_slot(0, 3, 4),
-            f"{G0} token 3 of request-0 and token 2 of request-0 are both written to slot 4",
+            lambda batch: vars(batch.metadata[0]),
+            "max_seq_len",
+            1,
+            "the metadata is not valid: max_seq_len is 1, ",
         ),
-        (
-            set_slot(0, 7, 40),
-            f"{G0} token 7 of the batch, which is padding, is written to slot 40",
-        ),
-        (
-            set_slot(0, 3, 40),
-            f"{G0} token 3 of request-0 is written to slot 40 in block 20, which is free",
-        ),
-        (
-            set_slot(0, 6, 7),
-            (
-                f"{G0} token 1 of request-1 is written to slot 7 in block 3, which is none of its "
-                "request's, [6]"
-            ),
-        ),
-        (
-            set_slot(1, 4, 23),
-            (f"{G1} token 4 of request-0 reads slot 20 for position 4, which was never written"),
-        ),
-        (
-            set_block(1, 0, 2),
-            (
-                f"{G0} block 2 is block 0 of request-1, but also block 1 of request-0 in group 0, "
-                "and no computed prefix of both ends with it"
-            ),
-        ),
-        (
-            set_block(1, 0, 0),
-            f"{G0} block 0 is block 0 of request-1, but is the null block",
-        ),
-        (
-            set_block(0, 1, 5),
-            (
-                f"{G1} block 5 is block 1 of request-0, but also block 1 of request-0 "
-                "in group 0, and no computed prefix of both ends with it"
-            ),
-        ),
-        (
-            set_block(1, 1, 7),
-            f"{G0} block 1 of request-1 is 7, but should be 0",
-        ),
-        (
-            set_block(2, 0, 1),
-            f"{G0} block 0 of request 2 of the batch, which is padding, is 1, but should be 0",
-        ),
-        (
-            with_padding_of_a_length,
-            f"{G0} request 7 of the batch, which is padding, has a sequence of 5 tokens",
-        ),
-        (renamed, "the batch has ['request-0', 'request-7'], but the step has "),
-        (
-            lengthened,
-            f"{G0} token 0 of request-1 reads slot 13 for position 1, which comes after it",
-        ),
-        (too_short, "the metadata is not valid: max_seq_len is 1, "),
     ],
 )
-def test_a_broken_invariant_is_named(change: Callable[[Runner], None], message: str) -> None:
+def test_a_broken_invariant_is_named(
+    part: Callable[[Batch], Any], index: object, value: object, message: str
+) -> None:
     """What is wrong with a runner's batch is said in one sentence."""
     snapshot, runner = execute_a_step()
-    change(runner)
+    assert runner.batch is not None
+    part(runner.batch)[index] = value
     with pytest.raises(AssertionError) as caught:
         check_all(view_of(runner, snapshot), ModelCache(SETUP.block_sizes))
     assert str(caught.value).startswith(message)

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
+from typing import TypeAlias
 
 import pytest
 
@@ -26,7 +27,7 @@ SPECULATIVE = Settings(
 ONE_AT_A_TIME = Settings(token_budget=7, max_num_seqs=1, max_model_len=600, num_blocks=90)
 TIGHT = Settings(token_budget=20, max_num_seqs=30, num_blocks=50, num_speculative_tokens=4)
 RUNS = [
-    pytest.param(model, settings, id=f"{model}-{name}")
+    pytest.param((model, settings), id=f"{model}-{name}")
     for model in ("llama-3.1-8b", "llama-4-scout")
     for name, settings in (
         ("small", SMALL),
@@ -35,73 +36,76 @@ RUNS = [
         ("tight", TIGHT),
     )
 ] + [
-    pytest.param(model, replace(settings, num_blocks=num_blocks), id=f"{model}-{name}")
+    pytest.param((model, replace(settings, num_blocks=num_blocks)), id=f"{model}-{name}")
     for model, num_blocks in (("jamba-v0.1", 30), ("whisper-large-v3", 200))
     for name, settings in (("small", SMALL), ("speculative", SPECULATIVE))
 ]
 
 
-def make_engine(model: str, settings: Settings, *, num_requests: int = 40) -> TraceEngine:
-    """Make an engine for the start of the project's own trace."""
-    requests = servable(make_trace(num_requests), model, settings)
-    return TraceEngine(requests, get_model(model), settings, seed=5)
+Run: TypeAlias = tuple[TraceEngine, list[TraceRequest], list[SchedulerOutput]]
 
 
-@pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_no_block_is_owned_twice(model: str, settings: Settings) -> None:
-    """A block is one request's, in one group, until that ends or is preempted; 0 is nobody's."""
-    engine = make_engine(model, settings)
+def make_run(model: str, settings: Settings) -> Run:
+    """Serve the first requests of the project's own trace, and return all steps."""
+    requests = servable(make_trace(40), model, settings)
+    engine = TraceEngine(requests, get_model(model), settings, seed=5)
+    return engine, requests, list(engine)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Return each of the runs."""
+    return make_run(*request.param)
+
+
+def test_no_block_is_owned_twice(run: Run) -> None:
+    """A block is one request's until that ends or is preempted, in one group; 0 is never used."""
+    engine, _, steps = run
     owned: dict[str, list[int]] = {}
-    for step in engine:
+    for step in steps:
         for req_id in step.removed_req_ids:
             del owned[req_id]
         for req_id, new_block_ids in step.new_block_ids.items():
             assert (req_id in step.admitted_req_ids) == (req_id not in owned)
-            for ids in new_block_ids:
-                owned.setdefault(req_id, []).extend(ids)
-        all_ids = [block_id for ids in owned.values() for block_id in ids]
+            owned.setdefault(req_id, []).extend(chain(*new_block_ids))
+        all_ids = [*chain(*owned.values())]
         assert len(all_ids) == len(set(all_ids))
-        assert all(0 < block_id < (settings.num_blocks or 0) for block_id in all_ids)
+        assert all(0 < block_id < (engine.settings.num_blocks or 0) for block_id in all_ids)
 
 
-@pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_every_token_has_its_block(model: str, settings: Settings) -> None:
+def test_every_token_has_its_block(run: Run) -> None:
     """After a step each request has as many blocks in each group as its tokens need, no more."""
-    engine = make_engine(model, settings)
+    engine, _, steps = run
     num_blocks: dict[str, list[int]] = {}
-    for step in engine:
+    for step in steps:
         for req_id, new_block_ids in step.new_block_ids.items():
             if req_id in step.admitted_req_ids:
                 num_blocks[req_id] = [0] * len(new_block_ids)
             end = step.num_computed_tokens[req_id] + step.num_scheduled_tokens[req_id]
-            assert end <= settings.max_model_len
+            assert end <= engine.settings.max_model_len
+            drafts = engine.settings.num_speculative_tokens  # rejected ones leave blocks to spare
             for number, group in enumerate(engine.groups):
                 num_blocks[req_id][number] += len(new_block_ids[number])
-                needed = group.num_blocks(end)
-                drafts = settings.num_speculative_tokens  # rejected ones leave blocks to spare
-                spare = group.num_blocks(end + drafts) - needed
-                assert needed <= num_blocks[req_id][number] <= needed + spare
+                most = group.num_blocks(end + drafts)
+                assert group.num_blocks(end) <= num_blocks[req_id][number] <= most
 
 
-@pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_the_bounds_hold(model: str, settings: Settings) -> None:
+def test_the_bounds_hold(run: Run) -> None:
     """No step passes the token budget or the number of requests, or is empty."""
-    for step in make_engine(model, settings):
-        assert 1 <= sum(step.num_scheduled_tokens.values()) <= settings.token_budget
-        assert 1 <= len(step.num_scheduled_tokens) <= settings.max_num_seqs
-        longest = max(step.num_scheduled_tokens.values())
-        assert longest <= settings.long_prefill_token_threshold
-        assert min(step.num_scheduled_tokens.values()) >= 1
+    engine, _, steps = run
+    for step in steps:
+        lengths = step.num_scheduled_tokens.values()
+        assert sum(lengths) <= engine.settings.token_budget
+        assert 1 <= len(lengths) <= engine.settings.max_num_seqs
+        assert 1 <= min(lengths) <= max(lengths) <= engine.settings.long_prefill_token_threshold
 
 
-@pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_every_request_finishes_with_exactly_its_tokens(model: str, settings: Settings) -> None:
+def test_every_request_finishes_with_exactly_its_tokens(run: Run) -> None:
     """Each request ends once, and then all its tokens but the last have been computed."""
-    requests = servable(make_trace(40), model, settings)
-    engine = make_engine(model, settings)
+    engine, requests, steps = run
     ends: dict[str, int] = {}
     finished: Counter[str] = Counter()
-    for step in engine:
+    for step in steps:
         finished.update(step.finished_req_ids)
         for req_id, num_tokens in step.num_scheduled_tokens.items():
             ends[req_id] = step.num_computed_tokens[req_id] + num_tokens
@@ -110,32 +114,29 @@ def test_every_request_finishes_with_exactly_its_tokens(model: str, settings: Se
     assert {f"request-{i}" for i in range(len(requests))} == set(ends)
     for i, request in enumerate(requests):
         past_end = ends[f"request-{i}"] - (request.total_tokens - 1)
-        assert 0 <= past_end <= settings.num_speculative_tokens  # drafts that came too late
+        assert 0 <= past_end <= engine.settings.num_speculative_tokens  # drafts that came too late
 
 
-@pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_computed_tokens_only_grow_but_for_preemption(model: str, settings: Settings) -> None:
+def test_computed_tokens_only_grow_but_for_preemption(run: Run) -> None:
     """A request goes on where it stopped, less rejected drafts; a preempted one from the start."""
+    engine, _, steps = run
     ends: dict[str, int] = {}
-    num_preempted = 0
-    for step in make_engine(model, settings):
-        for req_id in step.preempted_req_ids:
-            ends[req_id] = 0
-            num_preempted += 1
+    for step in steps:
+        ends |= dict.fromkeys(step.preempted_req_ids, 0)
         for req_id, computed in step.num_computed_tokens.items():
             before = ends.get(req_id, 0)
-            assert before - settings.num_speculative_tokens <= computed <= before
+            assert before - engine.settings.num_speculative_tokens <= computed <= before
             ends[req_id] = computed + step.num_scheduled_tokens[req_id]
-            if req_id in step.resumed_req_ids:
-                assert computed == 0
-    assert num_preempted > 0 or settings is ONE_AT_A_TIME
+            assert computed == 0 or req_id not in step.resumed_req_ids
+    is_tight = engine.settings is not ONE_AT_A_TIME
+    assert is_tight == any(step.preempted_req_ids for step in steps)
 
 
-@pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_first_come_is_first_served(model: str, settings: Settings) -> None:
+def test_first_come_is_first_served(run: Run) -> None:
     """A step's requests are in order of arrival, and only the latest of those running lose out."""
+    _, _, steps = run
     running: list[int] = []
-    for step in make_engine(model, settings):
+    for step in steps:
         ended = {number(req_id) for req_id in step.finished_req_ids}
         running = [i for i in running if i not in ended]
         preempted = [number(req_id) for req_id in step.preempted_req_ids]
@@ -157,7 +158,7 @@ def test_some_running_requests_may_not_be_scheduled() -> None:
     """When decodes alone pass the budget, the latest of them have to wait a step."""
     waiting = 0
     running: set[str] = set()
-    for step in make_engine("llama-3.1-8b", TIGHT):
+    for step in make_run("llama-3.1-8b", TIGHT)[2]:
         running -= set(step.removed_req_ids)
         running |= set(step.num_scheduled_tokens)
         waiting += len(running) > len(step.num_scheduled_tokens)

@@ -186,50 +186,44 @@ def target_of(module: object, device: str | None = "cpu") -> Target:
     return Target("toy", Implementation("toy", cast("ModuleType", module)), device)
 
 
-def impostor(**names: object) -> Target:
-    """Return `fast` with some names replaced."""
-    known = {name: getattr(fast, name) for name in fast.__all__}
-    return target_of(SimpleNamespace(**{**known, **names}))
-
-
 def refuse(*_: object, **__: object) -> None:
     """Refuse whatever comes."""
     raise ValueError("refused")
 
 
-def test_a_refusal_by_one_twin_is_a_mismatch() -> None:
-    """When only one twin raises, the mismatch names the function and the exception."""
-    steps = make_steps("llama-3.1-8b", SETTINGS, 1)
-    broken = impostor(map_to_kernel_blocks=refuse)
-    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, target=broken).execute(steps[0])
-    assert mismatch is not None
-    assert mismatch.line == (
-        "step 0: map_to_kernel_blocks = ValueError('refused'), but should be an answer "
-        "(of request-0)"
-    )
-
-
-def test_a_refusal_by_both_twins_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a scheduler makes is valid, so when both twins refuse it the replay fails too."""
-    monkeypatch.setattr(reference, "slice_query_start_locs", refuse)
-    steps = make_steps("llama-3.1-8b", SETTINGS, 1)
-    broken = impostor(slice_query_start_locs=refuse)
-    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, target=broken).execute(steps[0])
-    assert mismatch is not None
-    assert mismatch.difference.line == (
-        "slice_query_start_locs = ValueError('refused') in both twins, but should be an answer"
-    )
-
-
-def test_a_missing_refusal_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When only the reference raises, the mismatch says what should have been raised."""
-    monkeypatch.setattr(reference, "get_dcp_local_seq_lens", refuse)
-    twins = Twins(get_model("llama-3.1-8b"), SETTINGS)
+@pytest.mark.parametrize(
+    ("function", "refusing", "line"),
+    [
+        (
+            "map_to_kernel_blocks",
+            {"fast"},
+            "map_to_kernel_blocks = ValueError('refused'), but should be an answer",
+        ),
+        (  # what a scheduler makes is valid
+            "slice_query_start_locs",
+            {"reference", "fast"},
+            "slice_query_start_locs = ValueError('refused') in both twins, but should be an answer",
+        ),
+        (
+            "get_dcp_local_seq_lens",
+            {"reference"},
+            "get_dcp_local_seq_lens = an answer, but should be ValueError('refused')",
+        ),
+    ],
+)
+def test_a_refusal_is_a_mismatch(
+    function: str, refusing: set[str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When one twin raises, or both, the mismatch names the function and the exception."""
+    if "reference" in refusing:
+        monkeypatch.setattr(reference, function, refuse)
+    known = {name: getattr(fast, name) for name in fast.__all__}
+    broken = SimpleNamespace(**known | ({function: refuse} if "fast" in refusing else {}))
+    twins = Twins(get_model("llama-3.1-8b"), SETTINGS, target=target_of(broken))
     mismatch = twins.execute(make_steps("llama-3.1-8b", SETTINGS, 1)[0])
     assert mismatch is not None
-    assert mismatch.difference.line == (
-        "get_dcp_local_seq_lens = an answer, but should be ValueError('refused')"
-    )
+    assert line == mismatch.difference.line
+    assert mismatch.line.startswith(f"step 0: {line} (of ")
 
 
 def test_newcomers_take_the_places_of_those_who_left() -> None:

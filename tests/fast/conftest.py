@@ -49,6 +49,20 @@ def make_batch_fixture() -> Callable[..., fast.CommonAttentionMetadata]:
     return make_batch
 
 
+FULL = fast.FullAttentionSpec(block_size=4, num_kv_heads=5, head_size=6, dtype=torch.float16)
+
+
+def make_config(
+    *groups: tuple[list[str], object], tensors: list[tuple[int, list[str]]] | None = None
+) -> fast.KVCacheConfig:
+    """Make a KV cache of groups and tensors."""
+    return fast.KVCacheConfig(
+        num_blocks=99,
+        kv_cache_tensors=[fast.KVCacheTensor(*tensor) for tensor in tensors or []],
+        kv_cache_groups=[fast.KVCacheGroupSpec(*group) for group in groups],
+    )
+
+
 class Recorder:
     """A builder that records what it was given, and builds an object of its own."""
 

@@ -8,11 +8,7 @@ import torch
 import fast
 from fast import BlockTables
 from fast.launch import simulated_by
-
-
-def int32(values: list[int]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
+from tests.fast.conftest import int32
 
 
 def make(block_sizes: list[int] | None = None) -> BlockTables:
@@ -32,22 +28,6 @@ def filled() -> BlockTables:
 def gathered(tables: BlockTables, rows: list[int]) -> list[list[list[int]]]:
     """Gather some rows and return them as lists."""
     return [table.tolist() for table in tables.gather_block_tables(int32(rows))]
-
-
-@pytest.mark.usefixtures("path")
-def test_lengths_are_known_on_both_sides() -> None:
-    """After every change the host's count of blocks is the device's."""
-    tables = filled()
-    steps = [
-        lambda: tables.append_block_ids([1], [[0, 2], [0, 1]], [[1, 2], [3]], [False]),
-        lambda: tables.swap_rows(1, 2),
-        lambda: tables.move_row(0, 3),
-        lambda: tables.clear_row(2),
-        lambda: tables.append_block_ids([3], [[0, 0], [0, 2]], [[], [1, 2]], [True]),
-    ]
-    for step in steps:
-        step()
-        assert tables._num_blocks.tolist() == tables._counts.blocks.tolist()
 
 
 @pytest.mark.usefixtures("path")
@@ -111,37 +91,39 @@ def test_devices_are_checked() -> None:
         filled().gather_block_tables(int32([0]).to("meta"))
 
 
-def test_ends_that_wrap_around_are_refused() -> None:
-    """Ends whose differences do not fit into 64 bits are refused before they are subtracted."""
+ENDS = "cu_num_new_blocks"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (  # the difference of two ends does not fit into 64 bits
+            (range(4), [[0, 2**63 - 1, -(2**63), -1, 5]], [[1, 2, 3, 4, 5]], [False] * 4),
+            ValueError,
+            rf"{ENDS}\[0\]",
+        ),
+        (([], [[0]], [np.array([])], []), TypeError, r"new_block_ids\[0\] must be a list"),
+        *(
+            ((range(n), [[*range(n), array]], [[7] * n], [True] * n), TypeError, message)
+            for array in (np.array([0, 0]), torch.tensor([0, 0]))
+            for n, message in enumerate(rf"{ENDS}\[0\]\[{i}\] must be an int" for i in range(2))
+        ),
+    ],
+)
+def test_what_cannot_be_appended(
+    arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    """Ends that wrap around, and arrays in place of lists and ints, are refused by name."""
     tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
-    ends = [0, 2**63 - 1, -(2**63), -1, 5]
-    with pytest.raises(ValueError, match=r"cu_num_new_blocks\[0\]"):
-        tables.append_block_ids([0, 1, 2, 3], [ends], [[1, 2, 3, 4, 5]], [False] * 4)
-
-
-def test_nothing_in_arrays_is_refused() -> None:
-    """What is not a list is a TypeError where nothing is appended, too."""
-    tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
-    with pytest.raises(TypeError, match=r"new_block_ids\[0\] must be a list"):
-        tables.append_block_ids([], [[0]], [np.array([])], [])  # type: ignore[list-item]  # wrong
-
-
-@pytest.mark.parametrize("array", [np.array([0, 0]), torch.tensor([0, 0])], ids=["numpy", "torch"])
-@pytest.mark.parametrize("rows", [0, 1])
-def test_an_array_is_no_end(array: Any, rows: int) -> None:  # noqa: ANN401  # what is not expected
-    """An array among the ends is a TypeError, not an array whose truth is requested."""
-    tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
-    ends = [[*range(rows), array]]
-    with pytest.raises(TypeError, match=rf"cu_num_new_blocks\[0\]\[{rows}\] must be an int"):
-        tables.append_block_ids([*range(rows)], ends, [[7] * rows], [True] * rows)
+    with pytest.raises(error, match=message):
+        tables.append_block_ids(list(arguments[0]), *arguments[1:])
 
 
 def test_an_array_is_no_list_of_ends() -> None:
-    """One is reported from an end, though another group has an end too many."""
+    """It is refused by name, though another group has an end too many."""
     tables = fast.BlockTables([2, 4], 4, 8, 64, "cpu", pin_memory=False)
-    ends: Any = [[np.array([0, 0])], [0, 0]]
-    with pytest.raises((TypeError, ValueError), match="cu_num_new_blocks"):
-        tables.append_block_ids([], ends, [[], []], [])
+    with pytest.raises((TypeError, ValueError), match=ENDS):
+        tables.append_block_ids([], [[np.array([0, 0])], [0, 0]], [[], []], [])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("change", ["append", "move", "swap", "gather"])

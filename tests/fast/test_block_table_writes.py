@@ -104,28 +104,13 @@ def test_unseen_writes_into_tables_are_found(write: Write) -> None:
 
 
 @UNSEEN
-def test_unseen_writes_into_slots_are_found(write: Write) -> None:
-    """In checked mode a write into the slots that torch does not see is refused once."""
+def test_unseen_writes_into_slots_are_found(write: Write, path: str) -> None:
+    """On the host such a write is refused once; on the device each step writes all slots."""
     tables = make_tables()
     write(tables.get_dummy_slot_mappings(6))  # after the tokens of the next step
     with fast.checks(enabled=True):
-        with pytest.raises(ValueError, match="99"):
-            compute_slots(tables)
+        if path == "host":
+            with pytest.raises(ValueError, match="99"):
+                compute_slots(tables)
         assert SLOTS == compute_slots(tables)
-    assert [[-1, -1], [-1, -1]] == tables._slots[:, 4:].tolist()
-
-
-@UNSEEN
-@pytest.mark.usefixtures("path")
-def test_unseen_writes_into_slots_end_on_the_device(write: Write) -> None:
-    """On the device path each step writes all slots, on the host path the one after the error."""
-    tables = make_tables()
-    write(tables.get_dummy_slot_mappings(6))
-    with fast.checks(enabled=True):
-        try:
-            found = compute_slots(tables)
-        except ValueError as error:
-            assert "99" in str(error)  # noqa: PT017  (either is right)
-            found = compute_slots(tables)
-    assert SLOTS == found
     assert [[-1, -1], [-1, -1]] == tables._slots[:, 4:].tolist()

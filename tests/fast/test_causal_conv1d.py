@@ -6,11 +6,7 @@ import torch
 import fast
 from fast import compute_causal_conv1d_metadata as compute
 from fast.launch import simulated_by
-
-
-def int32(values: list[int]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
+from tests.fast.conftest import int32
 
 
 @pytest.mark.usefixtures("path")
@@ -69,38 +65,3 @@ def test_bad_starts_unchecked(starts: list[int]) -> None:
     """Starts that decrease cannot make a list of more programs than tokens can need."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match=r"less than .* before it"):
         compute(int32(starts))
-
-
-@pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize(
-    ("starts", "copy", "error", "message"),
-    [
-        (int32([0]), torch.tensor([0]), TypeError, "^query_start_loc_p_cpu must be int32, got i"),
-        (int32([0]), int32([0, 1]), ValueError, "query_start_loc_p_cpu has 2 entries, but"),
-        (int32([0]), int32([0]).to("meta"), ValueError, "_cpu must be on the CPU, got meta"),
-    ],
-)
-def test_refused(
-    starts: torch.Tensor,
-    copy: torch.Tensor | None,
-    error: type[Exception],
-    message: str,
-    *,
-    checked: bool,
-) -> None:
-    """Types, dtypes, lengths and devices are checked in both modes."""
-    with fast.checks(checked), pytest.raises(error, match=message):
-        compute(starts, query_start_loc_p_cpu=copy)
-
-
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(
-    ("starts", "copy", "message"),
-    [
-        ([0, 3, 4], [0, 3, 5], r"query_start_loc_p_cpu\[2\] is 5, but query_start_loc_p\[2\] is 4"),
-    ],
-)
-def test_checked(starts: list[int], copy: list[int] | None, message: str) -> None:
-    """In checked mode starts rise from 0, and their copy is equal."""
-    with fast.checks(enabled=True), pytest.raises(ValueError, match=message):
-        compute(int32(starts), query_start_loc_p_cpu=None if copy is None else int32(copy))

@@ -24,18 +24,6 @@ def refuses() -> bool:
     return False
 
 
-def test_blocks_of_two_threads_overlap() -> None:
-    """When the first thread leaves its block, the second's still checks; then nothing does."""
-    with actors(3) as (one, two, outside):
-        entered = [actor.do(lambda: fast.checks(enabled=True).__enter__()) for actor in (one, two)]
-        assert (True, True, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
-        one.do(lambda: entered[0].__exit__(None, None, None))
-        assert (False, True, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
-        two.do(lambda: entered[1].__exit__(None, None, None))
-        assert (False, False, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
-    assert not refuses()
-
-
 def test_an_interrupted_block_keeps_no_other_thread_waiting() -> None:
     """Whichever instruction of a block is interrupted, other threads can switch checked mode."""
 
@@ -184,17 +172,4 @@ def test_one_object_is_entered_twice() -> None:
         with block:
             assert refuses()
         assert refuses()
-    assert not refuses()
-
-
-def test_a_block_is_left_by_an_exception() -> None:
-    """An exception through nested blocks leaves all of them."""
-
-    def fail() -> None:
-        with fast.checks(enabled=True), fast.checks(enabled=False):
-            assert not refuses()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
     assert not refuses()

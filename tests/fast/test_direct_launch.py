@@ -32,31 +32,16 @@ def words_of_tensor(x: torch.Tensor) -> list[int]:
 
 
 def test_words_of_arguments() -> None:
-    """Arrays are flattened as numba's kernels take them."""
+    """Arrays are flattened as numba's kernels take them, and a NumPy int becomes Python's."""
     x, y = torch.zeros(5, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int64)
-    words = make_flatten(make_kernel().parameters)(x, y, 9)
-    assert (*words_of_tensor(x), *words_of_tensor(y), 9) == words
-
-
-def test_words_of_no_items() -> None:
-    """Arrays without items have their shapes."""
-    x, y = torch.zeros(0, dtype=torch.int32), torch.zeros(2, 0, dtype=torch.int64)
-    words = make_flatten(make_kernel().parameters)(x, y, 0)
-    assert ((0, 0, 4), (0, 2, 0)) == (words[2:7:2][:1] + words[5:7], words[9:10] + words[12:14])
-
-
-def test_flattened_ints_are_pythons() -> None:
-    """A NumPy int becomes Python's: the launcher would pass it in its own width."""
-    words = make_flatten((None, None, None))(np.int32(3), 4, True)
-    assert [int, int, int] == [type(word) for word in words]
-    assert (3, 4, 1) == words
-
-
-@pytest.mark.parametrize("args", [(1,), (1, 2, 3)])
-def test_a_kernel_takes_all_its_arguments(args: tuple[int, ...]) -> None:
-    """Too few or too many arguments are refused before anything is launched."""
-    with pytest.raises(TypeError, match="positional argument"):
-        make_flatten((None, None))(*args)
+    flatten = make_flatten(make_kernel().parameters)
+    assert (*words_of_tensor(x), *words_of_tensor(y), 9) == flatten(x, y, np.int32(9))
+    words = flatten(x[:0], y[:, :0], True)  # the launcher would pass a NumPy int in its own width
+    assert [int] * len(words) == [type(word) for word in words]
+    assert ((0, 0, 4), (0, 2, 0)) == ((words[2], *words[5:7]), (words[9], *words[12:14]))
+    for args in ((x, y), (x, y, 1, 2)):
+        with pytest.raises(TypeError, match="positional argument"):
+            flatten(*args)
 
 
 @pytest.mark.parametrize(
@@ -112,28 +97,24 @@ def test_words_may_be_marked_as_pointers(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [".u32 .ptr .align 1", ".u64 .ptr .shared .align 1", ".align 8 .b8"]
-)
-def test_words_of_other_kinds_are_refused(word: str) -> None:
-    """Anything else in the place of a word, a pointer to shared memory too, is not launched."""
-    with pytest.raises(UnfitError, match=re.escape(f"double takes 17 words ({word})")):
-        check_entry(make_kernel(), make_ptx(word), "double")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
+    ("ptx", "message"),
     [
-        ((".u64 double_param_14", ".u32 double_param_14"), r"takes 17 words \(.u32, .u64\)"),
-        ((",\n\t.param .u64 double_param_16", ""), r"takes 16 words \(.u64\), expected 17"),
-        ((".entry", ".func"), r"double takes 0 words \(\), expected 17 \(.u64\)"),
+        *(
+            (make_ptx(word), f"double takes 17 words ({word})")
+            for word in (".u32 .ptr .align 1", ".u64 .ptr .shared .align 1", ".align 8 .b8")
+        ),
+        (make_ptx().replace(".u64 double_param_14", ".u32 double_param_14"), "words (.u32, .u64)"),
+        (
+            make_ptx().replace(",\n\t.param .u64 double_param_16", ""),
+            "16 words (.u64), expected 17",
+        ),
+        (make_ptx().replace(".entry", ".func"), "double takes 0 words (), expected 17 (.u64)"),
     ],
 )
-def test_other_words_are_refused(change: tuple[str, str], message: str) -> None:
+def test_other_words_are_refused(ptx: str, message: str) -> None:
     """A kernel that takes fewer words, or other ones, is not launched past numba."""
-    ptx = make_ptx()
-    check_entry(make_kernel(), ptx, "double")
-    with pytest.raises(UnfitError, match=message):
-        check_entry(make_kernel(), ptx.replace(*change), "double")
+    with pytest.raises(UnfitError, match=re.escape(message)):
+        check_entry(make_kernel(), ptx, "double")
 
 
 def test_numba_says_what_is_pinned() -> None:

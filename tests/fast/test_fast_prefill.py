@@ -1,4 +1,3 @@
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +8,9 @@ import torch
 import fast
 from fast import make_kv_sharing_fast_prefill_common_attn_metadata as fast_prefill_metadata
 from fast.launch import simulated_by
+from tests.fast.conftest import int32
 
 Make = Callable[..., fast.CommonAttentionMetadata]
-
-
-def int32(values: list[int]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def armed(make_batch: Make, indices: list[int], query_lens: tuple[int, ...] = (15, 5, 8)) -> Any:  # noqa: ANN401  # a batch
@@ -46,45 +41,14 @@ def test_bad_indices_unchecked(make_batch: Make, indices: list[int]) -> None:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize(
-    ("changes", "copy", "error", "message"),
-    [
-        ({"logits_indices_padded": int32([1, 2]).to("meta")}, None, ValueError, "is on meta"),
-        ({}, int32([1]), ValueError, "logits_indices_cpu has 1 entries, expected at least"),
-        ({}, [1, 2], TypeError, "^logits_indices_cpu must be an array, got list"),
-        ({}, int32([1, 2]).to("meta"), ValueError, "logits_indices_cpu must be on the CPU"),
-    ],
-)
-def test_refused(
-    make_batch: Make,
-    changes: dict[str, Any],
-    copy: torch.Tensor | None,
-    error: type[Exception],
-    message: str,
-    *,
-    checked: bool,
-) -> None:
-    """Types, dtypes, lengths and devices are checked in both modes."""
-    batch = dataclasses.replace(armed(make_batch, [1, 2], (3,)), **changes)
-    with fast.checks(checked), pytest.raises(error, match=message):
-        fast_prefill_metadata(batch, logits_indices_cpu=copy)
-
-
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(
-    ("indices", "copy", "message"),
-    [
-        ([1, 3], [1, 4], r"logits_indices_cpu\[1\] is 4, but logits_indices_padded\[1\] is 3"),
-    ],
-)
-def test_checked(
-    make_batch: Make, indices: list[int], copy: list[int] | None, message: str
-) -> None:
-    """In checked mode indices increase and are tokens of requests, and their copy is equal."""
-    with fast.checks(enabled=True), pytest.raises(ValueError, match=message):
-        fast_prefill_metadata(
-            armed(make_batch, indices), logits_indices_cpu=None if copy is None else int32(copy)
-        )
+def test_devices_are_checked_in_both_modes(make_batch: Make, *, checked: bool) -> None:
+    """Indices are on the device of the batch, and their copy is on the CPU."""
+    batch, elsewhere = armed(make_batch, [1, 2], (3,)), int32([1, 2]).to("meta")
+    with fast.checks(checked), pytest.raises(ValueError, match="_cpu must be on the CPU"):
+        fast_prefill_metadata(batch, logits_indices_cpu=elsewhere)
+    batch.logits_indices_padded = elsewhere
+    with fast.checks(checked), pytest.raises(ValueError, match="logits_indices_padded is on meta"):
+        fast_prefill_metadata(batch)
 
 
 def test_lengths_in_any_mode(make_batch: Make, simulate: Callable[..., None]) -> None:

@@ -37,36 +37,10 @@ class Disguised:
 
 
 NO_INTS = (
-    True,
-    False,
-    None,
-    1.0,
-    1j,
-    "i",
-    "",
-    b"iiii",
-    b"i" * 5,
-    (),
-    (1,),
-    [1],
-    {},
-    ...,
-    np.int64(1),
-    np.int32(1),
-    np.bool_(True),
-    np.array(1),
-    np.array([1, 2]),
-    np.zeros(0),
-    torch.tensor(1),
-    enum.IntEnum("Number", ["one"]).one,  # type: ignore[attr-defined]
-    2**63,
-    2**200,
-    RECURSIVE,
-    nested(20_000),
-    np.ones(2**20, dtype=np.uint8),
-    object(),
-    Foreign(),
-    Disguised(),
+    *(True, False, None, 1.0, 1j, "i", "", b"iiii", b"i" * 5, (), (1,), [1], {}, ...),
+    *(np.int64(1), np.int32(1), np.bool_(True), np.array(1), np.array([1, 2]), np.zeros(0)),
+    *(torch.tensor(1), enum.IntEnum("Number", ["one"]).one, 2**63, 2**200),  # type: ignore[attr-defined]
+    *(RECURSIVE, nested(20_000), np.ones(2**20, dtype=np.uint8), object(), Foreign(), Disguised()),
 )
 
 

@@ -1,4 +1,3 @@
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +6,7 @@ import torch
 
 import fast
 from fast import kv_cache
-
-HEADS = {"block_size": 4, "num_kv_heads": 5, "head_size": 6, "dtype": torch.float16}
-FULL = fast.FullAttentionSpec(**HEADS)
+from tests.fast.conftest import FULL, make_config
 
 
 class Backend:
@@ -19,17 +16,6 @@ class Backend:
     def get_kv_cache_shape(num_blocks: int, *sizes: int) -> tuple[int, ...]:
         """Return the logical shape."""
         return (2, num_blocks, *sizes)
-
-
-def make_config(
-    *groups: tuple[list[str], object], tensors: list[tuple[int, list[str]]] | None = None
-) -> fast.KVCacheConfig:
-    """Make a KV cache of groups and tensors."""
-    return fast.KVCacheConfig(
-        num_blocks=99,
-        kv_cache_tensors=[fast.KVCacheTensor(*tensor) for tensor in tensors or []],
-        kv_cache_groups=[fast.KVCacheGroupSpec(*group) for group in groups],
-    )
 
 
 def test_allocates_on_a_device() -> None:
@@ -92,12 +78,3 @@ def test_init_is_all_or_nothing(
     assert [] == runner
     if set(changes) <= {"runner_kv_caches", "forward_context", "num_attn_module"}:
         assert [] == allocated
-
-
-def test_bytes_add_up() -> None:
-    """The views of layers over unlike tensors take the tensors' bytes, and no more."""
-    config = make_config((["0", "1"], FULL), tensors=[(480, ["0"]), (1440, ["1"])])
-    context = {name: SimpleNamespace() for name in "01"}
-    fast.init_kv_cache([], context, config, dict.fromkeys("01", Backend), "cpu")
-    sizes = [math.prod(context[name].kv_cache[0].shape) * 2 for name in "01"]
-    assert [480, 1440] == sizes

@@ -1,46 +1,18 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 import fast
-
-HEADS = {"block_size": 4, "num_kv_heads": 5, "head_size": 6, "dtype": torch.float16}
-FULL = fast.FullAttentionSpec(**HEADS)
+from tests.fast.conftest import FULL, make_config
 
 
 class Backend:
-    """A backend whose shape is (K/V, blocks, tokens, heads, head size), in the order given."""
+    """A backend whose shape is (K/V, blocks, tokens, heads, head size)."""
 
-    def __init__(self, order: Any = None) -> None:  # noqa: ANN401  (wrong ones too)
-        self.order = order
-        self.calls: list[tuple[int, ...]] = []
-
-    def get_kv_cache_shape(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
+    @staticmethod
+    def get_kv_cache_shape(*sizes: int) -> tuple[int, ...]:
         """Return the logical shape."""
-        self.calls.append((num_blocks, block_size, num_kv_heads, head_size))
-        return (2, num_blocks, block_size, num_kv_heads, head_size)
-
-    def get_kv_cache_stride_order(self) -> tuple[int, ...]:
-        """Return the order, where there is one."""
-        if self.order is None:
-            raise NotImplementedError
-        order: tuple[int, ...] = self.order
-        return order
-
-
-def make_config(
-    *groups: tuple[list[str], object], tensors: list[tuple[int, list[str]]] | None = None
-) -> fast.KVCacheConfig:
-    """Make a KV cache of groups and tensors."""
-    return fast.KVCacheConfig(
-        num_blocks=99,
-        kv_cache_tensors=[fast.KVCacheTensor(*tensor) for tensor in tensors or []],
-        kv_cache_groups=[fast.KVCacheGroupSpec(*group) for group in groups],
-    )
+        return (2, *sizes)
 
 
 def make_raw(num_bytes: int) -> torch.Tensor:
@@ -59,7 +31,7 @@ def test_views_of_a_part_of_a_storage() -> None:
     pool = make_raw(3 * 480)
     raws = {"a": pool[:480], "b": pool[480:1440]}
     views = fast._reshape_kv_cache(
-        make_config((["a", "b"], FULL)), raws, dict.fromkeys("ab", Backend())
+        make_config((["a", "b"], FULL)), raws, dict.fromkeys("ab", Backend)
     )
     assert place_of(raws["b"]) == place_of(views["b"])
     views["b"].fill_(1.5)
@@ -71,21 +43,21 @@ def test_refuses_misaligned_memory() -> None:
     """A raw tensor begins at a whole number of its dtype, in memory and in its storage."""
     config = make_config((["a"], FULL))
     with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] is not aligned for float"):
-        fast._reshape_kv_cache(config, {"a": make_raw(481)[1:]}, {"a": Backend()})
+        fast._reshape_kv_cache(config, {"a": make_raw(481)[1:]}, {"a": Backend})
     odd = torch.from_numpy(np.zeros(481, np.int8)[1:])
     with pytest.raises(ValueError, match=r"is not aligned for float16, expected"):
-        fast._reshape_kv_cache(config, {"a": odd}, {"a": Backend()})
+        fast._reshape_kv_cache(config, {"a": odd}, {"a": Backend})
 
 
 @pytest.mark.parametrize("raw", [make_raw(9)[::3][:0], make_raw(9)[1:1]])
 def test_views_of_no_bytes(raw: torch.Tensor) -> None:
     """A tensor of no bytes may lie anywhere, with any stride."""
-    cache = fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend()})["a"]
+    cache = fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend})["a"]
     assert (2, 0, 4, 5, 6) == tuple(cache.shape)
 
 
 def test_views_on_another_device() -> None:
     """Views are where the raw tensors are."""
     raws = {"a": torch.zeros(480, dtype=torch.int8, device="meta")}
-    cache = fast._reshape_kv_cache(make_config((["a"], FULL)), raws, {"a": Backend()})["a"]
+    cache = fast._reshape_kv_cache(make_config((["a"], FULL)), raws, {"a": Backend})["a"]
     assert (torch.device("meta"), (2, 1, 4, 5, 6)) == (cache.device, tuple(cache.shape))

@@ -15,22 +15,6 @@ from fast.launch import (
 )
 
 
-@pytest.fixture
-def recorded() -> list[tuple[object, ...]]:
-    """Hold what a recording launcher is given."""
-    return []
-
-
-@pytest.fixture
-def recorder(recorded: list[tuple[object, ...]]) -> Callable[..., None]:
-    """Return a launcher that records."""
-
-    def record(*launched: object) -> None:
-        recorded.append(launched)
-
-    return record
-
-
 def double(x: torch.Tensor) -> None:
     """Stand for a kernel."""
 
@@ -38,48 +22,32 @@ def double(x: torch.Tensor) -> None:
 KERNEL = Kernel(double, "void(int32[::1])", threads=64)
 
 
-def test_threads_are_counted_in_blocks(
-    recorded: list[tuple[object, ...]], recorder: Callable[..., None]
+@pytest.mark.parametrize(
+    ("launch_them", "threads", "expected"),
+    [
+        (launch_threads, 4, [((3, 2), 4)]),  # whole blocks along x, and y as it is
+        (launch_blocks, 4, [((9, 2), 4)]),  # one block for each place
+        (launch_blocks, 1000, [((9, 2), 64)]),  # no more threads than a kernel is launched with
+    ],
+)
+def test_what_a_simulator_launches(
+    launch_them: Callable[..., None], threads: int, expected: list[tuple[tuple[int, int], int]]
 ) -> None:
-    """`launch_threads` rounds up to whole blocks along x, and takes y as it is."""
-    x = torch.zeros(3, dtype=torch.int32)
-    with simulated_by(recorder, threads=4):
-        launch_threads(KERNEL, 9, 2, x, 7)
-    assert [(KERNEL, (3, 2), 4, (x, 7))] == recorded
+    """Work is divided into blocks; nothing is launched for an empty grid, which CUDA refuses."""
+    x, recorded = torch.zeros(3, dtype=torch.int32), []
+    with simulated_by(lambda *launched: recorded.append(launched), threads=threads):
+        for num_x, num_y in ((9, 2), (0, 3), (3, 0), (0, 0)):
+            launch_them(KERNEL, num_x, num_y, x, 7)
+    assert [(KERNEL, *sizes, (x, 7)) for sizes in expected] == recorded
 
 
-def test_blocks_are_counted_as_they_are(
-    recorded: list[tuple[object, ...]], recorder: Callable[..., None]
-) -> None:
-    """`launch_blocks` launches one block for each place."""
-    with simulated_by(recorder, threads=4):
-        launch_blocks(KERNEL, 9, 2, 7)
-    assert recorded == [(KERNEL, (9, 2), 4, (7,))]
-
-
-def test_a_simulated_block_is_no_larger_than_the_kernels(
-    recorded: list[tuple[object, ...]], recorder: Callable[..., None]
-) -> None:
-    """A kernel launched with few threads gets no more from a simulator."""
-    with simulated_by(recorder, threads=1000):
-        launch_blocks(KERNEL, 1, 1)
-    assert recorded[0][2] == 64
-
-
-@pytest.mark.parametrize(("num_x", "num_y"), [(0, 3), (3, 0), (0, 0)])
-def test_no_launch_without_work(
-    num_x: int, num_y: int, recorded: list[tuple[object, ...]], recorder: Callable[..., None]
-) -> None:
-    """CUDA refuses an empty grid, so nothing is launched for one."""
-    with simulated_by(recorder):
-        launch_threads(KERNEL, num_x, num_y)
-        launch_blocks(KERNEL, num_x, num_y)
-    assert recorded == []
-
-
-def test_simulators_nest(recorded: list[tuple[object, ...]], recorder: Callable[..., None]) -> None:
+def test_simulators_nest() -> None:
     """The innermost simulator launches, and an error in its block takes it away."""
-    x = torch.zeros(1)
+    x, recorded = torch.zeros(1), []
+
+    def recorder(*launched: object) -> None:
+        recorded.append(launched)
+
     assert not uses_kernels(x)
     with simulated_by(recorder, threads=2):
         with simulated_by(recorder, threads=8):
@@ -89,7 +57,7 @@ def test_simulators_nest(recorded: list[tuple[object, ...]], recorder: Callable[
         assert uses_kernels(x)
         launch_blocks(KERNEL, 1, 1)
     assert not uses_kernels(x)
-    assert [launched[2] for launched in recorded] == [8, 2]
+    assert [8, 2] == [launched[2] for launched in recorded]
 
 
 def test_a_gpu_gets_no_cpu_tensor() -> None:

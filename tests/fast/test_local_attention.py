@@ -1,7 +1,6 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,13 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fast
 from fast import make_local_attention_virtual_batches as make_virtual
 from fast.launch import simulated_by
+from tests.fast.conftest import int32
 
 Make = Callable[..., fast.CommonAttentionMetadata]
-
-
-def int32(values: list[int]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @pytest.mark.usefixtures("path")
@@ -61,38 +56,6 @@ def bad_batch(starts: list[int], seq_lens: list[int]) -> SimpleNamespace:
         block_table_tensor=table,
         slot_mapping=torch.arange(4),
     )
-
-
-def test_results_are_new(make_batch: Make) -> None:
-    """Two calls share nothing with each other or with the batch."""
-    batch = make_batch([3], [0])
-    first = make_virtual(4, batch, 2)
-    second = make_virtual(4, batch, 2)
-    for name in ("query_start_loc", "seq_lens", "num_computed_tokens_cpu", "block_table_tensor"):
-        getattr(first, name).fill_(-1)
-    assert second.query_start_loc.tolist() == [0, 3]
-    assert second.block_table_tensor.tolist() == [[1, 2]]
-    batch.validate(block_size=2)
-
-
-def test_lengths_in_any_mode(make_batch: Make) -> None:
-    """Fields of different lengths are refused before anyone reads past an end."""
-    with fast.checks(enabled=False):
-        with pytest.raises(ValueError, match="seq_lens_cpu has 1 entries, expected 2"):
-            make_virtual(4, make_batch([1, 1], [0, 0], seq_lens_cpu=int32([1])), 2)
-        with pytest.raises(
-            ValueError, match="block_table_tensor has 0 rows, expected at least num_reqs = 1"
-        ):
-            make_virtual(4, make_batch([1], [0], block_table_tensor=torch.zeros(0, 1).int()), 2)
-
-
-@pytest.mark.parametrize("num_reqs", [torch.tensor(1), np.array(1), 1.0, True, None])
-def test_requests_are_counted_by_an_int(make_batch: Make, num_reqs: object) -> None:
-    """Nothing else is taken for one, in any mode."""
-    batch = make_batch([1], [3])
-    batch.num_reqs = num_reqs
-    with fast.checks(enabled=False), pytest.raises(TypeError, match="num_reqs must be an int"):
-        make_virtual(4, batch, 2)
 
 
 class Allocations(TorchDispatchMode):

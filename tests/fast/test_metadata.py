@@ -5,11 +5,7 @@ import pytest
 import torch
 
 import fast
-
-
-def int32(values: list[int]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
+from tests.fast.conftest import int32
 
 
 def halves(values: list[int]) -> SimpleNamespace:

@@ -15,17 +15,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fast
+from tests.fast.conftest import int32
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit:DeprecationWarning"  # inductor's own imports
 )
 
 OPERATORS = torch.ops.kvtwin
-
-
-def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def strided(values: torch.Tensor) -> torch.Tensor:

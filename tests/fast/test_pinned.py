@@ -133,61 +133,39 @@ TestRing = RingMachine.TestCase
 TestRing.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_buffer_whose_copy_has_ended_is_used_again() -> None:
-    """Copies that end before the next begins need one buffer, whatever their dtypes."""
+SMALL, HUGE = 36, pinned.MAX_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("sends", "expected", "num_buffers"),
+    [
+        # A buffer whose copy has ended is used again.
+        ([(0, SMALL), (1, 2 * SMALL), (1, SMALL)], [pinned.MIN_BYTES], 1),
+        # While copies are on their way new buffers are made; afterwards they serve in turn.
+        ([(0, SMALL)] * 3 + [(1, SMALL)] * 5, [pinned.MIN_BYTES] * 3, 3),
+        # A buffer that is too small makes room for one of the next power of two.
+        ([(1, 1), (1, 5000), (1, 4097), (1, 8192)], [4096, 8192], 1),
+        # An array larger than a ring's buffers has memory of its own, of its own size, each time.
+        ([(1, SMALL), (1, HUGE), (1, HUGE)], [pinned.MIN_BYTES, HUGE, HUGE], 1),
+        # A full ring keeps no more; each further copy has memory of its own.
+        (
+            [(0, SMALL)] * (pinned.MAX_BUFFERS + 2),
+            [pinned.MIN_BYTES] * (pinned.MAX_BUFFERS + 2),
+            pinned.MAX_BUFFERS,
+        ),
+    ],
+)
+def test_which_memory_is_pinned(
+    sends: list[tuple[int, int]], expected: list[int], num_buffers: int
+) -> None:
+    """Before each array is sent, as many copies end as are given with its number of bytes."""
     stream = FakeStream()
     ring = Ring(stream)
-    for dtype in ("int32", "int64", "int32"):
-        ring.send(make(9, dtype))
-        stream.run(1)
-    assert [pinned.MIN_BYTES] == stream.num_pinned
-
-
-def test_a_buffer_on_its_way_is_left_alone() -> None:
-    """While copies are on their way new buffers are made; afterwards they serve in turn."""
-    stream = FakeStream()
-    ring = Ring(stream)
-    for _ in range(3):
-        ring.send(make(9))
-    assert 3 == len(stream.num_pinned)
-    for _ in range(5):
-        stream.run(1)
-        ring.send(make(9))
-    assert 3 == len(stream.num_pinned)
-
-
-def test_a_larger_array_gets_a_larger_buffer() -> None:
-    """A buffer that is too small makes room for one of the next power of two."""
-    stream = FakeStream()
-    ring = Ring(stream)
-    for num_bytes in (1, 5000, 4097, 8192):
+    for num_ended, num_bytes in sends:
+        stream.run(num_ended)
         ring.send(make(num_bytes, "uint8"))
-        stream.run(1)
-    assert [4096, 8192] == stream.num_pinned
-    assert 1 == len(ring._buffers)
-
-
-def test_a_huge_array_stays_out_of_the_ring() -> None:
-    """What is larger than a ring's buffers has memory of its own, of its own size, each time."""
-    stream = FakeStream()
-    ring = Ring(stream)
-    ring.send(make(1))
-    stream.run(1)
-    for _ in range(2):
-        ring.send(make(pinned.MAX_BYTES + 1, "uint8"))
-        stream.run(1)
-    assert [pinned.MIN_BYTES, *[pinned.MAX_BYTES + 1] * 2] == stream.num_pinned
-    assert 1 == len(ring._buffers)
-
-
-def test_when_too_many_are_on_their_way_torch_allocates() -> None:
-    """A full ring keeps no more; each further copy has memory of its own."""
-    stream = FakeStream()
-    ring = Ring(stream)
-    for _ in range(pinned.MAX_BUFFERS + 2):
-        ring.send(make(9))
-    assert pinned.MAX_BUFFERS == len(ring._buffers)
-    assert pinned.MAX_BUFFERS + 2 == len(stream.num_pinned)
+    assert expected == stream.num_pinned
+    assert num_buffers == len(ring._buffers)
 
 
 def test_a_call_that_is_broken_off_loses_its_buffer() -> None:

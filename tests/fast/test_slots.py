@@ -4,13 +4,9 @@ import torch
 
 import fast
 from fast.slots import flat
+from tests.fast.conftest import int32
 
 STRANGER = 10**6
-
-
-def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def inside(values: torch.Tensor, stranger: int) -> torch.Tensor:
@@ -59,15 +55,6 @@ def test_negative_block_unchecked() -> None:
     assert slots.tolist() == [-1, 8]
 
 
-def test_lengths_in_any_mode() -> None:
-    """Starts and rows of lengths that do not fit are refused before a loop reads past an end."""
-    with fast.checks(enabled=False):
-        with pytest.raises(ValueError, match=r"query_start_loc is empty, expected num_reqs \+ 1"):
-            fast.compute_slot_mapping(TABLE, STARTS[:0], POSITIONS, 2)
-        with pytest.raises(ValueError, match="query_start_loc has 2 requests, but block_table has"):
-            fast.compute_slot_mapping(TABLE[:1], STARTS, POSITIONS, 2)
-
-
 def test_too_many_tokens_on_the_host() -> None:
     """On the host one value is read in any mode: tokens without a position."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match="positions has 3 entries"):
@@ -96,16 +83,3 @@ def test_positions_that_wrap_around() -> None:
     tables.append_block_ids([0], [[0, 1]], [[7]], [True])
     tables.gather_block_tables(int32([0]))
     assert [[-1] * 3] == tables.compute_slot_mappings(int32([0, 3]), positions).tolist()
-
-
-def test_tensors_without_memory_are_refused() -> None:
-    """A meta tensor, or one whose storage was taken from it, is named: no loop reads there."""
-    meta = [TABLE.to("meta"), STARTS.to("meta"), POSITIONS.to("meta")]
-    with pytest.raises(ValueError, match="block_table must be on the CPU, got meta"):
-        fast.compute_slot_mapping(*meta, 2)
-    with pytest.raises(ValueError, match="seq_lens must be on the CPU, got meta"):
-        fast.get_dcp_local_seq_lens(STARTS.to("meta"))
-    emptied = POSITIONS.clone()
-    emptied.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="positions has no memory: it is on cpu, with no storage"):
-        fast.compute_slot_mapping(TABLE, STARTS, emptied, 2)

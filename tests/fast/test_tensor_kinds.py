@@ -4,7 +4,6 @@ Every function that reads or writes the memory of a tensor is called with one ar
 kind. Lists, bools and floats in place of metadata fields are refused likewise.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -12,48 +11,29 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import fast
+from tests.fast.conftest import int32, make_batch
 
-Metadata = fast.CommonAttentionMetadata
 Call = Callable[..., object]
 
 
-def int32(*values: int) -> torch.Tensor:
-    """Return an int32 tensor."""
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def make_metadata(**changes: object) -> Metadata:
+def make_metadata(**changes: object) -> fast.CommonAttentionMetadata:
     """Return the metadata of two requests of two new tokens each, with changes."""
-    metadata = Metadata(
-        query_start_loc=int32(0, 2, 4),
-        query_start_loc_cpu=int32(0, 2, 4),
-        seq_lens=int32(2, 6),
-        seq_lens_cpu=int32(2, 6),
-        num_computed_tokens_cpu=int32(0, 4),
-        num_reqs=2,
-        num_actual_tokens=4,
-        max_query_len=2,
-        max_seq_len=6,
-        block_table_tensor=int32(1, 2, 3, 4, 5, 6).view(2, 3),
-        slot_mapping=torch.tensor([2, 3, 12, 13]),
-        logits_indices_padded=torch.tensor([1, 3]),
-        num_logits_indices=2,
-    )
-    return dataclasses.replace(metadata, **changes)
+    logits = {"logits_indices_padded": torch.tensor([1, 3]), "num_logits_indices": 2}
+    return make_batch([2, 2], [0, 4], **{**logits, **changes})
 
 
 def make_tables() -> fast.BlockTables:
     """Return block tables whose rows are gathered."""
     tables = fast.BlockTables([2], 2, 8, 8, "cpu", pin_memory=False)
     tables.append_block_ids([0, 1], [[0, 1, 3]], [[5, 6, 7]], [False, False])
-    tables.gather_block_tables(int32(0, 1))
+    tables.gather_block_tables(int32([0, 1]))
     return tables
 
 
 TABLES = make_tables()
 SLOTS = {
-    "block_table": int32(1, 2, 3, 4).view(2, 2),
-    "query_start_loc": int32(0, 1, 3),
+    "block_table": int32([1, 2, 3, 4]).view(2, 2),
+    "query_start_loc": int32([0, 1, 3]),
     "positions": torch.tensor([1, 2, 0]),
 }
 ROWS = torch.ones(2, 3)
@@ -64,21 +44,18 @@ CALLS: dict[str, tuple[Call, dict[str, torch.Tensor]]] = {
         lambda **given: fast.compute_slot_mapping(**given, block_size=2),
         SLOTS | {"out": torch.full((4,), 7)},
     ),
-    "gather_block_tables": (
-        TABLES.gather_block_tables,
-        {"idx_mapping": int32(1, 0)},
-    ),
+    "gather_block_tables": (TABLES.gather_block_tables, {"idx_mapping": int32([1, 0])}),
     "compute_slot_mappings": (
         TABLES.compute_slot_mappings,
-        {"query_start_loc": int32(0, 1, 3), "positions": torch.tensor([1, 2, 0])},
+        {"query_start_loc": int32([0, 1, 3]), "positions": torch.tensor([1, 2, 0])},
     ),
     "get_dcp_local_seq_lens": (
         lambda **given: fast.get_dcp_local_seq_lens(**given, dcp_size=2, dcp_rank=0),
-        {"seq_lens": int32(3, 5), "out": int32(7, 7)},
+        {"seq_lens": int32([3, 5]), "out": int32([7, 7])},
     ),
     "compute_causal_conv1d_metadata": (
         fast.compute_causal_conv1d_metadata,
-        {"query_start_loc_p": int32(0, 2, 9)},
+        {"query_start_loc_p": int32([0, 2, 9])},
     ),
     "scatter_mm_placeholders": (
         fast.scatter_mm_placeholders,
@@ -310,7 +287,7 @@ def test_conjugates_without_memory() -> None:
 def test_storage_resized_to_less() -> None:
     """What reaches past its storage is refused in checked mode, before it is read."""
     for change in (lambda lens: lens, torch._neg_view):
-        lens = int32(3, 5, 8)
+        lens = int32([3, 5, 8])
         lens.untyped_storage().resize_(4)
         with (
             fast.checks(enabled=True),

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,63 +21,61 @@ from conformance import command_line
 from tests.conftest import forking_python
 
 ROOT = Path(command_line.__file__).parents[1]
-NAMES = (
-    "conformance",
-    "tools.bench",
-    "tools.bench.launches",
-    "tools.bugs",
-    "tools.fuzz",
-    "tools.fuzz.default_run",
-    "tools.kernels",
-    "tools.mutate",
-    "tools.plan",
-    "tools.probe",
-    "tools.replay",
-    "tools.runner",
-    "tools.vectors",
-)
+
+
+class Line(NamedTuple):
+    """A command line.
+
+    Attributes:
+        short_run: Arguments of a short run.
+        package: A package that it needs.
+        install: What should be installed where that is missing.
+        needs: A package without which it does nothing, and which the extra `test` does not install.
+    """
+
+    short_run: str
+    package: str
+    install: str = "-e '.[test]'"
+    needs: str = ""
+
+
+LINES = {
+    "conformance": Line(
+        "test_config.py --profile dev --target host -p no:cacheprovider",
+        "hypothesis",
+        "'kvtwin[test]'",
+    ),
+    "tools.bench": Line(
+        "--quick --functions get_dcp_local_seq_lens", "matplotlib", "-e '.[test,bench]'"
+    ),
+    "tools.bench.launches": Line("", "torch", "-e '.[test,cuda]'", needs="numba_cuda"),
+    "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
+    "tools.fuzz": Line(
+        "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night", "hypothesis"
+    ),
+    "tools.fuzz.default_run": Line("--functions UBatchSlice --target host", "hypothesis"),
+    "tools.kernels": Line("--arch sm_90", "rich", "-e '.[test,cuda]'", needs="numba_cuda"),
+    "tools.mutate": Line(
+        "--list-survivors --modules sentinels --db {folder}/session.sqlite",
+        "parso",
+        "-e '.[test,mutation]'",
+        needs="cosmic_ray",
+    ),
+    "tools.plan": Line("--model llama-3.1-8b --memory-gib 16", "rich"),
+    "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
+    "tools.replay": Line("--steps 2", "tqdm"),
+    "tools.runner": Line(
+        "--model llama --requests 1 --micro-batches 1",
+        "rich",
+        "-e '.[runner]'",
+        needs="transformers",
+    ),
+    "tools.vectors": Line(
+        "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors", "hypothesis"
+    ),
+}
 WITHOUT_PACKAGES = ("tools.fuzz.issue_tracker",)
 """Command lines that import the standard library alone, which is over at once."""
-
-SHORT_RUNS = {
-    "conformance": "test_config.py --profile dev --target host -p no:cacheprovider",
-    "tools.bench": "--quick --functions get_dcp_local_seq_lens",
-    "tools.bench.launches": "",
-    "tools.bugs": "--functions AttentionMetadata --workers 1",
-    "tools.fuzz": "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
-    "tools.fuzz.default_run": "--functions UBatchSlice --target host",
-    "tools.kernels": "--arch sm_90",
-    "tools.mutate": "--list-survivors --modules sentinels --db {folder}/session.sqlite",
-    "tools.plan": "--model llama-3.1-8b --memory-gib 16",
-    "tools.probe": "--functions checks --cases 1",
-    "tools.replay": "--steps 2",
-    "tools.runner": "--model llama --requests 1 --micro-batches 1",
-    "tools.vectors": "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
-}
-NEEDS = {
-    "tools.bench.launches": ("numba_cuda",),
-    "tools.kernels": ("numba_cuda",),
-    "tools.mutate": ("cosmic_ray",),
-    "tools.runner": ("transformers",),
-}
-"""Packages without which a command line does nothing; those of the extra `test` are there."""
-
-HIDDEN = {
-    "conformance": ("hypothesis", "'kvtwin[test]'"),
-    "tools.bench": ("matplotlib", "-e '.[test,bench]'"),
-    "tools.bench.launches": ("torch", "-e '.[test,cuda]'"),
-    "tools.bugs": ("tqdm", "-e '.[test]'"),
-    "tools.fuzz": ("hypothesis", "-e '.[test]'"),
-    "tools.fuzz.default_run": ("hypothesis", "-e '.[test]'"),
-    "tools.kernels": ("rich", "-e '.[test,cuda]'"),
-    "tools.mutate": ("parso", "-e '.[test,mutation]'"),
-    "tools.plan": ("rich", "-e '.[test]'"),
-    "tools.probe": ("hypothesis", "-e '.[test]'"),
-    "tools.replay": ("tqdm", "-e '.[test]'"),
-    "tools.runner": ("rich", "-e '.[runner]'"),
-    "tools.vectors": ("hypothesis", "-e '.[test]'"),
-}
-"""A package that each needs, and what should be installed then."""
 
 TOY = """
 import ctypes, os, pathlib, signal, sys, time
@@ -137,7 +136,7 @@ def without_reader() -> int:
     return writing
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LINES)
 def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
     """It ends a command line that still imports what takes long: one line, and status 130."""
     begun = tmp_path / "begun"
@@ -152,10 +151,10 @@ def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
     assert (130, "", f"python -m {name}: interrupted\n") == ended(process)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LINES)
 def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
     """It names the package and the extra to install; the status is 2."""
-    package, install = HIDDEN[name]
+    package, install = LINES[name].package, LINES[name].install
     code = f"import sys; sys.modules[{package!r}] = None"
     (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
     options = ("--png", str(tmp_path / "growth.png")) if package == "matplotlib" else ()
@@ -164,17 +163,16 @@ def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 @full_device
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LINES)
 def test_a_full_device_and_ascii(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real run whose output is ASCII ends with a line, since it cannot print."""
-    for package in NEEDS.get(name, ()):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{name} needs {package}")
+    if (package := LINES[name].needs) and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{name} needs {package}")
     if name == "tools.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
         pytest.skip(f"{name} needs a GPU or a C compiler")
-    arguments = SHORT_RUNS[name].format(folder=tmp_path).split()
+    arguments = LINES[name].short_run.format(folder=tmp_path).split()
     monkeypatch.setattr(sys, "executable", ascii_python)
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         process = start("-m", name, *arguments, stdout=full.fileno(), **ASCII)
@@ -187,7 +185,7 @@ def test_a_full_device_and_ascii(
 @pytest.mark.parametrize("name", ["conformance", "tools.plan"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
     """Neither pytest nor rich prints anything more; the status is 141."""
-    arguments = SHORT_RUNS[name].format(folder=tmp_path).split()
+    arguments = LINES[name].short_run.format(folder=tmp_path).split()
     pipe = without_reader()
     process = start("-m", name, *arguments, stdout=pipe)
     os.close(pipe)
@@ -258,7 +256,7 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
         "    callback()\n",
         encoding="utf-8",
     )
-    arguments = SHORT_RUNS["conformance"].split()
+    arguments = LINES["conformance"].short_run.split()
     conftest = f"--confcutdir={tmp_path}"
     process = start(
         *("-m", "conformance", *arguments, conftest, "-p", "conftest", "-W", "ignore", "-q"),
@@ -321,4 +319,4 @@ def test_the_list_is_whole() -> None:
             assert path.name in {"startup.py", "gpu_versions.py", "ray_driver.py"}
     found.remove("tools.gpu_versions")  # which fails where there is no GPU, as it should
     found -= set(WITHOUT_PACKAGES)
-    assert set(NAMES) == found == set(SHORT_RUNS) == set(HIDDEN)
+    assert set(LINES) == found

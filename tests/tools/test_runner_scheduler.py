@@ -8,7 +8,6 @@ from conformance.engine.arrivals import Arrivals
 from conformance.engine.request import Request
 from conformance.engine.scheduler_output import SchedulerOutput
 from tools.runner.requests import EDGES, make_requests
-from tools.runner.scheduler import make_scheduler
 from tools.runner.settings import LONGEST_PROMPT, MAX_NEW_TOKENS, Settings
 
 
@@ -16,7 +15,7 @@ def serve(
     requests: list[tuple[int, Request]], settings: Settings, num_groups: int
 ) -> list[SchedulerOutput]:
     """Let the scheduler serve requests whose next token is always 0; return its steps."""
-    scheduler, arrivals = make_scheduler(settings, num_groups), Arrivals(requests)
+    scheduler, arrivals = settings.make_scheduler(num_groups), Arrivals(requests)
     by_id = {request.request_id: request for _, request in requests}
     steps = []
     while arrivals or scheduler.has_requests:
@@ -102,4 +101,4 @@ def test_what_cannot_be_served_is_refused(num_prompt_tokens: int, max_new_tokens
     request = Request("a", [1] * num_prompt_tokens, max_new_tokens)
     message = f"a has {num_prompt_tokens} prompt tokens and wants {max_new_tokens} more"
     with pytest.raises(ValueError, match=message):
-        make_scheduler(Settings(), num_groups=1).add_request(request)
+        Settings().make_scheduler(num_groups=1).add_request(request)

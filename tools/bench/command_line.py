@@ -30,6 +30,7 @@ from tools.bench.startup import first_calls, import_seconds
 from tools.bench.step import TORCH_ADD, make_step
 from tools.bench.tables import make_console, print_grown, print_record
 from tools.bench.timing import Spin, time_in_turn
+from tools.machine import cpu_model
 from tools.parser import Parser, RenamedOption
 
 QUICK_SIZES = (1, 64, 1024)
@@ -256,13 +257,8 @@ def make_torch_add() -> Callable[[], Any]:
 
 def describe_machine(device: str) -> dict[str, str]:
     """Say what this runs on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = models[0].split(":")[1].strip() if models else cpu
     described = {
-        "cpu": cpu,
+        "cpu": cpu_model(),
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "NumPy": np.__version__,

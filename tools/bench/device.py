@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from conformance.comparison import first_difference
 from conformance.targets import REFERENCE, Target
 from tools.bench.batches import Batch
 from tools.bench.inputs import EMBED_DIM
 from tools.bench.jobs import Job
-from tools.bench.measuring import WrongAnswerError
+from tools.bench.measuring import checked_call
 
 SLEEP_CYCLES: Final = 50_000_000
 """Some 30 ms of a GPU: in these the host puts a lot into the queue. torch's own tests wait so."""
@@ -79,13 +78,11 @@ def measure_on_device(
     rows = []
     for job in jobs:
         for batch in batches:
-            meant, prepared = job.prepare(batch, REFERENCE), job.prepare(batch, target)
-            if meant is None or prepared is None:
+            meant = job.prepare(batch, REFERENCE)
+            call = meant and checked_call(job, batch, target, meant.observe())
+            if call is None:
                 continue
-            difference = first_difference(meant.observe(), prepared.observe(), device="cuda")
-            if difference is not None:
-                raise WrongAnswerError(f"{job.name}, {batch.name}: {difference.line}")
-            seconds = device_seconds(prepared.call)
+            seconds = device_seconds(call)
             num_bytes = moved_bytes(job, batch)
             share = None if num_bytes is None else num_bytes / seconds / copy_bandwidth()
             rows.append(
@@ -93,7 +90,7 @@ def measure_on_device(
                     "job": job.name,
                     "kind": batch.kind,
                     "num_reqs": batch.num_reqs,
-                    "host_us": host_cost_us(prepared.call),
+                    "host_us": host_cost_us(call),
                     "device_us": seconds * 1e6,
                     "bandwidth_share": share,
                 }

@@ -77,9 +77,9 @@ class Job:
     """A hot function with what is fixed about its calls.
 
     Attributes:
-        name: What it is called in tables.
         function: The function, or the method written `Class.method`.
         prepare: Makes the call for a batch; None where the batch has no such call.
+        variant: What is added to the function's name in tables.
         is_copier: Whether it copies, or calls others; then its ratio to a baseline is bounded by
             what it copies or calls.
         rows: What it copies for each request, about; None where it copies no long rows. They leave
@@ -88,18 +88,23 @@ class Job:
             to be evaluated by that: 32 MiB for a result are new pages in each call.
     """
 
-    name: str
     function: str
     prepare: Callable[[Batch, Target], Prepared | None]
+    variant: str = ""
     is_copier: bool = False
     rows: Rows | None = None
     prepare_in_place: Callable[[Batch, Target], Prepared | None] | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        return self.function + self.variant
 
     def in_place(self) -> Job:
         """Return the job by which growth is evaluated."""
         if self.prepare_in_place is None:
             return self
-        return dataclasses.replace(self, name=self.name + IN_PLACE, prepare=self.prepare_in_place)
+        return dataclasses.replace(self, variant=IN_PLACE, prepare=self.prepare_in_place)
 
 
 def _prepared(
@@ -119,7 +124,7 @@ def _prepared(
 
 
 def _hints(target: Target, **hints: Any) -> dict[str, Any]:
-    """Return what a runner tells `fast` on a GPU, so that nothing waits; nobody else has it."""
+    """Return hints with which `fast` need not wait for a GPU; only `fast` has them."""
     return hints if target.name == "fast" and target.device != "cpu" else {}
 
 
@@ -176,13 +181,8 @@ def _split_metadata(batch: Batch, target: Target) -> Prepared | None:
 
 def _local_attention(chunk_size: int) -> Callable[[Batch, Target], Prepared]:
     def prepare(batch: Batch, target: Target) -> Prepared:
-        return _prepared(
-            target,
-            "make_local_attention_virtual_batches",
-            chunk_size,
-            make_metadata(batch, target),
-            BLOCK_SIZE,
-        )
+        given = (chunk_size, make_metadata(batch, target), BLOCK_SIZE)
+        return _prepared(target, "make_local_attention_virtual_batches", *given)
 
     return prepare
 
@@ -202,34 +202,20 @@ def _fast_prefill(batch: Batch, target: Target) -> Prepared:
 
 
 def _conv1d(batch: Batch, target: Target) -> Prepared:
-    return _prepared(
-        target,
-        "compute_causal_conv1d_metadata",
-        array_of(target, batch.starts),
-        **_hints(target, query_start_loc_p_cpu=host_array_of(target, batch.starts)),
-    )
+    hints = _hints(target, query_start_loc_p_cpu=host_array_of(target, batch.starts))
+    starts = array_of(target, batch.starts)
+    return _prepared(target, "compute_causal_conv1d_metadata", starts, **hints)
 
 
 def _local_lengths(batch: Batch, target: Target) -> Prepared:
-    return _prepared(
-        target,
-        "get_dcp_local_seq_lens",
-        array_of(target, batch.seq_lens),
-        DCP_SIZE,
-        1,
-        BLOCK_SIZE,
-    )
+    lens = array_of(target, batch.seq_lens)
+    return _prepared(target, "get_dcp_local_seq_lens", lens, DCP_SIZE, 1, BLOCK_SIZE)
 
 
 def _slots(batch: Batch, target: Target) -> Prepared:
-    return _prepared(
-        target,
-        "compute_slot_mapping",
-        array_of(target, batch.block_table),
-        array_of(target, batch.starts),
-        array_of(target, batch.positions),
-        BLOCK_SIZE,
-    )
+    arrays = (batch.block_table, batch.starts, batch.positions)
+    given = [array_of(target, array) for array in arrays]
+    return _prepared(target, "compute_slot_mapping", *given, BLOCK_SIZE)
 
 
 def _scatter(batch: Batch, target: Target, *, is_in_place: bool = False) -> Prepared:
@@ -252,10 +238,9 @@ def _build(batch: Batch, target: Target) -> Prepared:
 
 
 def _build_bounded(batch: Batch, target: Target) -> Prepared:
-    arguments = build_arguments(batch, target)
-    arguments["max_query_len"] = int(batch.query_lens.max())
-    arguments["max_seq_len"] = int(batch.seq_lens.max())
-    return _prepared(target, "build_attn_metadata", **arguments)
+    bounds = {"max_query_len": batch.query_lens.max(), "max_seq_len": batch.seq_lens.max()}
+    bounds = {name: int(bound) for name, bound in bounds.items()}
+    return _prepared(target, "build_attn_metadata", **build_arguments(batch, target), **bounds)
 
 
 def _append(batch: Batch, target: Target) -> Prepared:
@@ -290,51 +275,38 @@ def _slots_of_all(batch: Batch, target: Target) -> Prepared:
 
 
 JOBS: Final = (
-    Job("BlockTables.append_block_ids", "BlockTables.append_block_ids", _append),
+    Job("BlockTables.append_block_ids", _append),
     Job(
-        "BlockTables.gather_block_tables",
         "BlockTables.gather_block_tables",
         _gather_tables,
         is_copier=True,
         rows=Rows(NUM_GROUPS, 4 * MEAN_CONTEXT // BLOCK_SIZE, TABLE_ROW_BYTES),
     ),
-    Job("BlockTables.compute_slot_mappings", "BlockTables.compute_slot_mappings", _slots_of_all),
-    Job("compute_slot_mapping", "compute_slot_mapping", _slots),
-    Job("build_attn_metadata", "build_attn_metadata", _build, is_copier=True),
+    Job("BlockTables.compute_slot_mappings", _slots_of_all),
+    Job("compute_slot_mapping", _slots),
+    Job("build_attn_metadata", _build, is_copier=True),
+    Job("build_attn_metadata", _build_bounded, " (bounds given)", is_copier=True),
+    Job("split_decodes_and_prefills", _split),
+    Job("split_decodes_prefills_and_extends", _split_extends),
+    Job("reorder_batch_to_split_decodes_and_prefills", _reorder, is_copier=True),
+    Job("create_ubatch_slices", _create_slices, is_copier=True),
+    Job("split_attn_metadata", _split_metadata),
     Job(
-        "build_attn_metadata (bounds given)", "build_attn_metadata", _build_bounded, is_copier=True
-    ),
-    Job("split_decodes_and_prefills", "split_decodes_and_prefills", _split),
-    Job("split_decodes_prefills_and_extends", "split_decodes_prefills_and_extends", _split_extends),
-    Job(
-        "reorder_batch_to_split_decodes_and_prefills",
-        "reorder_batch_to_split_decodes_and_prefills",
-        _reorder,
-        is_copier=True,
-    ),
-    Job("create_ubatch_slices", "create_ubatch_slices", _create_slices, is_copier=True),
-    Job("split_attn_metadata", "split_attn_metadata", _split_metadata),
-    Job(
-        f"make_local_attention_virtual_batches, chunk {BIG_CHUNK}",
         "make_local_attention_virtual_batches",
         _local_attention(BIG_CHUNK),
+        f", chunk {BIG_CHUNK}",
         # Of the block table, whole: contexts are shorter than a chunk.
         rows=Rows(1, TABLE_ROW_BYTES, 4 * BIG_CHUNK // BLOCK_SIZE),
     ),
     Job(
-        f"make_local_attention_virtual_batches, chunk {SMALL_CHUNK}",
         "make_local_attention_virtual_batches",
         _local_attention(SMALL_CHUNK),
+        f", chunk {SMALL_CHUNK}",
     ),
+    Job("make_kv_sharing_fast_prefill_common_attn_metadata", _fast_prefill),
+    Job("compute_causal_conv1d_metadata", _conv1d),
+    Job("get_dcp_local_seq_lens", _local_lengths),
     Job(
-        "make_kv_sharing_fast_prefill_common_attn_metadata",
-        "make_kv_sharing_fast_prefill_common_attn_metadata",
-        _fast_prefill,
-    ),
-    Job("compute_causal_conv1d_metadata", "compute_causal_conv1d_metadata", _conv1d),
-    Job("get_dcp_local_seq_lens", "get_dcp_local_seq_lens", _local_lengths),
-    Job(
-        "scatter_mm_placeholders",
         "scatter_mm_placeholders",
         _scatter,
         is_copier=True,
@@ -342,7 +314,6 @@ JOBS: Final = (
         prepare_in_place=partial(_scatter, is_in_place=True),
     ),
     Job(
-        "gather_mm_placeholders",
         "gather_mm_placeholders",
         _gather,
         is_copier=True,

@@ -56,6 +56,22 @@ class Row:
         return self.timings["fast"].median_us - self.timings[BASELINE].median_us
 
 
+def checked_call(job: Job, batch: Batch, target: Target, expected: Any) -> Callable[[], Any] | None:
+    """Return a target's call, which returns what is expected; None where it has no such call.
+
+    Raises:
+        WrongAnswerError: It returns another result.
+    """
+    prepared = job.prepare(batch, target)
+    if prepared is None:
+        return None
+    device = torch.device(target.device or "cpu").type
+    difference = first_difference(expected, prepared.observe(), device=device)
+    if difference is not None:
+        raise WrongAnswerError(f"{target.name}: {job.name}, {batch.name}: {difference.line}")
+    return prepared.call
+
+
 def measure(
     job: Job,
     batch: Batch,
@@ -87,19 +103,11 @@ def measure(
     if meant is None:
         return None
     expected = meant.observe()
-    calls = {}
+    calls: dict[str, Callable[[], Any]] = {}
     for target in targets:
-        if not target.implementation.offers(job.function):
-            continue
-        prepared = job.prepare(batch, target)
-        if prepared is None:
-            continue
-        difference = first_difference(
-            expected, prepared.observe(), device=torch.device(target.device or "cpu").type
-        )
-        if difference is not None:
-            raise WrongAnswerError(f"{target.name}: {job.name}, {batch.name}: {difference.line}")
-        calls[target.name] = prepared.call
+        if target.implementation.offers(job.function):
+            call = checked_call(job, batch, target, expected)
+            calls |= {} if call is None else {target.name: call}
     timings = time_in_turn({**calls, **(beside or {})}, spin, num_blocks=num_blocks)
     if with_reference:
         alone = time_in_turn(

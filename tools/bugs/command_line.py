@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import multiprocessing
 import statistics
@@ -12,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from conformance.command_line import starting_workers
 from conformance.name_lists import near
 from tools.parser import Parser, names
+from tools.processes import kill_all
 
 if TYPE_CHECKING:
     from tools.bugs.catalogue import Bug
@@ -92,22 +92,21 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
     options = parser.parse_args(arguments)
     _check_places(parser, options)
     known = _read_catalogue() if bugs is None else bugs
-    chosen = list(range(len(known)))
+    chosen = list(known)
     if options.functions is not None:
         functions = dict.fromkeys(bug.function for bug in known)
         for name in options.functions:
             if name not in functions:
                 parser.error(f"--functions: {name!r} has no bugs; try {near(name, functions)}")
-        chosen = [index for index in chosen if known[index].function in options.functions]
+        chosen = [bug for bug in known if bug.function in options.functions]
     if bugs is None and options.workers > 1:
         outcomes = evaluate_in_processes(chosen, options.workers)
     else:
-        outcomes = ((index, evaluate(known[index])) for index in chosen)
-    found, status, why = _collect(outcomes, len(chosen))
-    evaluated = [found[index] for index in sorted(found)]
+        outcomes = map(evaluate, chosen)
+    evaluated, status, why = _collect(outcomes, len(chosen))
     reported = report(evaluated, options, is_whole=len(evaluated) == len(known))
     if why:
-        print(f"{why}: {len(chosen) - len(found)} bugs were not evaluated")
+        print(f"{why}: {len(chosen) - len(evaluated)} bugs were not evaluated")
     return status or reported
 
 
@@ -121,18 +120,14 @@ def _check_places(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
 
 
-def _collect(
-    outcomes: Iterable[tuple[int, Outcome]], total: int
-) -> tuple[dict[int, Outcome], int, str]:
+def _collect(outcomes: Iterable[Outcome], total: int) -> tuple[list[Outcome], int, str]:
     """Return the outcomes, and where these are not all, the exit status and why."""
-    found: dict[int, Outcome] = {}
+    found: list[Outcome] = []
     try:
         with tqdm(total=total, unit="bug", file=sys.stderr) as bar:
-            missed = 0
-            for index, outcome in outcomes:
-                found[index] = outcome
-                missed += not outcome.is_caught
-                bar.set_postfix(missed=missed, refresh=False)
+            for outcome in outcomes:
+                found.append(outcome)
+                bar.set_postfix(missed=sum(not one.is_caught for one in found), refresh=False)
                 bar.update()
     except BrokenProcessPool:
         return found, 1, "a worker crashed (try --workers 1)"
@@ -141,15 +136,19 @@ def _collect(
     return found, 0, ""
 
 
-@functools.cache
 def _read_catalogue() -> list[Bug]:
-    # What takes long to import waits until the command line is known to be right.
-    import torch  # noqa: PLC0415
-
+    # It takes long to import, and waits until the command line is known to be right.
     from tools.bugs.catalogue import read_catalogue  # noqa: PLC0415
 
-    torch.set_num_threads(1)  # as in the conformance run
+    _use_one_thread()
     return sorted(read_catalogue(), key=lambda bug: bug.function)
+
+
+def _use_one_thread() -> None:
+    """Let torch use one thread, as in the conformance run."""
+    import torch  # noqa: PLC0415  # likewise
+
+    torch.set_num_threads(1)
 
 
 def evaluate(bug: Bug) -> Outcome:
@@ -189,36 +188,22 @@ def evaluate(bug: Bug) -> Outcome:
     return Outcome(bug.function, bug.what, bug.target, **fields, seconds=seconds)
 
 
-def evaluate_in_processes(chosen: Sequence[int], workers: int) -> Iterator[tuple[int, Outcome]]:
-    """Evaluate bugs of the catalogue, several at a time.
-
-    Args:
-        chosen: Their places in the catalogue.
-        workers: The number of processes.
-
-    Yields:
-        The place of a bug and what was found, as soon as it is known.
+def evaluate_in_processes(bugs: Sequence[Bug], workers: int) -> Iterator[Outcome]:
+    """Evaluate bugs, several at a time, and yield their outcomes in order.
 
     Raises:
         BrokenProcessPool: One of them crashed its process.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
+    with ProcessPoolExecutor(workers, context, _use_one_thread) as pool:
         with starting_workers():
-            waiting = {pool.submit(_evaluate_numbered, index): index for index in chosen}
+            outcomes = pool.map(evaluate, bugs)
         try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
+            yield from outcomes
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.terminate()
+            kill_all()
             raise
-
-
-def _evaluate_numbered(index: int) -> Outcome:
-    """Evaluate the bug at a place of the catalogue; the work of a process."""
-    return evaluate(_read_catalogue()[index])
 
 
 def report(outcomes: Sequence[Outcome], options: argparse.Namespace, *, is_whole: bool) -> int:

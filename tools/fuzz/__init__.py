@@ -15,5 +15,5 @@
 | `failures`, `findings`, `database` | what was found, and where it is stored |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
-| `bisect`, `repository`, `case_process`, `commit_check` | which commit introduced a failure |
+| `bisect`, `repository`, `commit_check` | which commit introduced a failure |
 """

@@ -18,13 +18,13 @@ import dataclasses
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from conformance.encoding import read_json
 from conformance.targets import choose_targets
-from tools.fuzz.case_process import CASE_SECONDS, Outcome, try_case
+from tools.fuzz.commit_check import CASE_SECONDS, Outcome, try_case
 from tools.fuzz.repository import BisectStep, Commit, Repository
 
 ROOT: Final = Path(__file__).parents[2]
@@ -104,11 +104,11 @@ def bisect(
     source = _source_of(impl)
     repository = Repository.of(source.path)
     with repository.worktree() as worktree, tempfile.TemporaryDirectory() as folder:
-        place = source.in_worktree(repository, worktree, Path(folder))
+        inside, path = source.in_worktree(repository, worktree, Path(folder))
         request = {
             "case": case,
             "target": target,
-            "impl": place.impl,
+            "impl": inside,
             "adapter": adapter,
             "worktree": str(worktree),
         }
@@ -116,7 +116,7 @@ def bisect(
         def attempt(commit: str) -> Outcome:
             # Files of two commits may have the same times: no cache is shared.
             cache = {"NUMBA_CACHE_DIR": str(Path(folder, commit)), "PYTHONDONTWRITEBYTECODE": "1"}
-            environment = {**os.environ, **cache, "PYTHONPATH": os.pathsep.join(place.path)}
+            environment = {**os.environ, **cache, "PYTHONPATH": os.pathsep.join(path)}
             return try_case(request, environment, case_seconds)
 
         return search(repository, worktree, good, bad, attempt, note)
@@ -182,19 +182,6 @@ def search(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where processes find the implementation.
-
-    Attributes:
-        impl: The module, or the file in the worktree.
-        path: The folders to import from.
-    """
-
-    impl: str
-    path: Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True)
 class _Source:
     """The source of an implementation, as it is today.
 
@@ -206,8 +193,10 @@ class _Source:
     path: Path
     module: str | None
 
-    def in_worktree(self, repository: Repository, worktree: Path, folder: Path) -> _Place:
-        """Return where it is in a worktree.
+    def in_worktree(
+        self, repository: Repository, worktree: Path, folder: Path
+    ) -> tuple[str, list[str]]:
+        """Return the module, or its file in a worktree, and the folders to import from.
 
         Args:
             repository: Its repository.
@@ -215,17 +204,14 @@ class _Source:
             folder: An empty folder.
         """
         inside = worktree / self.path.resolve().relative_to(repository.root)
+        path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         if self.module is None:
-            return _Place(str(inside), (str(ROOT), *_own_path()))
+            return str(inside), path
         if self.module == "fast":
             # A link, so that nothing else of the worktree is imported.
             (folder / "fast").symlink_to(inside / "fast")
-            return _Place("fast", (str(folder), str(ROOT), *_own_path()))
-        return _Place(self.module, (str(ROOT), str(inside), *_own_path()))
-
-
-def _own_path() -> list[str]:
-    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+            return "fast", [str(folder), *path]
+        return self.module, [path[0], str(inside), *path[1:]]
 
 
 def _source_of(impl: str | None) -> _Source:

@@ -26,11 +26,11 @@ from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import attempt_of_input
 from tools.fuzz.report import write_reports
 from tools.fuzz.report.history import NO_HISTORY, append_night, read_history
-from tools.fuzz.report.machine import num_cores
 from tools.fuzz.report.record import Night
 from tools.fuzz.report.tally import digests_of, with_tables
 from tools.fuzz.summary import declared_goals, night_of, tallies_of
 from tools.fuzz.worker import Limits
+from tools.machine import num_cores
 from tools.parser import Parser, positive
 
 SEED_HELP: Final = (

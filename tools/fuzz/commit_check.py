@@ -1,47 +1,117 @@
-"""Try a stored case with the implementation of one commit, in a process of its own.
+"""Try a stored case with the implementation of one commit, in a process that may crash or hang.
 
 The implementation comes from a worktree; the harness and `reference` are those of the checkout. The
-process writes lines of JSON to a pipe: `{"status": "started"}` after its imports, and then the
-result of the case. If the process ends without the second line, the case killed it.
+process writes its outcome to a file: `started` after its imports, and then the outcome of the case.
+If the process ends before that, the case killed it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-if TYPE_CHECKING:  # it imports what belongs to a commit
-    from conformance.encoding import Json
+START_SECONDS: Final = 300.0
+"""The time for the imports, on a slow machine too."""
+
+CASE_SECONDS: Final = 60.0
+"""A case that takes longer hangs."""
+
+CODE: Final = "import sys, tools.fuzz.commit_check as check; check.main(sys.argv[1])"
+COMMAND: Final = (sys.executable, "-P", "-c", CODE)
+"""What runs `main`: `-P`, so that nothing is imported from the working directory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a case at one commit.
+
+    Attributes:
+        status: `passes`, `fails`, or `untestable`; `started` while the case runs.
+        key: What makes two failures the same; empty if it did not fail.
+        line: The failure, or why the case could not be tried, in a line.
+    """
+
+    status: str
+    key: tuple[str, ...] = ()
+    line: str = ""
+
+
+def try_case(
+    request: Mapping[str, Any], environment: Mapping[str, str], seconds: float = CASE_SECONDS
+) -> Outcome:
+    """Try a case in a process of its own.
+
+    Args:
+        request: The `case`, the name of the `target`, the module or file `impl`, its `adapter` or
+            None, and the `worktree`.
+        environment: Of the process.
+        seconds: How long the case may take.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "outcome.json")
+        process = subprocess.Popen(  # noqa: S603  # our own
+            [*COMMAND, json.dumps({**request, "seconds": seconds, "answer": str(answer)})],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        try:
+            status = process.wait(START_SECONDS + seconds)
+        except subprocess.TimeoutExpired:
+            return Outcome("untestable", line=f"not imported within {START_SECONDS:g} s")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        how = signal.Signals(-status).name if status < 0 else f"exit {status}"
+        if not answer.exists():
+            return Outcome("untestable", line=f"the import ends the process: {how}")
+        values = json.loads(answer.read_text(encoding="utf-8"))
+    outcome = Outcome(values["status"], tuple(values["key"]), values["line"])
+    if outcome.status != "started":
+        return outcome
+    if status == -signal.SIGALRM:
+        return Outcome("fails", ("hang",), "the case hangs")
+    return Outcome("fails", ("crash",), f"the process died: {how}")
 
 
 def main(text: str) -> None:
     """Try a case.
 
     Args:
-        text: A JSON object: the descriptor of the `pipe`, the `case`, the name of the `target`, the
-            module or file `impl`, its `adapter` or null, and the `worktree`.
+        text: A JSON object: the request of `try_case`, the `seconds`, and the file of the `answer`.
     """
     request = json.loads(text)
-    with os.fdopen(request["pipe"], "w", encoding="utf-8") as pipe:
+    answer = Path(request["answer"])
 
-        def report(**values: Json) -> None:
-            pipe.write(json.dumps(values) + "\n")
-            pipe.flush()
+    def report(outcome: Outcome) -> None:
+        written = answer.with_suffix(".part")
+        written.write_text(json.dumps(dataclasses.asdict(outcome)), encoding="utf-8")
+        written.replace(answer)
 
-        try:
-            attempt = _load(request)
-        except BaseException as error:  # noqa: BLE001  # whatever an import may raise
-            report(status="untestable", line=_first_line(error))
-            return
-        report(status="started")
-        report(**attempt())
+    try:
+        attempt = _load(request)
+    except BaseException as error:  # noqa: BLE001  # whatever an import may raise
+        report(Outcome("untestable", line=_first_line(error)))
+        return
+    report(Outcome("started"))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process, in native code too
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+    report(attempt())
 
 
-def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
+def _load(request: dict[str, Any]) -> Callable[[], Outcome]:
     """Import all that the case needs, and return what tries it."""
     import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
 
@@ -66,29 +136,19 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
     if case["kind"] == "input":
         run = attempt_of_input(case, Subject((request["impl"],), adapters, target.name))
 
-    def attempt() -> dict[str, Json]:
+    def attempt() -> Outcome:
         try:
             run()
         except Absent as error:
-            return {"status": "untestable", "line": _first_line(error)}
+            return Outcome("untestable", line=_first_line(error))
         except RAISED as error:
-            key = list(key_of(case["contract"], error))
-            return {"status": "fails", "key": key, "line": _line_of(error)}
-        return {"status": "passes"}
+            difference = getattr(error, "difference", None)
+            line = _first_line(error) if difference is None else str(difference.line)[:500]
+            return Outcome("fails", key_of(case["contract"], error), line)
+        return Outcome("passes")
 
     return attempt
 
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:500]
-
-
-def _line_of(error: BaseException) -> str:
-    """Return the first difference in a line, or the exception."""
-    difference = getattr(error, "difference", None)
-    return _first_line(error) if difference is None else str(difference.line)[:500]
-
-
-CODE = "import sys, tools.fuzz.commit_check as check; check.main(sys.argv[1])"
-COMMAND = (sys.executable, "-P", "-c", CODE)
-"""What runs `main`: `-P`, so that nothing is imported from the working directory."""

@@ -11,8 +11,8 @@ from typing import Any
 from conformance.cases.compared import case_of_failure
 from conformance.encoding import Json
 from conformance.properties import Check
-from conformance.report import Mismatch
-from conformance.reports.failure import describe_failure, first_line
+from conformance.report import Mismatch, first_line
+from conformance.reports.failure import describe_failure
 from conformance.script import script_of
 from conformance.targets import Target
 from tools.fuzz.coverage import batch_of

@@ -21,16 +21,16 @@ if __name__ == "__main__":
 
     run("tools.fuzz.issue_tracker")
 
-import argparse
 import dataclasses
 import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from tools.parser import Parser
 
@@ -46,55 +46,11 @@ LONGEST_SCRIPT: Final = 50_000
 """Characters; GitHub takes texts of 65,536."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A finding of `report.json`, as far as an issue shows it.
+Finding: TypeAlias = Mapping[str, Any]
+"""A finding of `report.json`, whose schema describes it."""
 
-    Attributes:
-        id: Its id.
-        function: The function that fails.
-        target: The target on which it fails.
-        kind: What the failed check looks at, or `crash`, `hang`, ....
-        line: What is wrong, in one line.
-        status: `new`, `known` or `fixed`.
-        script_text: A short script that shows it; empty without one.
-        command: The command line that replays its stored case; empty without one.
-        fails: How often it failed of `attempts` tries.
-        attempts: The number of these.
-    """
-
-    id: str
-    function: str
-    target: str
-    kind: str
-    line: str
-    status: str
-    script_text: str = ""
-    command: str = ""
-    fails: int = 0
-    attempts: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it still fails."""
-        return self.status != "fixed"
-
-
-@dataclasses.dataclass(frozen=True)
-class Issue:
-    """An issue, as `gh issue list` gives it.
-
-    Attributes:
-        number: Its number.
-        finding: The id of its finding.
-        is_open: Whether it is open.
-        is_unplanned: Whether somebody closed it as not planned.
-    """
-
-    number: int
-    finding: str
-    is_open: bool
-    is_unplanned: bool = False
+Issue: TypeAlias = Mapping[str, Any]
+"""An issue, as `gh issue list` gives it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +69,17 @@ class Command:
         return shlex.join(("gh", *self.arguments))
 
 
+LABEL_COMMAND: Final = Command(
+    ("label", "create", LABEL, "--force", "--description", "Found by the nightly fuzzing")
+)
+FIELDS: Final = "number,body,state,stateReason"
+LIST: Final = Command(
+    ("issue", "list", "--label", LABEL, "--state=all", "--limit=10000", f"--json={FIELDS}")
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do as the command line says.
+    """Run the tool as the command line says.
 
     Args:
         arguments: Those of the command line; None: the process' own.
@@ -136,13 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         findings = merged([read_findings(path) for path in options.reports])
     except ValueError as error:
         parser.error(str(error))
-    return _file(findings, options)
-
-
-def _file(findings: Sequence[Finding], options: argparse.Namespace) -> int:
-    """Read the issues, and run the commands that the findings call for."""
     try:
-        issues = issues_of(_run(LIST))
+        issues = json.loads(_run(LIST))
         commands = commands_for(findings, issues, options.run_url)
         for command in commands:
             print(command)
@@ -156,87 +116,60 @@ def _file(findings: Sequence[Finding], options: argparse.Namespace) -> int:
     return 0
 
 
-LABEL_COMMAND: Final = Command(
-    ("label", "create", LABEL, "--force", "--description", "Found by the nightly fuzzing")
-)
-FIELDS: Final = "number,body,state,stateReason"
-LIST: Final = Command(
-    ("issue", "list", "--label", LABEL, "--state=all", "--limit=10000", f"--json={FIELDS}")
-)
-
-
 def read_findings(path: Path) -> list[Finding]:
     """Return the findings of a report.
 
     Raises:
         ValueError: It cannot be read, or is of another form.
     """
-    names = {field.name for field in dataclasses.fields(Finding)}
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        if not str(report["schema_version"]).startswith("1."):
-            raise ValueError(f"its schema is {report['schema_version']}, expected 1")  # noqa: TRY301
-        return [
-            Finding(**{name: value for name, value in entry.items() if name in names})
-            for entry in report["findings"]
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        version, findings = report["schema_version"], list(report["findings"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not a report: {type(error).__name__}: {error}") from error
+    if not str(version).startswith("1."):
+        raise ValueError(f"{path} is not a report: its schema is {version}, expected 1")
+    return findings
 
 
 def merged(reports: Iterable[Sequence[Finding]]) -> list[Finding]:
     """Return one finding for each id; an open one, if any report has it open."""
     found: dict[str, Finding] = {}
     for finding in (one for report in reports for one in report):
-        known = found.get(finding.id)
-        if known is None or (finding.is_open and not known.is_open):
-            found[finding.id] = finding
+        known = found.setdefault(finding["id"], finding)
+        if known["status"] == "fixed":
+            found[finding["id"]] = finding
     return list(found.values())
 
 
-def issues_of(text: str) -> list[Issue]:
-    """Return the issues that belong to a finding.
-
-    Args:
-        text: What `gh issue list` printed.
-    """
-    found = []
-    for entry in json.loads(text):
-        marker = IN_TEXT.search(entry["body"])
-        if marker is not None:
-            is_unplanned = entry.get("stateReason") == "NOT_PLANNED"
-            is_open = entry["state"] == "OPEN"
-            found.append(Issue(entry["number"], marker[1], is_open, is_unplanned))
-    return found
-
-
 def commands_for(
-    findings: Sequence[Finding], issues: Sequence[Issue], run_url: str = ""
+    findings: Iterable[Finding], issues: Iterable[Issue], run_url: str = ""
 ) -> list[Command]:
     """Return the calls of `gh` that bring the issues up to date.
 
     Args:
         findings: Those of the night.
-        issues: Those that there are.
+        issues: All issues with the label; those without the id of a finding are ignored.
         run_url: Where the reports are.
     """
-    by_finding: dict[str, list[Issue]] = {}
+    by_finding: defaultdict[str, list[Issue]] = defaultdict(list)
     for issue in issues:
-        by_finding.setdefault(issue.finding, []).append(issue)
+        if marker := IN_TEXT.search(issue["body"]):
+            by_finding[marker[1]].append(issue)
     changes: list[Command] = []
     created: list[Command] = []
     for finding in findings:
-        own = by_finding.get(finding.id, [])
-        opened = [issue for issue in own if issue.is_open]
-        if not finding.is_open:
+        own = by_finding[finding["id"]]
+        opened = [issue for issue in own if issue["state"] == "OPEN"]
+        if finding["status"] == "fixed":
             comment = f"This is fixed: its input passes. {run_url}".strip()
             options = ("--reason", "completed", "--comment", comment)
-            changes += [Command(("issue", "close", str(one.number), *options)) for one in opened]
+            changes += [Command(("issue", "close", str(one["number"]), *options)) for one in opened]
         elif not own:
             created.append(_opening(finding, run_url))
-        elif not opened and not any(issue.is_unplanned for issue in own):
-            last = max(issue.number for issue in own)
-            comment = f"This fails again: `{_inline(finding.line)}` {run_url}".strip()
+        elif not opened and all(issue.get("stateReason") != "NOT_PLANNED" for issue in own):
+            last = max(issue["number"] for issue in own)
+            comment = f"This fails again: `{_inline(finding['line'])}` {run_url}".strip()
             changes.append(Command(("issue", "reopen", str(last), "--comment", comment)))
     if created:
         changes += [LABEL_COMMAND, *created[:MAX_OPENED]]
@@ -245,8 +178,7 @@ def commands_for(
 
 def _opening(finding: Finding, run_url: str) -> Command:
     """Return the command that opens an issue."""
-    title = f"Fuzzing: {finding.function}: {finding.line}"
-    title = " ".join(title.split())
+    title = " ".join(f"Fuzzing: {finding['function']}: {finding['line']}".split())
     if len(title) > LONGEST_TITLE:
         title = title[: LONGEST_TITLE - 1] + "…"
     options = ("--title", title, "--label", LABEL, "--body-file", "-")
@@ -260,26 +192,23 @@ def text_of(finding: Finding, run_url: str = "") -> str:
         finding: The finding.
         run_url: Where the reports are.
     """
-    rows = {
-        "function": finding.function,
-        "target": finding.target,
-        "kind": finding.kind,
-        "finding": finding.id,
-    }
-    if finding.fails < finding.attempts:
-        rows["flaky"] = f"it fails {finding.fails} of {finding.attempts} times"
+    rows = {name: finding[name] for name in ("function", "target", "kind")}
+    rows["finding"] = finding["id"]
+    if finding["fails"] < finding["attempts"]:
+        rows["flaky"] = f"it fails {finding['fails']} of {finding['attempts']} times"
     lines = ["Found by the nightly fuzzing.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | `{_inline(value)}` |" for name, value in rows.items()]
-    lines += ["", *_block(finding.line, "text")]
-    if len(finding.script_text) > LONGEST_SCRIPT:
+    lines += ["", *_block(finding["line"], "text")]
+    if len(finding["script_text"]) > LONGEST_SCRIPT:
         lines += ["", "The script that shows it is too long for here; it is next to the report."]
-    elif finding.script_text:
-        lines += ["", "This script shows it:", "", *_block(finding.script_text, "python")]
-    if finding.command:
-        lines += ["", "This replays the case next to the report:", "", *_block(finding.command, "")]
+    elif finding["script_text"]:
+        lines += ["", "This script shows it:", "", *_block(finding["script_text"], "python")]
+    if finding["command"]:
+        command = _block(finding["command"], "")
+        lines += ["", "This replays the case next to the report:", "", *command]
     if run_url:
         lines += ["", f"Reports: {run_url}"]
-    return "\n".join([*lines, "", MARKER.format(finding.id), ""])
+    return "\n".join([*lines, "", MARKER.format(finding["id"]), ""])
 
 
 def _inline(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The git repository of an implementation: its commits, and `git bisect` in a worktree of it."""
+"""The git repository of an implementation: its commits, and `git bisect` in a worktree."""
 
 from __future__ import annotations
 
@@ -129,6 +129,24 @@ class Repository:
             # The status is 2 if only skipped commits are left.
             _git(worktree, "bisect", step(commit), allowed=(0, 2))
         return tuple(self.commit(name, "found") for name in found)
+
+
+def commit_of(path: Path) -> str:
+    """Return the commit of the repository that a file lies in.
+
+    Args:
+        path: The file or folder.
+
+    Returns:
+        Its short name, with ` (modified)` where tracked files differ from it; empty where the
+        file lies in no repository, or git is missing.
+    """
+    folder = path if path.is_dir() else path.parent
+    options = ("--always", "--abbrev=12", "--exclude=*", "--dirty= (modified)")
+    try:
+        return _git(folder, "describe", *options).strip()
+    except ValueError:
+        return ""
 
 
 def _git(folder: Path, *arguments: str, allowed: tuple[int, ...] = (0,)) -> str:

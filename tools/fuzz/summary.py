@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,19 +12,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from conformance.functions import choose_functions
 from conformance.reports.versions import versions
 from conformance.targets import Target
+from fast.memory import read_sysconf
 from tools.fuzz.branches import observer_of_branches
 from tools.fuzz.coverage import PLURALS, Event
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Subject
-from tools.fuzz.report.machine import commit_of, this_machine
 from tools.fuzz.report.record import Finding as ReportedFinding
-from tools.fuzz.report.record import Implementation, Night, Profile, WorkerMemory
+from tools.fuzz.report.record import Implementation, Machine, Night, Profile, WorkerMemory
 from tools.fuzz.report.tally import Tally
+from tools.fuzz.repository import commit_of
+from tools.machine import cpu_model, num_cores
 
 if TYPE_CHECKING:
     from tools.fuzz.night import Fuzzing
@@ -95,6 +100,21 @@ def start_of_night(
         ),
         cases=0,
         selected=choose_functions(options.subject.functions),
+    )
+
+
+def this_machine() -> Machine:
+    """Return the description of this machine."""
+    try:
+        memory_bytes = read_sysconf()[1]
+    except OSError:
+        memory_bytes = None
+    return Machine(
+        name=platform.node(),
+        cpu=cpu_model(),
+        cores=num_cores(),
+        memory_bytes=memory_bytes,
+        gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     )
 
 

@@ -9,22 +9,15 @@ import fast
 import reference
 from conformance.contracts import Contract
 from conformance.functions import contracts
+from conformance.vectors.folder import WITHOUT_VECTORS
 from tools.probe.pools import calls_by_hand
 
 NO_FUNCTIONS = {
-    "AttentionBackend": "abstract; its subclasses are arguments of others",
-    "AttentionCGSupport": "an enum",
-    "AttentionMetadata": "an empty class, to be extended",
-    "AttentionType": "four constants",
-    "KVCacheLayoutType": "a type for annotations",
-    "KVSharingFastPrefillMetadata": "a protocol",
-    "KV_SHARING_FAST_PREFILL_METADATA_FIELDS": "a constant",
-    "NULL_BLOCK_ID": "a constant",
-    "PAD_SLOT_ID": "a constant",
+    **{name: why for name, why in WITHOUT_VECTORS.items() if name != "UBatchSlice"},
     "get_kv_cache_layout": "called by each case of set_kv_cache_layout",
     "warmup": "takes nothing and returns nothing; called at the start",
 }
-"""Public names of `fast` that no case calls, each with the reason."""
+"""Public names that no case calls, each with the reason."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
+from tools.parser import Parser, natural
 from tools.runner.requests import make_requests
 from tools.runner.settings import MODEL_NAMES, Settings
 
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from tools.runner.engine import Outcome
 
 DEFAULT_MICRO_BATCHES = (1, 2)
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line. The runner imports nothing but `fast`."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,9 +126,9 @@ def _print_wrong_slots(step_index: int, outcomes: dict[str, Outcome]) -> None:
             print(f"shifted in {what}: {outcome.wrong_slot}{seen}")
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.runner",
         description="Serve requests through fast, and compare each token with generate's.",
     )
@@ -147,13 +140,10 @@ def _make_parser() -> argparse.ArgumentParser:
         default=MODEL_NAMES,
         help=f"models, of {', '.join(MODEL_NAMES)}; default: all",
     )
-    add("--requests", type=_positive, metavar="N", default=32, help="default: %(default)s")
+    parser.add_number("--requests", "", 32)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    add(
-        "--micro-batches",
-        type=_positive,
-        metavar="N",
-        help="split each batch of at least N tokens into N; default: first 1, then 2",
+    parser.add_number(
+        "--micro-batches", "split each batch of at least N tokens into N; default: first 1, then 2"
     )
     add(
         "--seed",
@@ -162,11 +152,10 @@ def _make_parser() -> argparse.ArgumentParser:
         default=0,
         help="seed of weights, prompts and arrivals; default: %(default)s",
     )
-    add(
+    parser.add_number(
         "--wrong-slot",
-        type=_natural,
-        metavar="STEP",
-        help="shift one token's slot by one in this step, to show that it is found",
+        "shift one token's slot by one in step N, to show that it is found",
+        minimum=0,
     )
     return parser
 
@@ -182,23 +171,9 @@ def _models(text: str) -> tuple[str, ...]:
     return names
 
 
-def _natural(text: str) -> int:
-    """Read an integer of at least 0."""
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
-    return int(text)
-
-
 def _seed(text: str) -> int:
     """Read a seed for torch."""
-    number = _natural(text)
+    number = natural(text)
     if number >= 2**64:
         raise argparse.ArgumentTypeError(f"must be less than 2**64, got {text!r}")
     return number
-
-
-def _positive(text: str) -> int:
-    """Read an integer of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return int(text)

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from conformance.engine.arrivals import Arrivals
 from conformance.engine.request import Request
 from tools.runner.models import generate
-from tools.runner.scheduler import make_scheduler
 from tools.runner.settings import Settings
 from tools.runner.worker import Worker
 from tools.runner.wrong_slot import WrongSlot
@@ -97,7 +96,7 @@ def serve(
     arrivals = Arrivals(requests)
     wrong_slot = None if wrong_slot_step is None else WrongSlot(wrong_slot_step, by_id)
     worker = Worker(copy.deepcopy(model), settings, wrong_slot)
-    scheduler = make_scheduler(settings, len(worker.caches.builders))
+    scheduler = settings.make_scheduler(len(worker.caches.builders))
     outcome = Outcome()
     started = time.perf_counter()
     while (arrivals or scheduler.has_requests) and outcome.difference is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conformance.engine.block_pool import BlockPool
 from conformance.engine.cache_group import AttentionGroup
+from conformance.engine.scheduler import Scheduler
 from conformance.engine.settings import EngineSettings
 
 MODEL_NAMES = ("llama", "gemma", "gemma-shared", "llama-chunked")
@@ -45,3 +47,12 @@ class Settings(EngineSettings):
         """
         num_blocks = AttentionGroup(self.block_size).num_blocks(self.max_model_len)
         return 1 + self.requests_in_pool * num_groups * num_blocks
+
+    def make_scheduler(self, num_groups: int) -> Scheduler:
+        """Make the scheduler, first come, first served.
+
+        Args:
+            num_groups: KV cache groups, each of which takes blocks for every request.
+        """
+        groups = [AttentionGroup(self.block_size)] * num_groups
+        return Scheduler(self, groups, BlockPool(self.pool_blocks(num_groups)))

@@ -17,9 +17,9 @@ from conformance.calls import Call
 from conformance.cases.compared import case_of_call
 from conformance.corpus import add_to_corpus
 from conformance.encoding import read_json
-from tools.fuzz import case_process
+from tools.fuzz import commit_check
 from tools.fuzz.bisect import ROOT, BisectResult, bisect, search
-from tools.fuzz.case_process import Outcome, try_case
+from tools.fuzz.commit_check import Outcome, try_case
 from tools.fuzz.repository import Repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -39,7 +39,7 @@ WRONG = ENGINE.format(body="", change=" + 1")
 @pytest.fixture(autouse=True)
 def _forked_trials(forked_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # `sys.executable` then
     """Let a trial begin with torch imported."""
-    monkeypatch.setattr(case_process, "COMMAND", (sys.executable, *case_process.COMMAND[1:]))
+    monkeypatch.setattr(commit_check, "COMMAND", (sys.executable, *commit_check.COMMAND[1:]))
 
 
 class History:

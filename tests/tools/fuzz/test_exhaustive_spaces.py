@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import itertools
 import math
 from typing import Any
@@ -26,15 +24,6 @@ def text_of(case: Case) -> str:
     if isinstance(case, Session):
         return repr(case)
     return to_text(encode_call(case))
-
-
-@pytest.mark.parametrize(
-    "module", ["batches", "equality", "jobs", "progress", "registry", "spaces", "summary"]
-)
-def test_examples(module: str) -> None:
-    """The examples in the docstrings are right."""
-    found = importlib.import_module(f"tools.fuzz.exhaustive.{module}")
-    assert 0 == doctest.testmod(found).failed
 
 
 @pytest.mark.parametrize(

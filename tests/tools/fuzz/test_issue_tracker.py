@@ -17,10 +17,7 @@ from tools.fuzz.issue_tracker import (
     LONGEST_TITLE,
     MARKER,
     MAX_OPENED,
-    Finding,
-    Issue,
     commands_for,
-    issues_of,
     main,
     merged,
     read_findings,
@@ -68,17 +65,17 @@ def entry(
         "line": "result[0] = 3, but should be 2",
         "status": status,
         "script_text": "print(3)\n",
+        "command": "",
         "fails": 5,
         "attempts": 5,
         **more,
     }
 
 
-def finding(known: str = "lengths-1f3a9c2e", status: str = "new", **more: str | int) -> Finding:
-    """Return a finding."""
-    values = entry(known, status, **more)
-    del values["field"], values["error"]
-    return Finding(**values)
+def issue(number: int, known: str = "f", state: str = "OPEN", reason: str = "") -> dict[str, Any]:
+    """Return an issue of a finding as `gh` lists it."""
+    body = text_of(entry(known))
+    return {"number": number, "body": body, "state": state, "stateReason": reason}
 
 
 def write_report(path: Path, *findings: dict[str, Any], version: str = "1.0") -> str:
@@ -135,7 +132,7 @@ def test_several_machines_have_one_issue(store: Path, tmp_path: Path) -> None:
 
 def test_reports_are_merged_by_id() -> None:
     """An open finding wins, whatever the order of the reports."""
-    fixed, known, other = finding(status="fixed"), finding(status="known"), finding("other")
+    fixed, known, other = entry(status="fixed"), entry(status="known"), entry("other")
     assert [known, other] == merged([[fixed], [known, other]])
     assert [known, other] == merged([[known, other], [fixed]])
 
@@ -146,19 +143,19 @@ def test_reports_are_merged_by_id() -> None:
         ([], "new", ["label create", "issue create"]),
         ([], "known", ["label create", "issue create"]),
         ([], "fixed", []),
-        ([Issue(4, "f", is_open=True)], "new", []),
-        ([Issue(4, "f", is_open=True)], "fixed", ["issue close 4"]),
-        ([Issue(4, "f", is_open=False)], "fixed", []),
-        ([Issue(4, "f", is_open=False)], "known", ["issue reopen 4"]),
-        ([Issue(4, "f", is_open=False), Issue(9, "f", is_open=False)], "new", ["issue reopen 9"]),
-        ([Issue(4, "f", is_open=False), Issue(9, "f", is_open=True)], "new", []),
-        ([Issue(4, "f", is_open=False, is_unplanned=True)], "known", []),
-        ([Issue(4, "another", is_open=True)], "fixed", []),
+        ([issue(4)], "new", []),
+        ([issue(4)], "fixed", ["issue close 4"]),
+        ([issue(4, state="CLOSED")], "fixed", []),
+        ([issue(4, state="CLOSED")], "known", ["issue reopen 4"]),
+        ([issue(4, state="CLOSED"), issue(9, state="CLOSED")], "new", ["issue reopen 9"]),
+        ([issue(4, state="CLOSED"), issue(9)], "new", []),
+        ([issue(4, state="CLOSED", reason="NOT_PLANNED")], "known", []),
+        ([issue(4, "another")], "fixed", []),
     ],
 )
-def test_what_is_done(issues: list[Issue], status: str, words: list[str]) -> None:
+def test_what_is_done(issues: list[dict[str, Any]], status: str, words: list[str]) -> None:
     """Each row of the table in the module's docstring, and duplicates that a person made."""
-    found = commands_for([finding("f", status)], issues)
+    found = commands_for([entry("f", status)], issues)
     assert len(words) == len(found)
     for word, command in zip(words, found, strict=True):
         assert " ".join(command.arguments).startswith(word)
@@ -166,36 +163,32 @@ def test_what_is_done(issues: list[Issue], status: str, words: list[str]) -> Non
 
 def test_one_night_opens_a_few_issues() -> None:
     """The next one opens the others."""
-    findings = [finding(f"f-{number}") for number in range(MAX_OPENED + 7)]
+    findings = [entry(f"f-{number}") for number in range(MAX_OPENED + 7)]
     first = commands_for(findings, [])
     assert LABEL_COMMAND == first[0]
     assert 1 + MAX_OPENED == len(first)
-    opened = [Issue(n, f"f-{n}", is_open=True) for n in range(MAX_OPENED)]
+    opened = [issue(n, f"f-{n}") for n in range(MAX_OPENED)]
     assert 1 + 7 == len(commands_for(findings, opened))
 
 
 def test_issues_of_others_are_left_alone() -> None:
-    """An issue without the comment belongs to nobody here."""
-    mine = {"number": 1, "body": text_of(finding("f")), "state": "CLOSED"}
+    """An issue without the comment is not closed, and stands for no finding."""
     theirs = {"number": 2, "body": "kvtwin-finding: f", "state": "OPEN", "stateReason": ""}
-    unplanned = {**mine, "number": 3, "stateReason": "NOT_PLANNED"}
-    assert [
-        Issue(1, "f", is_open=False),
-        Issue(3, "f", is_open=False, is_unplanned=True),
-    ] == issues_of(json.dumps([mine, theirs, unplanned]))
+    assert [] == commands_for([entry("f", "fixed")], [theirs])
+    assert 2 == len(commands_for([entry("f")], [theirs]))
 
 
 def test_texts_hold_anything() -> None:
     """Backticks, bars and line breaks of a failure stay inside; what is too long is left out."""
-    odd = finding(function="a|b`c", line="x\n```\ny", script_text='"""````"""\n', fails=1)
+    odd = entry(function="a|b`c", line="x\n```\ny", script_text='"""````"""\n', fails=1)
     text = text_of(odd, "https://example.org")
     assert "| function | `a\\|b'c` |\n" in text
     assert "````text\nx\n```\ny\n````\n" in text
     assert '`````python\n"""````"""\n`````\n' in text
     assert "it fails 1 of 5 times" in text
     assert "Reports: https://example.org\n" in text
-    assert "too long" in text_of(finding(script_text="x" * (LONGEST_SCRIPT + 1)))
-    opening = commands_for([finding(line="long\n" * 100)], [])[-1]
+    assert "too long" in text_of(entry(script_text="x" * (LONGEST_SCRIPT + 1)))
+    opening = commands_for([entry(line="long\n" * 100)], [])[-1]
     title = opening.arguments[opening.arguments.index("--title") + 1]
     assert (LONGEST_TITLE, "…", False) == (len(title), title[-1], "\n" in title)
 

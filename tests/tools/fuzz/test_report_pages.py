@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from page_reader import Reader
+from page_reader import check_page
 from sample_nights import (
     NASTY,
     NIGHTS,
@@ -39,60 +37,20 @@ from tools.fuzz.report.record import PastNight
 from tools.fuzz.report.tally import with_tables
 from tools.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, night_charts
 
-
-def read(page: str) -> Reader:
-    """Return what a page consists of; each element is closed."""
-    reader = Reader()
-    reader.feed(page)
-    assert [] == reader.open
-    return reader
-
-
-@pytest.fixture(params=NIGHTS)
-def page(request: pytest.FixtureRequest) -> str:
-    """Return the page of each sample night."""
-    make: Callable[[], Any] = NIGHTS[request.param]
-    return html_of(make().to_json())
-
-
 # The page.
 
 
-def test_the_page_is_whole(page: str) -> None:
-    """Elements are closed, names are unique, links lead somewhere, nothing is fetched."""
-    reader = read(page)
-    ids = [attrs["id"] for _, attrs in reader.tags if "id" in attrs]
-    assert len(set(ids)) == len(ids)
-    labels = [attrs["aria-labelledby"] for _, attrs in reader.tags if "aria-labelledby" in attrs]
-    assert set(labels) <= set(ids)
-    links = [str(attrs["href"]) for _, attrs in reader.tags if "href" in attrs]
-    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
-    assert {"data:,", "report.json", "report.md"} == {x for x in links if x[0] != "#"}
-    assert not [tag for tag, attrs in reader.tags if "src" in attrs or tag in {"img", "iframe"}]
-    style = page[page.index("<style>") : page.index("</style>")]
-    assert "@import" not in style
-    assert "url(" not in style.replace("url(#hatch)", "")
-
-
-def test_the_page_is_read_without_a_mouse_and_in_the_dark(page: str) -> None:
-    """What scrolls can be reached by keyboard, charts have a text, both schemes have colours."""
-    reader = read(page)
-    scrolling = [
-        attrs for _, attrs in reader.tags if "scroll" in (attrs.get("class") or "").split()
-    ]
-    assert scrolling
-    assert all("tabindex" in attrs and "aria-label" in attrs for attrs in scrolling)
-    charts = [attrs for _, attrs in reader.tags if attrs.get("class") == "chart"]
-    assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in charts)
-    assert 2 == page.count("prefers-color-scheme: dark")
-    assert page.count("max-width: 40rem") == 2
+@pytest.mark.parametrize("name", NIGHTS)
+def test_the_page_is_whole_and_accessible(name: str) -> None:
+    """Each page needs nothing else, and works with a keyboard and on a phone."""
+    check_page(html_of(NIGHTS[name]().to_json()))
 
 
 def test_the_sections_follow_the_night() -> None:
     """Failures come first, each with its script; a section without content is left out."""
 
     def sections(name: str) -> list[str]:
-        tags = read(html_of(NIGHTS[name]().to_json())).tags
+        tags = check_page(html_of(NIGHTS[name]().to_json())).tags
         return [str(attrs["id"]) for tag, attrs in tags if tag == "section"]
 
     always = ["coverage", "trend", "targets", "functions", "workers", "run"]
@@ -131,7 +89,6 @@ def test_text_is_escaped() -> None:
     """Text that looks like HTML or Markdown stays text, wherever it comes from."""
     record = hostile_night().to_json()
     page, markdown = html_of(record), markdown_of(record)
-    assert 1 == page.count("<script>")
     assert "<img" not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
     outside = re.sub(r"(?ms)^(`{3,}).*?^\1$", "", markdown)
@@ -218,7 +175,6 @@ def test_lines_lie_within_their_chart(values: list[float], has_zero: bool) -> No
     """Every point, label and line across lies inside of the drawing, whatever the values."""
     line = Line("x", list(enumerate(values)), hints=["hint"] * len(values))
     drawn = draw(chart_of(line, has_zero=has_zero, level=(values[0], "all of them")))
-    read(drawn)
     xs = [float(x) for x in re.findall(r'(?: c?x="|M)(-?[\d.]+)', drawn)]
     ys = [float(y) for y in re.findall(r' c?y="(-?[\d.]+)', drawn)]
     assert all(0 <= x <= WIDTH for x in xs)
@@ -337,6 +293,5 @@ def test_a_past_night_may_have_any_text() -> None:
     evil = dataclasses.replace(night.history[0], commit=NASTY, verdict="<b>")  # type: ignore[arg-type]
     assert isinstance(evil, PastNight)
     page = html_of(dataclasses.replace(night, history=[evil]).to_json())
-    read(page)
+    check_page(page)
     assert "<b>&" not in page
-    assert 1 == page.count("<script>")
