@@ -17,8 +17,10 @@ from typing import Any
 from hypothesis import given, seed
 from hypothesis.strategies import SearchStrategy
 
+from conformance.calls import Call
 from conformance.goals import COVERAGE, Goals, reached_goals
 from conformance.gpu_context import ContextLostError, noticing_lost_context
+from conformance.invocations import Invocation
 from conformance.profiles import Kind, Profile
 from conformance.shrinking import note_failure
 from conformance.simulated_launches import counting_launches
@@ -167,3 +169,21 @@ def law(
         )
 
     return decorate
+
+
+def same_in_any_order(
+    function: str,
+    calls: Callable[[Preset], SearchStrategy[Call]],
+    shows: Callable[[Any], object],
+) -> Check:
+    """Return the check that threads in any order give what `shows` shows of a result."""
+
+    @law(function, calls, has_kernel=True)
+    def any_order_of_threads(target: Target, call: Call) -> None:
+        """The result is the same in any order of blocks and threads, however many there are."""
+        invocations = [Invocation(target, call) for _ in range(3)]
+        results = [one.answer(checked=False, seed=i) for i, one in enumerate(invocations)]
+        found = [shows(result) for result in results]
+        assert found == found[:1] * len(found)
+
+    return any_order_of_threads

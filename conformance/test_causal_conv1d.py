@@ -17,7 +17,7 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.statements import BLOCK_M
-from conformance.properties import law
+from conformance.properties import law, same_in_any_order
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
@@ -50,17 +50,12 @@ def _with_change(call: Call, change: Change) -> Call:
     return with_batch(call, batch, query_start_loc_p=starts)
 
 
-def listed(target: Target, call: Call, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Return the sequences and offsets of a target's programs, with padding."""
-    _, sequences, offsets = Invocation(target, call).answer(seed=seed)
-    return sequences.tolist(), offsets.tolist()
-
-
 def runs_of(target: Target, call: Call) -> list[range]:
     """Return the tokens of each program, as a kernel computes them."""
     starts = [0, *accumulate(call.facts)]
     found = []
-    for sequence, offset in zip(*listed(target, call), strict=True):
+    _, sequences, offsets = Invocation(target, call).answer()
+    for sequence, offset in zip(sequences.tolist(), offsets.tolist(), strict=True):
         if sequence != reference.PAD_SLOT_ID:
             first = starts[sequence] + BLOCK_M * offset
             found.append(range(first, min(first + BLOCK_M, starts[sequence + 1])))
@@ -157,12 +152,8 @@ def test_programs_make_the_plain_convolution(target: Target, call: Call) -> None
     assert np.concatenate([tokens[:0], *expected]).tolist() == got.tolist()
 
 
-@law(
+test_any_order_of_threads_lists_alike = same_in_any_order(
     "compute_causal_conv1d_metadata",
     lambda preset: compute_conv1d_calls(preset, is_long=False),
-    has_kernel=True,
+    lambda result: [list_ptr.tolist() for list_ptr in result[1:]],
 )
-def test_any_order_of_threads_lists_alike(target: Target, call: Call) -> None:
-    """Whatever the order of blocks and threads, and however many there are, the lists are one."""
-    found = [listed(target, call, seed) for seed in range(3)]
-    assert found == found[:1] * 3

@@ -14,11 +14,10 @@ from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.invalid_inputs.fast_prefill import FAST_PREFILL_INVALID_INPUTS, comes_back
-from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.properties import law
+from conformance.properties import law, same_in_any_order
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import of_batch, of_metadata
@@ -185,12 +184,11 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
 )
 
 
-@law("make_kv_sharing_fast_prefill_common_attn_metadata", fast_prefill_calls, has_kernel=True)
-def test_any_order_of_threads_counts_alike(target: Target, call: Call) -> None:
-    """Whatever the order of blocks and threads, and however many there are, the starts are one."""
-    made = [Invocation(target, call).answer(checked=False, seed=seed) for seed in range(4)]
-    found = [metadata.query_start_loc.tolist() for metadata in made]
-    assert found == found[:1] * 4
+test_any_order_of_threads_counts_alike = same_in_any_order(
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
+    fast_prefill_calls,
+    lambda metadata: metadata.query_start_loc.tolist(),
+)
 
 
 @law("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))

@@ -17,7 +17,7 @@ from conformance.invalid_inputs.multimodal import (
     SCATTER_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
-from conformance.properties import law
+from conformance.properties import Check, law, same_in_any_order
 from conformance.strategies.multimodal import (
     FLOATS,
     LAYOUTS,
@@ -153,7 +153,7 @@ def test_gather_undoes_scatter(target: Target, call: Call) -> None:
 
 @law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
 def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
-    """Where the mask is False all is NaN of the dtype's one pattern; elsewhere are the rows."""
+    """Where the mask is False all is NaN of the dtype's one pattern; where it is True, the rows."""
     rows = call.facts
     if rows is None:
         return
@@ -165,39 +165,29 @@ def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
         assert (next(embeds).tobytes() if is_embed else nan) == row.tobytes()
 
 
-def _in_any_order(target: Target, call: Call) -> None:
-    """Compare what calls give in several orders of threads."""
-    found = [Invocation(target, call).answer(checked=False, seed=seed) for seed in range(3)]
-    for other in found[1:]:
-        assert as_bytes(found[0]).tobytes() == as_bytes(other).tobytes()
+def _all_bytes(rows: Any) -> bytes:
+    return as_bytes(rows).tobytes()
 
 
-@law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
-def test_any_order_of_threads_scatters_alike(target: Target, call: Call) -> None:
-    """Whatever the order of blocks and threads, and however many there are, the rows are one."""
-    _in_any_order(target, call)
+test_any_order_of_threads_scatters_alike = same_in_any_order(
+    "scatter_mm_placeholders", scatter_calls, _all_bytes
+)
+test_any_order_of_threads_gathers_alike = same_in_any_order(
+    "gather_mm_placeholders", gather_calls, _all_bytes
+)
 
 
-@law("gather_mm_placeholders", gather_calls, has_kernel=True)
-def test_any_order_of_threads_gathers_alike(target: Target, call: Call) -> None:
-    """Whatever the order of blocks and threads, and however many there are, the rows are one."""
-    _in_any_order(target, call)
+def _blocks_share_a_row(function: str) -> Check:
+    """Return the check of a function with rows that several blocks of threads share."""
+
+    @law(function, lambda _: wide_calls(function), has_kernel=True)
+    def blocks_share_a_row(target: Target, call: Call) -> None:
+        """Rows of 4099 single bytes, which blocks of threads share, are copied whole."""
+        expected = Invocation(REFERENCE, call).run()
+        check_equal(target, call, expected, Invocation(target, call).answer())
+
+    return blocks_share_a_row
 
 
-def _is_as_reference_says(target: Target, call: Call) -> None:
-    """Compare one answer with that of `reference`."""
-    found = Invocation(target, call).answer()
-    expected = Invocation(REFERENCE, call).run()
-    check_equal(target, call, expected, found)
-
-
-@law("scatter_mm_placeholders", lambda _: wide_calls("scatter_mm_placeholders"), has_kernel=True)
-def test_blocks_share_a_row_to_scatter(target: Target, call: Call) -> None:
-    """Rows of 4099 single bytes, which blocks of threads share, are put where they belong."""
-    _is_as_reference_says(target, call)
-
-
-@law("gather_mm_placeholders", lambda _: wide_calls("gather_mm_placeholders"), has_kernel=True)
-def test_blocks_share_a_row_to_gather(target: Target, call: Call) -> None:
-    """Rows of 4099 single bytes, which blocks of threads share, are taken whole."""
-    _is_as_reference_says(target, call)
+test_blocks_share_a_row_to_scatter = _blocks_share_a_row("scatter_mm_placeholders")
+test_blocks_share_a_row_to_gather = _blocks_share_a_row("gather_mm_placeholders")
