@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from conformance.reports.picture_layout import arrange_picture
-from conformance.reports.words import duration
+from conformance.reports.words import date_words, duration
 
 HERE = Path(__file__).parent
 
@@ -37,6 +37,7 @@ def make_environment(*folders: Path, **filters: Callable[..., Any]) -> Environme
         "anchor": anchor,
         "arranged": arrange_picture,
         "code": code,
+        "date": date_words,
         "difference": difference_parts,
         "duration": duration,
         "fenced": fenced,

@@ -57,7 +57,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seed", run["seed"] or "derandomized: the same examples each time"),
         ("trace", run["trace"] or "the project's own"),
         ("functions", ", ".join(run["functions"] or ["all"])),
-        ("date", run["started"].replace("T", " ").replace("+00:00", " UTC")),
+        ("date", date_words(run["started"])),
         ("duration", f"{duration(run['seconds'])}{processes}"),
         ("tests", tests or "none"),
         ("ended", run["exit_status"]),
@@ -81,6 +81,15 @@ def duration(seconds: float) -> str:
         hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+
+
+def date_words(moment: str) -> str:
+    """Format a time of ISO 8601.
+
+    >>> date_words("2026-11-22T21:05:41+00:00")
+    '2026-11-22 21:05:41 UTC'
+    """
+    return moment.replace("T", " ").replace("+00:00", " UTC")
 
 
 def cell_words(cell: Mapping[str, Any]) -> str:

@@ -128,7 +128,6 @@ ENVIRONMENT: Final = make_environment(
     coverage=words.coverage_words,
     cut=cut,
     cut_lines=cut_lines,
-    date=words.date_words,
     finding_facts=words.finding_facts,
     flaky=words.flaky_words,
     place=lambda finding_id, places: places[finding_id],

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from conformance.reports.words import duration
+from conformance.reports.words import date_words, duration
 from tools.fuzz.report.charts import Chart, Line, time_ticks
 from tools.fuzz.report.history import past_night_of
-from tools.fuzz.report.words import date_words, kinds_of, rate
+from tools.fuzz.report.words import kinds_of, rate
 
 MAX_POINTS = 200
 """Points of a curve; more are thinned out."""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conformance.reports.words import duration
+from conformance.reports.words import date_words, duration
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -136,15 +136,6 @@ def command_of(finding: Mapping[str, Any]) -> str:
     if finding["command"] or not finding["script"]:
         return str(finding["command"])
     return shlex.join(["python", finding["script"]])
-
-
-def date_words(moment: str) -> str:
-    """Return a time of ISO 8601 as a person reads it.
-
-    >>> date_words("2026-11-22T21:05:41+00:00")
-    '2026-11-22 21:05:41 UTC'
-    """
-    return moment.replace("T", " ").replace("+00:00", " UTC")
 
 
 def unseen_words(coverage: Mapping[str, Any]) -> str:
