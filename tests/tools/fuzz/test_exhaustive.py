@@ -26,8 +26,8 @@ from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, TARGETS
 from conformance.values import children, with_child
 from tests.tools.fuzz.contexts import KeepingContext
+from tools.fuzz.exhaustive import jobs, summary
 from tools.fuzz.exhaustive import progress as progress_module
-from tools.fuzz.exhaustive import summary
 from tools.fuzz.exhaustive.comparing import Comparer
 from tools.fuzz.exhaustive.equality import is_same
 from tools.fuzz.exhaustive.examples import example_of
@@ -328,7 +328,7 @@ def test_every_case_runs_once(tmp_path: Path) -> None:
 
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped in the middle of a job goes on with the very next case."""
-    monkeypatch.setattr(progress_module, "JOB_SECONDS", 0.05)
+    monkeypatch.setattr(progress_module, "JOB_CASES", 500)
     calls = iter(range(100))
     first = Progress.resume(tmp_path, SLOTS, 0)
     pool = Pool()
@@ -337,6 +337,9 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [job] = [job for job in first.jobs() if job.scope == "slots of positions"][:1]
     half = job.run(KeepingContext(is_over=lambda: True))
     assert 256 == half.stop - half.start < job.stop - job.start
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "JOB_SECONDS", 0.0)
+        assert half.stop == job.run(KeepingContext()).stop
     [rest] = first.add(job, half)
     assert (half.stop, job.stop) == (rest.start, rest.stop)
     first.write(tmp_path)
@@ -424,18 +427,20 @@ def test_a_lost_worker(tmp_path: Path) -> None:
     assert [failure] == list(Progress.resume(tmp_path, SLOTS, 0).failures.values())
 
 
-def test_jobs_are_of_even_length() -> None:
-    """Jobs cover each scope without a gap or an overlap, and take about ten seconds each."""
+def test_jobs_cover_each_scope() -> None:
+    """Jobs of limited size cover each scope without a gap or an overlap."""
     progress = Progress(Subject())
-    jobs = progress.jobs()
+    every_job = progress.jobs()
     for (target, name), scope in progress.scopes.items():
-        parts = [(job.start, job.stop) for job in jobs if (job.target, job.scope) == (target, name)]
+        parts = [
+            (job.start, job.stop) for job in every_job if (job.target, job.scope) == (target, name)
+        ]
         assert [0, *(stop for _, stop in parts)] == [
             *(start for start, _ in parts),
             scope.cases.count,
         ]
-        assert all((stop - start) * scope.case_us <= 10.1e6 for start, stop in parts)
-    assert not any(job.needs_gpu for job in jobs)
+        assert all(stop - start <= progress_module.JOB_CASES for start, stop in parts)
+    assert not any(job.needs_gpu for job in every_job)
 
 
 WRONG = """

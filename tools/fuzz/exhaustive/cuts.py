@@ -56,7 +56,6 @@ def created_slices(scale: int) -> sp.Scope:
         "cut at every set of tokens; and at every int and every list of at most 3 ints from -1 to "
         f"one past the end, with at most {few} requests of -1 to {tokens} tokens",
         cases.starmap(call_of),
-        120,
     )
 
 
@@ -98,7 +97,6 @@ def all_slices(scale: int) -> sp.Scope:
         f"{requests} requests of at most {query} new and {computed} computed tokens and 1 padded "
         "token, with and without encoder lengths; slices that must be refused included",
         batches.then(slices).starmap(call_of),
-        170,
     )
 
 
@@ -130,7 +128,6 @@ def split_batches(scale: int) -> sp.Scope:
         "token, split at every set of tokens (those of padding only if the last request has none); "
         f"with at most {few} requests also with up to 2 padded tokens and with encoder lengths",
         sp.chain(plain, padded).then(points).starmap(call_of),
-        700,
     )
 
 
@@ -157,7 +154,6 @@ def unpadded_batches(scale: int) -> sp.Scope:
         f"{requests} requests of at most {query} new and {computed} computed tokens and 2 padded "
         "tokens, with and without encoder lengths",
         batches.then(numbers).starmap(call_of),
-        110,
     )
 
 
@@ -176,7 +172,6 @@ def sliced_starts(scale: int) -> sp.Scope:
             query_start_loc=starts.map(lambda found: array_of(found, np.int32)),
             request_slice=sp.product(ends, ends).starmap(slice),
         ),
-        35,
     )
 
 

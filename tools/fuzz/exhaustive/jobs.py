@@ -26,6 +26,9 @@ from tools.fuzz.properties import Subject
 CHUNK: Final = 256
 """Cases after which it is checked that no argument has changed that may not."""
 
+JOB_SECONDS: Final = 10.0
+"""The time after which a job ends; what is left of it is another job."""
+
 MAX_REPORTED: Final = 8
 """Failures that a job reports, of different functions or fields; the others are only counted."""
 
@@ -79,7 +82,7 @@ class ExhaustiveResult:
 
     Attributes:
         start: The first case.
-        stop: Where it ended; before the job's own end if it was stopped.
+        stop: Where it ended; before the job's own end if its time was over.
         failed: How many of the cases failed.
         declared: How many others are not equal, as the implementation's adapter declares.
         seconds: How long they took.
@@ -130,8 +133,8 @@ class ExhaustiveJob:
         comparer = Comparer(target)
         reported: set[tuple[str, str, str]] = set()
         failed = declared = 0
-        at = self.start
-        while at < self.stop and not (worker.is_over() and at > self.start):
+        at, until = self.start, time.perf_counter() + JOB_SECONDS
+        while at < self.stop:
             stop = min(at + CHUNK, self.stop)
             for index, difference in compare_cases(comparer, scope, at, stop, worker).items():
                 if _is_declared(target, scope.cases.item(index), difference):
@@ -143,6 +146,8 @@ class ExhaustiveJob:
                     reported.add(failure.key)
                     worker.report(failure)
             at = stop
+            if worker.is_over() or time.perf_counter() > until:
+                break
         seconds = time.perf_counter() - began
         return ExhaustiveResult(self.start, at, failed, declared, seconds)
 

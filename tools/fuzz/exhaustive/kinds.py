@@ -38,7 +38,6 @@ def two_kinds(scale: int) -> sp.Scope:
         f"padded token, at all thresholds from 0 to {query + 1} (with more requests 1 to 4), "
         "uniform or not",
         cases,
-        150,
     )
 
 
@@ -56,7 +55,6 @@ def three_kinds(scale: int) -> sp.Scope:
             common_attn_metadata=metadata_with_padding(all_requests(requests, query, computed)),
             decode_threshold=sp.ints(0, query + 1),
         ),
-        160,
     )
 
 
@@ -104,7 +102,6 @@ def reordered_kinds(scale: int) -> sp.Scope:
         "tokens and 1 computed token (with four regions 2, and prompts of at most 2), at all "
         f"thresholds from 0 to {query}",
         cases,
-        160,
     )
 
 
@@ -121,7 +118,6 @@ def reordered_regions(scale: int) -> sp.Scope:
         ("reorder_batch_to_split_decodes_and_prefills",),
         f"order of the regions of at most {maximum} requests, three regions and four",
         cases,
-        180,
     )
 
 

@@ -37,8 +37,8 @@ FILE: Final = "exhaustive.json"
 VERSION: Final = 2
 """The version of the file's form."""
 
-JOB_SECONDS: Final = 10.0
-"""About how long a job takes."""
+JOB_CASES: Final = 20_000
+"""The maximum number of cases of a job."""
 
 
 @dataclasses.dataclass
@@ -180,16 +180,15 @@ class Progress:
         return all(done.cases == self.scopes[key].cases.count for key, done in self.done.items())
 
     def jobs(self) -> list[ExhaustiveJob]:
-        """Return jobs of about ten seconds for all that is left."""
+        """Return jobs for all that is left."""
         found = []
         for (target, name), scope in self.scopes.items():
-            size = max(int(JOB_SECONDS * 1e6 / scope.case_us), 1)
             for start, stop in self.done[target, name].left(scope.cases.count):
                 found += [
                     ExhaustiveJob(
-                        self.subject, target, self.scale, name, first, min(first + size, stop)
+                        self.subject, target, self.scale, name, first, min(first + JOB_CASES, stop)
                     )
-                    for first in range(start, stop, size)
+                    for first in range(start, stop, JOB_CASES)
                 ]
         return found
 
@@ -201,7 +200,7 @@ class Progress:
             result: What it has done.
 
         Returns:
-            A job for what it has not done, if it was stopped before its end.
+            A job for what it has not done, if it ended before its last case.
         """
         done = self.done[job.target, job.scope]
         done.add(result.start, result.stop)

@@ -86,7 +86,6 @@ def virtual_batches(scale: int) -> sp.Scope:
         f"and 3 computed tokens, and with {many + 1} of at most 2 and 2, in chunks and blocks of 1 "
         "to 4 tokens, with tables up to 1 column wider than needed",
         cases,
-        150,
     )
 
 
@@ -120,7 +119,6 @@ def fast_prefill(scale: int) -> sp.Scope:
         "tokens and 1 padded token, and every set of tokens with logits, as int32 and int64, with "
         "and without an index that is not read, causal and not",
         batches.then(lambda batch: sp.subsets(0, num_tokens(batch[0]))).starmap(call_of),
-        350,
     )
 
 
@@ -141,7 +139,6 @@ def any_indices(scale: int) -> sp.Scope:
         f"to {entries + 1} count, in every batch with at most {requests} requests of at most "
         f"{query} new tokens; what must be refused included",
         cases.starmap(_fast_prefill),
-        150,
     )
 
 
@@ -168,7 +165,6 @@ def convolution_programs(scale: int) -> sp.Scope:
             "compute_causal_conv1d_metadata",
             query_start_loc_p=starts.map(lambda found: array_of(found, np.int32)),
         ),
-        250,
     )
 
 
@@ -224,7 +220,6 @@ def local_lengths(scale: int) -> sp.Scope:
         f"a longer one; one sequence of at most {long} tokens on at most {2 * ranks} ranks with an "
         f"interleave of at most {2 * interleave}; what must be refused included",
         cases.starmap(_local_lengths),
-        100,
     )
 
 
@@ -268,7 +263,6 @@ def draft_tokens(scale: int) -> sp.Scope:
         f"-1 to {tokens + 1} requests; every output of 1 to 5 axes of at most {maximum}, "
         "contiguous and cut from one that is longer along each axis; what must be refused included",
         cases,
-        90,
     )
 
 

@@ -92,7 +92,7 @@ class _Exhaustion:
                 continue
             self.running -= 1
             if isinstance(event, Finished):
-                self.left.extend(self._progress.add(job, event.result))
+                self.left.extendleft(self._progress.add(job, event.result))
             elif event.reason in {"stopped", "node"}:
                 self.left.append(job)
             elif event.reason == "error":

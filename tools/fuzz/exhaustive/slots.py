@@ -87,7 +87,6 @@ def slots_of_batches(scale: int) -> sp.Scope:
         f"1 padded token, distinct blocks of at most {size} tokens, with all kernel block sizes "
         f"and interleaves that divide them, on every rank of at most {ranks}",
         cases.starmap(call_of),
-        120,
     )
 
 
@@ -143,7 +142,6 @@ def slots_of_positions(scale: int) -> sp.Scope:
         f"from -1 to {position}, in blocks of at most {size} tokens, with all kernel block sizes "
         f"and interleaves, on every rank of at most {ranks}; calls that must be refused included",
         sp.product(sp.values(tables), batches, layouts(size, ranks)).starmap(call_of),
-        100,
     )
 
 
@@ -180,7 +178,6 @@ def slots_in_place(scale: int) -> sp.Scope:
         "short to 2 longer, contiguous and strided, in blocks of at most 2 tokens, with all "
         "kernel block sizes and interleaves, on every rank of at most 2",
         cases.starmap(call_of),
-        350,
     )
 
 
@@ -210,7 +207,6 @@ def kernel_blocks(scale: int) -> sp.Scope:
         "block ids -1 (the greatest one of uint8), 0, 1, 2, 31, 63 and 127, cut into 0 to 4, 64, "
         "128, 256 and 257 kernel blocks",
         sp.chain(*cases),
-        160,
     )
 
 

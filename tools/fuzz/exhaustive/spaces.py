@@ -150,11 +150,9 @@ class Scope:
         functions: The functions or classes that its cases call.
         bounds: What the cases are, to stand after "every": `batch with at most 3 requests, ...`.
         cases: The cases: a call, or an object and its operations (`Session`).
-        case_us: The approximate duration of a case in microseconds, to make jobs of even length.
     """
 
     name: str
     functions: tuple[str, ...]
     bounds: str
     cases: Space[Any]
-    case_us: float = 100.0

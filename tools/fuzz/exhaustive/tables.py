@@ -199,7 +199,6 @@ def every_operation(scale: int) -> sp.Scope:
         _sequences(
             tables, lambda place: list(_every_operation(tables, place)), maximum, holds=False
         ),
-        700,
     )
 
 
@@ -234,7 +233,6 @@ def two_groups(scale: int) -> sp.Scope:
         "overwriting or not, that do not fit included; gathers of both rows, of one and of a "
         "padded request; slots of 1 and 2 tokens; both moves, the swap, a clear and a dummy run",
         _sequences(tables, _of_two_groups, maximum, holds=True),
-        900,
     )
 
 
@@ -265,7 +263,6 @@ def three_rows(scale: int) -> sp.Scope:
         "several blocks to two rows, that do not fit included; all moves, swaps and clears; "
         "gathers of all rows and of one twice; slots of 2 tokens",
         _sequences(tables, _of_three_rows, maximum, holds=True),
-        600,
     )
 
 
