@@ -29,8 +29,7 @@ from tqdm import tqdm
 
 import fast
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.traffic.batches import servable
-from conformance.traffic.engine import TraceEngine
+from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins

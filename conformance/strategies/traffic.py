@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from conformance.strategies import cached as st
-from conformance.traffic.batches import TraceBatch, trace_steps
+from conformance.traffic.engine import TraceBatch, trace_steps
 
 _TRACE: list[Path] = []
 """The trace that `--trace` named; empty for the project's own."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conformance.engine.padded_batch import PaddedBatch
 from conformance.targets import Answer
-from conformance.traffic.fast_prefill import FastPrefill
+from conformance.traffic.layers import FastPrefill
 from conformance.traffic.settings import Settings
 from conformance.zoo.groups import CacheGroup
 

@@ -1,7 +1,4 @@
-"""What backends derive from a batch's metadata, as named results.
-
-Each function here takes the calls of an implementation and a batch, and returns results by name.
-"""
+"""What backends derive from a batch's metadata: each function returns results by name."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import numpy as np
 from conformance.targets import Answer, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS
+from conformance.zoo.groups import CacheGroup
 
 BLOCKS_IN_SMALL_CHUNK = 8
 """Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
@@ -37,19 +35,16 @@ def split_thresholds(batch: Batch) -> tuple[int, ...]:
 def split_by_kind(target: Target, batch: Batch) -> dict[str, Answer]:
     """Split the batch into decodes, extends and prefills, by several thresholds."""
     metadata = batch.metadata[batch.group_in_turn]
-    two_ways: list[Answer] = []
-    uniform: list[Answer] = []
-    three_ways: list[Answer] = []
-    for threshold in split_thresholds(batch):
-        two_ways.append(target.call("split_decodes_and_prefills", metadata, threshold))
-        uniform.append(
-            target.call("split_decodes_and_prefills", metadata, threshold, require_uniform=True)
-        )
-        three_ways.append(target.call("split_decodes_prefills_and_extends", metadata, threshold))
+    thresholds = split_thresholds(batch)
+    two_ways, three_ways = "split_decodes_and_prefills", "split_decodes_prefills_and_extends"
     return {
-        "decodes_and_prefills": two_ways,
-        "uniform_decodes_and_prefills": uniform,
-        "decodes_extends_and_prefills": three_ways,
+        "decodes_and_prefills": [target.call(two_ways, metadata, one) for one in thresholds],
+        "uniform_decodes_and_prefills": [
+            target.call(two_ways, metadata, one, require_uniform=True) for one in thresholds
+        ],
+        "decodes_extends_and_prefills": [
+            target.call(three_ways, metadata, one) for one in thresholds
+        ],
     }
 
 
@@ -111,16 +106,17 @@ def _with_padding(target: Target, part: Answer, batch: Batch) -> Answer:
 def make_virtual_batches(target: Target, batch: Batch) -> dict[str, Answer]:
     """Make the virtual batches of chunked local attention: real chunks, and small ones."""
     make = "make_local_attention_virtual_batches"
-    local_attention: list[Answer] = []
-    small_chunks: list[Answer] = []
-    for group, metadata in batch.groups_in_turn:
-        if group.attention_chunk_size is not None:
-            local_attention.append(
-                target.call(make, group.attention_chunk_size, metadata, group.block_size)
-            )
-        small_chunk = BLOCKS_IN_SMALL_CHUNK * group.block_size
-        small_chunks.append(target.call(make, small_chunk, metadata, group.block_size))
-    return {"local_attention": local_attention, "small_chunks": small_chunks}
+    return {
+        "local_attention": [
+            target.call(make, group.attention_chunk_size, metadata, group.block_size)
+            for group, metadata in batch.groups_in_turn
+            if group.attention_chunk_size is not None
+        ],
+        "small_chunks": [
+            target.call(make, BLOCKS_IN_SMALL_CHUNK * group.block_size, metadata, group.block_size)
+            for group, metadata in batch.groups_in_turn
+        ],
+    }
 
 
 def spread_over_ranks(target: Target, batch: Batch) -> dict[str, Answer]:
@@ -130,28 +126,29 @@ def spread_over_ranks(target: Target, batch: Batch) -> dict[str, Answer]:
     for group, metadata in batch.groups_in_turn:
         interleave = batch.interleave(group)
         keywords = {"cp_kv_cache_interleave_size": interleave}
-        lengths.append(
-            target.call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, **keywords)
-        )
+        arguments = metadata.seq_lens, NUM_CP_RANKS
+        lengths.append(target.call("get_dcp_local_seq_lens", *arguments, **keywords))
         for rank in range(NUM_CP_RANKS):
-            lengths.append(
-                target.call(
-                    "get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, rank, interleave
-                )
-            )
-            slots.append(
-                target.call(
-                    "compute_slot_mapping",
-                    metadata.block_table_tensor,
-                    metadata.query_start_loc,
-                    batch.positions,
-                    group.block_size,
-                    cp_world_size=NUM_CP_RANKS,
-                    cp_rank=rank,
-                    **keywords,
-                )
-            )
+            lengths.append(target.call("get_dcp_local_seq_lens", *arguments, rank, interleave))
+            of_rank = {"cp_world_size": NUM_CP_RANKS, "cp_rank": rank, **keywords}
+            table = metadata.block_table_tensor
+            slots.append(_compute_slots(target, batch, group, metadata, table, of_rank))
     return {"cp_seq_lens": lengths, "cp_slot_mappings": slots}
+
+
+def _compute_slots(
+    target: Target,
+    batch: Batch,
+    group: CacheGroup,
+    metadata: Answer,
+    table: Answer,
+    keywords: dict[str, Answer],
+) -> Answer:
+    """Compute the slots of a batch through a table."""
+    starts = metadata.query_start_loc
+    return target.call(
+        "compute_slot_mapping", table, starts, batch.positions, group.block_size, **keywords
+    )
 
 
 def rename_kernel_blocks(target: Target, batch: Batch) -> dict[str, Answer]:
@@ -170,7 +167,8 @@ def rename_kernel_blocks(target: Target, batch: Batch) -> dict[str, Answer]:
             metadata.block_table_tensor[:, :num_columns],
             blocks_per_kv_block,
         )
-        keywords: dict[str, Answer] = {}
+        size = group.block_size // blocks_per_kv_block
+        keywords: dict[str, Answer] = {"kernel_block_size": size}
         if batch.step_index % 2 == 1:
             outputs.append(target.array(np.full(batch.num_padded_tokens + 5, POISON, np.int64)))
             keywords["out"] = outputs[-1]
@@ -179,17 +177,7 @@ def rename_kernel_blocks(target: Target, batch: Batch) -> dict[str, Answer]:
             keywords["cp_rank"] = batch.step_index // 4 % NUM_CP_RANKS
             keywords["cp_kv_cache_interleave_size"] = batch.interleave(group)
         tables.append(table)
-        slots.append(
-            target.call(
-                "compute_slot_mapping",
-                table,
-                metadata.query_start_loc,
-                batch.positions,
-                group.block_size,
-                kernel_block_size=group.block_size // blocks_per_kv_block,
-                **keywords,
-            )
-        )
+        slots.append(_compute_slots(target, batch, group, metadata, table, keywords))
     return {
         "kernel_block_tables": tables,
         "kernel_slot_mappings": slots,

@@ -1,7 +1,4 @@
-"""What a model's layers are given besides attention's metadata, as named results.
-
-Each function here takes the calls of an implementation and a batch, and returns results by name.
-"""
+"""What a model gets besides attention's metadata: each function returns results by name."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from conformance.strategies.mm_budget import Cache, CachingRegistry
 from conformance.targets import Answer, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_TP_RANKS
@@ -25,11 +23,9 @@ def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
 
     These are each request's last one. A batch of one token each is handed back as it is.
     """
-    expected: list[Answer] = []
-    is_whole: list[bool] = []
-    for _, metadata in batch.groups_in_turn:
-        expected.append(target.call("make_kv_sharing_fast_prefill_common_attn_metadata", metadata))
-        is_whole.append(expected[-1] is metadata)
+    batches = [metadata for _, metadata in batch.groups_in_turn]
+    make = "make_kv_sharing_fast_prefill_common_attn_metadata"
+    cut = [target.call(make, metadata) for metadata in batches]
     built: list[Answer] = []
     if batch.fast_prefill is not None:
         for number, attn_group in batch.fast_prefill.in_turn(batch.group_in_turn).items():
@@ -37,8 +33,8 @@ def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
             built.append(target.method(builder, "build", 0, batch.metadata[number]))
     has_logits_fields = target.find("KVSharingFastPrefillMetadata")
     return {
-        "logits_tokens": expected,
-        "logits_tokens_are_all": is_whole,
+        "logits_tokens": cut,
+        "logits_tokens_are_all": [a is b for a, b in zip(cut, batches, strict=True)],
         "fast_prefill_metadata": built,
         "fast_prefill_fields": [isinstance(of_layer, has_logits_fields) for of_layer in built],
     }
@@ -119,4 +115,62 @@ DERIVATIONS: tuple[Callable[[Target, Batch], dict[str, Answer]], ...] = (
     fill_placeholders,
     scatter_residual,
 )
-"""All of them, in the order in which a runner makes them."""
+"""All of them, in the order of a runner."""
+
+
+MAX_ITEMS = {"image": 8, "video": 1, "audio": 3}
+"""The most items of a prompt, by modality."""
+LARGEST_ITEMS = {"video": 1568, "image": 576, "audio": 1568}
+"""In tokens; two are the largest, and either comes first in an order."""
+SMALL_ITEM_TOKENS = 64
+
+
+def make_budget(target: Target, config: Answer) -> dict[str, Answer]:
+    """Make a `MultiModalBudget`, call all its methods, and return their results by name.
+
+    Example:
+        >>> import reference
+        >>> from conformance.targets import REFERENCE
+        >>> config = reference.VllmConfig(
+        ...     model_config=reference.ModelConfig(max_model_len=4096),
+        ...     scheduler_config=reference.SchedulerConfig(
+        ...         max_num_batched_tokens=2048, max_num_seqs=4
+        ...     ),
+        ... )
+        >>> made = make_budget(REFERENCE, config)
+        >>> made["modality_with_max_tokens"], made["max_items_per_batch_by_modality"]
+        ('video', {'video': 1, 'image': 2, 'audio': 1})
+    """
+    cache = Cache()
+    registry = CachingRegistry(dict(MAX_ITEMS), dict(LARGEST_ITEMS), cache)
+    budget = target.call("MultiModalBudget", config.model_config, config.scheduler_config, registry)
+    target.method(budget, "reset_cache")
+    return {
+        "budget_and_cache": target.call(
+            "compute_mm_encoder_budget", config.scheduler_config, LARGEST_ITEMS
+        ),
+        "encoder_budget": target.method(budget, "get_encoder_budget"),
+        "modality_with_max_tokens": target.method(budget, "get_modality_with_max_tokens"),
+        "small_items": [
+            target.method(budget, "get_max_items", modality, SMALL_ITEM_TOKENS)
+            for modality in MAX_ITEMS
+        ],
+        "registry_calls": [
+            (name, keywords.get("cache") is cache, keywords.get("profiler_limits"))
+            for name, _, keywords in registry.calls
+        ],
+        "num_cleared": cache.cleared,
+        **{
+            name: getattr(budget, name)
+            for name in (
+                "max_model_len",
+                "max_num_reqs",
+                "mm_limits",
+                "max_tokens_by_modality",
+                "encoder_compute_budget",
+                "encoder_cache_size",
+                "max_items_per_prompt_by_modality",
+                "max_items_per_batch_by_modality",
+            )
+        },
+    }

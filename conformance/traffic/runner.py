@@ -19,11 +19,14 @@ from conformance.targets import Answer, Target
 from conformance.traffic import derived, model_inputs
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
-from conformance.traffic.coordinates import coordinates_of
-from conformance.traffic.fast_prefill import FastPrefill, make_fast_prefill
-from conformance.traffic.layers import build_for_layers, deploy_small
-from conformance.traffic.locate import Coordinates
-from conformance.traffic.mm_budget import make_budget
+from conformance.traffic.layers import (
+    FastPrefill,
+    build_for_layers,
+    deploy_small,
+    make_fast_prefill,
+)
+from conformance.traffic.locate import Coordinates, coordinates_of
+from conformance.traffic.model_inputs import make_budget
 from conformance.traffic.settings import Settings
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup

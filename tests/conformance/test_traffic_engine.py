@@ -9,8 +9,7 @@ import pytest
 
 from conformance.engine.block_pool import BlockPool
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.traffic.batches import servable, trace_steps
-from conformance.traffic.engine import TraceEngine
+from conformance.traffic.engine import TraceEngine, servable, trace_steps
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, make_trace, read_trace
 from conformance.zoo.models import MODELS, get_model

@@ -18,10 +18,8 @@ from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.table_rows import TableRows
 from conformance.implementations import Implementation
 from conformance.targets import REFERENCE, TARGETS, Target
-from conformance.traffic.batches import servable
-from conformance.traffic.engine import TraceEngine
-from conformance.traffic.fast_prefill import make_fast_prefill
-from conformance.traffic.layers import deploy_small
+from conformance.traffic.engine import TraceEngine, servable
+from conformance.traffic.layers import deploy_small, make_fast_prefill
 from conformance.traffic.locate import Coordinates, describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from conformance.traffic.batches import trace_steps
+from conformance.traffic.engine import trace_steps
 from conformance.traffic.settings import Settings
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]

@@ -19,8 +19,7 @@ from conformance.profiles import Profile
 from conformance.properties import FAILURES, Check
 from conformance.report import Mismatch
 from conformance.targets import TARGETS
-from conformance.traffic.batches import servable
-from conformance.traffic.engine import TraceEngine
+from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Twins
