@@ -17,7 +17,7 @@ from tools.probe.case import Case, array_sites, named
 from tools.probe.checks import check_resources, path_of
 from tools.probe.differences import difference_in
 from tools.probe.sites import Site, are_copies, replaced_at
-from tools.probe.tensor_kinds import OTHER_TYPES, NoSuchKindError, OfKind, is_numpy, some_kind
+from tools.probe.tensor_kinds import SAME_TYPE, NoSuchKindError, OfKind, is_numpy, some_kind
 from tools.probe.valid_calls import valid
 from tools.probe.violation import Finding
 
@@ -92,7 +92,7 @@ def _wrong_result(
         difference = difference_in(case.subject.contract, expected, got, [path])
     except Exception:  # noqa: BLE001  # it passes on what cannot be read
         return
-    if difference is None or (kind in OTHER_TYPES and difference.verdict is not Verdict.VALUE):
+    if difference is None or (kind not in SAME_TYPE and difference.verdict is not Verdict.VALUE):
         return
     yield "wrong result", path_of(difference.line), f"{path}: {difference.line}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from random import Random
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -19,13 +19,6 @@ class HostilityError(Exception):
 
 def _hostile(*_: object, **__: object) -> NoReturn:
     raise HostilityError("a hostile method was called")
-
-
-class HostileIndex:
-    """Looks like an int, and raises when it is used as one."""
-
-    __slots__ = ()
-    __index__ = __int__ = __float__ = __bool__ = _hostile
 
 
 class LyingIndex:
@@ -43,28 +36,6 @@ class LyingIndex:
     __int__ = __index__
 
 
-class HostileLen:
-    """Raises on `len()`, indexing and `bool()`."""
-
-    __slots__ = ()
-    __len__ = __iter__ = __getitem__ = __bool__ = _hostile
-
-
-class HostileEq:
-    """Raises when it is compared or hashed."""
-
-    __slots__ = ()
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hostile
-    __hash__ = _hostile  # type: ignore[assignment]  # on purpose
-
-
-class HostileRepr:
-    """Raises when it is printed in a message."""
-
-    __slots__ = ()
-    __repr__ = __str__ = __format__ = _hostile  # type: ignore[assignment]  # on purpose
-
-
 class HostileAttributes:
     """Raises for every attribute."""
 
@@ -76,22 +47,26 @@ class HostileAttributes:
         raise HostilityError(name)
 
 
-class IntSubclass(int):
-    """An int with another name."""
+HOSTILE: Final = {
+    "__index__": ("__index__", "__int__", "__float__", "__bool__"),
+    "__len__": ("__len__", "__iter__", "__getitem__", "__bool__"),
+    "__eq__": ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"),
+    "__repr__": ("__repr__", "__str__", "__format__"),
+}
+"""The methods that raise in a class of hostile objects, by the first: an index that is used as one,
+a sequence, an object that is compared, one that is printed in a message.
+"""
 
 
-class StrSubclass(str):
-    """A text with another name."""
-
-    __slots__ = ()
+def _hostile_class(methods: tuple[str, ...]) -> type:
+    return type("Hostile", (), {"__slots__": (), **dict.fromkeys(methods, _hostile)})
 
 
-class ListSubclass(list):
-    """A list with another name."""
-
-
-class DictSubclass(dict):
-    """A dict with another name."""
+SUBCLASSES: Final = {
+    kind: type(f"{kind.__name__.capitalize()}Subclass", (kind,), {})
+    for kind in (list, dict, int, str)
+}
+"""Classes of which an object equals one of a builtin class."""
 
 
 def _itself() -> list[Any]:
@@ -107,11 +82,8 @@ def _itself_in_dict() -> dict[Any, Any]:
 
 
 OBJECTS: dict[str, Callable[[], Any]] = {
-    "hostile __index__": HostileIndex,
+    **{f"hostile {name}": _hostile_class(methods) for name, methods in HOSTILE.items()},
     "lying __index__": LyingIndex,
-    "hostile __len__": HostileLen,
-    "hostile __eq__": HostileEq,
-    "hostile __repr__": HostileRepr,
     "hostile attributes": HostileAttributes,
     "object()": object,
     "list in itself": _itself,
@@ -165,13 +137,8 @@ class OfSubclass(Factory):
     def make(self, converter: Converter) -> Any:
         """Return the same value, of another class."""
         converted = converter.convert(self.value, self.path)
-        kinds: dict[type, Callable[[Any], Any]] = {
-            list: ListSubclass,
-            dict: DictSubclass,
-            int: IntSubclass,
-            str: StrSubclass,
-        }
-        return kinds.get(type(converted), lambda same: same)(converted)
+        subclass = SUBCLASSES.get(type(converted))
+        return converted if subclass is None else subclass(converted)
 
 
 INTS = (-1, 0, 1, 2, 3, 7, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32, 2**63 - 1, 2**63, 2**64)

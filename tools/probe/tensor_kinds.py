@@ -162,23 +162,12 @@ class NoSuchKindError(Exception):
     """An array cannot be made this kind of tensor."""
 
 
-OTHER_TYPES = frozenset(
-    {"plain subclass", "parameter", "wrapper subclass", "fake", "meta", "functional"}
-    | {
-        "requires grad",
-        "dtype int16",
-        "dtype float64",
-        "complex",
-        "conj view",
-        "conj view of nothing",
-        "quantized",
-        "mkldnn",
-    }
-    | {"sparse COO", "sparse CSR", "nested", "nested, jagged", "list", "numpy", "numpy scalar"}
-    | {"memoryview", "masked", "structured", "objects", "float", "uint64", "matrix", "subclass"}
-    | {"byte-swapped", "tensor", "0-dim"}
+SAME_TYPE = frozenset(
+    {"expanded", "flipped", "inference tensor", "neg view", "neg view of nothing", "reversed view"}
+    | {"shared memory", "storage resized to 0", "strided", "strided view of nothing", "unaligned"}
+    | {"zero-stride"}
 )
-"""Kinds of another type, dtype or device, which a function that passes them on keeps."""
+"""Kinds with the type, dtype and device of what they are made from; others may be passed on."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
