@@ -32,6 +32,7 @@ from conformance.summary import Run
 from conformance.targets import Target, choose_targets
 from conformance.vectors.drawing import drawn
 
+ONE_SLOT = engine_adapter.ONE_SLOT
 LENGTHS = "conformance.test_context_parallel:test_get_dcp_local_seq_lens"
 FEW = dataclasses.replace(PROFILES["dev"], same_answer_examples=10, other_examples=10)
 
@@ -99,12 +100,26 @@ def declaring(*deviations: Deviation, module: types.ModuleType = fast) -> Target
             "have not more than these reach) no longer fails; take the declaration away",
         ),
         (
-            declaring(Deviation("compute_slots", "a typo", engine_adapter.ONE_SLOT, "int32")),
+            declaring(Deviation("compute_slots", "a typo", ONE_SLOT, "int32")),
             "the declared deviation of compute_slots (a typo) matches no function under test",
+        ),
+        (
+            target_of(
+                type(
+                    "Misdescribed",
+                    (engine_adapter.EngineAdapter,),
+                    {
+                        "deviations": (
+                            Deviation("compute_slot_mapping", "a whim", ONE_SLOT, "nonsense"),
+                        )
+                    },
+                )
+            ),
+            "fails otherwise than declared, 'nonsense'",
         ),
         *(
             (
-                declaring(Deviation(function, "a whim", engine_adapter.ONE_SLOT, "int32")),
+                declaring(Deviation(function, "a whim", ONE_SLOT, "int32")),
                 "cannot be tried: it has no contract of calls",
             )
             for function in ("CpuGpuBuffer", "BlockTables.move_row")

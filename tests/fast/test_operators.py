@@ -156,16 +156,6 @@ def test_opcheck(
     assert 4 == len(results)
 
 
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(("name", "args", "options"), CALLS)
-def test_an_operator_runs_its_function(
-    name: str, args: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    """On both paths an operator gives what its function gives."""
-    expected = getattr(fast, name)(*args, **options)
-    check_same(expected, getattr(OPERATORS, name)(*args, **options))
-
-
 def on_cuda(value: object) -> object:
     """Return a tensor like one, on a GPU that need not be there; anything else as it is."""
     if not isinstance(value, torch.Tensor):
