@@ -46,25 +46,21 @@ def test_a_right_step_agrees() -> None:
     attended()
 
 
-def test_a_difference_is_described_by_request_and_position() -> None:
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        # A block of its own at another place is a difference, described by request and position.
+        ([[4, 1, 5], [1, 0, 0]], r"token 0 \(request 0, position 3\) is .* should be"),
+        # A block that no request wrote to comes out as NaN, and NaN never agrees.
+        ([[4, 2, 5], [3, 0, 0]], r"token 2 \(request 1, position 0\) is \[\[nan"),
+        # So does a block that another request wrote to.
+        ([[4, 2, 5], [4, 0, 0]], r"token 2 \(request 1, position 0\) is \[\[nan"),
+    ],
+)
+def test_a_wrong_block_is_reported(table: list[list[int]], message: str) -> None:
     """The message names token, request and position, what came out and what should have."""
-    table = np.array([[4, 1, 5], [1, 0, 0]], np.int32)
-    with pytest.raises(AssertionError, match=r"token 0 \(request 0, position 3\) is .* should be"):
-        attended(block_table_tensor=table)
-
-
-def test_what_nobody_wrote_is_nan() -> None:
-    """A block that nobody wrote to comes out as NaN, and NaN never agrees."""
-    table = np.array([[4, 2, 5], [3, 0, 0]], np.int32)
-    with pytest.raises(AssertionError, match=r"token 2 \(request 1, position 0\) is \[\[nan"):
-        attended(block_table_tensor=table)
-
-
-def test_what_another_wrote_is_nan() -> None:
-    """To each request the others' blocks are as poisoned as those that nobody wrote to."""
-    table = np.array([[4, 2, 5], [4, 0, 0]], np.int32)
-    with pytest.raises(AssertionError, match=r"token 2 \(request 1, position 0\) is \[\[nan"):
-        attended(block_table_tensor=table)
+    with pytest.raises(AssertionError, match=message):
+        attended(block_table_tensor=np.array(table, np.int32))
 
 
 def test_a_shared_prefix_is_read_by_those_that_share_it() -> None:

@@ -15,7 +15,6 @@ import fast
 import reference
 from conformance.engine.input_batch import InputBatch
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.engine.table_rows import TableRows
 from conformance.implementations import Implementation
 from conformance.targets import REFERENCE, TARGETS, Target
 from conformance.traffic.engine import TraceEngine, servable
@@ -251,33 +250,6 @@ def test_a_swap_takes_everything_along() -> None:
     assert batch.num_prompt_tokens.tolist() == [7, 9, 0]
     assert twin.req_ids == ["a", "b"]
     assert twin.num_computed_tokens_cpu.tolist() == [4, 0, 0]
-
-
-def test_rows_are_compacted_from_the_end() -> None:
-    """The last row moves into the first hole until there is none before it."""
-    calls: list[tuple[object, ...]] = []
-    rows = TableRows(lambda *call: calls.append(call), 6, num_groups=1)
-    for req_id in "abcde":
-        rows.add(req_id)
-    rows.remove(["a", "d"], compacts=True)
-    assert [("clear_row", 0), ("clear_row", 3), ("move_row", 4, 0)] == calls
-    assert [(4, 0)] == rows.moved
-    assert ["e", "b", "c", None, None, None] == rows.req_ids
-    assert ["e", "b", "c", "d", "e", None] == rows.last_req_ids
-
-
-def test_holes_stay_until_a_newcomer_takes_them() -> None:
-    """Without compaction no row is cleared or moved."""
-    calls: list[tuple[object, ...]] = []
-    rows = TableRows(lambda *call: calls.append(call), 3, num_groups=1)
-    for req_id in "abc":
-        rows.add(req_id)
-    rows.remove(["a"], compacts=False)
-    assert [None, "b", "c"] == rows.req_ids
-    assert 0 == rows.add("d")
-    rows.swap("d", "c")
-    assert ["c", "b", "d"] == rows.req_ids
-    assert [("swap_rows", 0, 2)] == calls
 
 
 def test_a_difference_leads_to_its_request() -> None:
