@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import math
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -40,10 +41,6 @@ RETRY_SECONDS: Final = 5.0
 
 FLUSH_SECONDS: Final = 1.0
 """How long one operation may send what could not be sent before."""
-
-
-MAX_WAITING: Final = 10_000
-"""The most changes that wait for a server; with more it gets everything from the folder instead."""
 
 
 class Database:
@@ -110,8 +107,8 @@ class Database:
 class RedisServer(ExampleDatabase):
     """A Redis server that may be away for some time; its operations never raise.
 
-    What it could not be sent is sent when it is back. If it was restarted without its data, it gets
-    everything from the folder.
+    When it is back, it gets what changed meanwhile, and everything if it was restarted without its
+    data: what is saved here is in the folder too.
 
     Args:
         client: Of the package `redis`.
@@ -129,8 +126,9 @@ class RedisServer(ExampleDatabase):
         self._database = RedisExampleDatabase(
             client, expire_after=EXPIRE_AFTER, key_prefix=b"kvtwin-fuzz:"
         )
-        self._waiting: collections.deque[tuple[bool, bytes, bytes]] = collections.deque()
         self._keys: set[bytes] = set()
+        self._unsent_keys: set[bytes] = set()
+        self._unsent_deletions: set[tuple[bytes, bytes]] = set()
         self._run_id: str | None = None
         self._away_since: float | None = None
         self._away_seconds = 0.0
@@ -139,29 +137,30 @@ class RedisServer(ExampleDatabase):
 
     def save(self, key: bytes, value: bytes) -> None:
         """Save a value, now or when the server is back."""
-        self._write(True, key, value)
+        self._keys.add(key)
+        self._unsent_deletions.discard((key, value))
+        if not self._do(lambda: self._database.save(key, value)):
+            self._unsent_keys.add(key)
 
     def delete(self, key: bytes, value: bytes) -> None:
         """Remove a value, now or when the server is back."""
-        self._write(False, key, value)
+        if not self._do(lambda: self._database.delete(key, value)):
+            self._unsent_deletions.add((key, value))
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
         """Return the values of a key; nothing while the server is away."""
         self._keys.add(key)
-        try:
-            if self._send_waiting():
-                return list(self._database.fetch(key))
-        except self._errors as error:
-            self._note_away(error)
-        return []
+        found: list[bytes] = []
+        self._do(lambda: found.extend(self._database.fetch(key)))
+        return found
 
     def status(self) -> str:
-        """Return how long it was away, and what it was not sent."""
+        """Return how long it was away, and whether it lacks something."""
         if self._away_since is not None:
             seconds = time.monotonic() - self._away_since
             return (
                 f"database {self._name} away for {seconds:.0f} s, and still is ({self._why}):"
-                f" {len(self._waiting)} changes are in {self._folder.path} alone"
+                f" what changed meanwhile is in {self._folder.path} alone"
             )
         if self._away_seconds:
             return f"database {self._name} away for {self._away_seconds:.0f} s"
@@ -176,7 +175,7 @@ class RedisServer(ExampleDatabase):
         from redis import exceptions  # noqa: PLC0415  # an extra
 
         try:
-            self._look_for_restart()
+            self._notice_restart()
         except (exceptions.AuthenticationError, exceptions.ResponseError, TypeError) as error:
             raise ValueError(f"the database {self._name} cannot be used: {error}") from None
         except self._errors as error:
@@ -186,50 +185,45 @@ class RedisServer(ExampleDatabase):
         """Send what could not be sent before, if the server is back."""
         for _ in range(2):  # the connection may be one to a server that was restarted since
             self._retry_at = 0.0
-            try:
-                while self._send_waiting() and self._waiting:
-                    pass
-                self._look_for_restart()
-                while self._waiting:
-                    self._send_waiting()
+            if self._do(self._notice_restart) and self._do(lambda: self._catch_up(math.inf)):
                 break
-            except self._errors as error:
-                self._note_away(error)
         self._client.close()
 
-    def _write(self, is_saved: bool, key: bytes, value: bytes) -> None:
-        self._keys.add(key)
-        self._waiting.append((is_saved, key, value))
-        if len(self._waiting) > MAX_WAITING:
-            self._waiting.clear()
-            self._run_id = ""
+    def _do(self, call: Callable[[], None]) -> bool:
+        """Call something that needs the server; return whether the server was there."""
+        if time.monotonic() < self._retry_at:
+            return False
         try:
-            self._send_waiting()
+            if self._away_since is not None:
+                self._notice_restart()
+                self._away_seconds += time.monotonic() - self._away_since
+                self._away_since = None
+            self._catch_up(FLUSH_SECONDS)
+            call()
         except self._errors as error:
             self._note_away(error)
-
-    def _send_waiting(self) -> bool:
-        """Send what waits, for a while; return whether the server is there."""
-        if self._away_since is not None:
-            if time.monotonic() < self._retry_at:
-                return False
-            self._look_for_restart()
-            self._away_seconds += time.monotonic() - self._away_since
-            self._away_since = None
-        until = time.monotonic() + FLUSH_SECONDS
-        while self._waiting and time.monotonic() < until:
-            is_saved, key, value = self._waiting[0]
-            (self._database.save if is_saved else self._database.delete)(key, value)
-            self._waiting.popleft()
+            return False
         return True
 
-    def _look_for_restart(self) -> None:
+    def _notice_restart(self) -> None:
         """Let the server have everything again if it is not the one that had it."""
         run_id = self._client.info("server")["run_id"]
         if self._run_id not in {None, run_id}:
-            for key in self._keys:
-                self._waiting.extendleft((True, key, value) for value in self._folder.fetch(key))
+            self._unsent_keys |= self._keys
         self._run_id = run_id
+
+    def _catch_up(self, seconds: float) -> None:
+        """Send what could not be sent before, for a while."""
+        until = time.monotonic() + seconds
+        while self._unsent_deletions and time.monotonic() < until:
+            change = next(iter(self._unsent_deletions))
+            self._database.delete(*change)
+            self._unsent_deletions.remove(change)
+        while self._unsent_keys and time.monotonic() < until:
+            key = next(iter(self._unsent_keys))
+            for value in self._folder.fetch(key):
+                self._database.save(key, value)
+            self._unsent_keys.remove(key)
 
     def _note_away(self, error: Exception) -> None:
         now = time.monotonic()
