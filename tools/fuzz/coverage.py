@@ -12,7 +12,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from conformance.strategies.batches import Batch
 from conformance.values import children, is_object
@@ -28,7 +28,7 @@ PLURALS: Final = {
 """The kinds of coverage as the reports call them."""
 
 
-class Source(Protocol):
+class Source:
     """Observes a slice of cases of one property."""
 
     def begin(self, prop: str, *, is_simulated: bool) -> None:
@@ -39,13 +39,12 @@ class Source(Protocol):
             is_simulated: Whether its kernels run in the simulator, whose threads are greenlets.
         """
 
-    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
+    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:  # noqa: ARG002  # of others
         """Return a context in which a case is checked; here one that does nothing.
 
         Args:
             is_varied: Whether its input is like one that covered something new.
         """
-        del is_varied
         return contextlib.nullcontext()
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
@@ -55,65 +54,42 @@ class Source(Protocol):
             Whether the case did something that no case of its property did before in this process,
             where the source knows that of single cases; such an input is worth varying.
         """
+        raise NotImplementedError
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice, with the number of cases in which each occurred.
 
         A kind that does not look at single cases counts 1 for a slice.
         """
+        raise NotImplementedError
 
 
-class Goals(Source):
-    """Goals that cases met, and pairs of them that one case met."""
+class GoalsAndSizes(Source):
+    """Goals that cases met, pairs of them that one case met, and sizes of batches in bands."""
 
     def __init__(self) -> None:
         self._met: Counter[tuple[str, frozenset[str]]] = Counter()
-
-    def begin(self, prop: str, *, is_simulated: bool) -> None:
-        """Begin a slice."""
-        del prop, is_simulated
-        self._met.clear()
+        self._sizes: Counter[Event] = Counter()
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
-        """Count what a case met."""
-        del example
+        """Count what a case met, and the sizes of its batch, if it has one."""
         self._met[function, frozenset(goals)] += 1
+        batch = batch_of(example)
+        if batch is not None:
+            for axis, size in sizes_of(batch).items():
+                self._sizes["size", function, f"{axis} {band(size)}"] += 1
         return False
 
     def end(self) -> Counter[Event]:
-        """Return the events of the slice."""
-        found: Counter[Event] = Counter()
+        """Return the events of the slice, and begin again."""
+        found, self._sizes = self._sizes, Counter()
         for (function, names), number in self._met.items():
             for name in names:
                 found["goal", function, name] += number
             for first, second in itertools.combinations(sorted(names), 2):
                 found["pair", function, first, second] += number
-        return found
-
-
-class Sizes(Source):
-    """Bands of sizes of the batches that cases were made of."""
-
-    def __init__(self) -> None:
-        self._met: Counter[Event] = Counter()
-
-    def begin(self, prop: str, *, is_simulated: bool) -> None:
-        """Begin a slice."""
-        del prop, is_simulated
         self._met.clear()
-
-    def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
-        """Count the sizes of a case's batch, if it has one."""
-        del goals
-        batch = batch_of(example)
-        if batch is not None:
-            for axis, size in sizes_of(batch).items():
-                self._met["size", function, f"{axis} {band(size)}"] += 1
-        return False
-
-    def end(self) -> Counter[Event]:
-        """Return the events of the slice."""
-        return Counter(self._met)
+        return found
 
 
 def batch_of(example: Any, depth: int = 0) -> Batch | None:

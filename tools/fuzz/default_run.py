@@ -63,7 +63,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
         options: Of the command line.
     """
     subject = Subject(target=options.target, functions=options.functions)
-    sources: list[coverage.Source] = [coverage.Goals(), coverage.Sizes()]
+    sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
     sources.append(branches.branch_source(folders))
     events: Counter[coverage.Event] = Counter()

@@ -28,7 +28,6 @@ class State:
         open: Failures that are open.
         new: Failures that are new.
         workers: Workers now.
-        doing: What the last job was.
     """
 
     seconds: float = 0.0
@@ -37,7 +36,6 @@ class State:
     open: int = 0
     new: int = 0
     workers: int = 0
-    doing: str = ""
 
     @property
     def line(self) -> str:
@@ -94,7 +92,7 @@ class Display:
             for kind, count in state.met.items():
                 table.add_row(kind, f"{count:,}", "met")
             table.add_row("failures", f"{state.open}", f"{state.new} new")
-            table.add_row("workers", f"{state.workers}", escape(state.doing[:60]))
+            table.add_row("workers", f"{state.workers}")
             frame = Table.grid()
             frame.add_row(self._progress)
             frame.add_row(table)

@@ -86,10 +86,6 @@ class Findings:
                 " move it away to start again"
             ) from error
 
-    def keys(self) -> frozenset[tuple[str, str, str]]:
-        """Return the keys of the findings that are open."""
-        return frozenset(one.failure.key for one in self.by_id.values() if one.is_open)
-
     def add(self, failure: Failure) -> Finding | None:
         """Note a failure that was found.
 

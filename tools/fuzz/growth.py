@@ -8,15 +8,15 @@ import dataclasses
 import gc
 import json
 import os
-import resource
+import tempfile
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
-from conformance.gpu_context import check_can_fork
 from tools.fuzz.cases import Input, Status, run_case
+from tools.fuzz.child import run_in_child
 from tools.fuzz.failures import Failure
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
+from tools.fuzz.properties import Property, PropertyJob, properties_of
 from tools.fuzz.slices import failure_of_case
 from tools.fuzz.worker_process import rss_bytes
 
@@ -32,8 +32,8 @@ ROUNDS: Final = 3
 CASES: Final = 24
 """Cases of a round."""
 
-MAX_SECONDS: Final = 120
-"""Of processor time; a property whose cases take longer is not measured."""
+MAX_SECONDS: Final = 240.0
+"""A property whose cases take longer is not measured."""
 
 MIN_BYTES: Final = 32 << 10
 """What each case must add in each stage to be reported; the harness' own caches add 5 KiB."""
@@ -44,28 +44,15 @@ class MemoryGrowthError(AssertionError):
 
 
 @dataclasses.dataclass(frozen=True)
-class GrowthJob:
+class GrowthJob(PropertyJob):
     """Run the same cases again and again in a forked child, and measure its memory.
 
     Attributes:
-        subject: What is fuzzed.
-        property_name: The property's name.
         seed: What the cases are drawn from.
     """
 
-    subject: Subject
-    property_name: str
     seed: int
-
-    @property
-    def name(self) -> str:
-        """The property, with what is done to it."""
-        return f"measure memory of {self.property_name}"
-
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether the target is a GPU."""
-        return uses_gpu(self.subject, self.property_name)
+    task: ClassVar[str] = "measure memory of"
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the failure if the memory grows in each stage; None if it does not."""
@@ -91,31 +78,24 @@ class GrowthJob:
 
     def _measure(self, prop: Property, note: Callable[[bytes], None]) -> list[int]:
         """Return the resident bytes after each stage of a child, up to one that adds too few."""
-        check_can_fork()
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
-            sizes: list[int] = []
-            minimum = MIN_BYTES * ROUNDS * CASES
-            try:
+        with tempfile.TemporaryFile() as file:
+
+            def measure() -> None:
+                sizes: list[int] = []
                 while len(sizes) <= STAGES:
                     for number in range(ROUNDS * CASES):
                         run_case(prop, Input(prop.name, self.seed + number % CASES), note)
                     gc.collect()
                     _trim()
                     size = rss_bytes(os.getpid())
-                    if sizes and size - sizes[-1] < minimum:
+                    if sizes and size - sizes[-1] < MIN_BYTES * ROUNDS * CASES:
                         break
                     sizes.append(size)
-                os.write(writer, json.dumps(sizes).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            written = pipe.read()
-        os.waitpid(pid, 0)
-        return json.loads(written) if written else []
+                os.write(file.fileno(), json.dumps(sizes).encode())
+
+            run_in_child(measure, MAX_SECONDS)
+            file.seek(0)
+            return json.loads(file.read() or "[]")
 
 
 def _trim() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
@@ -28,7 +28,7 @@ from tools.fuzz.child import (
 from tools.fuzz.coverage import batch_of
 from tools.fuzz.failures import Failure, key_of, with_artefacts
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
+from tools.fuzz.properties import Property, PropertyJob, properties_of
 from tools.fuzz.shrink import shrink
 from tools.fuzz.slices import failure_of_case
 
@@ -42,11 +42,10 @@ Key = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class MinimizeJob:
+class MinimizeJob(PropertyJob):
     """Make a failing input small, find out whether it always fails, and store its case.
 
     Attributes:
-        subject: What is fuzzed.
         input: The input, as `Input.to_bytes` writes it.
         key: The key of the failure.
         seconds: How long to try.
@@ -55,28 +54,18 @@ class MinimizeJob:
         finding_id: The finding that the failure is of.
     """
 
-    subject: Subject
     input: bytes
     key: Key
     seconds: float
     kind: str = ""
     stacks: str = ""
     finding_id: str = ""
-
-    @property
-    def name(self) -> str:
-        """The property, with what is done to it."""
-        return f"minimize {Input.from_bytes(self.input).property_name}"
-
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether the target is a GPU."""
-        return uses_gpu(self.subject, Input.from_bytes(self.input).property_name)
+    task: ClassVar[str] = "minimize"
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the smallest failure found; None if the input did not fail again."""
         input_ = Input.from_bytes(self.input)
-        prop = properties_of(self.subject)[input_.property_name]
+        prop = properties_of(self.subject)[self.property_name]
         attempts = (_ForkedAttempts if self.kind in DIED else _Attempts)(self, prop, worker)
         cases = [attempts.repeat(input_) for _ in range(attempts.tries)]
         failing = [case for case in cases if attempts.is_same(case)]

@@ -7,7 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import get_state_machine_test
@@ -153,15 +153,29 @@ def properties_of(subject: Subject) -> dict[str, Property]:
     return {one.name: one for one in found}
 
 
-def uses_gpu(subject: Subject, name: str) -> bool:
-    """Return whether a property of a subject runs on a GPU; one that it lacks does not.
+@dataclasses.dataclass(frozen=True)
+class PropertyJob:
+    """A `jobs.Job` about one property of a subject.
 
-    Args:
+    Attributes:
         subject: What is fuzzed.
-        name: The property's name.
+        property_name: The property's name.
     """
-    prop = properties_of(subject).get(name)
-    return prop is not None and prop.target.device == "cuda"
+
+    subject: Subject
+    property_name: str
+    task: ClassVar[str] = "check"
+
+    @property
+    def name(self) -> str:
+        """What is done to which property."""
+        return f"{self.task} {self.property_name}"
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the target is a GPU; a property that the subject lacks needs none."""
+        prop = properties_of(self.subject).get(self.property_name)
+        return prop is not None and prop.target.device == "cuda"
 
 
 @functools.cache

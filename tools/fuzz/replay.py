@@ -7,17 +7,17 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from conformance.cases.check import replay
 from conformance.encoding import Json
 from conformance.targets import RAISED
-from tools.fuzz.cases import Input, Status, run_case
+from tools.fuzz.cases import Input, run_case
 from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS, run_in_child
 from tools.fuzz.growth import GrowthJob, MemoryGrowthError
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.minimize import TRIES
-from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
+from tools.fuzz.properties import Property, PropertyJob, Subject, properties_of
 
 SECONDS: Final = 20.0
 """After this long no further try begins."""
@@ -57,36 +57,23 @@ class ReplayResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayJob:
+class ReplayJob(PropertyJob):
     """Try a finding again, in a forked child: it may crash.
 
     Attributes:
-        subject: What is fuzzed.
         id: The finding's id.
-        property_name: The name of the property that found it.
         kind: The kind of the failure.
         input: How it was drawn.
         case: Its stored case; None if there is none, and the input is drawn again.
         passes: How often it must pass to count as fixed.
     """
 
-    subject: Subject
     id: str
-    property_name: str
     kind: str
     input: bytes
     case: Json = None
     passes: int = 1
-
-    @property
-    def name(self) -> str:
-        """The finding."""
-        return f"replay {self.id}"
-
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether the target is a GPU."""
-        return uses_gpu(self.subject, self.property_name)
+    task: ClassVar[str] = "replay a failure of"
 
     def run(self, worker: WorkerContext) -> ReplayResult:
         """Return how often it failed."""
@@ -102,26 +89,18 @@ class ReplayJob:
         started = time.monotonic()
         while not tries or time.monotonic() - started < SECONDS:
             worker.note_input(self.input)  # each try has a time of its own
-            fails += _fails(self._try(prop), seconds)
+            fails += _fails(lambda: self._try(prop), seconds)
             tries += 1
             if tries >= TRIES and (fails or tries >= self.passes):
                 break
         return ReplayResult(self.id, fails, tries, is_fixed=not fails and tries >= self.passes)
 
-    def _try(self, prop: Property) -> Callable[[], bool]:
-        """Return what tries it once, and returns whether it fails."""
-
-        def try_case() -> bool:
-            try:
-                replay(self.case, prop.target)
-            except RAISED:
-                return True
-            return False
-
-        def try_input() -> bool:
-            return run_case(prop, Input.from_bytes(self.input)).status is Status.FAILED
-
-        return try_input if self.case is None else try_case
+    def _try(self, prop: Property) -> None:
+        """Raise if it still fails."""
+        if self.case is not None:
+            replay(self.case, prop.target)
+        elif (error := run_case(prop, Input.from_bytes(self.input)).error) is not None:
+            raise error
 
 
 def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
@@ -151,11 +130,13 @@ def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
     return attempt
 
 
-def _fails(attempt: Callable[[], bool], seconds: float) -> bool:
-    """Return whether an attempt fails or dies, in a forked child."""
+def _fails(attempt: Callable[[], None], seconds: float) -> bool:
+    """Return whether an attempt raises or dies, in a forked child."""
 
     def call() -> None:
-        if attempt():
+        try:
+            attempt()
+        except RAISED:
             os._exit(1)
 
     return bool(run_in_child(call, seconds))

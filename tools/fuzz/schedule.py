@@ -107,6 +107,7 @@ class Schedule:
         self.urgent.append(
             MinimizeJob(
                 self.options.subject,
+                failure.property_name,
                 failure.input,
                 failure.key,
                 min(MINIMIZE_SECONDS, self.options.seconds / 12),
@@ -167,5 +168,5 @@ def _replay_of(subject: Subject, known: str, finding: Finding) -> ReplayJob:
     failure = finding.failure
     passes = passes_to_be_fixed(failure.fails, failure.tries)
     return ReplayJob(
-        subject, known, failure.property_name, failure.kind, failure.input, failure.case, passes
+        subject, failure.property_name, known, failure.kind, failure.input, failure.case, passes
     )

@@ -19,7 +19,7 @@ from tools.fuzz import branches, coverage
 from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.failures import Failure, failure_of, key_of
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
+from tools.fuzz.properties import Property, PropertyJob, Subject, properties_of
 from tools.fuzz.worker_process import rss_bytes
 
 MAX_INPUTS: Final = 256
@@ -64,12 +64,10 @@ class SliceResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class SliceJob:
+class SliceJob(PropertyJob):
     """Cases of one property for some seconds.
 
     Attributes:
-        subject: What is fuzzed.
-        property_name: The property's name.
         seed: What the slice's draws come from.
         seconds: How long.
         known: The keys of failures that need not be reported again.
@@ -79,8 +77,6 @@ class SliceJob:
         patience_seconds: A case that takes longer hangs; None for the worker's own limit.
     """
 
-    subject: Subject
-    property_name: str
     seed: int
     seconds: float
     known: frozenset[tuple[str, str, str]] = frozenset()
@@ -88,16 +84,6 @@ class SliceJob:
     first: tuple[bytes, ...] = ()
     max_cases: int | None = None
     patience_seconds: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The property."""
-        return self.property_name
-
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether the target is a GPU."""
-        return uses_gpu(self.subject, self.property_name)
 
     def run(self, worker: WorkerContext) -> SliceResult:
         """Run the slice in a worker; report each new failure at once."""
@@ -120,7 +106,7 @@ class _Memory:
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
         self.known_bytes: set[bytes] = set()
-        self.sources: list[coverage.Source] = [coverage.Goals(), coverage.Sizes()]
+        self.sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
         module = prop.target.implementation.module
         files = [getattr(module, "__file__", None), reference.__file__]
         folders = {Path(file).parent for file in files if file}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tools.fuzz.coverage import Goals, Sizes
+from tools.fuzz.coverage import GoalsAndSizes
 
 
 def test_goals_and_their_pairs() -> None:
     """Each is counted with the number of cases that met it; a slice begins again."""
-    source = Goals()
-    source.begin("a property", is_simulated=False)
+    source = GoalsAndSizes()
     source.see("f", ["b", "a"], None)
     source.see("f", ["a"], None)
     source.see("f", [], None)
@@ -24,13 +23,4 @@ def test_goals_and_their_pairs() -> None:
         ("pair", "g", "a", "c"): 1,
         ("pair", "g", "b", "c"): 1,
     } == dict(source.end())
-    source.begin("a property", is_simulated=False)
-    assert not source.end()
-
-
-def test_sizes_of_what_has_no_batch() -> None:
-    """There is nothing to count."""
-    source = Sizes()
-    source.begin("a property", is_simulated=False)
-    source.see("f", [], 3)
     assert not source.end()

@@ -53,7 +53,8 @@ def job_of(
     """Return the job that minimizes a case of a toy."""
     monkeypatch.setattr(minimizing, "properties_of", lambda _: {prop.name: prop})
     key = key_of(prop.check.function, AssertionError() if case.error is None else case.error)
-    return MinimizeJob(Subject(), Input(prop.name, 0, case.choices).to_bytes(), key, 60.0, kind)
+    input_ = Input(prop.name, 0, case.choices).to_bytes()
+    return MinimizeJob(Subject(), prop.name, input_, key, 600.0, kind)
 
 
 def minimized(job: MinimizeJob) -> Failure:

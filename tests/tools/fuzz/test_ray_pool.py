@@ -99,6 +99,13 @@ def cluster() -> Iterator[Cluster]:
     found.close()
 
 
+@pytest.fixture
+def pool(cluster: Cluster) -> Iterator[RayPool]:
+    """Return a pool on the cluster."""
+    with contextlib.closing(pool_on(cluster.address)) as found:
+        yield found
+
+
 def collect(pool: RayPool, number: int) -> list[Event]:
     """Return the events up to the end of so many jobs."""
     events: list[Event] = []
@@ -120,52 +127,95 @@ def reported(events: list[Event], job: CountingJob) -> list[int]:
     return [each[1] for each in contents if isinstance(each, tuple) and each[0] == job.number]
 
 
+def wait_for_message(pool: RayPool, node: str | None = None) -> list[Event]:
+    """Return the events up to the first message of a job, or the first from a node."""
+    events: list[Event] = []
+    until(
+        lambda: (
+            events.extend(pool.events(0.5))
+            or any(
+                isinstance(one, Message)
+                and isinstance(one.content, tuple)
+                and node in {None, one.content[2]}
+                for one in events
+            )
+        ),
+        90,
+    )
+    return events
+
+
+def node_losses(events: list[Event]) -> list[Message]:
+    """Return the messages that say that a job lost its node."""
+    return [e for e in events if isinstance(e, Message) and isinstance(e.content, NodeLost)]
+
+
+def kill_workers() -> None:
+    """Kill the workers on all nodes of this machine, but not the nodes."""
+    workers = processes_called("ray::run_worker")
+    assert workers
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+
+
+def processes_called(title: str) -> list[int]:
+    """Return the processes whose command line begins with a title."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_text(encoding="utf-8").startswith(title):
+                found.append(int(path.parent.name))
+    return found
+
+
+def drivers() -> list[int]:
+    """Return the processes that talk to Ray for a pool of this process."""
+    command = f"{sys.executable}\0-m\0tools.fuzz.ray_driver"
+    return sorted(set(processes_called(command)) & set(_children_of(os.getpid())))
+
+
 @needs_ray
-def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster) -> None:
+def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(pool: RayPool) -> None:
     """A pool on a cluster does what a local one does, and prints nothing of Ray."""
-    with contextlib.closing(pool_on(cluster.address)) as pool:
-        assert 1 == pool.size
-        assert 0 == pool.num_gpus
-        slow = CountingJob(0, messages=3, seconds=1)
-        pool.submit(slow)
-        times = []
-        events: list[Event] = []
-        while len(events) < 4:
-            events += pool.events(0.1)
-            times += [time.monotonic()] * (len(events) - len(times))
-        assert times[1] - times[0] > 0.5, "messages come while the job runs"
-        finished = events[3]
-        assert isinstance(finished, Finished)
-        assert (slow, 0) == (finished.job, finished.result)
-        assert finished.rss_bytes > 1 << 20
-        assert finished.peak_bytes > 1 << 20
+    assert (1, 0) == (pool.size, pool.num_gpus)
+    slow = CountingJob(0, messages=3, seconds=1)
+    pool.submit(slow)
+    times = []
+    events: list[Event] = []
+    while len(events) < 4:
+        events += pool.events(0.1)
+        times += [time.monotonic()] * (len(events) - len(times))
+    assert times[1] - times[0] > 0.5, "messages come while the job runs"
+    finished = events[3]
+    assert isinstance(finished, Finished)
+    assert (slow, 0) == (finished.job, finished.result)
+    assert min(finished.rss_bytes, finished.peak_bytes) > 1 << 20
 
-        pool.submit(CrashingJob())
-        (crash,) = collect(pool, 1)
-        assert isinstance(crash, Lost)
-        assert ("signal SIGSEGV", b"the input") == (crash.reason, crash.input)
-        assert crash.worker == f"worker 0 on {socket.gethostname()}"
+    pool.submit(CrashingJob())
+    (crash,) = collect(pool, 1)
+    assert isinstance(crash, Lost)
+    assert ("signal SIGSEGV", b"the input") == (crash.reason, crash.input)
+    assert crash.worker == f"worker 0 on {socket.gethostname()}"
 
-        pool.submit(RaisingJob())
-        (error,) = collect(pool, 1)
-        assert isinstance(error, Lost)
-        assert ("error", b"raises") == (error.reason, error.input)
-        assert "ZeroDivisionError: planted" in error.detail
+    pool.submit(RaisingJob())
+    (error,) = collect(pool, 1)
+    assert isinstance(error, Lost)
+    assert ("error", b"raises") == (error.reason, error.input)
+    assert "ZeroDivisionError: planted" in error.detail
 
-        size = 3 << 20
-        pool.submit(LargeJob(size))
-        message, large = collect(pool, 1)
-        assert isinstance(message, Message)
-        assert isinstance(large, Finished)
-        assert b"a" * size == message.content, "it is not stored on the node"
-        assert b"b" * size == large.result
+    size = 3 << 20
+    pool.submit(LargeJob(size))
+    message, large = collect(pool, 1)
+    assert isinstance(message, Message)
+    assert isinstance(large, Finished)
+    assert (b"a" * size, b"b" * size) == (message.content, large.result)
 
 
 @needs_ray
 def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A job reads the copy of a file; what it says of the path is the coordinator's path."""
+    """A job reads the copy of a file; the path that it returns is the coordinator's path."""
     file = tmp_path / "implementation.py"
     file.write_text("original", encoding="utf-8")
     with contextlib.closing(pool_on(cluster.address, files=[file])) as pool:
@@ -182,47 +232,30 @@ def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
 @needs_ray
 def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
     """Limits hold on nodes too; `stop` reaches running jobs; `close` loses the rest as stopped."""
-    limits = Limits(hang_seconds=2)
-    pool = pool_on(cluster.address, limits=limits)
+    pool = pool_on(cluster.address, limits=Limits(hang_seconds=2))
     try:
         pool.submit(CountingJob(1, messages=1, seconds=600))
-        events = collect(pool, 1)
-        assert isinstance(events[-1], Lost)
-        assert ("hang", b"1 0") == (events[-1].reason, events[-1].input)
+        hang = collect(pool, 1)[-1]
+        assert isinstance(hang, Lost)
+        assert ("hang", b"1 0") == (hang.reason, hang.input)
 
-        running = CountingJob(2, messages=600, seconds=0.5)
-        pool.submit(running)
-        events = []
-        while not events:
-            events += pool.events(0.5)
+        pool.submit(CountingJob(2, messages=600, seconds=0.5))
+        wait_for_message(pool)
         pool.stop()
         started = time.monotonic()
-        events += collect(pool, 1)
-        assert isinstance(events[-1], Finished)
+        assert isinstance(collect(pool, 1)[-1], Finished)
         assert time.monotonic() - started < 10
 
         pool.submit(CountingJob(3, messages=1, seconds=600))
         pool.submit(CountingJob(4))
-        while not any(isinstance(event, Message) for event in pool.events(0.5)):
-            pass
+        wait_for_message(pool)
     finally:
         started = time.monotonic()
         pool.close()
     assert time.monotonic() - started < 12
     lost = [event for event in pool.events(0) if isinstance(event, Lost)]
-    assert {3, 4} == {event.job.number for event in lost}
-    assert {"stopped"} == {event.reason for event in lost}
-    assert [] == _children_of(os.getpid()) or not _drivers()
-
-
-def _drivers() -> list[str]:
-    """Return the command lines of the processes that talk to Ray for a pool of this process."""
-    found = []
-    for child in _children_of(os.getpid()):
-        command = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8")
-        if "tools.fuzz.ray_driver" in command:
-            found.append(command)
-    return found
+    assert {3: "stopped", 4: "stopped"} == {event.job.number: event.reason for event in lost}
+    assert not drivers()
 
 
 @needs_ray
@@ -234,11 +267,7 @@ def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None
         jobs = [CountingJob(number, messages=10, seconds=0.2) for number in range(8)]
         for job in jobs:
             pool.submit(job)
-        events: list[Event] = []
-        while not any(
-            isinstance(event, Message) and event.content[2] == "second" for event in events
-        ):
-            events += pool.events(0.5)
+        events = wait_for_message(pool, "second")
         cluster.kill_node(second)
         ended = sum(not isinstance(event, Message) for event in events)
         events += collect(pool, len(jobs) - ended)
@@ -248,14 +277,12 @@ def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None
         assert len(jobs) == len(ends), "each job ends once"
         for job in jobs:
             assert list(range(10)) == sorted(set(reported(events, job)))
-        losses = [e for e in events if isinstance(e, Message) and isinstance(e.content, NodeLost)]
-        assert 1 == len(losses)
-        lost = losses[0].job
-        before = reported(events[: events.index(losses[0])], lost)
+        [loss] = node_losses(events)
+        before = reported(events[: events.index(loss)], loss.job)
         assert before, "what the lost node had reported is here"
-        assert "worker " in losses[0].content.worker
-        assert 1 == losses[0].content.times
-        counts = collections.Counter(reported(events, lost))
+        assert "worker " in loss.content.worker
+        assert 1 == loss.content.times
+        counts = collections.Counter(reported(events, loss.job))
         assert all(counts[index] == 2 for index in before), "it ran again from its beginning"
 
         wait_for_size(pool, 1)
@@ -270,37 +297,25 @@ def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None
 
 
 @needs_ray
-def test_a_worker_alone_is_replaced(cluster: Cluster) -> None:
-    """An actor that is killed while its node lives is started again, and so is its job."""
-    with contextlib.closing(pool_on(cluster.address)) as pool:
-        job = CountingJob(1, messages=4, seconds=0.5)
-        pool.submit(job)
-        events: list[Event] = []
-        while not events:
-            events += pool.events(0.5)
-        actors = _processes("ray::run_worker")
-        assert actors
-        for actor in actors:
-            os.kill(actor, signal.SIGKILL)
-        events += collect(pool, 1)
-        assert isinstance(events[-1], Finished)
-        assert [0, 1, 2, 3] == sorted(set(reported(events, job)))
-        assert 1 == sum(isinstance(getattr(e, "content", None), NodeLost) for e in events)
-
-
-def _processes(title: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_text(encoding="utf-8").startswith(title):
-                found.append(int(path.parent.name))
-    return found
+def test_a_job_that_loses_its_worker_runs_again_and_is_given_up_at_last(
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is killed alone is replaced. A job that loses each may be the cause itself."""
+    monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 2)
+    job = CountingJob(1, messages=600, seconds=0.2)
+    pool.submit(job)
+    for _ in range(2):
+        wait_for_message(pool)
+        kill_workers()
+    events = collect(pool, 1)
+    assert isinstance(events[-1], Lost)
+    assert (job, "node") == (events[-1].job, events[-1].reason)
+    pool.submit(CountingJob(2))
+    assert isinstance(collect(pool, 1)[-1], Finished)
 
 
 @needs_ray
-def test_jobs_that_need_a_gpu_run_where_one_is(
-    cluster: Cluster,
-) -> None:
+def test_jobs_that_need_a_gpu_run_where_one_is(cluster: Cluster) -> None:
     """They get a GPU of their own, next to the workers on CPUs; without one they are lost."""
     gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
     with contextlib.closing(pool_on(cluster.address)) as pool:
@@ -324,26 +339,6 @@ def test_jobs_that_need_a_gpu_run_where_one_is(
 
 
 @needs_ray
-def test_a_job_that_loses_every_node_is_given_up(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be the cause: after some nodes it is lost for good."""
-    monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 2)
-    with contextlib.closing(pool_on(cluster.address)) as pool:
-        pool.submit(CountingJob(1, messages=600, seconds=0.2))
-        events: list[Event] = []
-        for _ in range(2):
-            while not any(isinstance(getattr(e, "content", None), tuple) for e in events):
-                events += pool.events(0.5)
-            events = []
-            for actor in _processes("ray::run_worker"):
-                os.kill(actor, signal.SIGKILL)
-        lost = collect(pool, 1)[-1]
-        assert isinstance(lost, Lost)
-        assert "node" == lost.reason
-
-
-@needs_ray
 def test_no_more_workers_than_requested(cluster: Cluster) -> None:
     """`workers` is the most, though the cluster has more CPUs."""
     second = cluster.add_node("second", num_cpus=2)
@@ -356,23 +351,20 @@ def test_no_more_workers_than_requested(cluster: Cluster) -> None:
 
 @needs_ray
 def test_the_coordinator_outlives_the_process_that_talks_to_ray(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is started again, and jobs with it: Ray ends it when the head is lost."""
     monkeypatch.setattr(ray_cluster, "RECONNECT_SECONDS", 0.5)
-    with contextlib.closing(pool_on(cluster.address)) as pool:
-        job = CountingJob(1, messages=4, seconds=0.5)
-        pool.submit(job)
-        pool.submit(CountingJob(2))
-        events: list[Event] = []
-        while not events:
-            events += pool.events(0.5)
-        os.kill(pool._cluster._process.pid, signal.SIGKILL)
-        events += collect(pool, 2)
-        assert [0, 1, 2, 3] == sorted(set(reported(events, job)))
-        assert 2 == sum(isinstance(event, Finished) for event in events)
-        lost = [e.content for e in events if isinstance(getattr(e, "content", None), NodeLost)]
-        assert 1 in {each.times for each in lost}
+    job = CountingJob(1, messages=4, seconds=0.5)
+    pool.submit(job)
+    pool.submit(CountingJob(2))
+    events = wait_for_message(pool)
+    [driver] = drivers()
+    os.kill(driver, signal.SIGKILL)
+    events += collect(pool, 2)
+    assert [0, 1, 2, 3] == sorted(set(reported(events, job)))
+    assert 2 == sum(isinstance(event, Finished) for event in events)
+    assert job in {loss.job for loss in node_losses(events)}
 
 
 @needs_ray
@@ -384,9 +376,7 @@ def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.Monk
         pool = pool_on(lost.address)
         try:
             pool.submit(CountingJob(1, messages=600, seconds=0.2))
-            events: list[Event] = []
-            while not reported(events, CountingJob(1)):
-                events += pool.events(0.5)
+            wait_for_message(pool)
             lost.kill_head()
             wait_for_size(pool, 0)
             time.sleep(2)
@@ -395,8 +385,7 @@ def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.Monk
             started = time.monotonic()
             pool.close()
         assert time.monotonic() - started < 12
-        events += pool.events(0)
-        ends = [event for event in events if isinstance(event, Lost)]
+        ends = [event for event in pool.events(0) if isinstance(event, Lost)]
         assert {1: "stopped", 2: "stopped"} == {e.job.number: e.reason for e in ends}
     finally:
         lost.close()
@@ -411,7 +400,7 @@ def test_a_cluster_without_a_free_cpu_is_refused() -> None:
             RayPool(empty.address)
     finally:
         empty.close()
-    assert not _drivers()
+    assert not drivers()
 
 
 @needs_ray
@@ -440,7 +429,7 @@ def test_an_address_where_something_else_listens_is_refused(
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"the Ray cluster '{address}' cannot be used: "):
             RayPool(address)
-    assert not _drivers()
+    assert not drivers()
 
 
 @needs_ray

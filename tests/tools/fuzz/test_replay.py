@@ -50,7 +50,7 @@ def test_it_is_tried_until_that_is_known(
     monkeypatch.setattr(replay, "_fails", lambda *_: next(left))
     monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
     passes = passes_to_be_fixed(*before)
-    job = ReplayJob(Subject(), "id", "a property", "same answer", b"", passes=passes)
+    job = ReplayJob(Subject(), "a property", "id", "same answer", b"", passes=passes)
     assert ReplayResult("id", fails, tries, is_fixed) == job.run(KeepingContext())
     assert not list(left)
 
@@ -63,7 +63,7 @@ def test_without_time_a_flaky_one_stays_known(
     monkeypatch.setattr(replay, "_fails", lambda *_: False)
     monkeypatch.setattr(replay, "SECONDS", 0.0)
     monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
-    job = ReplayJob(Subject(), "id", "a property", "same answer", b"", passes=35)
+    job = ReplayJob(Subject(), "a property", "id", "same answer", b"", passes=35)
     assert ReplayResult("id", 0, 1, is_fixed=False) == job.run(KeepingContext())
 
 
@@ -76,7 +76,7 @@ def test_only_a_hang_has_little_time(
     monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda _, seconds: bool(given.append(seconds)))
     monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
-    ReplayJob(Subject(), "id", "a property", kind, b"").run(KeepingContext())
+    ReplayJob(Subject(), "a property", "id", kind, b"").run(KeepingContext())
     assert {HANG_SECONDS if is_short else CASE_SECONDS} == set(given)
     assert HANG_SECONDS < CASE_SECONDS
 

@@ -1,0 +1,28 @@
+"""Properties of toy functions, which stand for those of the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.checks import Check
+from conformance.profiles import Kind
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import TARGETS
+from tools.fuzz.properties import Property
+
+NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
+
+
+def toy(
+    body: Callable[[Any, Any], object] = lambda *_: None,
+    strategy: st.SearchStrategy[Any] = NUMBERS,
+    goals_of: Callable[[Any], Sequence[str]] = lambda _: (),
+) -> Property:
+    """Return a property, by default one of lists of numbers that always holds."""
+    check = Check(
+        "a toy", Kind.LAW, lambda _: strategy, body, "A toy.", (), goals_of, presets=(MINIMAL,)
+    )
+    return Property("toys:toy", check, TARGETS["host"])
