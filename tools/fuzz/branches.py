@@ -163,11 +163,7 @@ def _short(file: str) -> str:
 
 
 def branch_source(folders: Iterable[Path]) -> Branches | TracedArcs:
-    """Return what observes branches most cheaply in this Python.
-
-    Args:
-        folders: Whose code is observed.
-    """
+    """Return what observes branches of the code of folders most cheaply in this Python."""
     return Branches(folders) if hasattr(sys, "monitoring") else TracedArcs(folders)
 
 

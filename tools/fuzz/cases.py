@@ -111,14 +111,7 @@ def run_case(
     note: Callable[[bytes], None] = lambda _: None,
     watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
-    """Draw an input of a property and check it.
-
-    Args:
-        prop: The property.
-        input_: The input.
-        note: Writes down the input before it is drawn: drawn again, it is the same.
-        watching: The context in which it is checked.
-    """
+    """Draw an input of a property and check it in a context, noting the input before."""
     note(input_.to_bytes())
     chance = random.Random(input_.seed)  # noqa: S311  # no secret
     data = CaseData(random=chance, provider=FreshProvider, prefix=input_.prefix)
@@ -133,11 +126,7 @@ def run_data(
 ) -> Case:
     """Check what a record of choices draws; see `run_case`.
 
-    Args:
-        prop: The property.
-        data: Hypothesis' record, at its beginning.
-        note: Writes down what was drawn; a stateful test draws while it runs, and notes nothing.
-        watching: The context in which it is checked.
+    What was drawn is noted. A stateful test draws while it runs, and notes nothing.
     """
     example: Any = None
     error: BaseException | None = None

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tools.fuzz.coverage import Event
+from tools.fuzz.slices import SliceResult
 
 FAIR_SHARE: Final = 0.3
 """The share of slices that goes to the property with the least time."""
@@ -62,8 +63,6 @@ class Chooser:
     >>> chooser = Chooser(["a", "b"], 0)
     >>> sorted([chooser.choose(), chooser.choose()])
     ['a', 'b']
-    >>> chooser.learn("a", cases=10, seconds=1.0, events={("goal", "f", "new"): 3})
-    1
     """
 
     def __init__(self, names: Iterable[str], seed: int) -> None:
@@ -90,38 +89,18 @@ class Chooser:
         weights = [self.records[name].gain + minimum for name in names]
         return self._take(self._chance.choices(names, weights)[0])
 
-    def learn(
-        self,
-        name: str,
-        *,
-        cases: int,
-        seconds: float,
-        events: Mapping[Event, int],
-        invalid: int = 0,
-        failed: int = 0,
-    ) -> int:
-        """Note what came of a slice.
-
-        Args:
-            name: The property.
-            cases: Cases that ran.
-            seconds: How long they took.
-            events: What they covered.
-            invalid: Cases that could not be drawn.
-            failed: Cases that failed.
-
-        Returns:
-            How many of the events are new.
-        """
+    def learn(self, result: SliceResult) -> int:
+        """Note what came of a slice; return how many of its events are new."""
+        name, seconds = result.property_name, result.seconds
         record = self.records[name]
-        new = [event for event in events if event not in self.events]
-        record.cases += cases
-        record.invalid += invalid
-        record.failed += failed
+        new = [event for event in result.events if event not in self.events]
+        record.cases += result.cases
+        record.invalid += result.invalid
+        record.failed += result.failed
         record.seconds += seconds
         record.slices += 1
-        record.events.update(events)
-        self.events.update(events)
+        record.events.update(result.events)
+        self.events.update(result.events)
         self._promised[name] -= 1
         gain = sum(WEIGHTS.get(event[0], 1.0) for event in new) / max(seconds, 1e-3)
         is_first = record.slices == 1

@@ -75,12 +75,7 @@ class Failure:
 
 
 def key_of(function: str, error: BaseException) -> tuple[str, str, str]:
-    """Return what makes two failures of a check the same.
-
-    Args:
-        function: The function that the check is about.
-        error: What it raised.
-    """
+    """Return what makes two failures the same, of a check that is about a function."""
     return function, field_of(error), type(error).__name__
 
 
@@ -98,15 +93,15 @@ def field_of(error: BaseException) -> str:
 def failure_of(
     check: Check, target: Target, where: str, example: Any, error: BaseException, **more: Any
 ) -> Failure:
-    """Return the failure of a check.
+    """Return the failure of a check, with further fields.
 
     Args:
         check: The check.
         target: The target.
         where: Where the check stands, as the corpus names it.
-        example: What it drew.
+        example: What its strategy drew.
         error: What it raised.
-        **more: Further fields of the failure.
+        **more: The fields.
     """
     function, field, name = key_of(check.function, error)
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
@@ -138,14 +133,8 @@ def with_artefacts(
 ) -> Failure:
     """Return a failure with its stored case, and its script if that can be short.
 
-    Args:
-        failure: The failure.
-        check: What failed.
-        target: The target.
-        where: Where the check stands.
-        example: What it drew.
-        error: What it raised.
-        is_safe: Whether the call can be made again in this process, to see that a script shows it.
+    The arguments are those of `failure_of`. With `is_safe` the call can be made again in this
+    process, to see that a script shows the failure.
     """
     case = None
     with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON

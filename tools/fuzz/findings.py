@@ -87,14 +87,7 @@ class Findings:
             ) from error
 
     def add(self, failure: Failure) -> Finding | None:
-        """Note a failure that was found.
-
-        Args:
-            failure: The failure, minimized or not.
-
-        Returns:
-            The finding if it is a new one, or was fixed before; None for what is known.
-        """
+        """Note a failure; return the finding if it is new, or was fixed before, else None."""
         found = self.by_id.get(failure.id)
         if found is None:
             found = Finding(failure, datetime.now(UTC).isoformat(timespec="seconds"), seen=1)
@@ -113,12 +106,9 @@ class Findings:
         return found if was_fixed else None
 
     def replace(self, known: str, failure: Failure) -> None:
-        """Put a minimized failure in the place of the one that it was made from.
+        """Put a minimized failure in the place of the one that it was made from, by its id.
 
-        Args:
-            known: The id of that one.
-            failure: The minimized one, whose key may be another: a field may turn out to be the
-                second that differs.
+        The key may be another: a field may turn out to be the second that differs.
         """
         found = self.by_id.pop(known)
         if known != failure.id:
@@ -135,13 +125,7 @@ class Findings:
         self.write(failure.id)
 
     def note_failing(self, known: str, fails: int, tries: int) -> None:
-        """Note how often a finding of an earlier night failed when it was tried again.
-
-        Args:
-            known: Its id.
-            fails: How often it failed, at least once.
-            tries: How often it was tried.
-        """
+        """Note how often a finding of an earlier night, by its id, failed when tried again."""
         found = self.by_id[known]
         found.status = "new" if found.status == "fixed" else "known"
         found.seen += fails
@@ -162,11 +146,7 @@ class Findings:
         return self.folder / "scripts" / f"{known}.py"
 
     def write(self, known: str | None = None) -> None:
-        """Write the index, and the files of one finding.
-
-        Args:
-            known: Its id; None for the index alone.
-        """
+        """Write the index, and the files of one finding if its id is given."""
         if known is not None:
             failure = self.by_id[known].failure
             case = failure.case or _case_of_input(failure)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import secrets
 import time
@@ -27,7 +26,7 @@ from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
 from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.options import Options
-from tools.fuzz.properties import Property, properties_of
+from tools.fuzz.properties import Property, PropertyJob, properties_of
 from tools.fuzz.ray_pool import NodeLost
 from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.report.record import Error, LostWorker, Point
@@ -117,8 +116,7 @@ class Fuzzing:
             if isinstance(event, Message):
                 self._handle_message(event)
                 continue
-            with contextlib.suppress(ValueError):  # a lost node's job may end twice
-                self._outstanding.remove(event.job)
+            self._outstanding.remove(event.job)
             if isinstance(event, Lost):
                 self._handle_lost(event)
             else:
@@ -129,15 +127,7 @@ class Fuzzing:
         if isinstance(content, Failure):
             self._add(content)
         elif isinstance(content, NodeLost):
-            self.lost.append(
-                LostWorker(
-                    worker=content.worker,
-                    seconds=self.seconds,
-                    reason="its node was lost",
-                    property=event.job.name,
-                    action="runs again on another node",
-                )
-            )
+            self._note_lost(content.worker, "its node was lost", event.job, "runs on another node")
 
     def _handle_finished(self, event: Finished) -> None:
         result, job = event.result, event.job
@@ -153,14 +143,7 @@ class Fuzzing:
 
     def _learn(self, result: SliceResult) -> None:
         name = result.property_name
-        self.chooser.learn(
-            name,
-            cases=result.cases,
-            seconds=result.seconds,
-            events=result.events,
-            invalid=result.invalid,
-            failed=result.failed,
-        )
+        self.chooser.learn(result)
         for data in result.covering:
             self._schedule.covering[name].append(data)
             self.database.save_covering(name, data)
@@ -197,10 +180,6 @@ class Fuzzing:
         job = event.job
         if event.reason in {"stopped", "node"}:
             return
-        name = getattr(job, "property_name", "")
-        noted = _input_of(event.input)
-        if noted is not None:
-            name = noted.property_name
         if isinstance(job, SliceJob):
             self.chooser.give_up(job.property_name)
         if event.reason == "error":
@@ -209,18 +188,22 @@ class Fuzzing:
             return
         if isinstance(job, ReplayJob):
             self.findings.note_failing(job.id, 1, 1)
-        self._schedule.deaths[name] += 1
+        self._schedule.deaths[_property_of(job)] += 1
         action = "restarted"
+        noted = _input_of(event.input)
         if noted is not None and not isinstance(job, ReplayJob):
-            failure = _death_of(self.properties[name], event)
+            failure = _death_of(self.properties[noted.property_name], event)
             action += f"; the input is stored as {failure.id}"
             self._add(failure)
+        self._note_lost(event.worker, event.reason, job, action)
+
+    def _note_lost(self, worker: str, reason: str, job: Job, action: str) -> None:
         self.lost.append(
             LostWorker(
-                worker=event.worker,
+                worker=worker,
                 seconds=self.seconds,
-                reason=event.reason,
-                property=name,
+                reason=reason,
+                property=_property_of(job),
                 action=action,
             )
         )
@@ -273,6 +256,11 @@ class Fuzzing:
         number = len(open_findings(self.findings))
         point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
         self.curve.append(point)
+
+
+def _property_of(job: Job) -> str:
+    """Return the property that a job is about: each job of a night is about one."""
+    return job.property_name if isinstance(job, PropertyJob) else job.name
 
 
 def _input_of(data: bytes) -> Input | None:

@@ -83,8 +83,8 @@ class Schedule:
 
         Args:
             running: The jobs that run, or wait for a worker.
-            seconds: The seconds since the night began.
-            num_workers: How many workers there are.
+            seconds: Since the night began.
+            num_workers: Of the pool.
         """
         if self._replays:
             return self._replays.popleft()
@@ -97,11 +97,7 @@ class Schedule:
         return self._next_slice(self.options.seconds - seconds, num_workers)
 
     def minimize(self, failure: Failure) -> None:
-        """Have a failure made small, unless that was done or cannot be.
-
-        Args:
-            failure: The failure, found tonight or, without being made small, before.
-        """
+        """Have a failure minimized, unless that was done or cannot be."""
         if failure.is_minimal or failure.kind == "memory growth" or not failure.input:
             return
         self.urgent.append(

@@ -111,11 +111,7 @@ def _draw_smaller(
 ) -> _Failing:
     """Return a smaller input that begins alike and fails, if a few random draws give one.
 
-    Args:
-        found: An input that fails.
-        attempt: Tries others.
-        is_late: Whether to stop.
-        enough: No input of fewer choices is looked for.
+    Draws end as soon as an input has no more than `enough` choices.
     """
     chance = random.Random(0)  # noqa: S311  # no secret
     for _ in range(DRAWS):

@@ -247,10 +247,6 @@ def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, 
     What follows the first ones is drawn again. A changed one that its strategy does not allow
     becomes the simplest that it does.
 
-    Args:
-        choices: The choices.
-        chance: Decides.
-
     >>> vary((), random.Random(0))
     ()
     """
@@ -270,13 +266,7 @@ def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, 
 
 
 def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
-    """Return the failure of a case, without a stored case and a script yet.
-
-    Args:
-        prop: The property.
-        case: A case of it that failed.
-        **more: Further fields of the failure.
-    """
+    """Return the failure of a case, with further fields; it has no stored case or script yet."""
     return failure_of(
         prop.check,
         prop.target,

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 def night_of(fuzzing: Fuzzing) -> Night:
-    """Return the record of a night, without its tables.
-
-    Args:
-        fuzzing: The night.
-    """
+    """Return the record of a night, without its tables."""
     targets = {prop.target.name: prop.target for prop in fuzzing.properties.values()}
     records = fuzzing.chooser.records.values()
     night = start_of_night(fuzzing.options, targets.values(), fuzzing.started, fuzzing.seed)

@@ -10,20 +10,12 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import TARGETS, Target
+from conformance.targets import Target
+from tests.tools.fuzz.toys import toy
 from tools.fuzz.cases import Input, Status, run_case, run_data
-from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.properties import Subject, properties_of
 
 SLOTS = "test_slots::test_compute_slot_mapping@host"
-
-
-def toy(body: Any, strategy: Any) -> Property:  # noqa: ANN401  # any check
-    """Return a property of a toy function."""
-    check = Check("a toy", Kind.LAW, lambda _: strategy, body, "A toy.", presets=(MINIMAL,))
-    return Property("toys:toy", check, TARGETS["host"])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,7 @@ def test_a_strategy_that_raises_fails() -> None:
     def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
         raise ZeroDivisionError(f"planted {draw(st.integers(0, 9))}")
 
-    case = run_case(toy(lambda *_: None, broken()), Input("toy", 0))
+    case = run_case(toy(strategy=broken()), Input("toy", 0))
     assert Status.FAILED is case.status
     assert isinstance(case.error, ZeroDivisionError)
     assert (None, ()) == (case.example, tuple(case.goals))
@@ -118,9 +110,8 @@ def test_a_strategy_that_raises_fails() -> None:
 
 def test_an_example_that_is_none_meets_goals() -> None:
     """None is an example like any other: it does not mean that nothing was drawn."""
-    prop = toy(lambda *_: None, st.none())
-    check = dataclasses.replace(prop.check, goals_of=lambda example: [f"it is {example}"])
-    case = run_case(dataclasses.replace(prop, check=check), Input("toy", 0))
+    prop = toy(strategy=st.none(), goals_of=lambda example: [f"it is {example}"])
+    case = run_case(prop, Input("toy", 0))
     assert (Status.PASSED, ("it is None",)) == (case.status, case.goals)
 
 

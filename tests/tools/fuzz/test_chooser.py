@@ -3,86 +3,82 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from tools.fuzz.chooser import Chooser
+from tools.fuzz.coverage import Event
+from tools.fuzz.slices import SliceResult
 
 NAMES = [f"property {number}" for number in range(10)]
 
 
-def learn(chooser: Chooser, name: str, seconds: float = 1.0, new: int = 0) -> None:
-    """Let a slice of a property have covered so many new goals."""
-    number = len(chooser.events)
-    events = {("goal", name, str(number + index)): 1 for index in range(new)}
-    assert new == chooser.learn(name, cases=10, seconds=seconds, events=events)
+def run_slices(
+    chooser: Chooser,
+    number: int,
+    *,
+    new: Mapping[str, int] = {},
+    seconds: Mapping[str, float] = {},
+) -> list[str]:
+    """Give so many slices of time to the properties that are chosen; return these.
 
-
-def first_round(chooser: Chooser) -> list[str]:
-    """Give each property its first slice."""
+    Args:
+        chooser: Chooses them.
+        number: How many slices.
+        new: How many new goals a slice of a property covers; default: 0.
+        seconds: How long it takes; default: 1.
+    """
     chosen = []
-    while chooser.is_first_round:
-        chosen.append(chooser.choose())
-        learn(chooser, chosen[-1])
+    for _ in range(number):
+        name = chooser.choose()
+        chosen.append(name)
+        known = len(chooser.events)
+        goals = range(known, known + new.get(name, 0))
+        events: Counter[Event] = Counter({("goal", name, str(goal)): 1 for goal in goals})
+        result = SliceResult(name, 10, 0, 0, seconds.get(name, 1.0), events)
+        assert len(goals) == chooser.learn(result)
     return chosen
 
 
 def test_each_property_is_first_chosen_once() -> None:
-    """In an order that the seed decides."""
-    orders = [first_round(Chooser(NAMES, seed)) for seed in (1, 1, 2)]
+    """The seed decides the order of the first slices."""
+    choosers = [Chooser(NAMES, seed) for seed in (1, 1, 2)]
+    orders = [run_slices(chooser, len(NAMES)) for chooser in choosers]
+    assert not any(chooser.is_first_round for chooser in choosers)
     assert all(sorted(order) == NAMES for order in orders)
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_none_is_starved() -> None:
-    """One that never covers anything new has a fair share of three slices in ten."""
+    """A property that never covers anything new has a fair share of three slices in ten."""
     chooser = Chooser(NAMES, 0)
-    first_round(chooser)
-    counts: Counter[str] = Counter()
-    for _ in range(1000):
-        name = chooser.choose()
-        counts[name] += 1
-        learn(chooser, name, new=5 if name == NAMES[0] else 0)
+    counts = Counter(run_slices(chooser, 1000, new={NAMES[0]: 5}))
     assert counts[NAMES[0]] > 400
     assert min(counts[name] for name in NAMES) >= 20, counts
 
 
 def test_a_slow_property_takes_no_more_time_than_others() -> None:
-    """The fair share is one of time, not of slices."""
+    """The fair share is a share of time, not of slices."""
     chooser = Chooser(["slow", "fast"], 0)
-    first_round(chooser)
-    for _ in range(600):
-        name = chooser.choose()
-        learn(chooser, name, seconds=10.0 if name == "slow" else 1.0)
+    run_slices(chooser, 600, seconds={"slow": 10.0})
     fast, slow = (chooser.records[name] for name in ("fast", "slow"))
     assert fast.slices > slow.slices
     assert slow.seconds < 20 * fast.seconds
 
 
 def test_what_is_new_is_preferred() -> None:
-    """Of two, the one that covers new goals gets most slices; not for ever."""
+    """A property that covers new goals gets most slices, until it covers nothing new."""
     chooser = Chooser(["old", "new"], 0)
-    first_round(chooser)
-    counts: Counter[str] = Counter()
-    for _ in range(100):
-        name = chooser.choose()
-        counts[name] += 1
-        learn(chooser, name, new=3 if name == "new" else 0)
-    assert counts["new"] > 60
-    for _ in range(200):  # nothing is new any more
-        learn(chooser, chooser.choose())
-    counts.clear()
-    for _ in range(200):
-        counts[chooser.choose()] += 1
-        learn(chooser, "old")
-        learn(chooser, "new")
-    assert min(counts.values()) > 60
+    assert run_slices(chooser, 100, new={"new": 3}).count("new") > 60
+    run_slices(chooser, 200)
+    assert 60 < run_slices(chooser, 200).count("new") < 140
 
 
 def test_an_event_is_new_once() -> None:
-    """Whichever property meets it; its cases are counted for each."""
+    """An event that another property covered is not new; its cases are counted for each."""
     chooser = Chooser(["a", "b"], 0)
-    events = {("branch", "f", "1>2"): 3, ("pair", "f", "x", "y"): 1}
-    assert 2 == chooser.learn("a", cases=4, seconds=1.0, events=events, invalid=1, failed=2)
-    assert 0 == chooser.learn("b", cases=4, seconds=1.0, events=events)
+    events: Counter[Event] = Counter({("branch", "f", "1>2"): 3, ("pair", "f", "x", "y"): 1})
+    assert 2 == chooser.learn(SliceResult("a", 4, 1, 2, 1.0, events))
+    assert 0 == chooser.learn(SliceResult("b", 4, 0, 0, 1.0, events))
     assert 6 == chooser.events["branch", "f", "1>2"]
     record = chooser.records["a"]
     assert (4, 1, 2, 3) == (
@@ -96,13 +92,14 @@ def test_an_event_is_new_once() -> None:
 def test_a_lost_slice_counts_as_one() -> None:
     """A property whose worker died is not chosen again and again before others."""
     chooser = Chooser(["dies", "lives"], 0)
-    first_round(chooser)
-    counts: Counter[str] = Counter()
+    num_lives = 0
     for _ in range(100):
         name = chooser.choose()
-        counts[name] += 1
         if name == "dies":
             chooser.give_up(name)
         else:
-            learn(chooser, name, new=1)
-    assert counts["lives"] > 50
+            num_lives += 1
+            chooser.learn(
+                SliceResult(name, 10, 0, 0, 1.0, Counter({("goal", name, str(num_lives)): 1}))
+            )
+    assert num_lives > 50

@@ -173,52 +173,35 @@ def test_a_flaky_failure_says_how_often(tmp_path: Path) -> None:
     assert ("known", 2, 5) == (one.status, one.failure.fails, one.failure.tries)
 
 
-def test_a_cause_is_reported_with_what_it_explains(tmp_path: Path) -> None:
-    """A failed law of a function comes with its wrong answer; so does a failure of its users."""
+ANSWER = failure("f")
+LAW = failure("f", kind="law", field="", error="AssertionError")
+OTHER_LAW = failure("f", kind="law", field="", error="IndexError")
+FIRST, SECOND = sorted((LAW, OTHER_LAW), key=lambda one: one.id)
+LAW_OF_USER = failure("g", kind="law", field="", error="AssertionError", uses=("g", "f"))
+CRASH = failure("f", kind="crash")
+CRASH_OF_USER = failure("g", kind="crash", uses=("f", "g"))
+ANSWER_OF_USER = failure("g", uses=("f", "g"))
+APART = failure("h", uses=("h",))
+
+EXPLAINED: dict[str, tuple[list[list[Failure]], Failure | None]] = {
+    "a wrong answer: laws of it and of its users": ([[ANSWER, LAW, LAW_OF_USER], [APART]], None),
+    "a wrong answer: wrong answers of its users": ([[ANSWER, ANSWER_OF_USER]], None),
+    "a crash: crashes of its users": ([[CRASH, CRASH_OF_USER]], None),
+    "one law: other laws of the same function": ([[FIRST, SECOND], [APART]], None),
+    "a law that is fixed: nothing": ([[FIRST], [SECOND]], FIRST),
+    "a wrong answer that is fixed: nothing": ([[LAW], [ANSWER]], ANSWER),
+}
+"""Failures, each reported one before those that it explains, and the one that is fixed."""
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_cause_is_reported_with_what_it_explains(name: str, tmp_path: Path) -> None:
+    """One bug causes several failures; each is a finding, and the most telling one is reported."""
+    groups, fixed = EXPLAINED[name]
     findings = Findings(tmp_path)
-    answer = failure("f")
-    law = failure("f", kind="law", field="", error="AssertionError")
-    user = failure("g", kind="law", field="", error="AssertionError", uses=("g", "f"))
-    apart = failure("h", uses=("h",))
-    for one in (law, user, apart, answer):
+    for one in reversed([one for group in groups for one in group]):
         findings.add(one)
+    if fixed is not None:
+        findings.note_fixed(fixed.id)
     found = {known: {x.failure.id for x in group} for known, group in findings.primary().items()}
-    assert {answer.id: {law.id, user.id}, apart.id: set()} == found
-
-
-def test_laws_of_one_function_are_reported_once(tmp_path: Path) -> None:
-    """Their errors differ, but one bug breaks several; each has a finding and is tried again."""
-    findings = Findings(tmp_path)
-    broken = failure("f", kind="law", field="", error="Broken")
-    raising = failure("f", kind="law", field="", error="IndexError")
-    other = failure("g", kind="law", field="", error="Broken")
-    for one in (broken, raising, other):
-        findings.add(one)
-    first, second = sorted([broken.id, raising.id])
-    found = {known: [x.failure.id for x in group] for known, group in findings.primary().items()}
-    assert {first: [second], other.id: []} == found
-    findings.note_fixed(first)
-    assert {first, second, other.id} == set(findings.primary())
-
-
-def test_an_open_failure_is_not_explained_by_a_fixed_one(tmp_path: Path) -> None:
-    """Each is reported by itself."""
-    findings = Findings(tmp_path)
-    law = failure("f", kind="law", field="", error="AssertionError")
-    for one in (failure("f"), law):
-        findings.add(one)
-    findings.note_fixed(failure("f").id)
-    assert [law.id, failure("f").id] == list(findings.primary())
-
-
-@pytest.mark.parametrize("kind", ["same answer", "crash"])
-def test_users_of_a_broken_function_are_explained_by_their_own_kind(
-    kind: str, tmp_path: Path
-) -> None:
-    """A crash explains crashes."""
-    findings = Findings(tmp_path)
-    cause = failure("f", kind=kind)
-    user = failure("g", kind=kind, uses=("f", "g"))
-    for one in (user, cause):
-        findings.add(one)
-    assert [cause.id] == list(findings.primary())
+    assert {cause.id: {one.id for one in others} for cause, *others in groups} == found

@@ -7,16 +7,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import TARGETS
 from tests.tools.fuzz.contexts import SilentContext
+from tests.tools.fuzz.toys import toy
 from tools.fuzz import growth
 from tools.fuzz.cases import Input
 from tools.fuzz.failures import Failure
 from tools.fuzz.growth import CASES, ROUNDS, GrowthJob
-from tools.fuzz.properties import Property, Subject
+from tools.fuzz.properties import Subject
 
 LEAKED: list[bytes] = []
 
@@ -48,10 +45,7 @@ def measured(
 ) -> Failure | None:
     """Measure a property with this body."""
     LEAKED.clear()
-    check = Check(
-        "a toy", Kind.LAW, lambda _: st.integers(0, 255), body, "A toy.", presets=(MINIMAL,)
-    )
-    prop = Property("toys:toy", check, TARGETS["host"])
+    prop = toy(body, st.integers(0, 255))
     monkeypatch.setattr(growth, "properties_of", lambda _: {prop.name: prop})
     return GrowthJob(Subject(), prop.name, 3).run(SilentContext())
 

@@ -12,25 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
 from tests.tools.fuzz.contexts import SilentContext
+from tests.tools.fuzz.toys import toy
 from tools.fuzz import minimize as minimizing
 from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.failures import Failure, key_of
 from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.properties import Property, Subject, properties_of
-
-NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
-
-
-def toy(body: Callable[[Any, Any], None]) -> Property:
-    """Return a property of lists of numbers."""
-    check = Check("a toy", Kind.LAW, lambda _: NUMBERS, body, "A toy.", presets=(MINIMAL,))
-    return Property("toys:toy", check, TARGETS["host"])
 
 
 def failing(prop: Property, is_failing: Callable[[Case], bool]) -> Case:
@@ -90,7 +80,7 @@ def test_a_flaky_failure_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to minimize."""
-    prop = toy(lambda *_: None)
+    prop = toy()
     case = run_case(prop, Input(prop.name, 3))
     assert None is job_of(monkeypatch, prop, case).run(SilentContext())
     assert None is job_of(monkeypatch, prop, case, "crash").run(SilentContext())
@@ -104,7 +94,7 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
             os.kill(os.getpid(), signal.SIGKILL)
 
     prop = toy(crash)
-    passing = toy(lambda *_: None)
+    passing = toy()
     case = failing(passing, lambda case: sum(case.example) > 2000)
     job = job_of(monkeypatch, prop, case, "crash")
     notes = SilentContext()
@@ -130,10 +120,10 @@ def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> Non
             time.sleep(0.1)
 
     prop = toy(hang)
-    case = failing(toy(lambda *_: None), lambda case: len(case.example) == 3)
+    case = failing(toy(), lambda case: len(case.example) == 3)
     found = minimized(job_of(monkeypatch, prop, case, "hang"))
     assert ("hang", "hang", "the call hangs") == (found.kind, found.error, found.line)
-    assert [0, 0, 0] == run_case(toy(lambda *_: None), Input.from_bytes(found.input)).example
+    assert [0, 0, 0] == run_case(toy(), Input.from_bytes(found.input)).example
 
 
 class StatefulToy(Property):

@@ -222,7 +222,7 @@ def night_that_replayed(out: Path, subject: Subject, fails: int) -> Fuzzing:
     fuzzing, _ = unstarted(out, subject=subject)
     job = fuzzing._schedule.next([], 0.0, 1)
     assert isinstance(job, ReplayJob)
-    fuzzing._handle([Finished(job, ReplayResult(job.id, fails, TRIES), 0, 0)])
+    fuzzing._handle_finished(Finished(job, ReplayResult(job.id, fails, TRIES), 0, 0))
     return fuzzing
 
 
@@ -234,7 +234,7 @@ def test_what_was_not_minimized_is_by_the_next_night(tmp_path: Path) -> None:
     job = fuzzing._schedule.next([], 0.0, 1)
     assert isinstance(job, MinimizeJob)
     assert before.input == job.input
-    fuzzing._handle([Finished(job, job.run(KeepingContext()), 0, 0)])
+    fuzzing._handle_finished(Finished(job, job.run(KeepingContext()), 0, 0))
     [found] = Findings(tmp_path / "findings").by_id.values()
     assert ("known", True, TRIES) == (found.status, found.failure.is_minimal, found.failure.tries)
     assert (None, "call") == (before.case, found.failure.case["kind"])
@@ -269,6 +269,7 @@ def test_a_crash_while_minimizing_is_a_finding(tmp_path: Path) -> None:
         fuzzing._add(wrong)
         for _ in range(2):
             job = fuzzing._schedule.urgent.popleft()
+            fuzzing._outstanding.append(job)
             pool.submit(job)
             ended = False
             while not ended:

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import TARGETS
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
+from tests.tools.fuzz.toys import NUMBERS, toy
 from tools.fuzz import branches, slices
 from tools.fuzz.cases import Input, run_case
 from tools.fuzz.failures import Failure
-from tools.fuzz.properties import Property, Subject
+from tools.fuzz.properties import Subject
 from tools.fuzz.slices import SliceJob, SliceResult, vary
-
-NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
 
 
 class Worker(KeepingContext):
@@ -38,12 +33,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
     """Return a function that runs a slice of a toy in a new worker."""
 
     def run_slice(
-        body: Callable[[Any, Any], None],
-        strategy: Any = NUMBERS,  # noqa: ANN401  # any strategy
-        goals_of: Callable[[Any], list[str]] = lambda _: [],
+        *toys: Any,  # noqa: ANN401  # as `toy` takes them
         **options: Any,  # noqa: ANN401  # of any field
     ) -> tuple[SliceResult, Worker]:
-        prop = toy(body, strategy, goals_of)
+        prop = toy(*toys)
         monkeypatch.setattr(slices, "_MEMORIES", {})
         free_monitoring_tools()
         monkeypatch.setattr(slices, "properties_of", lambda _: {prop.name: prop})
@@ -52,18 +45,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
         return SliceJob(Subject(), prop.name, 5, 60.0, **fields).run(worker), worker
 
     return run_slice
-
-
-def toy(
-    body: Callable[[Any, Any], None],
-    strategy: Any = NUMBERS,  # noqa: ANN401  # any strategy
-    goals_of: Callable[[Any], list[str]] = lambda _: [],
-) -> Property:
-    """Return a property of lists of numbers."""
-    check = Check(
-        "a toy", Kind.LAW, lambda _: strategy, body, "A toy.", (), goals_of, presets=[MINIMAL]
-    )
-    return Property("toys:toy", check, TARGETS["host"])
 
 
 def test_a_failure_is_reported_once(run: Callable[..., tuple[SliceResult, Worker]]) -> None:
@@ -103,7 +84,7 @@ def test_inputs_with_new_coverage_are_stored(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
     """One for each set of goals; they go to other workers and nights."""
-    prop = toy(lambda *_: None)
+    prop = toy()
 
     def goals_of(example: list[int]) -> list[str]:
         return [f"{min(len(example), 3)} numbers"]
@@ -116,7 +97,7 @@ def test_inputs_with_new_coverage_are_stored(
 
 def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker]]) -> None:
     """What another worker or night found worth varying is varied here too."""
-    prop = toy(lambda *_: None)
+    prop = toy()
     seed = next(
         number
         for number in range(10_000)

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.checks import Check
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
 from tools.fuzz.properties import Property
