@@ -1,7 +1,8 @@
 """Choose the property that gets the next slice of time.
 
 Each property first gets a short slice. Afterwards three slices in ten go to the property that had
-the least time, so that none is starved. The others go to properties that still cover something
+the least time, so that none is starved, and two in ten to the one that had the least time of those
+that have coverage goals no case has met. The others go to properties that still cover something
 new, in proportion to how much they covered recently per second.
 """
 
@@ -18,6 +19,13 @@ from tools.fuzz.slices import SliceResult
 
 FAIR_SHARE: Final = 0.3
 """The share of slices that goes to the property with the least time."""
+
+UNMET_SHARE: Final = 0.2
+"""The share of slices that goes to properties with goals that no case has met, while there are any.
+
+Without it, three minutes on two cores left 5 of 3,326 goals (2026-11-23): few cases meet them, and
+the time went to properties with many pairs of goals.
+"""
 
 MEMORY: Final = 0.6
 """The weight of what was known about a property before its last slice."""
@@ -53,20 +61,21 @@ class Chooser:
     """Chooses properties, and learns what came of them.
 
     Args:
-        names: The properties.
+        goals: The events of the coverage goals of each property.
         seed: What it draws from.
 
     Attributes:
         records: What is known about each property.
         events: All events, with the number of cases.
 
-    >>> chooser = Chooser(["a", "b"], 0)
+    >>> chooser = Chooser({"a": [("goal", "f", "empty")], "b": []}, 0)
     >>> sorted([chooser.choose(), chooser.choose()])
     ['a', 'b']
     """
 
-    def __init__(self, names: Iterable[str], seed: int) -> None:
-        self.records = {name: Record() for name in names}
+    def __init__(self, goals: Mapping[str, Iterable[Event]], seed: int) -> None:
+        self.records = {name: Record() for name in goals}
+        self._unmet = {name: set(events) for name, events in goals.items()}
         self.events: Counter[Event] = Counter()
         self._chance = random.Random(seed)  # noqa: S311  # no secret
         self._first = list(self.records)
@@ -82,9 +91,13 @@ class Chooser:
         """Return the property that should run next."""
         if self._first:
             return self._take(self._first.pop())
-        if self._chance.random() < FAIR_SHARE:
-            return self._take(min(self.records, key=self._time_of))
         names = list(self.records)
+        share = self._chance.random()
+        if share < FAIR_SHARE:
+            return self._take(min(names, key=self._time_of))
+        unmet = [name for name in names if self._unmet[name]]
+        if unmet and share < FAIR_SHARE + UNMET_SHARE:
+            return self._take(min(unmet, key=self._time_of))
         minimum = 1e-3 + sum(record.gain for record in self.records.values()) / len(names) / 20
         weights = [self.records[name].gain + minimum for name in names]
         return self._take(self._chance.choices(names, weights)[0])
@@ -101,6 +114,8 @@ class Chooser:
         record.slices += 1
         record.events.update(result.events)
         self.events.update(result.events)
+        for goals in self._unmet.values():
+            goals.difference_update(new)
         self._promised[name] -= 1
         gain = sum(WEIGHTS.get(event[0], 1.0) for event in new) / max(seconds, 1e-3)
         is_first = record.slices == 1

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from conformance.properties import Check
 from conformance.strategies.batches import Batch
 from conformance.values import children, is_object
 
@@ -26,6 +27,11 @@ PLURALS: Final = {
     "branch": "branches",
 }
 """The kinds of coverage as the reports call them."""
+
+
+def goals_of(check: Check) -> set[Event]:
+    """Return the events of the coverage goals that a check declares."""
+    return {("goal", check.function, name) for name in check.goals}
 
 
 class Source:

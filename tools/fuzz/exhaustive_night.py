@@ -19,6 +19,7 @@ from tools.fuzz.findings import Findings
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Pool
 from tools.fuzz.options import Options
+from tools.fuzz.properties import Property
 from tools.fuzz.report.record import Night, Scope
 from tools.fuzz.summary import reported_findings, start_of_night
 
@@ -93,19 +94,15 @@ def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
     """
     target = targets_of(progress.subject)[found.target]
     example = example_of(found.scope, found.index, progress.scale)
-    check, where = example.check, example.where
+    prop = Property(example.where, example.check, target)
     error: BaseException = AssertionError(found.line)
     if found.is_crash:
         error = ProcessDiedError(found.line)
     else:
         try:
-            check.body(target, example.value)
+            example.check.body(target, example.value)
         except RAISED as raised:
             error = raised
     name = f"{found.scope}:{found.index}"
-    failure = failure_of(
-        check, target, where, example.value, error, property_name=name, is_minimal=True
-    )
-    return with_artefacts(
-        failure, check, target, where, example.value, error, is_safe=not found.is_crash
-    )
+    failure = failure_of(prop, example.value, error, property_name=name, is_minimal=True)
+    return with_artefacts(failure, prop, example.value, error, is_safe=not found.is_crash)

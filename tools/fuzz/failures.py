@@ -10,12 +10,12 @@ from typing import Any
 
 from conformance.cases.compared import case_of_failure
 from conformance.encoding import Json
-from conformance.properties import Check
 from conformance.report import Mismatch, first_line
 from conformance.reports.failure import describe_failure
 from conformance.script import script_of
-from conformance.targets import Target
+from tools.fuzz.cases import Case, Input
 from tools.fuzz.coverage import batch_of
+from tools.fuzz.properties import Property
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,54 +90,44 @@ def field_of(error: BaseException) -> str:
     return re.sub(r"\[\d+\]", "[]", error.difference.path)
 
 
-def failure_of(
-    check: Check, target: Target, where: str, example: Any, error: BaseException, **more: Any
-) -> Failure:
-    """Return the failure of a check, with further fields.
+def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
+    """Return the failure of a case, with further fields; it has no stored case or script yet."""
+    found: dict[str, Any] = {
+        "uses": tuple(sorted(case.used)),
+        "input": Input(prop.name, 0, case.choices).to_bytes(),
+        **more,
+    }
+    return failure_of(prop, case.example, case.raised, **found)
 
-    Args:
-        check: The check.
-        target: The target.
-        where: Where the check stands, as the corpus names it.
-        example: What its strategy drew.
-        error: What it raised.
-        **more: The fields.
-    """
+
+def failure_of(prop: Property, example: Any, error: BaseException, **more: Any) -> Failure:
+    """Return the failure of an example of a property with an error, with further fields."""
+    check = prop.check
     function, field, name = key_of(check.function, error)
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
     if not str(error):  # a plain `assert` says nothing
         line += check.description.partition("\n")[0]
     batch = batch_of(example)
-    details = describe_failure((check, example, error), error)
     fields: dict[str, Any] = {
-        "property_name": where,
+        "property_name": prop.name,
         "kind": check.kind.value,
         "message": str(error),
-        "details": details,
+        "details": describe_failure((check, example, error), error),
         "requests": None if batch is None else batch.num_reqs,
+        **more,
     }
-    return Failure(
-        function, target.name, field=field, error=name, line=line[:500], **{**fields, **more}
-    )
+    return Failure(function, prop.target.name, field=field, error=name, line=line[:500], **fields)
 
 
 def with_artefacts(
-    failure: Failure,
-    check: Check,
-    target: Target,
-    where: str,
-    example: Any,
-    error: BaseException,
-    *,
-    is_safe: bool = True,
+    failure: Failure, prop: Property, example: Any, error: BaseException, *, is_safe: bool = True
 ) -> Failure:
     """Return a failure with its stored case, and its script if that can be short.
 
-    The arguments are those of `failure_of`. With `is_safe` the call can be made again in this
-    process, to see that a script shows the failure.
+    With `is_safe` the call can be made again in this process, to see that a script shows it.
     """
     case = None
     with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
-        case = case_of_failure(check, where, example, error)
-    script = script_of(check, target, example, error) if is_safe else None
+        case = case_of_failure(prop.check, prop.where, example, error)
+    script = script_of(prop.check, prop.target, example, error) if is_safe else None
     return dataclasses.replace(failure, case=case, script=script)

@@ -14,10 +14,9 @@ from typing import ClassVar, Final
 
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.child import run_in_child
-from tools.fuzz.failures import Failure
+from tools.fuzz.failures import Failure, failure_of_case
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, PropertyJob, properties_of
-from tools.fuzz.slices import failure_of_case
 from tools.fuzz.worker_process import rss_bytes
 
 STAGES: Final = 8

@@ -26,11 +26,10 @@ from tools.fuzz.child import (
     run_in_child,
 )
 from tools.fuzz.coverage import batch_of
-from tools.fuzz.failures import Failure, key_of, with_artefacts
+from tools.fuzz.failures import Failure, failure_of_case, key_of, with_artefacts
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, PropertyJob, properties_of
 from tools.fuzz.shrink import shrink
-from tools.fuzz.slices import failure_of_case
 
 TRIES: Final = 5
 """How often an input is tried to learn whether it always fails."""
@@ -132,7 +131,7 @@ class _Attempts:
         """Return the failure of a case, with its stored case and its script."""
         prop = self.prop
         found = failure_of_case(prop, case, **counts)
-        return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.raised)
+        return with_artefacts(found, prop, case.example, case.raised)
 
 
 class _ForkedAttempts(_Attempts):
@@ -181,9 +180,7 @@ class _ForkedAttempts(_Attempts):
         found = dataclasses.replace(found, error=how, line=str(error))
         if prop.is_stateful:  # what it drew is known to the child alone
             return found
-        return with_artefacts(
-            found, prop.check, prop.target, prop.where, case.example, error, is_safe=False
-        )
+        return with_artefacts(found, prop, case.example, error, is_safe=False)
 
     def _check_in_child(self, _target: object, example: Any) -> None:
         how = run_in_child(lambda: self.prop.run(example), self.seconds)

@@ -16,7 +16,7 @@ from typing import Final
 from tools.fuzz.cases import Input
 from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.chooser import Chooser
-from tools.fuzz.coverage import PLURALS
+from tools.fuzz.coverage import PLURALS, goals_of
 from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
@@ -61,7 +61,9 @@ class Fuzzing:
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self.properties = properties_of(options.subject)
         self.findings = Findings(options.out / "findings")
-        self.chooser = Chooser(self.properties, self.seed)
+        self.chooser = Chooser(
+            {name: goals_of(prop.check) for name, prop in self.properties.items()}, self.seed
+        )
         self.started = datetime.now(UTC)
         self.curve: list[Point] = []
         self.lost: list[LostWorker] = []

@@ -10,14 +10,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hypothesis.internal.conjecture.choice import ChoiceT
 
 import reference
 from tools.fuzz import branches, coverage
 from tools.fuzz.cases import Case, Input, Status, run_case
-from tools.fuzz.failures import Failure, failure_of, key_of
+from tools.fuzz.failures import failure_of_case, key_of
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, PropertyJob, Subject, properties_of
 from tools.fuzz.worker_process import rss_bytes
@@ -263,18 +263,3 @@ def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, 
     else:
         return choices[:at]
     return (*choices[:at], new, *choices[at + 1 :])
-
-
-def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
-    """Return the failure of a case, with further fields; it has no stored case or script yet."""
-    return failure_of(
-        prop.check,
-        prop.target,
-        prop.where,
-        case.example,
-        case.raised,
-        property_name=prop.name,
-        uses=tuple(sorted(case.used)),
-        input=Input(prop.name, 0, case.choices).to_bytes(),
-        **more,
-    )

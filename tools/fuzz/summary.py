@@ -19,7 +19,7 @@ from conformance.reports.versions import versions
 from conformance.targets import Target
 from fast.memory import read_sysconf
 from tools.fuzz.branches import observer_of_branches
-from tools.fuzz.coverage import PLURALS, Event
+from tools.fuzz.coverage import PLURALS, Event, goals_of
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
@@ -140,11 +140,8 @@ def tallies_of(fuzzing: Fuzzing) -> list[Tally]:
 
 def declared_goals(fuzzing: Fuzzing) -> set[str]:
     """Return the goals that the harness declares for the properties of a night."""
-    return {
-        _name_of(("goal", prop.check.function, name))
-        for prop in fuzzing.properties.values()
-        for name in prop.check.goals
-    }
+    checks = (prop.check for prop in fuzzing.properties.values())
+    return {_name_of(event) for check in checks for event in goals_of(check)}
 
 
 def _name_of(event: Event) -> str:

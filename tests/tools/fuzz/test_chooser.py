@@ -41,7 +41,7 @@ def run_slices(
 
 def test_each_property_is_first_chosen_once() -> None:
     """The seed decides the order of the first slices."""
-    choosers = [Chooser(NAMES, seed) for seed in (1, 1, 2)]
+    choosers = [Chooser(dict.fromkeys(NAMES, ()), seed) for seed in (1, 1, 2)]
     orders = [run_slices(chooser, len(NAMES)) for chooser in choosers]
     assert not any(chooser.is_first_round for chooser in choosers)
     assert all(sorted(order) == NAMES for order in orders)
@@ -50,15 +50,26 @@ def test_each_property_is_first_chosen_once() -> None:
 
 def test_none_is_starved() -> None:
     """A property that never covers anything new has a fair share of three slices in ten."""
-    chooser = Chooser(NAMES, 0)
+    chooser = Chooser(dict.fromkeys(NAMES, ()), 0)
     counts = Counter(run_slices(chooser, 1000, new={NAMES[0]: 5}))
     assert counts[NAMES[0]] > 400
     assert min(counts[name] for name in NAMES) >= 20, counts
 
 
+def test_a_property_with_unmet_goals_has_a_share() -> None:
+    """It has more time than others as long as no case, of any property, has met its goals."""
+    goal: Event = ("goal", "f", "rare")
+    chooser = Chooser({**dict.fromkeys(NAMES, ()), "of f": [goal], "of f, too": [goal]}, 0)
+    counts = Counter(run_slices(chooser, 1000))
+    assert min(counts["of f"], counts["of f, too"]) > 100
+    assert max(counts[name] for name in NAMES) < 100
+    chooser.learn(SliceResult("of f", 1, 0, 0, 1.0, Counter({goal: 1})))
+    assert run_slices(chooser, 1000).count("of f") < 100
+
+
 def test_a_slow_property_takes_no_more_time_than_others() -> None:
     """The fair share is a share of time, not of slices."""
-    chooser = Chooser(["slow", "fast"], 0)
+    chooser = Chooser({"slow": (), "fast": ()}, 0)
     run_slices(chooser, 600, seconds={"slow": 10.0})
     fast, slow = (chooser.records[name] for name in ("fast", "slow"))
     assert fast.slices > slow.slices
@@ -67,7 +78,7 @@ def test_a_slow_property_takes_no_more_time_than_others() -> None:
 
 def test_what_is_new_is_preferred() -> None:
     """A property that covers new goals gets most slices, until it covers nothing new."""
-    chooser = Chooser(["old", "new"], 0)
+    chooser = Chooser({"old": (), "new": ()}, 0)
     assert run_slices(chooser, 100, new={"new": 3}).count("new") > 60
     run_slices(chooser, 200)
     assert 60 < run_slices(chooser, 200).count("new") < 140
@@ -75,7 +86,7 @@ def test_what_is_new_is_preferred() -> None:
 
 def test_an_event_is_new_once() -> None:
     """An event that another property covered is not new; its cases are counted for each."""
-    chooser = Chooser(["a", "b"], 0)
+    chooser = Chooser({"a": (), "b": ()}, 0)
     events: Counter[Event] = Counter({("branch", "f", "1>2"): 3, ("pair", "f", "x", "y"): 1})
     assert 2 == chooser.learn(SliceResult("a", 4, 1, 2, 1.0, events))
     assert 0 == chooser.learn(SliceResult("b", 4, 0, 0, 1.0, events))
@@ -91,7 +102,7 @@ def test_an_event_is_new_once() -> None:
 
 def test_a_lost_slice_counts_as_one() -> None:
     """A property whose worker died is not chosen again and again before others."""
-    chooser = Chooser(["dies", "lives"], 0)
+    chooser = Chooser({"dies": (), "lives": ()}, 0)
     num_lives = 0
     for _ in range(100):
         name = chooser.choose()

@@ -21,6 +21,7 @@ from tools.fuzz import command_line, slices
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.database import open_database
 from tools.fuzz.display import Display
+from tools.fuzz.failures import failure_of_case
 from tools.fuzz.findings import Findings
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
 from tools.fuzz.local_pool import LocalPool
@@ -28,7 +29,7 @@ from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.night import MAX_ERRORS, Fuzzing, Options
 from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import ReplayJob, ReplayResult
-from tools.fuzz.slices import SliceJob, failure_of_case
+from tools.fuzz.slices import SliceJob
 from tools.fuzz.worker import Limits
 
 FUNCTION = "UBatchSlice"

@@ -18,11 +18,11 @@ from tools.fuzz import replay
 from tools.fuzz.cases import Input, run_case
 from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS
 from tools.fuzz.command_line import main
+from tools.fuzz.failures import failure_of_case
 from tools.fuzz.findings import Findings
 from tools.fuzz.minimize import TRIES
 from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
-from tools.fuzz.slices import failure_of_case
 
 
 @pytest.mark.parametrize(
