@@ -67,7 +67,7 @@ def check_branches(source: Source, toys: ModuleType) -> None:
 
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
 def test_branches(toys: ModuleType) -> None:
-    """Those that the cases of a slice took, in the given folders only."""
+    """A slice's branches are those that its cases took, in the given folders only."""
     source = Branches([Path(str(toys.__file__)).parent])
     try:
         check_branches(source, toys)
@@ -77,7 +77,7 @@ def test_branches(toys: ModuleType) -> None:
 
 @pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
 def test_traced_arcs(toys: ModuleType) -> None:
-    """Likewise by tracing; a process that is itself traced goes on being so."""
+    """Tracing finds the same branches, and a process that is itself traced stays traced."""
     source = TracedArcs([Path(str(toys.__file__)).parent])
     check_branches(source, toys)
     before = sys.gettrace()
@@ -96,7 +96,7 @@ def test_traced_arcs(toys: ModuleType) -> None:
 
 @pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
 def test_some_cases_are_traced(toys: ModuleType) -> None:
-    """The first of a slice, and those that vary an input; others are as fast as without."""
+    """The first cases of a slice are traced, and those that vary an input; others are not."""
     source = TracedArcs([Path(str(toys.__file__)).parent])
     source.begin("a property", is_simulated=False)
     for _ in range(TracedArcs.CASES):
@@ -113,7 +113,7 @@ def test_some_cases_are_traced(toys: ModuleType) -> None:
 
 
 def test_the_report_says_what_observes_branches() -> None:
-    """It is what this Python has."""
+    """The report names `sys.monitoring` or coverage.py, whichever this Python uses."""
     observer = branches.observer_of_branches()
     source = branches.branch_source([])
     if isinstance(source, Branches):
@@ -124,7 +124,7 @@ def test_the_report_says_what_observes_branches() -> None:
 
 
 def test_the_folders_are_whole_names(tmp_path: Path) -> None:
-    """`fast` is not `faster`: a folder that only begins alike is not observed."""
+    """A folder whose name only begins with that of an observed folder is not observed."""
     (tmp_path / "faster").mkdir()
     (tmp_path / "faster" / "toys.py").write_text(CODE, encoding="utf-8")
     code = (

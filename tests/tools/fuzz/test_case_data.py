@@ -16,7 +16,7 @@ from tools.fuzz.properties import Subject, properties_of
 @pytest.mark.usefixtures("fuzz_profile")
 @pytest.mark.parametrize("seed", [0, 1, 9])
 def test_the_same_choices_in_the_same_order(seed: int) -> None:
-    """Of properties of all kinds, a stateful one too; also where the first choices are given."""
+    """Properties of all kinds draw the same choices, also after a prefix of given ones."""
     properties = properties_of(Subject(target="host")).values()
     for prop in list(properties)[seed::12]:
         choices: tuple[object, ...] = ()

@@ -22,14 +22,14 @@ SLOTS = "test_slots::test_compute_slot_mapping@host"
     "prefix", [(), (1, True, 2.5, "text", b"bytes"), (0, -(2**70), float("inf"), "é\x00")]
 )
 def test_an_input_is_read_as_it_was_written(prefix: tuple[Any, ...]) -> None:
-    """Each kind of choice comes back as it was."""
+    """Choices of each type come back as they were."""
     found = Input("a property@host", 2**64 - 1, prefix)
     assert found == Input.from_bytes(found.to_bytes())
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'["a", 1]', b'["a", 1, "//8="]', b"\xff"])
 def test_other_bytes_are_no_input(data: bytes) -> None:
-    """What a worker that died had not finished to write is refused."""
+    """Bytes that a dying worker did not finish writing are rejected."""
     with pytest.raises((ValueError, TypeError)):
         Input.from_bytes(data)
 
@@ -49,7 +49,7 @@ def test_an_input_is_drawn_again() -> None:
 
 
 def test_inputs_are_noted_before_they_are_checked() -> None:
-    """As requested, or with all choices that were drawn: the body may crash the process."""
+    """An input is noted before the body runs, which may crash the process."""
     noted: list[bytes] = []
     seen: list[int] = []
 
@@ -67,7 +67,7 @@ def test_inputs_are_noted_before_they_are_checked() -> None:
 
 
 def test_what_becomes_of_a_case() -> None:
-    """It passes, fails with what was raised, or cannot be drawn."""
+    """A case passes, fails with what was raised, or is invalid."""
 
     def body(target: Target, example: int) -> None:
         assert isinstance(target, Target)
@@ -95,7 +95,7 @@ def test_an_exit_is_a_failure() -> None:
 
 
 def test_a_strategy_that_raises_fails() -> None:
-    """The error is recorded; there is no example, and no goal."""
+    """The case has the error, but neither an example nor goals."""
 
     @st.composite
     def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
@@ -117,7 +117,7 @@ def test_an_example_that_is_none_meets_goals() -> None:
 
 @pytest.mark.usefixtures("fuzz_profile")
 def test_a_state_machine_is_drawn_again() -> None:
-    """Its steps are choices like any other."""
+    """The steps of a state machine are choices that can be drawn again."""
     found = properties_of(Subject(target="host", functions="stateful test"))
     name, prop = next(iter(found.items()))
     assert prop.is_stateful

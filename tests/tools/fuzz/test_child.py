@@ -28,12 +28,12 @@ from tools.fuzz.child import draw_in_child, run_in_child
     ids=["returns", "raises", "exits", "is killed", "has no memory"],
 )
 def test_how_a_child_ends(call: Callable[[], None], how: str) -> None:
-    """An exception is found without a child: there it is not a death."""
+    """A death is named by its signal or exit status; an exception is not a death."""
     assert how == run_in_child(call, 60.0)
 
 
 def test_a_child_that_hangs() -> None:
-    """It is killed when its time is over."""
+    """A child that hangs is killed when its time is over."""
     started = time.monotonic()
     assert "hang" == run_in_child(lambda: time.sleep(1000), 0.5)
     assert time.monotonic() - started < 60
@@ -59,7 +59,7 @@ def draw_and_die(data: ConjectureData) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_child_draws_is_drawn_here(seed: int) -> None:
-    """The choices and their spans are those of a function that draws here."""
+    """The parent repeats a child's draws: it has the same choices and spans."""
     here, there = (ConjectureData(random=random.Random(seed)) for _ in range(2))  # noqa: S311
     draw_anything(here)
     assert "SIGKILL" == draw_in_child(draw_and_die, there)
@@ -72,7 +72,7 @@ def test_what_a_child_draws_is_drawn_here(seed: int) -> None:
 
 
 def test_a_child_that_draws_too_much() -> None:
-    """Its data ends where it would have ended here, and that is not a death."""
+    """A child whose data overruns has not died, and the parent's data overruns too."""
     data = ConjectureData(random=random.Random(0), max_choices=2)  # noqa: S311
     assert "" == draw_in_child(draw_and_die, data)
     assert data.frozen

@@ -6,7 +6,7 @@ from tools.fuzz.coverage import GoalsAndSizes
 
 
 def test_goals_and_their_pairs() -> None:
-    """Each is counted with the number of cases that met it; a slice begins again."""
+    """Goals and pairs are counted by case, and each slice starts from zero."""
     source = GoalsAndSizes()
     source.see("f", ["b", "a"], None)
     source.see("f", ["a"], None)

@@ -109,7 +109,7 @@ def check_bounded_and_removable(database: Database) -> None:
 
 @pytest.mark.parametrize("url", [None, "examples", "file"])
 def test_a_folder_keeps_inputs_for_the_next_night(tmp_path: Path, url: str | None) -> None:
-    """What one night saved, the next night finds, wherever the folder is."""
+    """The next night finds what one night saved, wherever the folder is."""
     if url is not None:
         url = str(tmp_path / "shared") if url == "examples" else f"file://{tmp_path}/shared"
     night = open_database(url, tmp_path / "one")
@@ -123,7 +123,7 @@ def test_a_folder_keeps_inputs_for_the_next_night(tmp_path: Path, url: str | Non
 
 
 def test_more_inputs_than_allowed_are_removed_when_they_are_read(tmp_path: Path) -> None:
-    """Many nights together keep no more inputs of a property than one."""
+    """Several nights together keep no more inputs of a property than one night."""
     nights = [open_database(None, tmp_path) for _ in range(3)]
     for number, night in enumerate(nights):
         for index in range(MAX_COVERING):
@@ -135,7 +135,7 @@ def test_more_inputs_than_allowed_are_removed_when_they_are_read(tmp_path: Path)
 
 @pytest.mark.usefixtures("forked_processes")
 def test_a_failing_input_is_in_the_folder_at_once(tmp_path: Path) -> None:
-    """A night that is killed keeps it: nothing waits in memory."""
+    """A failing input survives SIGKILL right after it was saved."""
     script = (
         "import os; from pathlib import Path; from tools.fuzz.database import open_database\n"
         f"open_database(None, Path({str(tmp_path)!r})).save_failing('p', b'fails')\n"
@@ -147,7 +147,7 @@ def test_a_failing_input_is_in_the_folder_at_once(tmp_path: Path) -> None:
 
 
 def test_two_nights_share_a_server(tmp_path: Path, servers: list[Server]) -> None:
-    """Each finds what the other saved, and no longer what the other removed."""
+    """Each night finds what the other saved, and not what the other removed."""
     servers.append(Server(tmp_path / "redis", is_persistent=False))
     one, two = (open_database(servers[0].url, tmp_path / name) for name in ("one", "two"))
     check_bounded_and_removable(one)
@@ -167,7 +167,7 @@ def test_two_nights_share_a_server(tmp_path: Path, servers: list[Server]) -> Non
 def test_nothing_is_lost_when_the_server_is_killed_and_restarted(
     tmp_path: Path, servers: list[Server], is_persistent: bool
 ) -> None:
-    """What was saved before, while it was away, and after, is there, even if it lost its data."""
+    """The server has what was saved before, during and after its absence, even without its data."""
     server = Server(tmp_path / "redis", is_persistent=is_persistent)
     servers.append(server)
     night = open_database(server.url, tmp_path / "night")
@@ -201,7 +201,7 @@ def test_nothing_is_lost_when_the_server_is_killed_and_restarted(
 def test_a_restart_that_no_operation_noticed_loses_nothing(
     tmp_path: Path, servers: list[Server]
 ) -> None:
-    """A server that is empty when the night ends has everything afterwards."""
+    """A server that restarted without its data gets everything when the night ends."""
     server = Server(tmp_path / "redis", is_persistent=False)
     servers.append(server)
     night = open_database(server.url, tmp_path / "night")
@@ -214,7 +214,7 @@ def test_a_restart_that_no_operation_noticed_loses_nothing(
 
 
 def test_a_night_begins_without_its_server(tmp_path: Path, servers: list[Server]) -> None:
-    """It works with the folder, does not wait for long, and says so."""
+    """Without its server a night uses the folder, does not wait for long, and reports it."""
     server = Server(tmp_path / "redis", is_persistent=False)
     servers.append(server)
     server.kill()
@@ -230,7 +230,7 @@ def test_a_night_begins_without_its_server(tmp_path: Path, servers: list[Server]
 
 
 def test_a_server_that_accepts_but_never_answers_is_not_waited_for(tmp_path: Path) -> None:
-    """A hanging server costs a second now and then, not a second for each input."""
+    """A server that hangs costs a second every few seconds, not a second for each input."""
     pytest.importorskip("redis", reason="the extra `redis` is not installed")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         night = open_database(f"redis://127.0.0.1:{listener.getsockname()[1]}", tmp_path)
@@ -243,7 +243,7 @@ def test_a_server_that_accepts_but_never_answers_is_not_waited_for(tmp_path: Pat
 
 
 def test_a_password_is_used_and_never_shown(tmp_path: Path, servers: list[Server]) -> None:
-    """The right one opens the database; the wrong one is refused in a line without it."""
+    """The right password opens the database; the message about a wrong one does not contain it."""
     server = Server(tmp_path / "redis", is_persistent=False, password=PASSWORD)
     servers.append(server)
     right = server.url.replace("//", f"//:{PASSWORD}@")
@@ -270,7 +270,7 @@ def test_a_password_is_used_and_never_shown(tmp_path: Path, servers: list[Server
     ],
 )
 def test_a_url_of_another_kind_is_refused(tmp_path: Path, url: str, message: str) -> None:
-    """The message says what there is."""
+    """The message lists the kinds of URLs that can be used."""
     with pytest.raises(ValueError, match="the example database is ") as refused:
         open_database(url, tmp_path)
     assert message in str(refused.value)
@@ -278,7 +278,7 @@ def test_a_url_of_another_kind_is_refused(tmp_path: Path, url: str, message: str
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:port/0", "redis://127.0.0.1:1/0?colour=red"])
 def test_an_invalid_redis_url_is_refused(tmp_path: Path, url: str) -> None:
-    """A port that is not a number, and an option that there is not, are usage errors."""
+    """A port that is not a number and an unknown option are usage errors."""
     pytest.importorskip("redis", reason="the extra `redis` is not installed")
     with pytest.raises(ValueError, match=r"the database redis://127\.0\.0\.1.*(valid|used)"):
         open_database(url, tmp_path)
@@ -287,7 +287,7 @@ def test_an_invalid_redis_url_is_refused(tmp_path: Path, url: str) -> None:
 def test_redis_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The extra is named."""
+    """The message names the extra."""
     monkeypatch.setattr(database_module.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'kvtwin\[redis\]'"):
         open_database("redis://127.0.0.1/0", tmp_path)

@@ -15,13 +15,13 @@ LINE = "61 s: 12,345 cases (202/s); 1,000 goals, 7 branches; 3 failures open, 1 
 
 
 def test_a_state_in_a_line() -> None:
-    """It has the counts, and can be read before anything happened."""
+    """The line has the counts, also before the first case."""
     assert LINE == STATE.line
     assert "0 s: 0 cases (0/s); nothing met; 0 failures open, 0 of them new" == State().line
 
 
 def test_without_a_terminal_there_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One a minute and the notes, without control characters."""
+    """There is a line for each minute and each note, without control characters."""
     clock = [0.0]
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
     text = io.StringIO()
@@ -36,7 +36,7 @@ def test_without_a_terminal_there_are_few_lines(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_in_a_terminal_the_counts_are_live() -> None:
-    """They are there while the night runs, and go away at its end; notes stay."""
+    """The counts are shown while the night runs, and removed at its end; notes stay."""
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=100)
     with Display(console, 100.0) as shown:

@@ -45,7 +45,7 @@ def mismatch(expected: list[int], actual: list[int], path: str = "result") -> Mi
 
 
 def test_a_key_has_no_indices() -> None:
-    """Two inputs that fail in another element fail alike; another field is another failure."""
+    """A difference in another element is the same failure; one in another field is another."""
     first = mismatch([1, 2], [1, 3])
     second = mismatch([1, 2, 5], [0, 2, 5])
     other = mismatch([1, 2], [1, 3], "out")
@@ -55,14 +55,14 @@ def test_a_key_has_no_indices() -> None:
 
 
 def test_a_key_has_the_class_of_the_error() -> None:
-    """Another class is another failure; another message is not."""
+    """Another exception class is another failure; another message is not."""
     assert key_of("f", ValueError("a")) == key_of("f", ValueError("b"))
     assert key_of("f", ValueError("a")) != key_of("f", TypeError("a"))
     assert key_of("f", ValueError("a")) != key_of("g", ValueError("a"))
 
 
 def test_an_id_is_a_file_name() -> None:
-    """It begins with the function, and differs where the key does."""
+    """An id begins with the function, and differs if the key does."""
     first, second = failure("stateful test"), failure("stateful test", field="out")
     assert first.id.startswith("stateful-test-")
     assert first.id != second.id
@@ -70,7 +70,7 @@ def test_an_id_is_a_file_name() -> None:
 
 
 def test_a_failure_is_stored_once(tmp_path: Path) -> None:
-    """It is new the first time; the others are counted."""
+    """A failure is new the first time; later ones with its key are counted."""
     findings = Findings(tmp_path)
     assert None is not findings.add(failure())
     assert None is findings.add(failure(line="again"))
@@ -80,7 +80,7 @@ def test_a_failure_is_stored_once(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_written_at_once(tmp_path: Path) -> None:
-    """Its case and its script have files; another process reads all of it."""
+    """A failure is read back whole, with its case and its script."""
     case = {"kind": "call", "contract": "f", "reason": "wrong"}
     one = failure(case=case, script="print()\n", details={"table": "a\tb"}, requests=2)
     Findings(tmp_path).add(one)
@@ -100,7 +100,7 @@ def test_a_failure_is_written_at_once(tmp_path: Path) -> None:
 
 
 def test_what_has_no_case_is_stored_as_its_input(tmp_path: Path) -> None:
-    """So that it can be tried again."""
+    """A failure without a stored case is stored as the input that it was drawn from."""
     one = failure(input=b'["p", 0, ""]')
     Findings(tmp_path).add(one)
     stored = json.loads((tmp_path / "cases" / f"{one.id}.json").read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def test_what_has_no_case_is_stored_as_its_input(tmp_path: Path) -> None:
 
 
 def test_a_minimized_failure_takes_its_place(tmp_path: Path) -> None:
-    """Once; afterwards a larger one does not."""
+    """The minimized failure replaces the larger one, and no later one replaces it."""
     findings = Findings(tmp_path)
     findings.add(failure(script="long"))
     findings.replace(failure().id, failure(script="short", is_minimal=True, fails=5, tries=5))
@@ -121,7 +121,7 @@ def test_a_minimized_failure_takes_its_place(tmp_path: Path) -> None:
 
 
 def test_a_minimized_failure_may_have_another_key(tmp_path: Path) -> None:
-    """It joins what is known by that key, and the files of the other go."""
+    """A failure that gets a known key joins that finding, and its old files are removed."""
     findings = Findings(tmp_path)
     for field in ("result", "out"):
         findings.add(failure(field=field, script=field))
@@ -134,7 +134,7 @@ def test_a_minimized_failure_may_have_another_key(tmp_path: Path) -> None:
 
 
 def test_a_minimized_failure_takes_the_place_of_another_that_is_not(tmp_path: Path) -> None:
-    """Its key turned out to be that of a failure that was found before, and is larger."""
+    """If the known finding with the new key is not minimal, the minimized failure replaces it."""
     findings = Findings(tmp_path)
     for field in ("result", "out"):
         findings.add(failure(field=field, script="large"))
@@ -146,7 +146,7 @@ def test_a_minimized_failure_takes_the_place_of_another_that_is_not(tmp_path: Pa
 
 
 def test_known_fixed_and_new_again(tmp_path: Path) -> None:
-    """What fails again is known, what does not is fixed; found or tried later, it is new."""
+    """What fails again is known, what passes is fixed, and what was fixed and fails is new."""
     first = Findings(tmp_path)
     for function in ("f", "g"):
         first.add(failure(function))
@@ -165,7 +165,7 @@ def test_known_fixed_and_new_again(tmp_path: Path) -> None:
 
 
 def test_a_flaky_failure_says_how_often(tmp_path: Path) -> None:
-    """What was tried again and failed at times is open, with both numbers."""
+    """A finding that fails sometimes is open, with the numbers of failures and tries."""
     findings = Findings(tmp_path)
     findings.add(failure())
     findings.note_failing(failure().id, fails=2, tries=5)

@@ -51,7 +51,7 @@ def measured(
 
 
 def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is measured in a child, whose memory is given back; the failure says how much it is."""
+    """Growth is measured in a child, and the failure says how much each case adds."""
     found = measured(monkeypatch, keeps)
     assert found is not None
     assert ("memory growth", "MemoryGrowthError") == (found.kind, found.error)
@@ -66,5 +66,5 @@ def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_freed_or_cached_is_no_growth(
     body: Callable[[object, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first stage fills caches; what ends before the last one is no leak."""
+    """Memory that is freed, or grows only at first, is not reported."""
     assert None is measured(monkeypatch, body)

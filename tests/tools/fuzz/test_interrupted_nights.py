@@ -17,7 +17,7 @@ BUG = {"PLANTED_BUGS": "modules ignored"}
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_ends_a_night_with_its_report(name: str, tmp_path: Path) -> None:
-    """The report is written, with what was found; the status is the signal's; nothing runs on."""
+    """The report has what was found, the exit status is the signal's, and no process is left."""
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
     running = nights.processes(night.pid)
@@ -34,7 +34,7 @@ def test_a_signal_ends_a_night_with_its_report(name: str, tmp_path: Path) -> Non
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    """The night goes on, what was found is in the report, and so is the loss, as no crash."""
+    """The night continues; the report has what was found, and the loss, which is no crash."""
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "1", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
     [before] = nights.workers(night.pid)
@@ -57,7 +57,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_coordinator_leaves_what_was_found(tmp_path: Path) -> None:
-    """The findings can be read and are tried first by the next night; the workers end."""
+    """The workers end, and the next night reads the findings and tries them first."""
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
     running = nights.workers(night.pid)

@@ -55,7 +55,7 @@ def minimized(job: MinimizeJob) -> Failure:
 
 
 def test_a_failure_is_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It always fails: the input is small."""
+    """The input of a failure that always occurs is shrunk."""
     prop = toy(has_large)
     found = minimized(job_of(monkeypatch, prop, failing(prop, lambda case: case.error is not None)))
     assert (True, TRIES, TRIES) == (found.is_minimal, found.fails, found.tries)
@@ -64,7 +64,7 @@ def test_a_failure_is_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flaky_failure_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried several times, and the report says how often it failed."""
+    """A flaky failure is not shrunk; it has the number of times that it failed."""
     calls = []
 
     def every_other_time(_: object, example: list[int]) -> None:
@@ -79,7 +79,7 @@ def test_a_flaky_failure_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to minimize."""
+    """A failure that does not occur again is not minimized."""
     prop = toy()
     case = run_case(prop, Input(prop.name, 3))
     assert None is job_of(monkeypatch, prop, case).run(SilentContext())
@@ -87,7 +87,7 @@ def test_what_does_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker lives on, and notes whose input it tries."""
+    """A crash is minimized in children; the worker stays alive, and notes the input."""
 
     def crash(_: object, example: list[int]) -> None:
         if sum(example) > 500:
@@ -112,7 +112,7 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within its time; each try takes as long as a hang is waited for."""
+    """A hang is minimized within its time, although each try takes as long as the limit."""
     monkeypatch.setattr(minimizing, "HANG_SECONDS", 0.5)
 
     def hang(_: object, example: list[int]) -> None:
@@ -149,7 +149,7 @@ class StatefulToy(Property):
 
 
 def test_a_stateful_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it draws is known to the child, and is drawn again in the worker, which lives on."""
+    """A stateful test draws in the child; the worker repeats its draws and stays alive."""
     prop = StatefulToy("toys:toy", toy(has_large).check, TARGETS["host"])
     input_ = Input(prop.name, 0, (True, 700, True, 3, True, 0, True, 900, True, 800))
     case = Case(Status.FAILED, input_.prefix)
@@ -160,7 +160,7 @@ def test_a_stateful_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_input_without_time_stays_to_be_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It always fails, and the next night goes on with it."""
+    """A failure that was not shrunk in time is not minimal, so the next night continues."""
     prop = toy(has_large)
     case = failing(prop, lambda case: case.error is not None)
     job = dataclasses.replace(job_of(monkeypatch, prop, case), seconds=0.0)
@@ -169,7 +169,7 @@ def test_an_input_without_time_stays_to_be_minimized(monkeypatch: pytest.MonkeyP
 
 
 def test_a_plain_assert_is_reported_with_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says nothing itself: what the check states is the line, and why a case was stored."""
+    """An assertion without a message is reported with the check's description."""
     original = next(
         prop
         for prop in properties_of(Subject(target="host", functions="UBatchSlice")).values()

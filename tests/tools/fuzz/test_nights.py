@@ -124,28 +124,21 @@ def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free_monitoring_tools()
 
 
-@pytest.mark.parametrize("ci", ["", "true"])
-def test_two_nights_differ(ci: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a seed of its own and draws other inputs, with `CI` set too."""
-    monkeypatch.setenv("CI", ci)
-    first, second = (fuzz(_folder(tmp_path, name)) for name in "ab")
-    assert first[0].seed != second[0].seed
-    [(name, drawn)] = first[1].inputs.items()
-    assert drawn
-    assert set(drawn).isdisjoint(second[1].inputs[name])
-
-
 def test_a_seed_gives_the_same_inputs(tmp_path: Path) -> None:
-    """Slices draw from the same seeds, each as far as its time reaches."""
-    first, second = (fuzz(_folder(tmp_path, name), seed=7) for name in "ab")
-    assert 7 == first[0].seed == second[0].seed
-    [name] = first[1].inputs
-    assert first[1].jobs[0].seed == second[1].jobs[0].seed
-    assert first[1].inputs[name][0] == second[1].inputs[name][0]
+    """The same seed gives the first slice the same seed and inputs; without one they differ."""
+    (first, one), (second, two), (third, three) = (
+        fuzz(_folder(tmp_path, name), seed=seed) for name, seed in (("a", 7), ("b", 7), ("c", None))
+    )
+    assert 7 == first.seed == second.seed != third.seed
+    [name] = one.inputs
+    assert one.jobs[0].seed == two.jobs[0].seed
+    assert one.inputs[name][0] == two.inputs[name][0]
+    assert three.inputs[name]
+    assert set(one.inputs[name]).isdisjoint(three.inputs[name])
 
 
 def test_a_seed_gives_the_same_first_round(tmp_path: Path) -> None:
-    """Each property has its first slice in the same place, with the same seed; another differs."""
+    """With the same seed the first slices have the same order and seeds; another seed differs."""
     subject = Subject(target="host", functions="map_to_kernel_blocks,slice_query_start_locs")
     count = len(properties_of(subject))
     rounds = []
@@ -158,7 +151,7 @@ def test_a_seed_gives_the_same_first_round(tmp_path: Path) -> None:
 
 
 def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same seed, the same number of cases, a new worker: the same inputs are drawn."""
+    """In a new worker, a slice with the same seed draws the same inputs."""
     [name] = properties_of(SMALL)
     drawn = []
     for seed in (3, 3, 4):
@@ -175,7 +168,7 @@ def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_ci_does_not_fix_the_draws_of_workers(tmp_path: Path) -> None:
-    """Two nights in processes, with `CI` set and Hypothesis' profile for it, differ."""
+    """Two nights differ with `CI` set, for which Hypothesis has a profile without randomness."""
     options = ("--minutes", "0.03", "--workers", "1", "--target", "host", "--functions", FUNCTION)
     seeds = []
     for name in "ab":
@@ -228,7 +221,7 @@ def night_that_replayed(out: Path, subject: Subject, fails: int) -> Fuzzing:
 
 
 def test_what_was_not_minimized_is_by_the_next_night(tmp_path: Path) -> None:
-    """A night may end before. Until then the input is stored as the fuzzer drew it."""
+    """A failure that one night had no time to minimize is minimized by the next."""
     known, subject = known_failure(tmp_path)
     fuzzing = night_that_replayed(tmp_path, subject, fails=TRIES)
     before = fuzzing.findings.by_id[known].failure
@@ -288,14 +281,14 @@ def test_a_crash_while_minimizing_is_a_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("is_minimal", "fails"), [(True, TRIES), (False, TRIES - 1)])
 def test_what_need_not_be_minimized(is_minimal: bool, fails: int, tmp_path: Path) -> None:
-    """What is minimal stays as it is, and a flaky failure would follow chance."""
+    """A minimal failure and a flaky one are not minimized."""
     _, subject = known_failure(tmp_path, is_minimal=is_minimal)
     fuzzing = night_that_replayed(tmp_path, subject, fails)
     assert isinstance(fuzzing._schedule.next([], 0.0, 1), SliceJob)
 
 
 def test_errors_of_the_fuzzer_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strategy that raises is not a failure of a function: the report has it as an error."""
+    """An exception of the fuzzer itself is reported as an error, not as a failure."""
 
     def broken(self: SliceJob, worker: object) -> None:
         del self, worker
@@ -334,7 +327,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_what_cannot_be_used(name: str, tmp_path: Path, refusal: Callable[..., str]) -> None:
-    """It ends before anything is run, with one line and status 2."""
+    """A wrong option ends the night before anything runs, with one line and status 2."""
     arguments, message = UNUSABLE[name]
     line = refusal(command_line.main, [*arguments, "--out", str(tmp_path)])
     assert line.startswith("python -m tools.fuzz: ")
@@ -342,7 +335,7 @@ def test_what_cannot_be_used(name: str, tmp_path: Path, refusal: Callable[..., s
 
 
 def test_an_out_that_is_a_file(tmp_path: Path, refusal: Callable[..., str]) -> None:
-    """It cannot be written to."""
+    """An `--out` that is a file, or is inside one, is refused."""
     path = tmp_path / "file"
     path.touch()
     for out in (path, path / "inside"):
@@ -353,17 +346,10 @@ def test_an_out_that_is_a_file(tmp_path: Path, refusal: Callable[..., str]) -> N
     "text", ["", "[]", "{", '{"format": "other"}', '{"format": "kvtwin findings 1"}', "\x00"]
 )
 def test_corrupt_findings(text: str, tmp_path: Path, refusal: Callable[..., str]) -> None:
-    """They are not overwritten: the line says what to do."""
+    """Damaged findings are not overwritten, and the message says what to do."""
     path = tmp_path / "findings" / "findings.json"
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
     arguments = ["--target", "host", "--functions", FUNCTION, "--out", str(tmp_path)]
     assert "cannot be read as findings" in refusal(command_line.main, arguments)
     assert text == path.read_text(encoding="utf-8")
-
-
-def test_planted_bugs_are_one_of_each_kind() -> None:
-    """The file of planted bugs is a subject like any other."""
-    functions = "map_to_kernel_blocks"
-    found = properties_of(Subject((str(PLANTED),), target="host", functions=functions))
-    assert {functions} == {prop.check.function for prop in found.values()}

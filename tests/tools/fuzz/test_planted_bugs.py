@@ -46,9 +46,8 @@ def planted() -> Any:  # noqa: ANN401  # a module
     return module
 
 
-BUGS = planted().BUGS
-RARE = planted().RARE
-CRASHES = planted().CRASHES
+PLANTED_MODULE = planted()
+BUGS, RARE, CRASHES = PLANTED_MODULE.BUGS, PLANTED_MODULE.RARE, PLANTED_MODULE.CRASHES
 IS_LONG = os.environ.get("FUZZ_TESTS") == "long"
 """Whether all bugs are planted, which takes two idle cores some minutes; nightly.yml does that."""
 
@@ -56,7 +55,8 @@ long = pytest.mark.skipif(
     not IS_LONG, reason="a night of minutes on idle cores, which nightly.yml runs: FUZZ_TESTS=long"
 )
 
-LOGITS_CHOICES = tuple(bug for bug in planted().ALL if bug != "combination")
+TOGETHER = tuple(bug for bug in PLANTED_MODULE.ALL if bug != "combination")
+"""The bugs that one night finds."""
 
 
 def options(*bugs: str) -> tuple[str | Path, ...]:
@@ -86,17 +86,15 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a night that found all planted bugs."""
     out = tmp_path_factory.mktemp("night")
     night = nights.start(
-        *options(*LOGITS_CHOICES),
+        *options(*TOGETHER),
         "--minutes",
         str(MINUTES),
         "--out",
         out,
-        PLANTED_BUGS=",".join(LOGITS_CHOICES),
+        PLANTED_BUGS=",".join(TOGETHER),
     )
     try:
-        nights.until(
-            lambda: night.poll() is not None or is_done(out, LOGITS_CHOICES), 60 * MINUTES + 60
-        )
+        nights.until(lambda: night.poll() is not None or is_done(out, TOGETHER), 60 * MINUTES + 60)
         night.terminate()
         status, printed = nights.ended(night)
     finally:
@@ -108,23 +106,21 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @long
 def test_each_is_found_and_reported_once(first_night: Path) -> None:
-    """There are as many findings as bugs; some are rare, crash, hang, or grow memory."""
+    """Each bug has one finding, also those that are rare, crash, hang, or grow memory."""
     report = nights.report(first_night)
-    assert {BUGS[bug][0] for bug in LOGITS_CHOICES} == {
-        one["function"] for one in report["findings"]
-    }
-    assert len(LOGITS_CHOICES) == len(report["findings"]) >= 12
+    assert {BUGS[bug][0] for bug in TOGETHER} == {one["function"] for one in report["findings"]}
+    assert len(TOGETHER) == len(report["findings"]) >= 12
     assert {"new"} == {one["status"] for one in report["findings"]}
     kinds = [one["kind"] for one in report["findings"]]
-    expected = [len(set(CRASHES) & set(LOGITS_CHOICES)), 1, 1]
+    expected = [len(set(CRASHES) & set(TOGETHER)), 1, 1]
     assert expected == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
-    assert len(set(RARE) & set(LOGITS_CHOICES)) >= 4
+    assert len(set(RARE) & set(TOGETHER)) >= 4
     assert not report["errors"]
 
 
 @long
 def test_each_is_small(first_night: Path) -> None:
-    """At most three requests, where the bug does not need more."""
+    """A minimized batch has at most three requests, unless the bug needs more."""
     entries = {entry["id"]: entry["failure"] for entry in nights.findings(first_night)}
     for one in nights.report(first_night)["findings"]:
         failure = entries[one["id"]]
@@ -135,12 +131,12 @@ def test_each_is_small(first_night: Path) -> None:
 
 @long
 def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
-    """Its replay ends with status 1, dies of the crash, or hangs."""
+    """A replay ends with status 1, dies of the crash, or hangs."""
     for one in nights.report(first_night)["findings"]:
         case = json.loads(Path(one["case"]).read_text(encoding="utf-8"))
         assert case["reason"]
         command = [sys.executable, *shlex.split(one["command"])[1:]]
-        environment = os.environ | {"PLANTED_BUGS": ",".join(LOGITS_CHOICES)}
+        environment = os.environ | {"PLANTED_BUGS": ",".join(TOGETHER)}
         process = subprocess.Popen(  # noqa: S603  # our own
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -157,11 +153,11 @@ def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
 
 @long
 def test_known_then_fixed_then_new_again(first_night: Path) -> None:
-    """The next night tries each again; without a bug it is fixed, and new when it is back."""
+    """The next night tries each finding: a mended bug is fixed, and new if it returns."""
     bug = "last block lost"
-    rest = tuple(name for name in LOGITS_CHOICES if name != bug)
-    expected = {BUGS[name][0]: "known" for name in LOGITS_CHOICES} | {BUGS[bug][0]: "fixed"}
-    assert expected == _statuses(first_night, rest, LOGITS_CHOICES)
+    rest = tuple(name for name in TOGETHER if name != bug)
+    expected = {BUGS[name][0]: "known" for name in TOGETHER} | {BUGS[bug][0]: "fixed"}
+    assert expected == _statuses(first_night, rest, TOGETHER)
     assert "new" == _statuses(first_night, (bug,), (bug,))[BUGS[bug][0]]
 
 
@@ -202,7 +198,7 @@ def _end_when_done(night: subprocess.Popen[str], out: Path, bug: str, seconds: f
 
 @long
 def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
-    """It is found, and not made small: that would follow chance."""
+    """A flaky bug is found, with the number of times that it failed."""
     night = nights.start(
         *options("flaky"), "--minutes", "5", "--out", tmp_path, PLANTED_BUGS="flaky"
     )
@@ -213,7 +209,7 @@ def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
 
 @long
 def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
-    """Each condition that holds is a branch, on which the search builds; it is made small."""
+    """The search builds on each condition that holds, because each is a branch."""
     night = nights.start(
         *options("combination"), "--minutes", "10", "--out", tmp_path, PLANTED_BUGS="combination"
     )
@@ -223,7 +219,7 @@ def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
 
 
 def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
-    """Its presets and its trace end far below; not one in 20,000 cases can be one of these."""
+    """The sizes of its presets and its trace end below those that the bugs need."""
     presets = presets_of(TARGETS["host"])
     steps = _steps()
     assert max(preset.max_num_reqs for preset in presets) + 2 <= 300  # two of padding
@@ -236,7 +232,7 @@ def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
 
 
 def test_draws_of_the_default_run_do_not_reach_the_combination() -> None:
-    """Its conditions are drawn one by one: the product of their shares is below 1 in 20,000."""
+    """The product of the shares of its conditions is below 1 in 20,000."""
     calls = st.one_of([dcp_local_seq_lens_calls(p) for p in presets_of(TARGETS["host"])])
     drawn = []
     for number in range(2000):

@@ -18,7 +18,7 @@ ROOT = Path(profile.__file__).parents[2]
 
 @pytest.mark.usefixtures("fuzz_profile")
 def test_the_profile_is_random() -> None:
-    """It draws other examples each time, without a deadline, and has a database."""
+    """The profile draws new examples each time, without a deadline, and has a database."""
     profile.verify()
     current = settings()
     assert (False, None) == (current.derandomize, current.deadline)
@@ -40,7 +40,7 @@ def test_the_profile_is_random() -> None:
     ids=["derandomized", "deadline", "no database"],
 )
 def test_another_profile_is_refused(changes: dict[str, object], message: str) -> None:
-    """The error says what each setting is and should be."""
+    """The error has the actual and the expected value of each setting."""
     settings.register_profile("other", settings(**changes))  # type: ignore[arg-type]
     settings.load_profile("other")
     with pytest.raises(RuntimeError, match=message) as raised:
@@ -50,14 +50,14 @@ def test_another_profile_is_refused(changes: dict[str, object], message: str) ->
 
 @pytest.mark.usefixtures("fuzz_profile")
 def test_a_small_buffer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of 1,024 requests could not be drawn."""
+    """A buffer that is too small for a batch of 1,024 requests is refused."""
     monkeypatch.setattr(engine, "BUFFER_SIZE", 8 * 1024)
     with pytest.raises(RuntimeError, match="BUFFER_SIZE is 8192, but should be 262144"):
         profile.verify()
 
 
 def test_ci_makes_no_difference() -> None:
-    """With `CI` set, Hypothesis' own default is derandomized; a worker's settings are not."""
+    """With `CI` set, Hypothesis' default is derandomized, but a worker's settings are not."""
     code = (
         "from hypothesis import settings; print(settings().derandomize);"
         " from tools.fuzz import profile; profile.load();"

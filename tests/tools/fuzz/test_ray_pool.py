@@ -300,7 +300,7 @@ def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None
 def test_a_job_that_loses_its_worker_runs_again_and_is_given_up_at_last(
     pool: RayPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that is killed alone is replaced. A job that loses each may be the cause itself."""
+    """A worker that is killed is replaced; a job that loses each of its workers is given up."""
     monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 2)
     job = CountingJob(1, messages=600, seconds=0.2)
     pool.submit(job)
@@ -316,7 +316,7 @@ def test_a_job_that_loses_its_worker_runs_again_and_is_given_up_at_last(
 
 @needs_ray
 def test_jobs_that_need_a_gpu_run_where_one_is(cluster: Cluster) -> None:
-    """They get a GPU of their own, next to the workers on CPUs; without one they are lost."""
+    """A job that needs a GPU gets one of its own; without any GPU it is lost."""
     gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
     with contextlib.closing(pool_on(cluster.address)) as pool:
         wait_for_size(pool, 3)
@@ -340,7 +340,7 @@ def test_jobs_that_need_a_gpu_run_where_one_is(cluster: Cluster) -> None:
 
 @needs_ray
 def test_no_more_workers_than_requested(cluster: Cluster) -> None:
-    """`workers` is the most, though the cluster has more CPUs."""
+    """A pool has at most `workers` workers, although the cluster has more CPUs."""
     second = cluster.add_node("second", num_cpus=2)
     with contextlib.closing(pool_on(cluster.address, workers=2)) as pool:
         wait_for_size(pool, 2)
@@ -353,7 +353,7 @@ def test_no_more_workers_than_requested(cluster: Cluster) -> None:
 def test_the_coordinator_outlives_the_process_that_talks_to_ray(
     pool: RayPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is started again, and jobs with it: Ray ends it when the head is lost."""
+    """The process that talks to Ray is started again, and the jobs run again."""
     monkeypatch.setattr(ray_cluster, "RECONNECT_SECONDS", 0.5)
     job = CountingJob(1, messages=4, seconds=0.5)
     pool.submit(job)
@@ -369,7 +369,7 @@ def test_the_coordinator_outlives_the_process_that_talks_to_ray(
 
 @needs_ray
 def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the head killed, what was reported is here, and the pool closes as ever."""
+    """With the head killed, the pool closes in time, and all jobs are lost as stopped."""
     monkeypatch.setattr(ray_cluster, "RECONNECT_SECONDS", 0.5)
     lost = Cluster()
     try:
@@ -393,7 +393,7 @@ def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.Monk
 
 @needs_ray
 def test_a_cluster_without_a_free_cpu_is_refused() -> None:
-    """At once if it has none."""
+    """A cluster without CPUs is refused at once."""
     empty = Cluster(num_cpus=0)
     try:
         with pytest.raises(ValueError, match="its nodes have no CPUs: start one with `ray start"):
@@ -407,7 +407,7 @@ def test_a_cluster_without_a_free_cpu_is_refused() -> None:
 def test_another_version_of_ray_is_refused(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message has both versions."""
+    """The message has both versions of Ray."""
     (tmp_path / "sitecustomize.py").write_text(
         "import ray\nray.__version__ = '0.0.1'\n", encoding="utf-8"
     )
@@ -422,7 +422,7 @@ def test_another_version_of_ray_is_refused(
 def test_an_address_where_something_else_listens_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is not waited for without end."""
+    """An address where another program listens is refused after some time."""
     monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 3.0)
     monkeypatch.setattr(ray_cluster, "FIRST_WORKER_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -444,19 +444,19 @@ def test_an_address_where_something_else_listens_is_refused(
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused(address: str, message: str) -> None:
-    """The message says what an address is, or how to start a cluster."""
+    """The message says what form an address has, or how to start a cluster."""
     with pytest.raises(ValueError, match=message):
         RayPool(address)
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is named."""
+    """The message names the extra."""
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'kvtwin\[ray\]'"):
         RayPool("auto")
 
 
 def test_the_coordinator_does_not_import_ray() -> None:
-    """Ray takes a second to import, and changes how a process handles signals."""
+    """Ray changes how a process handles signals, so the coordinator does not import it."""
     script = "import sys, tools.fuzz.ray_pool; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603

@@ -44,7 +44,7 @@ def test_it_is_tried_until_that_is_known(
     is_fixed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What failed seldom must pass often; what fails is still there."""
+    """A failure that was rare must pass often to be fixed; one that fails is still there."""
     left = iter(outcomes)
     monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda *_: next(left))
@@ -58,7 +58,7 @@ def test_it_is_tried_until_that_is_known(
 def test_without_time_a_flaky_one_stays_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It did not pass often enough to say that it is fixed."""
+    """A flaky failure that did not pass often enough is not fixed."""
     monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda *_: False)
     monkeypatch.setattr(replay, "SECONDS", 0.0)
@@ -71,7 +71,7 @@ def test_without_time_a_flaky_one_stays_known(
 def test_only_a_hang_has_little_time(
     kind: str, is_short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stateful test takes seconds: that is no hang."""
+    """Only a hang is tried with a short limit: a stateful test takes seconds."""
     given = []
     monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda _, seconds: bool(given.append(seconds)))
@@ -94,7 +94,7 @@ def stored_input(folder: Path) -> Path:
 
 @pytest.mark.usefixtures("fuzz_profile")
 def test_an_input_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--replay` draws it again, and says how it fails; once it is mended, nothing differs."""
+    """`--replay` draws an input again, and prints how it fails, or that nothing differs."""
     arguments = ["--replay", str(stored_input(tmp_path)), "--impl", str(PLANTED)]
     assert 1 == main(arguments)
     assert capsys.readouterr().out.startswith("Mismatch: map_to_kernel_blocks on host: ")

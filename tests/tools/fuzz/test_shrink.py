@@ -65,14 +65,14 @@ def starts_late(data: ConjectureData) -> int | None:
 
 
 def test_what_must_change_together() -> None:
-    """Requests before the start of a slice go, and its start with them."""
+    """Requests before the start of a slice are removed together with a change of its start."""
     choices = an_input(starts_late, lambda requests: requests > 20)
     found = shrink(choices, starts_late, lambda: False)
     assert ([0, 1], 2) == drawn(of_choices(found), sliced_batches())
 
 
 def test_requests_count_before_choices() -> None:
-    """Five requests that are one choice are more than two that are several."""
+    """An input of fewer requests is smaller, even if it has more choices."""
 
     def has_7(data: ConjectureData) -> int | None:
         batch = drawn(data, batches())
@@ -84,7 +84,7 @@ def test_requests_count_before_choices() -> None:
 
 
 def test_what_has_no_requests() -> None:
-    """The fewest choices, as Hypothesis counts them."""
+    """An input without requests is shrunk as Hypothesis does it."""
     numbers = st.lists(st.integers(0, 1000), max_size=20)
 
     def has_large(data: ConjectureData) -> int | None:
@@ -97,14 +97,14 @@ def test_what_has_no_requests() -> None:
 
 
 def test_no_time_leaves_an_input_as_it_is() -> None:
-    """What was found is not lost."""
+    """Without time an input stays as it is."""
     choices = an_input(starts_late, lambda requests: requests > 20)
     assert choices == shrink(choices, starts_late, lambda: True)
 
 
 @pytest.mark.parametrize("tries", [1, 30])
 def test_time_that_ends_leaves_what_still_fails(tries: int) -> None:
-    """Whatever was made small until then."""
+    """When the time ends, the result is what was shrunk until then, and still fails."""
     choices = an_input(starts_late, lambda requests: requests > 20)
     tried = []
 
@@ -124,7 +124,7 @@ def test_what_does_not_fail_again_stays() -> None:
 
 
 def test_limits_of_hypothesis_are_put_back() -> None:
-    """They are those of the whole process."""
+    """Hypothesis' limits, which are those of the whole process, are restored."""
     before = engine.MAX_SHRINKS, engine.MAX_SHRINKING_SECONDS
     seen = []
 

@@ -32,7 +32,7 @@ def test_the_smallest_is_first(presets: tuple[sizes.Preset, ...]) -> None:
     ],
 )
 def test_each_power_of_two_is_drawn(field: str, maximum: int) -> None:
-    """No part of the range is left out: at the upper end too, where the default run has nothing."""
+    """Sizes of each power of two are drawn, up to the upper end of the range."""
     counts = collections.Counter(getattr(preset, field).bit_length() for preset in ON_HOST)
     assert all(counts[bits] for bits in range(2, maximum.bit_length())), counts
     assert max(getattr(preset, field) for preset in ON_HOST) <= maximum
@@ -41,12 +41,12 @@ def test_each_power_of_two_is_drawn(field: str, maximum: int) -> None:
 
 
 def test_each_block_size_is_drawn() -> None:
-    """Those that are no powers of two are among them."""
+    """All block sizes are drawn, also those that are no powers of two."""
     assert set(BLOCK_SIZES) == {size for preset in DRAWN for size in preset.block_sizes}
 
 
 def test_a_table_stays_small_enough() -> None:
-    """Many requests do not come with many blocks each; nothing else is held back."""
+    """The number of requests times blocks is bounded."""
     for preset in make_presets(requests=64, query=8, context=4096, tokens=64, cells=512):
         maximum = -(-preset.max_context_len // min(preset.block_sizes))
         assert preset.max_num_reqs * maximum <= 512

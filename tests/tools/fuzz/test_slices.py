@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
 
 
 def test_a_failure_is_reported_once(run: Callable[..., tuple[SliceResult, Worker]]) -> None:
-    """All that fail are counted; what is known is not reported."""
+    """All cases that fail are counted; a known failure is not reported."""
 
     def fail(_: object, example: list[int]) -> None:
         assert not example
@@ -66,7 +66,7 @@ def test_a_failure_is_reported_once(run: Callable[..., tuple[SliceResult, Worker
 def test_a_strategy_that_raises_is_reported(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
-    """The slice goes on, the failure has the error and the input, as far as it was drawn."""
+    """A strategy that raises is a failure with its error, and the slice continues."""
 
     @st.composite
     def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
@@ -83,7 +83,7 @@ def test_a_strategy_that_raises_is_reported(
 def test_inputs_with_new_coverage_are_stored(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
-    """One for each set of goals; they go to other workers and nights."""
+    """A slice returns an input for each new set of goals."""
     prop = toy()
 
     def goals_of(example: list[int]) -> list[str]:
@@ -96,7 +96,7 @@ def test_inputs_with_new_coverage_are_stored(
 
 
 def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker]]) -> None:
-    """What another worker or night found worth varying is varied here too."""
+    """Inputs that another worker or night found worth varying are varied."""
     prop = toy()
     seed = next(
         number
@@ -112,7 +112,7 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
 def test_branches_are_reached_step_by_step(
     run: Callable[..., tuple[SliceResult, Worker]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four nested conditions, which one draw in 160,000 meets: each new branch is built on."""
+    """A bug behind four nested conditions, which one draw in 160,000 meets, is found."""
     source = branches.branch_source
     monkeypatch.setattr(branches, "branch_source", lambda _: source([Path(__file__).parent]))
     _, worker = run(nested, st.tuples(*[st.integers(0, 19)] * 4), max_cases=8000)
@@ -129,7 +129,7 @@ def nested(_: object, example: tuple[int, ...]) -> None:
 
 
 def test_choices_are_varied_in_part() -> None:
-    """The first ones alone, or all with one that is another."""
+    """Varied choices are a prefix, or differ in one choice."""
     choices = (3, True, 2.5, 40, b"x")
     found = {vary(choices, random.Random(number)) for number in range(500)}  # noqa: S311
     lengths = {len(one) for one in found}

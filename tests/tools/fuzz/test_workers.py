@@ -61,7 +61,7 @@ def result_of(worker: LocalWorker, job: Job) -> object:
 
 
 def test_messages_come_before_the_result(worker: LocalWorker) -> None:
-    """They are what the job reported, in order; the worker is used again for the next job."""
+    """Messages come in order before the result, and the worker is used for the next job."""
     job = CountingJob(7, messages=3, seconds=0.0)
     *messages, last = worker.run(job)
     assert [0, 1, 2] == [event.content[1] for event in messages if isinstance(event, Message)]
@@ -73,7 +73,7 @@ def test_messages_come_before_the_result(worker: LocalWorker) -> None:
 
 
 def test_a_crash_is_lost_with_its_input(worker: LocalWorker) -> None:
-    """The input is the one that was noted last; another process takes the next job."""
+    """A crash has the input that was noted last, and another process takes the next job."""
     before = result_of(worker, PidJob())
     lost = end_of(worker, CrashingJob())
     assert isinstance(lost, Lost)
@@ -85,7 +85,7 @@ def test_a_crash_is_lost_with_its_input(worker: LocalWorker) -> None:
 
 
 def test_an_exception_is_lost_with_its_traceback(worker: LocalWorker) -> None:
-    """It is an error of the fuzzer: no input is to blame."""
+    """An exception of a job is an error of the fuzzer, with its traceback."""
     lost = end_of(worker, RaisingJob())
     assert isinstance(lost, Lost)
     assert "error" == lost.reason
@@ -103,14 +103,14 @@ def test_an_exception_is_lost_with_its_traceback(worker: LocalWorker) -> None:
     ids=["3", "0", "lost"],
 )
 def test_an_exit_is_lost(job: Job, reason: str, worker: LocalWorker) -> None:
-    """Also one with status 0: the job did not finish."""
+    """A job that ends its process is lost, even with status 0."""
     lost = end_of(worker, job)
     assert isinstance(lost, Lost)
     assert (reason, b"exits") == (lost.reason, lost.input)
 
 
 def test_a_job_that_forks_gets_a_process_without_a_gpu(worker: LocalWorker) -> None:
-    """It is run again in a new one; if that has used a GPU too, the fuzzer is at fault."""
+    """A job that must fork runs again in a new process if this one has used a GPU."""
     before = result_of(worker, ForkingJob(succeeds=True))
     assert before != result_of(worker, ForkingJob(succeeds=True))
     assert 1 == worker.restarts
@@ -124,7 +124,7 @@ def test_a_job_that_forks_gets_a_process_without_a_gpu(worker: LocalWorker) -> N
 def test_an_exit_is_seen_while_others_start(
     worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its status is right although another thread reads it, as each start of a child does."""
+    """The exit status is right although another thread reads it at the same time."""
     read = multiprocessing.forkserver.read_signed  # type: ignore[attr-defined]  # typeshed lacks it
     is_over = threading.Event()
 
@@ -151,7 +151,7 @@ def test_an_exit_is_seen_while_others_start(
 
 
 def test_a_hang_is_killed(worker: LocalWorker) -> None:
-    """Its input is known, and where it hung."""
+    """A hang is killed, and its input and stack are known."""
     result_of(worker, PidJob())
     worker.limits = Limits(hang_seconds=1.0)
     started = time.monotonic()
@@ -165,14 +165,14 @@ def test_a_hang_is_killed(worker: LocalWorker) -> None:
 
 
 def test_a_slow_job_does_not_hang(worker: LocalWorker) -> None:
-    """What counts is the time of an input, not of a job."""
+    """The limit is for an input, not for a job."""
     result_of(worker, PidJob())
     worker.limits = Limits(hang_seconds=3.0)
     assert False is result_of(worker, SlowJob(6.0))
 
 
 def test_too_much_memory_is_killed(worker: LocalWorker) -> None:
-    """It is lost as `memory`, with the input."""
+    """A worker that takes too much memory is lost as `memory`, with the input."""
     result_of(worker, PidJob())
     worker.limits = Limits(hang_seconds=120.0, memory_bytes=1 << 30)
     lost = end_of(worker, KeepingJob(1 << 30, seconds=120.0))
@@ -181,7 +181,7 @@ def test_too_much_memory_is_killed(worker: LocalWorker) -> None:
 
 
 def test_a_large_worker_is_recycled(worker: LocalWorker) -> None:
-    """The job has finished: nothing is lost, and the next one has a new process."""
+    """A worker that has grown is replaced after its job, and nothing is lost."""
     first = result_of(worker, PidJob())
     worker.limits = Limits(hang_seconds=120.0, recycle_bytes=700 << 20)
     assert first == result_of(worker, KeepingJob(1 << 20))
@@ -191,7 +191,7 @@ def test_a_large_worker_is_recycled(worker: LocalWorker) -> None:
 
 
 def test_a_worker_that_dies_while_idle(worker: LocalWorker) -> None:
-    """The next job says so, or is run: none hangs and none is run twice."""
+    """After a worker died while idle, the next job is lost or runs; it does not hang."""
     first = result_of(worker, PidJob())
     assert isinstance(first, int)
     os.kill(first, signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_a_worker_that_dies_while_idle(worker: LocalWorker) -> None:
 
 
 def test_a_closed_worker_runs_nothing(worker: LocalWorker) -> None:
-    """Its process is gone, and a job is lost as `stopped`."""
+    """A closed worker has no process, and a job is lost as `stopped`."""
     pid = result_of(worker, PidJob())
     assert isinstance(pid, int)
     worker.close()
@@ -225,7 +225,7 @@ def wait_for(pool: LocalPool, number: int) -> Sequence[Event]:
 
 
 def test_a_pool_runs_all_jobs() -> None:
-    """Two workers share them; a crash loses its own job alone."""
+    """Two workers run all jobs; a crash loses only its own job."""
     pool = LocalPool(2, ROOMY)
     try:
         jobs = [CountingJob(number, messages=1, seconds=0.2) for number in range(6)]
@@ -255,7 +255,7 @@ def test_a_pool_stops_jobs_that_look() -> None:
 
 
 def test_closing_a_pool_loses_what_runs_and_what_waits() -> None:
-    """All of it is lost as `stopped`, so that no count of jobs is wrong."""
+    """Jobs that run and jobs that wait are lost as `stopped`."""
     pool = LocalPool(1, ROOMY)
     jobs: list[Job] = [SlowJob(200.0), PidJob()]
     for job in jobs:
