@@ -69,7 +69,7 @@ class Reporting:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count tests, and note failures of tests that are not checks."""
         if report.when == "call" or report.outcome != "passed":
-            self.info.counts[report.outcome] += 1
+            self.info.tests[report.outcome] += 1
         if report.failed and "function" not in properties_of(report):
             self._note_error(report)
 

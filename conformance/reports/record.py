@@ -26,17 +26,9 @@ SCRIPT = "as a script"
 
 @dataclasses.dataclass
 class RunInfo:
-    """How a run was started and how it ended.
+    """How a run was started and how it ended; `run` in `schema.json` describes the fields.
 
     Attributes:
-        started: When it began, in ISO 8601.
-        command: The arguments of the command line.
-        seed: The seed of random examples; None if they are the same in each run.
-        trace: The file of the trace; None for the default trace.
-        workers: The number of pytest-xdist processes; 0 without pytest-xdist.
-        seconds: How long it took.
-        exit_status: The exit status.
-        counts: The number of tests by outcome.
         errors: Failures other than checks, such as a failed import or a worker that died.
     """
 
@@ -47,7 +39,7 @@ class RunInfo:
     workers: int = 0
     seconds: float = 0.0
     exit_status: str = ""
-    counts: dict[str, int] = dataclasses.field(
+    tests: dict[str, int] = dataclasses.field(
         default_factory=lambda: dict.fromkeys(("passed", "failed", "skipped"), 0)
     )
     errors: list[dict[str, str]] = dataclasses.field(default_factory=list)
@@ -65,7 +57,12 @@ def record_of(run: Run, coverage: Coverage, info: RunInfo) -> dict[str, Any]:
     complete_functions = run.complete_functions() if run.profile.requires_coverage else []
     return {
         "schema_version": SCHEMA_VERSION,
-        "run": _run_info(run, info),
+        "run": {
+            **{name: value for name, value in vars(info).items() if name != "errors"},
+            "seconds": round(info.seconds, 3),
+            "profile": {"name": run.profile.name, "is_random": run.profile.is_random},
+            "functions": None if run.functions is None else list(run.functions),
+        },
         "versions": versions(),
         "implementations": [
             {
@@ -97,21 +94,6 @@ def record_of(run: Run, coverage: Coverage, info: RunInfo) -> dict[str, Any]:
         "unreached": list(run.unreached_lines(coverage)),
         "failures": _failures(run),
         "errors": info.errors,
-    }
-
-
-def _run_info(run: Run, info: RunInfo) -> dict[str, Any]:
-    return {
-        "started": info.started,
-        "seconds": round(info.seconds, 3),
-        "exit_status": info.exit_status,
-        "command": list(info.command),
-        "profile": {"name": run.profile.name, "is_random": run.profile.is_random},
-        "seed": info.seed,
-        "trace": info.trace,
-        "functions": None if run.functions is None else list(run.functions),
-        "workers": info.workers,
-        "tests": info.counts,
     }
 
 
