@@ -40,7 +40,7 @@ SLOTS = Call(
         "block_size": 2,
     },
 )
-"""A call whose batch its arguments alone tell."""
+"""A call whose batch is known from its arguments only."""
 
 GREEN = (
     HEAD
@@ -93,7 +93,7 @@ class ReportingRunner(Runner):
 
 
 def valid(path: Path) -> dict[str, Any]:
-    """Return a record that was written, which is of the schema."""
+    """Return a record that was written, which must be of the schema."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -154,7 +154,7 @@ def test_a_green_run_is_on_record(runner: ReportingRunner) -> None:
 
 
 def test_a_failed_run_is_on_record(runner: ReportingRunner) -> None:
-    """What failed, what was never reached, and what was no check at all are in the report."""
+    """The record has failed checks, and errors that are not failures of checks."""
     runner.pytester.makepyfile(test_red=RED, test_broken="import nowhere_to_be_found")
     result = runner.run("--continue-on-collection-errors")
     assert pytest.ExitCode.TESTS_FAILED == result.ret
@@ -174,7 +174,7 @@ def test_a_failed_run_is_on_record(runner: ReportingRunner) -> None:
 
 
 def test_an_unreached_goal_is_in_the_record(runner: ReportingRunner) -> None:
-    """A run of green tests that failed for a coverage goal says so."""
+    """A run that failed only for a coverage goal has the goal in its record and headline."""
     runner.pytester.makepyfile(GREEN.replace("n % 2}", "n > 9}"))
     assert pytest.ExitCode.TESTS_FAILED == runner.run().ret
     record = runner.record()
@@ -183,7 +183,7 @@ def test_an_unreached_goal_is_in_the_record(runner: ReportingRunner) -> None:
 
 
 def test_a_run_that_was_interrupted_has_a_report(runner: ReportingRunner) -> None:
-    """Ctrl-C ends a run, and what it saw until then is written."""
+    """A run that Ctrl-C ends has a report of what it saw until then."""
     stop = "\ndef test_stop():\n    raise KeyboardInterrupt\n"
     runner.pytester.makepyfile(GREEN + stop)
     result = runner.pytester.runpytest_subprocess(
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run(runner: ReportingRunner) -
 
 
 def test_the_folder_is_made_and_named(runner: ReportingRunner) -> None:
-    """A folder in a folder that is not there is made, and the terminal says where the report is."""
+    """Missing folders are made, and the terminal says where the report is."""
     runner.pytester.makepyfile(GREEN)
     result = runner.run("--report", "deep/er")
     folder = runner.pytester.path / "deep" / "er"
@@ -255,7 +255,7 @@ def test_failures_of_workers_arrive(runner: ReportingRunner, workers: tuple[str,
 
 @pytest.mark.parametrize("call", [SLOTS, dataclasses.replace(SLOTS, facts=BATCH)])
 def test_requests_are_rows_and_tokens_are_cells(call: Call) -> None:
-    """What a strategy knows of a batch, or its arguments alone, give one picture."""
+    """A batch from the strategy's facts, or from the arguments only, gives the same picture."""
     [picture] = pictures_of(call, value_at("result", 3))
     expected = {"request 0": "cccnn", "request 1": "", "request 2": "ccnNn", "padding": "p"}
     assert expected == kinds(picture)
@@ -265,9 +265,9 @@ def test_requests_are_rows_and_tokens_are_cells(call: Call) -> None:
 
 
 def test_a_mark_is_where_the_difference_is() -> None:
-    """Tokens, padding, requests and columns of the table are marked, and nothing that is elsewhere.
+    """The differing token, padding, request or column of the table is marked.
 
-    What the answer counts again, such as virtual requests, is in no cell of the batch.
+    Differences that have no cell in the batch, such as those of virtual requests, are not marked.
     """
     metadata = BATCH.metadata()
     call = Call("CommonAttentionMetadata.unpadded", {"self": metadata}, BATCH)
@@ -326,7 +326,7 @@ def test_kernel_blocks_are_those_of_the_table() -> None:
 
 
 def test_a_call_without_a_batch_has_no_picture() -> None:
-    """Sizes of pages are no rows of tokens; bad arguments are not drawn as if they were good."""
+    """A call without a batch, or with one that is not valid, has no picture."""
     assert [] == pictures_of(Call("f", {"block_size": 16}))
     assert [] == pictures_of(Call("f", {"query_start_loc": np.array([0, 4, 2], np.int32)}))
     assert [] == pictures_of(Call("f", {"query_start_loc": [0, 4]}))
@@ -371,7 +371,7 @@ def test_text_is_escaped(red_page: tuple[str, str]) -> None:
 
 
 def test_markdown_is_a_table_of_functions(runner: ReportingRunner) -> None:
-    """Functions by targets, with what was reached; coverage goals with how often."""
+    """Markdown has a table of functions by targets, and how often each goal was reached."""
     runner.pytester.makepyfile(GREEN)
     runner.run()
     lines = markdown_of(runner.record()).splitlines()
@@ -386,7 +386,7 @@ def test_markdown_is_a_table_of_functions(runner: ReportingRunner) -> None:
 def test_half_a_surrogate_pair_is_no_reason_for_no_report(
     runner: ReportingRunner, tmp_path: Path
 ) -> None:
-    """A message that is not a text is written with what can be said of it."""
+    """Half a surrogate pair in a message is replaced, and all reports are written."""
     runner.pytester.makepyfile(test_red=RED)
     runner.run()
     record = runner.record()
@@ -399,14 +399,14 @@ def test_half_a_surrogate_pair_is_no_reason_for_no_report(
 
 
 def test_statistics_of_another_form_are_left_out() -> None:
-    """What Hypothesis does not promise may change, and fails no run."""
+    """Statistics in an unknown form, which Hypothesis may introduce, are left out."""
     assert no_statistics() == condensed({})
     for other in ({"generate-phase": {"test-cases": [{"status": "new"}]}}, {"generate-phase": 3}):
         assert condensed(other) is None
 
 
 def test_statistics_stand_in_the_terminal(runner: ReportingRunner) -> None:
-    """Valid, invalid and overrun examples, and the shares of drawing and running, by function."""
+    """The terminal has a table of valid, invalid and overrun examples and of times by function."""
     invalid = "st.integers(0, 9).filter(lambda n: n not in {2, 3, 5, 6, 7, 8})"
     runner.pytester.makepyfile(GREEN.replace("st.integers(0, 9)", invalid))
     result = runner.run("--profile", "dev")
@@ -431,7 +431,7 @@ def test_outliers_among_many_functions_are_shown() -> None:
 def test_hypothesis_own_statistics_are_shown(
     runner: ReportingRunner, workers: tuple[str, ...]
 ) -> None:
-    """`--hypothesis-show-statistics` prints what it does elsewhere, stateful test included."""
+    """`--hypothesis-show-statistics` prints Hypothesis' statistics, also of the stateful test."""
     stateful = (
         "from conformance.stateful.check import stateful_check\ntest_stateful = stateful_check()\n"
     )

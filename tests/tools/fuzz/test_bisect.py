@@ -38,7 +38,7 @@ WRONG = ENGINE.format(body="", change=" + 1")
 
 @pytest.fixture(autouse=True)
 def _forked_trials(forked_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # `sys.executable` then
-    """Let a trial begin with torch imported."""
+    """Let the process of a case fork from one that has imported torch."""
     monkeypatch.setattr(commit_check, "COMMAND", (sys.executable, *commit_check.COMMAND[1:]))
 
 
@@ -122,7 +122,7 @@ def case(tmp_path: Path) -> Path:
 
 
 def outcome_of(text: str) -> Outcome:
-    """Return what a real trial says of an implementation file, by a look at its text."""
+    """Return the outcome of an implementation file from its text, without running it."""
     if "no_such_module" in text or "def\n\n" in text + "\n":
         return Outcome("untestable", line="it cannot be imported")
     if "+ 2" in text:
@@ -147,7 +147,7 @@ def search_in(history: History, good: str, bad: str, notes: list[str]) -> Bisect
 
 
 def test_the_commit_on_a_merged_branch_is_found(history: History, case: Path) -> None:
-    """A stored case is tried at some of 13 commits; it fails since one on a branch."""
+    """A stored case, tried at some of 13 commits, leads to the commit of a branch that broke it."""
     notes: list[str] = []
     engine = str(history.root / "engine.py")
     found = bisect(case, history.hashes["start"], "main", impl=engine, note=notes.append)
@@ -165,13 +165,13 @@ def test_the_commit_on_a_merged_branch_is_found(history: History, case: Path) ->
 
 @pytest.mark.parametrize("good", ["start", "second", "prepare"])
 def test_each_good_commit_leads_to_the_same(history: History, good: str) -> None:
-    """It makes no difference where the search begins."""
+    """Each good commit leads to the same first bad commit."""
     found = search_in(history, good, "last", [])
     assert [history.hashes["the bug"]] == [commit.hash for commit in found.commits]
 
 
 def test_commits_that_cannot_be_tested_make_a_range(tmp_path: Path) -> None:
-    """If they are before the first that fails, it may be any of them; each has its reason."""
+    """Untestable commits before the first that fails are listed with it, each with its reason."""
     history = History(tmp_path / "repository")
     history.commit("right", text=RIGHT)
     history.commit("no import", text=RIGHT + "import no_such_module\n")
@@ -210,7 +210,7 @@ def test_wrong_ends_are_refused(history: History, good: str, bad: str, message: 
 
 
 def test_uncommitted_changes_stay_and_are_named(history: History) -> None:
-    """They are in no commit, which may be why BAD passes."""
+    """Uncommitted changes are left as they are; if BAD passes, the error mentions them."""
     (history.root / "engine.py").write_text(WRONG + "# mine\n")
     with pytest.raises(ValueError, match="passes; uncommitted changes are part of no commit"):
         search_in(history, "start", "repaired", [])
@@ -219,7 +219,7 @@ def test_uncommitted_changes_stay_and_are_named(history: History) -> None:
 
 
 def test_ctrl_c_removes_the_worktree(history: History) -> None:
-    """Whenever it comes."""
+    """Ctrl-C while a case runs removes the worktree."""
 
     def interrupt(_: str) -> Outcome:
         raise KeyboardInterrupt
@@ -232,7 +232,7 @@ def test_ctrl_c_removes_the_worktree(history: History) -> None:
 
 
 def test_a_bisection_of_the_user_is_left_alone(history: History) -> None:
-    """`git bisect` keeps its state for each worktree."""
+    """A bisection that the user has begun in the checkout is not disturbed."""
     history.git("bisect", "start", "main", history.hashes["start"])
     before = history.git("bisect", "log"), history.git("rev-parse", "HEAD")
     search_in(history, "start", "main", [])
@@ -240,7 +240,7 @@ def test_a_bisection_of_the_user_is_left_alone(history: History) -> None:
 
 
 def test_a_crash_is_a_failure(tmp_path: Path, case: Path) -> None:
-    """The process of the case dies, and nothing else."""
+    """A case that kills its process fails, and the search goes on."""
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     history = History(tmp_path / "repository")
     history.commit("right", text=RIGHT)
@@ -280,7 +280,7 @@ def test_what_ends_a_trial_otherwise(
 def test_fast_of_a_commit_meets_the_harness_of_today(
     tmp_path: Path, case: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of our own repository only `fast` comes from the worktree: an older harness is not run."""
+    """Only `fast` comes from the worktree of our own repository; an older harness is not run."""
     history = History(tmp_path / "repository")
     shutil.copytree(ROOT / "fast", history.root / "fast", ignore=shutil.ignore_patterns("*.pyc"))
     (history.root / "conformance").mkdir()
@@ -311,13 +311,13 @@ def _source_in(root: Path) -> Callable[[str | None], tools.fuzz.bisect._Source]:
     ],
 )
 def test_wrong_options_are_refused(case: Path, options: dict[str, str], message: str) -> None:
-    """Before any commit is checked out."""
+    """Options that cannot be used are errors before any commit is checked out."""
     with pytest.raises(ValueError, match=message):
         bisect(case, "HEAD~1", "HEAD", **options)  # type: ignore[arg-type]  # all are strings
 
 
 def test_a_file_without_a_repository_or_case_is_refused(tmp_path: Path, case: Path) -> None:
-    """The error names it."""
+    """A file outside of a repository, or one that is not a case, is named in the error."""
     (tmp_path / "engine.py").write_text(RIGHT)
     with pytest.raises(ValueError, match=r"engine.py is in no git repository: "):
         bisect(case, "HEAD~1", "HEAD", impl=str(tmp_path / "engine.py"))

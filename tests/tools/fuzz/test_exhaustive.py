@@ -127,7 +127,7 @@ def test_a_bug_in_one_combination_is_found(plant: Any) -> None:
 
 
 def test_a_missing_refusal_is_found(plant: Any) -> None:
-    """A bad split point that is accepted is found, and an exception of another class."""
+    """A bad split point that is accepted, and an exception of another class, are found."""
 
     def accepting(right: Any, **arguments: Any) -> Any:
         points = arguments["split_points"]
@@ -174,7 +174,7 @@ def test_a_changed_argument_is_found(plant: Any) -> None:
 
 
 def test_a_written_argument_is_compared(plant: Any) -> None:
-    """What a function leaves of an `out` is compared, and the memory around it."""
+    """The elements of an `out` that a function should leave as they are get compared."""
 
     def short(right: Any, **arguments: Any) -> Any:
         result = right(**arguments)
@@ -314,7 +314,7 @@ def test_the_quick_comparison_agrees_with_the_harness(scope: str) -> None:
 
 
 def test_every_case_runs_once(tmp_path: Path) -> None:
-    """A run notes each case of each scope once, in jobs of a few seconds, and all are equal."""
+    """A run notes each case of each scope once, and all are equal."""
     progress, pool = Progress(Subject(functions="get_dcp_local_seq_lens"), 0), Pool()
     run(progress, pool, tmp_path)
     count = all_scopes(0)["local lengths"].cases.count
@@ -359,7 +359,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_progress_of_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was compared with other bounds, functions or code says nothing of this run."""
+    """Progress of another scale, other functions or other code is refused."""
     Progress(SLOTS, 0).write(tmp_path)
     Progress.resume(tmp_path, SLOTS, 0)
     with pytest.raises(StaleProgressError, match=r"exhaustive\.json is of a run with other scale:"):
@@ -397,7 +397,7 @@ def test_failures_are_stored(tmp_path: Path, plant: Any) -> None:
 
 
 def test_declared_deviations_are_no_failures(tmp_path: Path) -> None:
-    """What an adapter declares is counted by itself, and the rest must be equal."""
+    """Deviations that an adapter declares are counted separately, and are not failures."""
     folder = ROOT / "tests" / "conformance"
     adapter = (str(folder / "engine_adapter.py"),)
     engine = Subject((str(folder / "engine_style.py"),), adapter, None, "compute_slot_mapping")

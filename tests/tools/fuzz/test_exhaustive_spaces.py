@@ -47,7 +47,7 @@ def test_items_by_range(space: Space[Any]) -> None:
 
 @pytest.mark.parametrize(("length", "number"), list(enumerate((1, 1, 2, 5, 15, 52, 203))))
 def test_blocks_are_renamed_once(length: int, number: int) -> None:
-    """There are as many tables up to renaming as ways to group their entries: Bell's numbers."""
+    """There is a table up to renaming for each way to group its entries: Bell's numbers."""
     found = renamed_once(length, length)
     assert number == len(found)
     groups = {tuple(tuple(a == b for b in labels) for a in labels) for labels in found}
@@ -221,6 +221,6 @@ def test_cases_of_all_scales(scale: int) -> None:
 
 
 def test_unknown_scale() -> None:
-    """A scale that there is not is refused by name."""
+    """An unknown scale is an error that names the known ones."""
     with pytest.raises(ValueError, match=r"^scale is 3, expected 0 to 2$"):
         all_scopes(3)

@@ -87,7 +87,7 @@ def write_report(path: Path, *findings: dict[str, Any], version: str = "1.0") ->
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a `gh` on the path that keeps its issues in a file, and return the file."""
+    """Put a `gh` on the path that stores its issues in a file, and return the file."""
     gh, path = tmp_path / "bin" / "gh", tmp_path / "issues.json"
     gh.parent.mkdir()
     gh.write_text(GH.format(python=sys.executable, store=str(path)))
@@ -97,7 +97,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_issue_lives_as_long_as_its_failure(store: Path, tmp_path: Path) -> None:
-    """It is opened once, stays open while the failure is known, is closed, and reopened."""
+    """An issue is opened once, stays open while the failure is known, is closed, and reopened."""
     states = []
     for night, status in enumerate(("new", "known", "fixed", "fixed", "new", "known", "fixed")):
         report = write_report(tmp_path / f"{night}.json", entry(status=status))
@@ -154,7 +154,7 @@ def test_reports_are_merged_by_id() -> None:
     ],
 )
 def test_what_is_done(issues: list[dict[str, Any]], status: str, words: list[str]) -> None:
-    """Each row of the table in the module's docstring, and duplicates that a person made."""
+    """The commands are those of the table in the module's docstring, also with duplicate issues."""
     found = commands_for([entry("f", status)], issues)
     assert len(words) == len(found)
     for word, command in zip(words, found, strict=True):
@@ -162,7 +162,7 @@ def test_what_is_done(issues: list[dict[str, Any]], status: str, words: list[str
 
 
 def test_one_night_opens_a_few_issues() -> None:
-    """The next one opens the others."""
+    """A night opens a limited number of issues, and the next one opens the others."""
     findings = [entry(f"f-{number}") for number in range(MAX_OPENED + 7)]
     first = commands_for(findings, [])
     assert LABEL_COMMAND == first[0]
@@ -196,7 +196,7 @@ def test_texts_hold_anything() -> None:
 def test_a_dry_run_changes_nothing(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It prints what would be done."""
+    """A dry run prints the commands, and does not run them."""
     report = write_report(tmp_path / "report.json", entry())
     assert 0 == main([report, "--dry-run"])
     assert [] == json.loads(store.read_text())
@@ -206,7 +206,7 @@ def test_a_dry_run_changes_nothing(
 def test_a_failing_gh_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a token, or without `gh`: the status is 1."""
+    """Without a token, or without `gh`, the error is one line and the status is 1."""
     report = write_report(tmp_path / "report.json", entry())
     monkeypatch.setenv("PATH", str(tmp_path))
     assert 1 == main([report])
@@ -225,7 +225,7 @@ def test_a_failing_gh_is_one_line(
 def test_what_is_no_report_is_refused(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, with status 2, before `gh` is run."""
+    """A file that is not a report is an error in one line, with status 2, before `gh` is run."""
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(SystemExit, match="2"):
@@ -236,7 +236,7 @@ def test_what_is_no_report_is_refused(
 
 
 def test_it_is_a_command(store: Path, tmp_path: Path) -> None:
-    """It needs no package: the job that files issues installs none."""
+    """The command needs no package, since the job that files issues installs none."""
     report = write_report(tmp_path / "report.json", entry())
     code = "import runpy; runpy.run_module('tools.fuzz.issue_tracker', run_name='__main__')"
     done = subprocess.run(  # noqa: S603  # our own

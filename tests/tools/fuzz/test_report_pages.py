@@ -185,7 +185,7 @@ def test_lines_lie_within_their_chart(values: list[float], has_zero: bool) -> No
 
 
 def test_a_stepped_line_has_steps() -> None:
-    """The number of failures stays until the next is found."""
+    """The line of a number that stays until the next point has steps."""
     points = [(0, 0), (10, 2), (20, 3)]
     assert re.search(
         r'd="M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){2}"',
@@ -259,7 +259,7 @@ def test_nights_of_one_day_have_times() -> None:
 
 
 def test_markdown_says_the_same() -> None:
-    """The sentence, each failure with its script, coverage and tables are in Markdown."""
+    """Markdown has the headline, each failure with its script, the coverage and the tables."""
     markdown = markdown_of(bad_night().to_json())
     lines = markdown.splitlines()
     assert lines[0].startswith("# fast: 6 new failures, 1 fixed, 6 still open, 1 small scope")
@@ -288,7 +288,7 @@ def test_a_table_of_markdown_has_a_row_for_each_night_kind() -> None:
 
 
 def test_a_past_night_may_have_any_text() -> None:
-    """A file of the history that somebody edited cannot bring markup into the page."""
+    """An edited file of the history cannot bring markup into the page."""
     night = good_night(2)
     evil = dataclasses.replace(night.history[0], commit=NASTY, verdict="<b>")  # type: ignore[arg-type]
     assert isinstance(evil, PastNight)

@@ -19,7 +19,7 @@ DOCS = ROOT / "docs" / "nightly.md"
 
 @pytest.mark.parametrize("path", [NIGHTLY, DOCS], ids=["workflow", "docs"])
 def test_nights_have_a_command_line_that_is_understood(path: Path) -> None:
-    """An option that is renamed must be renamed there."""
+    """The command lines of the workflow and of the docs have options that the fuzzer knows."""
     found = re.findall(r"python -m tools\.fuzz (--minutes .*)", path.read_text(encoding="utf-8"))
     assert found
     for line in found:
@@ -39,7 +39,7 @@ def test_each_supported_python_has_a_job() -> None:
 
 
 def test_what_workflows_run_is_there() -> None:
-    """Scripts, extras and the tool that files issues."""
+    """The scripts, extras, variables and tools that workflows name exist."""
     text = CI.read_text(encoding="utf-8") + NIGHTLY.read_text(encoding="utf-8")
     for script in re.findall(r"run: bash (\S+)", text):
         assert (ROOT / script).is_file()
