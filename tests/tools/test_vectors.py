@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -88,11 +89,8 @@ def test_every_function_has_vectors(written: Path) -> None:
         assert sorted(["manifest.json", *(case["file"] for case in manifest["cases"])]) == files
         contract = contracts().get(manifest["function"])
         abouts = {case["about"] for case in manifest["cases"] if case["kind"] == "refusal"}
-        assert (
-            {invalid.name for invalid in contract.invalid_inputs if contract} <= abouts
-            if contract
-            else True
-        )
+        invalid_inputs = contract.invalid_inputs if contract else ()
+        assert {invalid.name for invalid in invalid_inputs} <= abouts
 
 
 def test_a_stranger_reads_them(written: Path) -> None:
@@ -159,23 +157,14 @@ def wrong(name: str, make: Callable[[Any], Any]) -> Target:
     return Target("host", Implementation("host", module))
 
 
-def _off_by_one(function: Any) -> Any:  # noqa: ANN401  # a function
-    return lambda *args, **keywords: function(*args, **keywords) + 1
+def changing(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what makes a function whose results are changed."""
+    return lambda function: lambda *args, **keywords: change(function(*args, **keywords))
 
 
-def _of_another_dtype(function: Any) -> Any:  # noqa: ANN401  # a function
-    return lambda *args, **keywords: function(*args, **keywords).to(torch.float64)
-
-
-def _in_new_memory(function: Any) -> Any:  # noqa: ANN401  # a function
-    return lambda *args, **keywords: function(*args, **keywords).clone()
-
-
-def _that_refuses_all(error: Exception) -> Any:  # noqa: ANN401  # a maker
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    return lambda _: refuse
+def refusing(error: Exception) -> Callable[[Any], Any]:
+    """Return what makes a function that raises this for every call."""
+    return lambda _: mock.Mock(side_effect=error)
 
 
 def _that_writes_out_of_bounds(function: Any) -> Any:  # noqa: ANN401  # a function
@@ -190,13 +179,13 @@ def _that_writes_out_of_bounds(function: Any) -> Any:  # noqa: ANN401  # a funct
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("get_dcp_local_seq_lens", _off_by_one),
-        ("get_dcp_local_seq_lens", _of_another_dtype),
+        ("get_dcp_local_seq_lens", changing(lambda found: found + 1)),
+        ("get_dcp_local_seq_lens", changing(lambda found: found.to(torch.float64))),
         ("get_dcp_local_seq_lens", _that_writes_out_of_bounds),
-        ("get_dcp_local_seq_lens", _that_refuses_all(ValueError("seq_lens is bad"))),
-        ("compute_slot_mapping", _off_by_one),
-        ("compute_slot_mapping", _in_new_memory),
-        ("compute_slot_mapping", _that_refuses_all(ValueError("no"))),
+        ("get_dcp_local_seq_lens", refusing(ValueError("seq_lens is bad"))),
+        ("compute_slot_mapping", changing(lambda found: found + 1)),
+        ("compute_slot_mapping", changing(torch.clone)),
+        ("compute_slot_mapping", refusing(ValueError("no"))),
     ],
 )
 def test_wrong_implementations_are_found(name: str, make: Callable[[Any], Any], more: Path) -> None:
@@ -403,7 +392,7 @@ def test_a_declared_deviation_excuses_vectors(few: Path) -> None:
     class Widening(FastAdapter):
         deviations = (Deviation(LENGTHS, "kernels want int64", Call(LENGTHS, {}), "int64"),)
 
-    target = wrong(LENGTHS, lambda real: lambda *args, **keywords: real(*args, **keywords).long())
+    target = wrong(LENGTHS, changing(torch.Tensor.long))
     assert failures(few, target)
     module = target.implementation.module
     implementation = Implementation("wide", module, Widening(module))
