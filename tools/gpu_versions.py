@@ -58,7 +58,7 @@ def main() -> int:
     begin = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # numba-cuda 0.30.4 meets what NumPy 2.5 deprecates; that is not ours.
+        # numba-cuda 0.30.4 uses what NumPy 2.5 deprecates.
         warnings.filterwarnings("default", category=DeprecationWarning, module=r"numba\.")
         print(f"numba.cuda is {import_cuda().__file__}")
         try:

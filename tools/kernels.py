@@ -166,7 +166,7 @@ def measure(kernel: Kernel, arch: str) -> Usage:
     return Usage(
         kernel=kernel.name,
         arch=arch,
-        # The log tells of each function twice, before and after linking: what counts is the most.
+        # The log has each function twice, before and after linking: the maximum counts.
         registers=max(_numbers(r"[Uu]sed (\d+) registers", log)),
         spill_stores_bytes=sum(_numbers(r"(\d+) bytes spill stores", log)),
         spill_loads_bytes=sum(_numbers(r"(\d+) bytes spill loads", log)),

@@ -195,7 +195,7 @@ def _make_parser() -> Parser:
     parser.add_workers("mutants at a time")
     parser.add_number(
         "--budget-minutes",
-        "begin nothing else after these: first no check that is run once, then no mutant",
+        "begin nothing else after these: first no test that is run once, then no mutant",
     )
     parser.add_number("--sample", "evaluate at most N of those that are left")
     add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
@@ -212,22 +212,22 @@ def _make_parser() -> Parser:
         type=Path,
         metavar="FILE.toml",
         default=EQUIVALENTS,
-        help="declares what no check can see; default: tools/equivalents.toml",
+        help="declares what no test can notice; default: tools/equivalents.toml",
     )
     parser.add_number(
-        "--timeout-seconds", "of processor time, beside 4 times what a check takes", 10
+        "--timeout-seconds", "of processor time, in addition to 4 times what a test takes", 10
     )
     add(
         "--profile",
         choices=("dev", "default"),
         default="default",
-        help="of the checks; default: %(default)s",
+        help="of the tests; default: %(default)s",
     )
     add("--fresh", action="store_true", help="forget what was evaluated before, of these modules")
     add(
         "--thorough",
         action="store_true",
-        help="also run checks of many functions, as the stateful test: a minute for each survivor",
+        help="also run tests of many functions, as the stateful test: a minute for each survivor",
     )
     add(
         "--survivors-again",

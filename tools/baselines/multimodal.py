@@ -8,7 +8,7 @@ import torch
 def scatter_mm_placeholders(
     embeds: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Put embeddings where placeholders stand for them; arguments are those of `reference`."""
+    """Put embeddings at their placeholders; arguments are those of `reference`."""
     if is_embed is None:
         return embeds if out is None else out.copy_(embeds)
     nan = float("nan")

@@ -193,7 +193,7 @@ class Bench:
         self._measure_memory(measure_memory)
         if quick or len(self.jobs) < len(JOBS):
             return
-        # The yardstick in turn with the step: a slow while of the machine meets both.
+        # The yardstick is timed in turn with the step: the machine is equally fast for both.
         step = make_step(make_batch("mixed", STEP_SIZE), self.target)
         calls = {"fast": step, TORCH_ADD: make_torch_add()}
         timing = time_in_turn(calls, self.spin, num_blocks=25)

@@ -20,7 +20,7 @@ MAX_OVER: Final = 1.25
 """How many times more than the number of requests a time may grow, for noise and caches."""
 
 COPIER: Final = "NumPy"
-"""Who copies rows like those of a function, in turn with it, where it is evaluated by that."""
+"""The name of the plain copy that is timed in turn with a function that copies rows."""
 
 COLUMNS: Final = 3
 

@@ -46,7 +46,7 @@ def make_metadata(batch: Batch, target: Target, **changes: Any) -> Any:
 
 
 class InputBatch:
-    """A runner's input batch, whose swaps cost next to nothing and may be left undone.
+    """A runner's input batch, whose swaps take almost no time, and may do nothing.
 
     Args:
         batch: The requests, in the order in which they came.

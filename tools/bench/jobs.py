@@ -83,7 +83,7 @@ class Job:
         is_copier: Whether it copies, or calls others; then its ratio to a baseline is bounded by
             what it copies or calls.
         rows: What it copies for each request, about; None where it copies no long rows. They leave
-            a cache when that is full: growth is bounded by a plain copy's of rows that lie so.
+            a cache when that is full: growth is bounded by that of a plain copy of such rows.
         prepare_in_place: Makes the call that writes to an `out` of the caller's, where growth is
             to be evaluated by that: 32 MiB for a result are new pages in each call.
     """

@@ -18,7 +18,7 @@ BASELINE: Final = "baseline"
 """The name of the baseline that `fast` is compared with, whichever module it is."""
 
 REFERENCE_BLOCKS: Final = 3
-"""Blocks of `reference`, of one call: it is slow, and nobody waits for it."""
+"""Blocks of `reference`, of one call: it is slow."""
 
 
 class WrongAnswerError(Exception):
@@ -88,7 +88,7 @@ def measure(
         job: Which function.
         batch: Its input.
         targets: Those that have the function are timed in turn.
-        spin: Tells how fast the machine runs.
+        spin: Measures how fast the machine runs.
         num_blocks: Blocks of each that count.
         with_reference: Whether `reference` is timed too. It is called in any case.
         beside: Other calls, by name, that are timed in turn with the targets'.

@@ -15,7 +15,7 @@ FREE_BYTES: Final = 64 * 1024
 """Scratch that any call may have."""
 
 BYTES_PER_ITEM: Final = 100
-"""Scratch for each request and each new token besides: some integers."""
+"""Scratch for each request and each new token: some integers."""
 
 
 @dataclass(frozen=True)

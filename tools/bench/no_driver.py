@@ -27,7 +27,7 @@ TYPES: Final = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8"}
 
 
 class Launched(NamedTuple):
-    """The last launch, as the driver was reported of it.
+    """The last launch, as the driver received it.
 
     Attributes:
         grid: Blocks along x, y and z.

@@ -78,7 +78,7 @@ def time_in_turn(
 
     Args:
         calls: By name; each is made a few times first.
-        spin: Tells how fast the machine runs.
+        spin: Measures how fast the machine runs.
         num_blocks: Blocks of each that count.
         block_seconds: About how long a block is; one call, where that takes longer.
 

@@ -3,7 +3,7 @@
 An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
 
     [compute_slot_mapping."slots in int32"]         # the function that is wrong, and how
-    why = "Right until the cache has 2**31 slots."  # what happens, or why nobody would notice
+    why = "Right until the cache has 2**31 slots."  # what happens, or why it could go unnoticed
     within = "fill_slots"                           # where `old` occurs once; default: the file
     old = "return torch.from_numpy(slots)"          # what is replaced; a list for several places
     new = "return torch.from_numpy(slots).int()"    # what replaces it
@@ -41,7 +41,7 @@ class Bug:
     Attributes:
         function: The function whose checks must catch it, by the name that they have for it.
         what: What is wrong, in a few words.
-        why: What happens, or why nobody would notice.
+        why: What happens, or why it could go unnoticed.
         module: The module that is patched.
         old: The piece of its source that is replaced; a list for several.
         new: What replaces it.

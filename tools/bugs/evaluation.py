@@ -30,7 +30,7 @@ PATCH_ERRORS = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError", 
 """What is raised when a patch is not the bug that it was meant to be."""
 
 REPLAY: Final = "replay"
-"""What stands for a function in the entries of bugs that a replay must catch."""
+"""The function in the entries of bugs that a replay must catch."""
 
 NUM_REPLAYED_STEPS: Final = 150
 """The steps in which a replay must catch a bug."""

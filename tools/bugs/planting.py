@@ -1,7 +1,7 @@
 """Plants a bug in memory: replaces a piece of a module's source until the end of a block.
 
-Changed function bodies become the code of the functions that there are, so that whoever has
-imported one runs the bug. A statement of the module that changes otherwise (a signature, a field, a
+Changed function bodies become the code of the functions that there are, so that modules
+that have imported one run the bug. A statement of the module that changes otherwise (a signature, a field, a
 constant) is run again, and its new value takes the place of the old one in all modules of its
 package. Loops are compiled again, and kernels declared again.
 """
@@ -31,7 +31,7 @@ IS_FUNCTION: Final = 1  # CO_OPTIMIZED
 """The flag of a function's code, which a class' body and a module lack."""
 
 MISSING: Final = object()
-"""What a name that is not there stands for."""
+"""The value of a name that a module lacks."""
 
 
 def edit(source: str, old: str, new: str, within: str = "") -> str:

@@ -17,12 +17,12 @@ class Declared:
     """A declaration about mutants.
 
     Attributes:
-        kind: `equivalent`: one that means what the original means. `elsewhere`: those of lines that
-            no target here runs; the reason names the tests that check them.
+        kind: `equivalent`: a mutant that does what the original does. `elsewhere`: all mutants of
+            lines that no target here runs; the reason names the tests that check them.
         module: Of the mutants.
         function: Of the mutants.
-        before: The changed lines as they were, stripped; "" for all of what is elsewhere.
-        after: The changed lines as they are; of what is elsewhere, nothing is said.
+        before: The changed lines as they were, stripped; "", of kind `elsewhere`: all lines.
+        after: The changed lines as they are; unused for `elsewhere`.
         nth: Which of the function's mutants with these lines; None: all.
         reason: Why no check can kill them.
     """

@@ -1,7 +1,7 @@
 """Which mutations are made: a subset of cosmic-ray's, and what it lacks.
 
 All of cosmic-ray's operators make 11,600 mutants of `fast`, 7,000 of them by putting each of eleven
-binary operators in the place of each; nobody writes `slot ** size` for `slot * size`, and any test
+binary operators in the place of each; no one writes `slot ** size` for `slot * size`, and any test
 finds it. Made are those that a person would get wrong:
 
 - `+` and `-`, `*` and `//`, `%` and `//`, the shifts, `&` and `|` for each other;
@@ -129,7 +129,7 @@ class RemoveStatement(Operator):  # type: ignore[misc]  # cosmic-ray is untyped
 
 
 def _acts(node: Node) -> bool:
-    """Return whether a simple statement does something that is felt elsewhere."""
+    """Return whether a simple statement has an effect other than setting a variable."""
     if node.type == "raise_stmt":
         return True
     if node.type in {"atom_expr", "power"}:

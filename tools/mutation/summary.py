@@ -109,7 +109,7 @@ def make_table(tallies: dict[str, Tally]) -> Table:
     """Return the table of modules."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        caption="unreached: of those that survived, what no check reaches; elsewhere: what runs on"
+        caption="unreached: of those that survived, what no test reaches; elsewhere: what runs on"
         " a GPU only; score: of what is not declared; *: not evaluated to the end",
     )
     table.add_column("module", no_wrap=True)

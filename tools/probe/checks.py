@@ -135,7 +135,7 @@ def check_twins(
     has_one_fault: bool,
     has_hints: bool,
 ) -> Iterator[Finding]:
-    """Yield how a call ended otherwise than `reference`'s.
+    """Yield how the end of a call differs from that of `reference`'s.
 
     Args:
         contract: What is stated about the function.

@@ -52,7 +52,7 @@ class GuardedMemory:
         first = self._next
         if first + length + PAGE > self._size:
             raise MemoryError("the guarded memory is used up")
-        self._next = first + length + PAGE  # one page that nobody may touch
+        self._next = first + length + PAGE  # one inaccessible page
         self._protect(first, length, mmap.PROT_READ | mmap.PROT_WRITE)
         offset = first + length - array.nbytes if at_end else first
         copied: Array = np.ndarray(array.shape, array.dtype, self._map, offset)

@@ -44,10 +44,10 @@ def load(path: Path | None) -> Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class PlayingTarget(Target):
-    """A target in which a function may be what takes several calls to show.
+    """A target in which some names stand for several calls.
 
     Attributes:
-        method: What every name stands for, if it is not None: a method of an object.
+        method: A method of an object, which is called whatever the name; None: `PLAYS` and functions.
     """
 
     method: Callable[..., Any] | None = None

@@ -36,7 +36,7 @@ class PagedBuilder(fast.AttentionMetadataBuilder[PagedMetadata]):
         per_layer = fast.get_per_layer_parameters(vllm_config, layer_names, PagedAttentionImpl)
         self.parameters = fast.infer_global_hyperparameters(per_layer)
         if not self.parameters.has_same_all_params:
-            raise ValueError(f"layers of one group have unlike parameters: {per_layer}")
+            raise ValueError(f"layers of one group have different parameters: {per_layer}")
 
     def build(
         self,

@@ -78,7 +78,7 @@ class Buffers(BatchBuffers):
             logits_indices: Their places in it.
 
         Returns:
-            They and padding, on the device: never none. Token 0 stands for padding.
+            They and padding, on the device: at least one. Token 0 is the padding.
         """
         size = self._settings.padded(max(1, len(logits_indices)))
         buffer = self.part_logits_indices[number]
