@@ -1,9 +1,9 @@
 """Plants a bug in memory: replaces a piece of a module's source until the end of a block.
 
-Changed function bodies become the code of the functions that there are, so that modules
-that have imported one run the bug. A statement of the module that changes otherwise (a signature, a field, a
-constant) is run again, and its new value takes the place of the old one in all modules of its
-package. Loops are compiled again, and kernels declared again.
+Changed function bodies become the code of the functions that there are, so that modules which have
+imported one run the bug. A statement of the module that changes in another way (a signature, a
+field, a constant) is run again, and its new value takes the place of the old one in all modules of
+its package. Loops are compiled again, and kernels declared again.
 """
 
 from __future__ import annotations

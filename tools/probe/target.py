@@ -47,7 +47,8 @@ class PlayingTarget(Target):
     """A target in which some names stand for several calls.
 
     Attributes:
-        method: A method of an object, which is called whatever the name; None: `PLAYS` and functions.
+        method: A method of an object, which is called whatever the name is; None: the function,
+            or one of `PLAYS`.
     """
 
     method: Callable[..., Any] | None = None
