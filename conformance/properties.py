@@ -139,6 +139,7 @@ def law(
     goals: Goals | None = None,
     has_kernel: bool = False,
     presets: Sequence[Preset] | None = None,
+    kind: Kind = Kind.LAW,
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
     """Make a check of a property that does not depend on `reference`.
 
@@ -148,6 +149,7 @@ def law(
         goals: The coverage goals, as predicates on an example.
         has_kernel: Whether the function has a kernel.
         presets: The presets to draw from; None for the target's.
+        kind: What the check looks at, which says how many examples it gets.
 
     Returns:
         A decorator of the property: a function of a target and an example that raises if the
@@ -158,7 +160,7 @@ def law(
     def decorate(body: Callable[[Target, Any], None]) -> Check:
         return Check(
             function,
-            Kind.LAW,
+            kind,
             examples,
             body,
             (body.__doc__ or "").strip(),

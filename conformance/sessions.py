@@ -26,6 +26,9 @@ from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import arrays_in
 from conformance.wording import compare_wording
 
+NUM_SHOWN = 16
+"""Operations that a report shows, of the first and of the last before the one that failed."""
+
 
 class SessionMismatch(Mismatch):
     """A difference in a session, with the operations before it."""
@@ -36,6 +39,9 @@ class SessionMismatch(Mismatch):
         super().__init__(call, target, difference)
         lines = [line for op in done for line in (*op.overwrites, Call(op.method, op.arguments))]
         steps_before = ["made by " + repr(session.constructor), *map(repr, lines[:-1])]
+        if len(steps_before) > 2 * NUM_SHOWN:
+            left_out = f"... {len(steps_before) - 2 * NUM_SHOWN} more operations ..."
+            steps_before[NUM_SHOWN:-NUM_SHOWN] = [left_out]
         story = "\n".join(f"    {line}" for line in steps_before)
         self.args = (f"{self.args[0]}\n  after\n{story}",)
 
@@ -48,6 +54,8 @@ def session_check(
     goals: Goals | None = None,
     refusals: Sequence[str] = (),
     has_kernel: bool = False,
+    presets: Sequence[Preset] | None = None,
+    kind: Kind = Kind.SAME_ANSWER,
 ) -> Check:
     """Return the check that a target's object and `reference`'s agree after every operation.
 
@@ -60,6 +68,9 @@ def session_check(
         refusals: What is wrong with the bad operations that a run must reach; with any, the check
             is one of refusals.
         has_kernel: Whether the class has kernels.
+        presets: The presets to draw from; None for the target's.
+        kind: What the check looks at, where it has no refusals. Conditions are not checked twice,
+            with and without checked mode.
     """
     named = goals or {}
 
@@ -67,7 +78,7 @@ def session_check(
         __tracebackhide__ = True
         # Checked mode first: there a loop that goes astray raises, and does not crash.
         modes = (True,) if refusals and target.is_simulated else (True, False)
-        for checked in modes:
+        for checked in modes if kind is not Kind.CONDITIONS else (False,):
             with target.running(checked=checked, seed=example.seed):
                 _run(target, example, everything, checked=checked)
 
@@ -79,13 +90,14 @@ def session_check(
     variants = st.builds(CallVariant, st.booleans(), st.booleans())
     return Check(
         function,
-        Kind.SAME_REFUSAL if refusals else Kind.SAME_ANSWER,
+        Kind.SAME_REFUSAL if refusals else kind,
         lambda preset: st.builds(_Example, sessions(preset), variants, st.integers(0, 2**16)),
         body,
         f"A {function} of a target agrees with reference's after every operation.",
         [*named, *list(CALL_VARIANTS.values())[:2], *(f"refused: {name}" for name in refusals)],
         goals_of,
         has_kernel,
+        presets=presets,
     )
 
 

@@ -24,6 +24,7 @@ from conformance.invalid_inputs.block_table import (
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader
+from conformance.profiles import Kind
 from conformance.properties import law
 from conformance.sessions import construct, perform, session_check
 from conformance.strategies import cached as st
@@ -34,8 +35,9 @@ from conformance.strategies.block_table import (
     Operation,
     Session,
     block_tables_sessions,
+    long_sessions,
 )
-from conformance.strategies.presets import Preset
+from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import REFERENCE, Target
 
 
@@ -202,6 +204,11 @@ test_block_tables_refuse = session_check(
     _everything,
     refusals=REFUSALS,
     has_kernel=True,
+)
+
+
+test_block_tables_in_long_sessions = session_check(
+    "BlockTables", long_sessions, _everything, presets=[MINIMAL], kind=Kind.CONDITIONS
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,13 +13,18 @@ from conformance.calls import Call
 from conformance.comparison import torch_dtype
 from conformance.evaluation import check_equal, exception_of, is_named
 from conformance.implementations import is_of_fast
+from conformance.profiles import Kind
 from conformance.properties import law
 from conformance.strategies.buffers import NO_NUMPY, Copies, copies
+from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
 
 LIMIT = 2**63 - 1
 """The longest axis that there is."""
+
+NUM_COPIES = 1000
+"""Copies of one buffer: counters of a byte wrap."""
 
 
 def _make(target: Target, example: Copies, **changes: Any) -> Any:
@@ -78,6 +84,13 @@ def test_buffers_copy(target: Target, example: Copies) -> None:
     with target.running(checked=True):
         expected, got = _play(REFERENCE, example), _play(target, example)
     check_equal(target, Call("CpuGpuBuffer", vars(example)), expected, got)
+
+
+@law("CpuGpuBuffer", copies, presets=[MINIMAL], kind=Kind.CONDITIONS)
+def test_buffers_copy_a_thousand_times(target: Target, example: Copies) -> None:
+    """A buffer holds what is copied after many copies, too."""
+    number = NUM_COPIES // max(len(example.copies), 1)
+    test_buffers_copy.body(target, dataclasses.replace(example, copies=example.copies * number))
 
 
 @law("CpuGpuBuffer", copies)

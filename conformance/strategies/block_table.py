@@ -156,9 +156,16 @@ OperationMaker: TypeAlias = Callable[[TableModel], Operation | None]
 
 @st.composite
 def block_tables_sessions(
-    draw: st.DrawFn, preset: Preset, *, tried: Sequence[OperationMaker] = ()
+    draw: st.DrawFn,
+    preset: Preset,
+    *,
+    tried: Sequence[OperationMaker] = (),
+    counts: Sequence[int] = (1, 16, 30, 8, 30),
 ) -> Session:
-    """Draw sessions of `BlockTables`, with operations that must be refused in the middle."""
+    """Draw sessions of `BlockTables`, with operations that must be refused in the middle.
+
+    `tried` makes these; `counts` says how many valid ones there may be before and after them.
+    """
     is_minimal = preset.name == "minimal"
     sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
     num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
@@ -179,7 +186,7 @@ def block_tables_sessions(
     }
 
     def valid() -> list[Operation]:
-        count = draw(st.sampled_from((1, 16, 30, 8, 30)))
+        count = draw(st.sampled_from(counts))
         return [_operation(model, draw) for _ in range(count)]
 
     operations = valid()
@@ -187,6 +194,25 @@ def block_tables_sessions(
         operations += filter(None, (make(model) for make in tried))
         operations += valid()
     return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
+
+
+def long_sessions(preset: Preset) -> st.SearchStrategy[Session]:
+    """Return sessions of more than a thousand operations: drawn ones, again and again.
+
+    All rows are cleared before the operations begin again, so that each is valid every time.
+    """
+    return block_tables_sessions(preset, counts=(30, 60)).map(_repeated)
+
+
+NUM_OPERATIONS = 3000
+"""Operations of a long session: counters of a byte wrap for each method."""
+
+
+def _repeated(session: Session) -> Session:
+    rows = range(session.constructor["max_num_reqs"])
+    round_ = (*session.operations, *(Operation("clear_row", {"r": row}) for row in rows))
+    operations = round_ * -(-NUM_OPERATIONS // len(round_))
+    return dataclasses.replace(session, operations=operations)
 
 
 def _operation(model: TableModel, draw: st.DrawFn) -> Operation:
