@@ -14,8 +14,7 @@ from conformance.simulator.errors import BarrierError, UninitializedReadError
 from conformance.simulator.history import WARP_SIZE, Dim3, History
 from conformance.simulator.memory import CheckedArray
 from conformance.simulator.scalars import Int32, Namespace, Number, Unsigned, as_cast
-from conformance.simulator.threads import Machine
-from conformance.simulator.waits import BarrierWait, Site, WarpWait
+from conformance.simulator.threads import BarrierWait, Machine, Site, WarpWait
 
 _ALL_LANES = 2**WARP_SIZE - 1
 _T = TypeVar("_T")
@@ -28,50 +27,33 @@ def _site(depth: int) -> Site:
     return Site(code.co_filename, code.co_qualname, frame.f_lineno, frame.f_lasti)
 
 
-class _Shared(Namespace):
-    """`cuda.shared`: one array for each call in the source and block."""
+class _Arrays(Namespace):
+    """`cuda.shared`, an array for each call in the source and block; or `cuda.local`."""
 
-    _title = "cuda.shared"
-
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, kind: str) -> None:
         self._machine = machine
+        self._kind = kind
+        self._title = f"cuda.{kind}"
 
     def array(
         self, shape: int | tuple[int, ...], dtype: object, alignment: int | None = None
     ) -> CheckedArray:
-        """Return the block's array of this call; nothing is in it at first."""
+        """Return the array of this call; its elements must be stored before they are read."""
         del alignment  # of no consequence here
+        site = _site(1)
+        if self._kind == "local":
+            return self._blank(site, shape, dtype)
         if shape == 0:
             raise NotImplementedError("the simulator has no dynamic shared memory (shape 0)")
-        site = _site(1)
         arrays = self._machine.thread.block.shared
         if site not in arrays:
-            arrays[site] = _blank_array(f"shared array ({site})", shape, dtype, self._machine)
+            arrays[site] = self._blank(site, shape, dtype)
         return arrays[site]
 
-
-class _Local(Namespace):
-    """`cuda.local`: an array of the thread's own."""
-
-    _title = "cuda.local"
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    def array(
-        self, shape: int | tuple[int, ...], dtype: object, alignment: int | None = None
-    ) -> CheckedArray:
-        """Return a new array of the thread; nothing is in it at first."""
-        del alignment  # of no consequence here
-        return _blank_array(f"local array ({_site(1)})", shape, dtype, self._machine)
-
-
-def _blank_array(
-    name: str, shape: int | tuple[int, ...], dtype: object, machine: Machine
-) -> CheckedArray:
-    """Return an array whose elements must be stored before they are read."""
-    data = np.zeros(shape, as_cast(dtype).dtype)
-    return CheckedArray(name, data, History(), machine.clock, is_blank=True)
+    def _blank(self, site: Site, shape: int | tuple[int, ...], dtype: object) -> CheckedArray:
+        data = np.zeros(shape, as_cast(dtype).dtype)
+        name = f"{self._kind} array ({site})"
+        return CheckedArray(name, data, History(), self._machine.clock, is_blank=True)
 
 
 class CudaNamespace(Namespace):
@@ -83,8 +65,8 @@ class CudaNamespace(Namespace):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.atomic = Atomics(machine)
-        self.shared = _Shared(machine)
-        self.local = _Local(machine)
+        self.shared = _Arrays(machine, "shared")
+        self.local = _Arrays(machine, "local")
         self.blockDim = machine.threads
         self.gridDim = machine.grid
 

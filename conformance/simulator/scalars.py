@@ -9,7 +9,7 @@ results past 64 bits show only when they are cast or stored, and floats have 64 
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Final, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -172,7 +172,7 @@ def as_number(value: object) -> Number:
 class Namespace:
     """A module as a kernel sees it: what it lacks is refused by name."""
 
-    _title: ClassVar[str]
+    _title: str
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotImplementedError(f"the simulator has no {self._title}.{name}")

@@ -6,19 +6,68 @@ go on do, in an order that the seed decides. Blocks run one after another, in an
 seed decides.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]  # it ships no types
 
 from conformance.simulator.errors import BarrierError
 from conformance.simulator.history import WARP_SIZE, Dim3, Moment, join_warp
 from conformance.simulator.memory import CheckedArray, Clock
-from conformance.simulator.waits import BarrierWait, Site, Wait, WarpWait
+
+
+class Site(NamedTuple):
+    """A call in a kernel's source: two calls on one line are two sites."""
+
+    file: str
+    function: str
+    line: int
+    instruction: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BarrierWait:
+    """A thread waits for all threads of its block.
+
+    Attributes:
+        site: The call; all must come to the same.
+        value: What the thread brings, for the others to count.
+    """
+
+    site: Site
+    value: object = None
+
+    def __str__(self) -> str:
+        return f"syncthreads ({self.site})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WarpWait:
+    """A thread waits for the threads of its warp that its mask names.
+
+    Attributes:
+        operation: The name of the warp operation; all must come to the same.
+        mask: Bit i names lane i; all must name the same.
+        value: What the thread brings, for the others to read.
+    """
+
+    operation: str
+    mask: int
+    value: object = None
+
+    def __str__(self) -> str:
+        return f"{self.operation} of lanes 0x{self.mask:08x}"
+
+
+Wait: TypeAlias = BarrierWait | WarpWait
 
 
 class Thread:
