@@ -32,9 +32,8 @@ NEEDED = ("hypothesis", "jinja2", "markupsafe", "ml_dtypes")
 def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     """Return pytest's arguments for a run of the installed package.
 
-    Args:
-        arguments: Options, and names of this package's files: `test_ubatch.py`, or
-            `test_ubatch.py::test_split`.
+    `arguments` are options, and names of this package's files: `test_ubatch.py`, or
+    `test_ubatch.py::test_split`.
 
     >>> *options, tests = arguments_for_pytest(["-q", "test_ubatch.py"])
     >>> Path(tests).relative_to(PACKAGE)

@@ -154,12 +154,9 @@ _MARK = "kvtwin_is_supplied"
 
 
 def supplied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU for a field that an implementation does not keep.
+    """Return a copy of a tensor on the CPU for a field that an implementation does not have.
 
-    Its values are compared as any other's. Its memory is not compared, since it is ours.
-
-    Args:
-        tensor: What the implementation keeps, on any device.
+    Its values are compared like any others. Its memory is not compared, since it is ours.
 
     >>> is_supplied(supplied(torch.arange(3))), is_supplied(torch.arange(3))
     (True, False)

@@ -55,13 +55,7 @@ class _CaseCollector(pytest.Collector):
 def case_items(
     session: pytest.Session, name: str, cases: Sequence[tuple[CaseCheck, Target]]
 ) -> list[pytest.Item]:
-    """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-stored]`.
-
-    Args:
-        session: Pytest's.
-        name: Of the shelf.
-        cases: Each with its target.
-    """
+    """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-stored]`."""
     # Where it lies decides whose hooks its items meet: those of the plugin next to this module.
     collector = _CaseCollector.from_parent(
         session, name=name, nodeid=name, path=Path(__file__).parent
@@ -81,12 +75,7 @@ def case_items(
 
 
 def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Target]]:
-    """Return the checks that what is declared to deviate does so, and is under test at all.
-
-    Args:
-        run: The run.
-        functions: The functions that it looks at.
-    """
+    """Return the checks that the declared deviations of functions occur at all."""
     found = []
     for implementation in run.implementations:
         targets = [target for target in run.targets if target.implementation is implementation]

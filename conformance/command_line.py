@@ -110,11 +110,7 @@ class _Interrupts:
         self._program = ""
 
     def handle(self, program: str) -> None:
-        """Handle Ctrl-C from now on.
-
-        Args:
-            program: The command line that the user ran.
-        """
+        """Handle Ctrl-C of a command line from now on."""
         self._program = program
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)

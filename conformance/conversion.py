@@ -71,12 +71,10 @@ class Converter:
     def convert(self, value: Any, path: str) -> Any:
         """Return the implementation's copy of a value; the copies of one object are one object.
 
-        Args:
-            value: What was drawn. Objects of classes that `reference` has become objects of the
-                implementation's class of the same name, or a caller's own; a factory becomes
-                what it makes, a dtype torch's; other objects of a caller (an input batch) are deep
-                copies.
-            path: The name of the value in messages; the last part decides the device.
+        Objects of `reference`'s classes become objects of the implementation's class of the same
+        name, or a caller's own. A factory becomes what it makes, a dtype torch's. Other objects of
+        a caller (an input batch) are deep copies. The last part of `path`, the name in messages,
+        decides the device.
         """
         if type(value) in PLAIN:  # most of what is converted
             return value

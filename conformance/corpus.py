@@ -55,10 +55,7 @@ def read_corpus(directory: Path | None = None) -> list[tuple[Path, Json]]:
 
 
 def corpus_checks(directory: Path | None = None) -> list[CaseCheck]:
-    """Return the checks of a corpus, one for each case, to be run before all others.
-
-    Args:
-        directory: The corpus, as `read_corpus` has it.
+    """Return the checks of a corpus, as `read_corpus` has it: they are run before all others.
 
     Raises:
         ValueError: A file that is none of this schema.

@@ -112,13 +112,10 @@ class Layer:
         )
 
     def tokens_of(self, step: Batch) -> Array:
-        """Return the keys and values of a step's tokens, padding's NaN.
+        """Return the keys and values of a step's tokens, with NaN for padding.
 
-        Args:
-            step: The layer's step, or an earlier one of the same requests.
-
-        Returns:
-            [2, num_actual_tokens, num_kv_heads, head_size].
+        The step is the layer's, or an earlier one of the same requests. The shape is [2,
+        num_actual_tokens, num_kv_heads, head_size].
         """
         pairs = zip(self.content, step.num_computed_tokens, step.query_lens, strict=True)
         parts = [one[:, c : c + q] for one, c, q in pairs]

@@ -46,14 +46,7 @@ def check_answers(
     """Raise `Mismatch` if a target's result of a valid call differs from `reference`'s.
 
     The target is called twice, first in checked mode: there an access out of bounds raises, and
-    does not crash. The two results must not share memory.
-
-    Args:
-        contract: The contract of the function.
-        target: The target.
-        call: The call.
-        variant: How it is made.
-        seed: The order of threads.
+    does not crash. The two results must not share memory. `seed` decides the order of threads.
     """
     __tracebackhide__ = True
     once = dataclasses.replace(variant, follows_idle_step=False)
@@ -79,15 +72,7 @@ def check_answers(
 def check_answer(
     contract: Contract, expected: Expected, actual: Invocation, *, checked: bool, seed: int = 0
 ) -> object:
-    """Return the result of a valid call; raise `Mismatch` if the call does not do what it should.
-
-    Args:
-        contract: The contract of the function.
-        expected: What the call should do.
-        actual: The call.
-        checked: Whether it is made in checked mode.
-        seed: The order of threads.
-    """
+    """Return the result of a valid call; raise `Mismatch` if it does not do what it should."""
     __tracebackhide__ = True
     call, target = actual.call, actual.target
     with target.running(checked=checked, seed=seed):
@@ -174,16 +159,10 @@ def check_refusal(
     *,
     checked: bool = True,
 ) -> BaseException:
-    """Raise `Mismatch` unless the call is refused as the invalid input says and changes nothing.
+    """Return the exception with which an invalid call is refused.
 
-    Args:
-        invocation: The call, on a target.
-        invalid: What is wrong with the call.
-        observe: What to compare of a caller's own objects.
-        checked: Whether in checked mode.
-
-    Returns:
-        The exception with which it is refused.
+    Raise `Mismatch` if it is not refused as `invalid` says, or changes anything. `observe` returns
+    what is compared of a caller's own objects.
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
@@ -222,12 +201,9 @@ def is_named(expected_result: type[Exception] | None, argument: str, error: obje
 def check_stays_inside(
     invocation: Invocation, invalid: InvalidInput, changes: frozenset[str]
 ) -> None:
-    """Raise `Mismatch` where a bad call, with checks off, reaches outside its memory.
+    """Raise `Mismatch` if an invalid call, with checks off, reaches outside its memory.
 
-    Args:
-        invocation: The call, on a target.
-        invalid: What is wrong with the call. Its result is undefined.
-        changes: The arguments that the function changes.
+    Its result is undefined. `changes` are the arguments that the function may change.
     """
     __tracebackhide__ = True
     with invocation.target.running(checked=False):

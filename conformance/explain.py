@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import sys
@@ -16,6 +15,7 @@ import reference
 from conformance.checks import checks_in
 from conformance.contracts import Contract, InvalidInput
 from conformance.implementations import Absent
+from conformance.name_lists import near
 from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.targets import REFERENCE
@@ -93,11 +93,7 @@ def _unknown(name: str, known: Mapping[str, Entry]) -> str:
         if inspect.isclass(cls):
             methods = [method for method in vars(cls) if not method.startswith("_")]
             names |= dict.fromkeys(f"{cls.__name__}.{method}" for method in methods)
-    lower = {other.lower(): other for other in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)
-    inside = [other for other in lower if name.lower() in other][:3] if len(name) > 2 else []
-    found = [lower[other] for other in dict.fromkeys([*near, *inside])] or list(names)[:3]
-    return f"function {name!r} is unknown; there are {len(names)}, such as {', '.join(found[:4])}"
+    return f"function {name!r} is unknown; there are {len(names)}, such as {near(name, names)}"
 
 
 def _describe_definition(name: str, definition: Any) -> Iterator[str]:

@@ -25,12 +25,7 @@ class FactoryContext(Protocol):
     device: str | None
 
     def convert(self, value: Any, path: str) -> Any:
-        """Return the implementation's own copy of a drawn value.
-
-        Args:
-            value: The value.
-            path: Where it is in the call, for reports.
-        """
+        """Return the implementation's own copy of a drawn value; `path` is where it is."""
 
 
 class Factory(abc.ABC):
@@ -43,11 +38,7 @@ class Factory(abc.ABC):
 
     @abc.abstractmethod
     def make(self, converter: FactoryContext) -> Any:
-        """Return the object.
-
-        Args:
-            converter: Of the implementation that the object is made for.
-        """
+        """Return the object for the implementation of a converter."""
 
 
 @dataclasses.dataclass(frozen=True)

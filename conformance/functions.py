@@ -21,11 +21,7 @@ RENAMED = {"a runner's life": STATEFUL_TEST}
 
 
 def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
-    """Return the functions that conformance modules have checks of, sorted.
-
-    Args:
-        modules: The files of the modules; None for all.
-    """
+    """Return the functions that some conformance modules, or all, have checks of, sorted."""
     found = [
         importlib.import_module(f"conformance.{path.stem}")
         for path in (conformance_modules() if modules is None else modules)
@@ -37,10 +33,6 @@ def is_about(module: Path, functions: Iterable[str]) -> bool:
     """Return whether a conformance module may have checks of some functions.
 
     It is not imported for that: a module has no check of a function that its text does not name.
-
-    Args:
-        module: The file of the module.
-        functions: The functions.
     """
     text = module.read_text(encoding="utf-8")
     return any(

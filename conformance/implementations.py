@@ -190,9 +190,7 @@ def load_implementations(
 ) -> list[Implementation]:
     """Return the implementations that options name, `fast` where they name none.
 
-    Args:
-        texts: Modules and files.
-        adapters: None, one for all, or one for each.
+    There is no adapter, one for all, or one for each.
 
     Raises:
         ValueError: As `load_implementation`; one named twice; a number of adapters that is another.

@@ -65,13 +65,8 @@ class Profile:
     def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> hypothesis.settings:
         """Return Hypothesis' settings for one check.
 
-        Args:
-            kind: What the check looks at.
-            simulated: Whether its kernels run in the simulator, where a thread costs 50 us.
-            shrink: Whether a failing example is made small before it is reported.
-
-        Returns:
-            Settings that leave nothing to the machine's own Hypothesis profile or to `CI`.
+        They do not depend on the machine's own Hypothesis profile or on `CI`. In the simulator,
+        where a thread costs 50 us, there are fewer examples.
         """
         plenty = kind is Kind.SAME_ANSWER and not simulated
         number = self.same_answer_examples if plenty else self.other_examples
@@ -84,15 +79,9 @@ class Profile:
     def stateful_settings(
         self, *, simulated: bool, large: bool, shrink: bool = True
     ) -> hypothesis.settings:
-        """Return Hypothesis' settings for a state machine.
+        """Return Hypothesis' settings for a state machine: its setup, and a number of steps.
 
-        Args:
-            simulated: Whether its kernels run in the simulator.
-            large: Whether its blocks are as large as engines'.
-            shrink: Whether a failing run is made short before it is reported.
-
-        Returns:
-            Settings, of the machine's setup and so many steps.
+        There are fewer runs in the simulator, and of large blocks, the sizes of engines.
         """
         number = self.simulated_stateful_examples if simulated else self.stateful_examples
         number = max(number // SMALL_FOR_A_LARGE_ONE, 1) if large else number

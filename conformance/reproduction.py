@@ -33,16 +33,11 @@ def attach_reproduction(
     where: str = "",
     directory: Path | None = None,
 ) -> None:
-    """Store the case of a failure, write its script, and show both with the test that failed.
+    """Store the case of a failure, write its script, and add both to the report of the test.
 
-    The item's properties "replay" and "script" say how to run them.
-
-    Args:
-        item: The test.
-        target: On which target.
-        failure: What failed, the example, shrunk, and how.
-        where: Where the check stands, as the corpus names it; empty where it is in no module.
-        directory: The folder of the files; None for the usual one.
+    The item's properties "replay" and "script" say how to run them. `where` is the place of the
+    check, as the corpus names it; empty if it is in no module. `directory` is None for the usual
+    folder.
     """
     check, example, error = failure
     try:
@@ -65,12 +60,7 @@ def attach_reproduction(
 
 
 def forget_reproduction(item: pytest.Item, directory: Path | None = None) -> None:
-    """Remove what an earlier run's failure left: the files are of the last run.
-
-    Args:
-        item: The test, which is run again.
-        directory: The folder of the files; None for the usual one.
-    """
+    """Remove the files of an earlier failure of a test that is run again."""
     for suffix in (".json", ".py"):
         with contextlib.suppress(OSError):  # what cannot be removed is no verdict on a function
             failure_file(item, suffix, directory).unlink(missing_ok=True)
@@ -91,11 +81,7 @@ def failure_file(item: pytest.Item, suffix: str, directory: Path | None = None) 
 
 
 def replay_command(path: Path, target: Target) -> str:
-    """Return the command line that replays a case on a target.
-
-    Args:
-        path: The file of the case.
-        target: What is under test.
+    """Return the command line that replays the case of a file on a target.
 
     >>> from conformance.targets import TARGETS
     >>> replay_command(Path("failures/a.json"), TARGETS["sim"])

@@ -89,18 +89,10 @@ class _NotPlainError(TypeError):
 
 
 def script_of(check: Check, target: Target, example: Any, error: BaseException) -> str | None:
-    """Return a script that ends with status 1 while there is the failure.
+    """Return a script that exits with status 1 while the failure occurs, or None.
 
-    It is run here to see that it does so.
-
-    Args:
-        check: What failed.
-        target: On which target.
-        example: The example, shrunk.
-        error: How it failed.
-
-    Returns:
-        The script; None where the input has no plain form, or does not show the failure in it.
+    There is none if the input has no plain form, or does not show the failure in it: the script is
+    run here to find out.
     """
     contract = find_contract(check.function)
     if target.device != "cpu" or target.is_simulated or not isinstance(error, Mismatch):
@@ -150,7 +142,7 @@ def _written(call: Call, invalid: InvalidInput | None, target: Target, about: st
         impl=module.__name__,
         harness=harness,
         call=f"with impl.checks(True):\n        {made}" if hasattr(module, "checks") else made,
-        arguments=_Source(module).of(call.arguments, "", 4),
+        arguments=_source(call.arguments, "", 4, module),
         tail=tail,
     )
 
@@ -168,51 +160,41 @@ def _folder_of(module: ModuleType) -> str | None:
     return None if folder in installed else str(folder)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    """Writes values as expressions.
+def _source(value: Any, name: str, indent: int, module: ModuleType) -> str:
+    """Return a value as an expression, on several lines where one would be too long.
 
-    Attributes:
+    Args:
+        value: The value.
+        name: Its argument or field, which decides what makes an array.
+        indent: The indentation of its lines.
         module: The implementation, whose classes are called if it has them.
+
+    Raises:
+        _NotPlainError: The value has no plain literal.
     """
 
-    module: ModuleType
+    def inside(inner: Any, name: str = name) -> str:
+        return _source(inner, name, indent + 4, module)
 
-    def of(self, value: Any, name: str, indent: int) -> str:
-        """Return a value as an expression, on several lines where one would be too long.
-
-        Args:
-            value: It.
-            name: The argument or field that it is, which decides what makes an array.
-            indent: How far its lines are indented.
-
-        Raises:
-            _NotPlainError: A value that has no plain literal.
-        """
-        kind = type(value)
-        if kind is str:
-            return repr(value) if '"' in repr(value) else f'"{repr(value)[1:-1]}"'
-        if value is None or kind in {bool, int} or (kind is float and np.isfinite(value)):
-            return repr(value)
-        if kind is np.ndarray:
-            return _array(value, name)
-        inner = indent + 4
-        if kind is list or kind is tuple:
-            comma = "," if kind is tuple and len(value) == 1 else ""
-            entries = [self.of(entry, name, inner) for entry in value]
-            return _joined(entries, "[]" if kind is list else "()", indent, comma)
-        if kind is dict and all(type(key) in {str, int} for key in value):
-            entries = [
-                f"{self.of(key, name, inner)}: {self.of(entry, str(key), inner)}"
-                for key, entry in value.items()
-            ]
-            return _joined(entries, "{}", indent)
-        if dataclasses.is_dataclass(value) and getattr(reference, kind.__name__, None) is kind:
-            made = "m" if hasattr(self.module, kind.__name__) else "reference"
-            fields = {n: entry for n, entry in vars(value).items() if entry is not None}
-            entries = [f"{n}={self.of(entry, n, inner)}" for n, entry in fields.items()]
-            return f"{made}.{kind.__name__}{_joined(entries, '()', indent)}"
-        raise _NotPlainError(f"a {kind.__qualname__}")
+    kind = type(value)
+    if kind is str:
+        return repr(value) if '"' in repr(value) else f'"{repr(value)[1:-1]}"'
+    if value is None or kind in {bool, int} or (kind is float and np.isfinite(value)):
+        return repr(value)
+    if kind is np.ndarray:
+        return _array(value, name)
+    if kind is list or kind is tuple:
+        comma = "," if kind is tuple and len(value) == 1 else ""
+        return _joined(list(map(inside, value)), "[]" if kind is list else "()", indent, comma)
+    if kind is dict and all(type(key) in {str, int} for key in value):
+        entries = [f"{inside(key)}: {inside(entry, str(key))}" for key, entry in value.items()]
+        return _joined(entries, "{}", indent)
+    if dataclasses.is_dataclass(value) and getattr(reference, kind.__name__, None) is kind:
+        made = "m" if hasattr(module, kind.__name__) else "reference"
+        fields = {n: entry for n, entry in vars(value).items() if entry is not None}
+        entries = [f"{n}={inside(entry, n)}" for n, entry in fields.items()]
+        return f"{made}.{kind.__name__}{_joined(entries, '()', indent)}"
+    raise _NotPlainError(f"a {kind.__qualname__}")
 
 
 def _array(array: np.ndarray[Any, Any], name: str) -> str:

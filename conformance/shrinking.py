@@ -53,11 +53,9 @@ class ShrinkBudgets:
         self._allowed = seconds
 
     def allowance(self, function: str, used: Iterable[str] = ()) -> float:
-        """Return how long a failing example may be shrunk.
+        """Return how long a failing example of a function may be shrunk.
 
-        Args:
-            function: The function that the test is about.
-            used: The functions that it used. If one of them failed before, it is the likely cause.
+        If one of the functions that it used failed before, that is the likely cause.
         """
         if any(_root(name) in self._left for name in used if _root(name) != _root(function)):
             return MIN_SECONDS
@@ -69,11 +67,9 @@ class ShrinkBudgets:
 
     @contextlib.contextmanager
     def limiting(self, function: str, *, uses_all: bool = False) -> Iterator[None]:
-        """Limit shrinking in a test, and charge its time if it fails.
+        """Limit shrinking in a test of a function, and charge its time if it fails.
 
-        Args:
-            function: The function that the test is about.
-            uses_all: Whether any other failure may be its cause.
+        `uses_all` says that any other failure may be its cause.
         """
         before, began = engine.MAX_SHRINKING_SECONDS, time.perf_counter()
         self._failed_at = None
@@ -97,12 +93,7 @@ class ShrinkBudgets:
 
 
 def note_failure(function: str, used: Iterable[str]) -> None:
-    """Report a failing example to the active shrink budgets.
-
-    Args:
-        function: The function that the test is about.
-        used: The functions that it has used so far.
-    """
+    """Report a failing example to the active shrink budgets, and the functions used so far."""
     for budgets in _LIMITING[-1:]:
         budgets.note(function, used)
 

@@ -13,11 +13,7 @@ from fast import launch
 
 @contextlib.contextmanager
 def simulated_launches(seed: int) -> Iterator[None]:
-    """Run kernels in the simulator inside.
-
-    Args:
-        seed: The order of blocks and threads.
-    """
+    """Run kernels in the simulator inside, in the order of blocks and threads of a seed."""
     chance = random.Random(seed)  # noqa: S311  # no secret
     threads = chance.choice((2, 8, 32))
     # A GPU that holds few threads, so that each has several things to do.

@@ -84,11 +84,7 @@ class Run:
         return self.functions is None or function in self.functions
 
     def targets_of(self, check: Check | CaseCheck) -> list[Target]:
-        """Return the targets that a check runs on, and note those that lack a name it needs.
-
-        Args:
-            check: The check.
-        """
+        """Return the targets that a check runs on, and note those that lack a name it needs."""
         found = []
         for target in filter(check.runs_on, self.targets):
             lacking = target.lacks(check.function)

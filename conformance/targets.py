@@ -90,13 +90,7 @@ class Target:
         return self.implementation.function(function)
 
     def call(self, name: str, *args: object, **kwargs: object) -> Answer:
-        """Call a function, or make an object of a class.
-
-        Args:
-            name: Of the function or class, or of a class' own method, `Class.method`.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-        """
+        """Call a function or a method of a class, `Class.method`, or make an object of a class."""
         return self._run(name, self.lookup(name), *args, **kwargs)
 
     def method(self, owner: object, name: str, *args: object, **kwargs: object) -> Answer:
@@ -127,10 +121,9 @@ class Target:
         return getattr(torch, name)
 
     def lacks(self, function: str) -> list[str]:
-        """Return the names without which there is no checking a function here: its own, or many.
+        """Return the names without which a function cannot be checked here: its own, or many.
 
-        Args:
-            function: A name of `reference`, or `STATEFUL_TEST`, which uses all names.
+        `STATEFUL_TEST` uses all names.
         """
         if not hasattr(reference, function.partition(".")[0]):
             if function != STATEFUL_TEST:  # a toy
@@ -169,12 +162,7 @@ class Target:
 
     @contextlib.contextmanager
     def running(self, *, checked: bool = False, seed: int = 0) -> Iterator[None]:
-        """Make calls inside run as this target's.
-
-        Args:
-            checked: Whether in checked mode, in which bad values are refused.
-            seed: The order of blocks and threads, where kernels are simulated.
-        """
+        """Make the calls inside run as this target's, with the order of threads of a seed."""
         nothing = contextlib.nullcontext()
         is_ours = self.implementation.module in {fast, reference}
         is_poisoned = self.device == "cpu"  # a GPU lacks some operations in this mode
@@ -240,10 +228,8 @@ def choose_targets(
 ) -> list[Target]:
     """Return the targets that a comma-separated list names, the default ones for None.
 
-    Args:
-        names: The list.
-        implementations: What is under test, each on each target; of several, the names of targets
-            are `implementation:target`.
+    Each implementation is tested on each target. With several, the names are
+    `implementation:target`.
 
     Raises:
         ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, `sim`

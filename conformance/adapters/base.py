@@ -133,12 +133,8 @@ class Adapter:
     def refusal(self, function: str, error: Exception) -> Exception:
         """Return the exception with which a function refused a call, in our words.
 
-        Its class must be the one that `reference` raises, and its message name our argument: the
-        names in `parameters` become ours here.
-
-        Args:
-            function: Our name of the function.
-            error: What the implementation's raised.
+        Its class must be the one that `reference` raises, and its message must name our argument:
+        the names in `parameters` are replaced by ours here.
         """
         renamed = self.parameters.get(function, {})
         message = str(error)

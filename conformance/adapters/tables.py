@@ -14,11 +14,7 @@ from conformance.adapters.base import Adapter
 
 
 def mistyped(adapter: Adapter) -> Iterator[str]:
-    """Yield what in an adapter's tables is a name of nothing.
-
-    Args:
-        adapter: The adapter.
-    """
+    """Yield the names in an adapter's tables that nothing has."""
     for table, names in (("names", adapter.names), ("parameters", adapter.parameters)):
         for name in names:
             if not _is_ours(name):

@@ -75,10 +75,7 @@ class CaseCheck(Check):
 def replay(case: Json, target: Target, function: str = "") -> None:
     """Raise if a target fails a stored case, except for declared deviations.
 
-    Args:
-        case: The case, as JSON.
-        target: The target.
-        function: The function of its contract, if the case does not name it.
+    `function` is that of its contract, if the case does not name it.
     """
     __tracebackhide__ = True
     if case["kind"] == "example":

@@ -46,13 +46,7 @@ KINDS = ("call", "example", "answer", "refusal", "session")
 
 
 def replay_recorded(case: Json, target: Target, contract: Contract | None = None) -> None:
-    """Raise `Mismatch` where a target does otherwise than a case says.
-
-    Args:
-        case: It, as JSON.
-        target: What is under test.
-        contract: The function's, where it has one: what may change, and what is compared how.
-    """
+    """Raise `Mismatch` if a target does not do what a test vector says."""
     __tracebackhide__ = True
     contract = contract or _NO_CONTRACT
     if case["kind"] == "session":

@@ -34,12 +34,7 @@ class _Pairing(Converter):
 
 
 def answer_case(contract: Contract, call: Call, goals: list[str]) -> dict[str, Json]:
-    """Return the case of a valid call: what it is given, and what `reference` makes of it.
-
-    Args:
-        contract: The function's.
-        call: The call.
-        goals: The coverage goals that it reaches.
+    """Return the case of a valid call with the result of `reference` and the goals that it reaches.
 
     Raises:
         ValueError: A case that does not read as it was written.

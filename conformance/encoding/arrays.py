@@ -281,11 +281,7 @@ def encode_array(array: Array) -> dict[str, Json]:
 
 
 def decode_array(node: Json, memories: list[Array]) -> Array:
-    """Return an array in its memory, or in memory of its own.
-
-    Args:
-        node: It, as JSON.
-        memories: The memories of the case, in which its values are then.
+    """Return an array in one of the memories of its case, or in memory of its own.
 
     Raises:
         ValueError: An array that reaches outside its memory.

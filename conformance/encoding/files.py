@@ -83,14 +83,9 @@ def write_case(case: Json, path: Path) -> None:
 
 
 def folder_for(ours: Path) -> Path:
-    """Return a folder next to the harness; where that is no place to write, one of the run's own.
+    """Return a folder next to the harness, or `conformance-NAME` in the working directory.
 
-    Args:
-        ours: The folder next to the harness.
-
-    Returns:
-        It; where the package is installed or cannot be written to, `conformance-NAME` in the
-        working directory.
+    The latter is used if the former cannot be written, or the package is installed.
 
     >>> folder_for(Path("/lib/python3.11/site-packages/conformance/corpus")).name
     'conformance-corpus'

@@ -80,13 +80,9 @@ def drawn(
     name: str,
     look: Callable[[Drawn], None] = lambda _: None,
 ) -> list[Drawn]:
-    """Return examples of a strategy, the same each time.
+    """Return at most so many examples of a strategy, the same each time for a name.
 
-    Args:
-        strategy: The strategy.
-        number: How many examples, at most.
-        name: What the draws come from.
-        look: Called with each example.
+    `look` is called with each example.
     """
     found: list[Drawn] = []
 
