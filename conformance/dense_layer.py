@@ -56,7 +56,7 @@ class Layer:
     def shared(self) -> tuple[int, ...]:
         """Return the leading positions of each request that lie in the first one's blocks."""
         rows, layout = self.batch.rows, self.batch.layout
-        if not rows or any(self.given_up):  # what was given up is the null block, and nobody's
+        if not rows or any(self.given_up):  # what was given up is the null block
             return (0,) * len(rows)
         pairs = [zip(rows[0], row, strict=False) for row in rows[1:]]
         in_common = [len([*itertools.takewhile(lambda ab: ab[0] == ab[1], p)]) for p in pairs]
@@ -93,7 +93,7 @@ class Layer:
     def earlier(self) -> Batch:
         """Return the step that brought the context of those that have tokens now.
 
-        What lies in the first request's blocks came with that, and what was given up is nobody's.
+        The tokens in the first request's blocks came with it, and tokens given up are in no block.
         """
         batch = self.batch
         first = [max(a, b) for a, b in zip(self.shared, self.given_up or self.shared, strict=True)]
@@ -123,15 +123,11 @@ class Layer:
         return np.concatenate([*parts, padding], axis=1)
 
     def readers_of(self, step: Batch) -> Array:
-        """Return who may read what a step's tokens bring.
+        """Return which requests may read each token of a step, bool[tokens, num_reqs + 1].
 
-        Args:
-            step: The layer's step, or an earlier one of the same requests.
-
-        Returns:
-            bool[num_actual_tokens, num_reqs + 1], by request: the token's own, and of the first
-            one's tokens those whose prefix they are in. No one may read padding, and `NO_REQUEST`,
-            the last column, reads nothing.
+        The step is the layer's, or an earlier one of the same requests. A token is read by its own
+        request; one of the first request also by those that share it as a prefix. Padding is not
+        read, and `NO_REQUEST`, the last column, reads nothing.
         """
         requests = np.repeat(np.arange(step.num_reqs), step.query_lens)
         positions = step.positions()[: step.num_tokens, None]

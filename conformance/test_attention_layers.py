@@ -1,4 +1,4 @@
-"""The layers of a model: which there are, what each keeps in the cache, who builds for them."""
+"""The layers of a model: their KV cache specs, their backends, and their metadata builders."""
 
 from __future__ import annotations
 

@@ -162,10 +162,7 @@ test_split_decodes_and_prefills = Contract(
     ),
     invalid_inputs=[*SPLIT_INVALID_INPUTS, *UNIFORM_INVALID_INPUTS],
     takes_objects=True,
-    laws=(
-        "split_partitions",
-        "padding_adds_nothing",
-    ),
+    laws=("split_partitions", "padding_adds_nothing"),
     interpretation=KINDS,
     on_device=("common_attn_metadata.query_start_loc_cpu",),
     has_arrays=True,
@@ -201,10 +198,7 @@ test_split_decodes_prefills_and_extends = Contract(
     ),
     invalid_inputs=SPLIT_INVALID_INPUTS,
     takes_objects=True,
-    laws=(
-        "split_partitions",
-        "padding_adds_nothing",
-    ),
+    laws=("split_partitions", "padding_adds_nothing"),
     interpretation=KINDS,
     on_device=(
         "common_attn_metadata.query_start_loc_cpu",
@@ -256,11 +250,7 @@ test_reorder = Contract(
     invalid_inputs=REORDER_INVALID_INPUTS,
     changes=frozenset({"input_batch"}),
     observe=_observed,
-    laws=(
-        "reordering_renames",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("reordering_renames", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=REORDERED,
 )
 

@@ -108,7 +108,7 @@ def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
 
 @law("CpuGpuBuffer", copies)
 def test_buffers_refuse(target: Target, example: Copies) -> None:
-    """A size or count that cannot be, and a dtype that is none, are refused by name."""
+    """An impossible size or count, and an invalid dtype, are refused by name."""
     too_many = example.size[0] + 1
     cases: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "n", lambda t: _make(t, example).copy_to_gpu(too_many)),

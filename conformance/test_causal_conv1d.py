@@ -99,11 +99,7 @@ test_compute_causal_conv1d_metadata = Contract(
     invalid_inputs=CONV1D_INVALID_INPUTS,
     compares_views=True,
     has_kernel=True,
-    laws=(
-        "programs_cover",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("programs_cover", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=PROGRAMS,
     on_device=("query_start_loc_p_cpu",),
     has_arrays=True,

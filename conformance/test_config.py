@@ -34,7 +34,7 @@ def _holds_what_it_is_given(function: str) -> Check:
 
 
 def _made(twin: Target, function: str, names: list[str], given: set[str]) -> dict[str, Any]:
-    """Return what two objects that are made alike hold, and what making them by position is."""
+    """Return what two objects made with the same arguments hold, or why they are refused."""
     cls = twin.lookup(function)
     outcome: dict[str, Any] = {"by position": _refusal(cls, *given) if given else None}
     keywords = {name: f"the {name}" for name in given}

@@ -107,11 +107,7 @@ test_get_dcp_local_seq_lens = Contract(
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call),),
     has_device_path=True,
-    laws=(
-        "ranks_partition",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("ranks_partition", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=HELD_KEYS,
     on_device=("out",),
     has_arrays=True,

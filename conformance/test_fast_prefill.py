@@ -174,11 +174,7 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
     ),
     has_kernel=True,
     takes_objects=True,
-    laws=(
-        "logits_tokens_keep_their_reads",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("logits_tokens_keep_their_reads", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=LOGITS_TOKENS,
     has_arrays=True,
 )

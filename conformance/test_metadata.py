@@ -103,11 +103,7 @@ test_unpadded = Contract(
         ),
         Alias("logits_indices_padded", Relation.SAME, "self.logits_indices_padded"),
     ),
-    laws=(
-        "unpadding_removes_nothing",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("unpadding_removes_nothing", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=ACTUAL_REQUESTS,
     has_arrays=True,
 )

@@ -187,11 +187,7 @@ test_map_to_kernel_blocks = Contract(
         ),
     },
     invalid_inputs=KERNEL_BLOCKS_INVALID_INPUTS,
-    laws=(
-        "kernel_blocks_rename",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("kernel_blocks_rename", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=MAPPED_TABLE,
     has_arrays=True,
 )

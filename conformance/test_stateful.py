@@ -1,7 +1,4 @@
-"""The stateful test: requests share prefixes, are preempted and finish, in both twins alike.
-
-The closing table calls it "a runner's life".
-"""
+"""The stateful test: requests share prefixes, are preempted and finish, in both twins."""
 
 from __future__ import annotations
 

@@ -238,11 +238,7 @@ test_create_ubatch_slices = Contract(
         "int64": lambda call: call["num_scheduled_tokens"].dtype == np.int64,
     },
     invalid_inputs=CREATE_INVALID_INPUTS,
-    laws=(
-        "split_partitions",
-        "padding_adds_nothing",
-        "any_order_means_the_same",
-    ),
+    laws=("split_partitions", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=CREATED,
     has_arrays=True,
 )
@@ -262,11 +258,7 @@ test_slice_query_start_locs = Contract(
         ),
     },
     invalid_inputs=SLICE_STARTS_INVALID_INPUTS,
-    laws=(
-        "a_slice_keeps_its_tokens",
-        "writes_are_read_back",
-        "padding_adds_nothing",
-    ),
+    laws=("a_slice_keeps_its_tokens", "writes_are_read_back", "padding_adds_nothing"),
     interpretation=STARTS,
     has_arrays=True,
 )
@@ -304,11 +296,7 @@ test_make_metadata_with_slice = Contract(
     aliases=views_of("attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"),
     has_device_path=True,
     takes_objects=True,
-    laws=(
-        "a_slice_keeps_its_tokens",
-        "writes_are_read_back",
-        "padding_adds_nothing",
-    ),
+    laws=("a_slice_keeps_its_tokens", "writes_are_read_back", "padding_adds_nothing"),
     interpretation=SLICE,
     on_device=(
         *(

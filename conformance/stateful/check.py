@@ -24,16 +24,9 @@ class StatefulCheck(Check):
     def bind(
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
     ) -> Callable[[], None]:
-        """Return a stateful test on a target, a function of no arguments.
+        """Return a test of the state machine; see `Check.bind`. There are fewer large examples.
 
-        Args:
-            target: What is under test.
-            profile: How many examples the test runs.
-            size: `minimal` or `real`; of the latter there are fewer.
-            shrink: Whether a failing example is made short.
-
-        Returns:
-            The test, which raises at the first failure: `Absent` where it is a declared deviation.
+        The test raises `Absent` if the first failure is a declared deviation.
         """
         name = f"{self.kind.name}_{size}"
         options = profile.stateful_settings(
