@@ -52,8 +52,8 @@ class Array(Kind):
             change = self._by_length(lambda a, length: a[: length - 1] if length > 0 else None)
             yield Violation("is too short", ValueError, change, self.is_length_value)
         if self.minimum is not None:
-            change = self._by_length(self._with_one_too_small)
-            what = f"has an element below {self.minimum}"
+            bad, what = self.minimum - 1, f"has an element below {self.minimum}"
+            change = self._by_length(lambda a, n: with_element(a, n - 1, bad) if n > 0 else None)
             yield Violation(what, ValueError, change, is_value=True)
 
     def _by_length(self, change: Callable[[NumpyArray, int], Any]) -> Callable[[str], Change]:
@@ -65,11 +65,6 @@ class Array(Kind):
             return changed(path, lambda a: change(a, len(a) if needed is None else needed))(call)
 
         return at
-
-    def _with_one_too_small(self, array: NumpyArray, length: int) -> NumpyArray | None:
-        """Return a copy whose last needed element is too small; None where none is needed."""
-        assert self.minimum is not None
-        return with_element(array, length - 1, self.minimum - 1) if length > 0 else None
 
 
 def _with_one_axis_fewer(array: NumpyArray) -> NumpyArray:
@@ -84,10 +79,10 @@ class Starts(Kind):
         """Yield what no vector of int32 is, and values that are not starts."""
         yield from Array([np.int64]).violations()
         yield derived("is empty", ValueError, lambda starts: starts[:0])
-        begins = derived("does not start at 0", ValueError, lambda a: with_element(a, 0, 1))
-        yield begins._replace(is_value=True)
-        decreases = derived("decreases", ValueError, _with_negative_end)
-        yield decreases._replace(is_value=True)
+        yield derived(
+            "does not start at 0", ValueError, lambda a: with_element(a, 0, 1), is_value=True
+        )
+        yield derived("decreases", ValueError, _with_negative_end, is_value=True)
 
 
 def _with_negative_end(starts: NumpyArray) -> NumpyArray | None:

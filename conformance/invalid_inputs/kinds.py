@@ -1,7 +1,4 @@
-"""Kinds of parameters: what a function takes, from which follows what it must refuse.
-
-`invalid_by_kind` makes the invalid inputs of a function of its parameters' kinds.
-"""
+"""Kinds of parameters: what a function takes, from which follows what it must refuse."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ class Violation(NamedTuple):
     """One way in which a value is not of its kind.
 
     Attributes:
-        what: It in words that follow the parameter's name: "is a bool".
+        what: What is wrong, in words that follow the parameter's name: "is a bool".
         error: The class of the exception.
-        change: Makes the call invalid, of the path of the parameter.
+        change: Returns the change that makes a call invalid, by the path of the parameter.
         is_value: Whether it is in the elements of an array.
         names: What the message must name in the parameter's place.
     """
@@ -44,9 +41,11 @@ def fixed(what: str, error: type[Exception], value: object) -> Violation:
     return Violation(what, error, lambda path: replaced(path, value))
 
 
-def derived(what: str, error: type[Exception], change: Callable[[Any], Any]) -> Violation:
+def derived(
+    what: str, error: type[Exception], change: Callable[[Any], Any], *, is_value: bool = False
+) -> Violation:
     """Return the violation that is made of a valid value."""
-    return Violation(what, error, lambda path: changed(path, change))
+    return Violation(what, error, lambda path: changed(path, change), is_value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ class Kind:
     also: str = ""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is refused in its place."""
+        """Yield the ways in which a value is not of this kind."""
         if not self.is_optional:
             yield fixed("is None", TypeError, None)
         if self.is_attribute:
@@ -271,8 +270,7 @@ class Object(Kind):
 
     def violations(self) -> Iterator[Violation]:
         """Yield what has no such attribute."""
-        change = lambda path: replaced(path, None)  # noqa: E731
-        yield Violation("is None", AttributeError, change, names=self.reads)
+        yield fixed("is None", AttributeError, None)._replace(names=self.reads)
 
 
 def _with_int_key(entries: dict[Any, Any]) -> dict[Any, Any] | None:

@@ -50,8 +50,7 @@ def has_blocks(cache: Cache, layer: Layer) -> bool:
 def choose(call: Call, chosen: Chosen) -> Layer | None:
     """Return the last layer that can be broken."""
     cache: Cache = call.facts
-    found = [layer for layer in cache.layers if chosen(cache, layer)]
-    return found[-1] if found else None
+    return next((layer for layer in reversed(cache.layers) if chosen(cache, layer)), None)
 
 
 @change_maker
@@ -62,13 +61,14 @@ def with_raw(
     layer = choose(call, chosen)
     if layer is None:
         return None
-    tensors = call.arguments["kv_cache_raw_tensors"]
-    raw = tensors[layer.name]
+    raw = call.arguments["kv_cache_raw_tensors"][layer.name]
     bad = change(raw, layer)
     if bad is None:
         return None
-    found = {name: bad if tensor is raw else tensor for name, tensor in tensors.items()}
-    return call.replacing(kv_cache_raw_tensors=found)
+    return changed(
+        "kv_cache_raw_tensors",
+        lambda raws: {name: bad if one is raw else one for name, one in raws.items()},
+    )(call)
 
 
 def _itemsize(layer: Layer) -> int:
@@ -197,35 +197,31 @@ def _foreign_states(page_size_bytes: int, *dtypes: object) -> Any:
 
 
 @change_maker
-def named_twice(call: Call, change: Callable[[list[Any]], list[Any]]) -> Call | None:
+def _named_twice(call: Call, change: Callable[[list[Any]], list[Any]]) -> Call | None:
     """Change the groups of a configuration, of which there must be some."""
     layers = {layer.name for layer in call.facts.layers}
     groups = sorted(cached_groups(call), key=lambda g: not layers.intersection(g.layer_names))
     return replaced(GROUPS, change(groups))(call) if layers else None
 
 
-def in_one_group(groups: list[Any]) -> list[Any]:
+def _in_one_group(groups: list[Any]) -> list[Any]:
     """Return groups of which the first names a layer twice."""
     names = groups[0].layer_names
     return [dataclasses.replace(groups[0], layer_names=[*names, names[0]]), *groups[1:]]
 
 
-def in_two_groups(groups: list[Any]) -> list[Any]:
+def _in_two_groups(groups: list[Any]) -> list[Any]:
     """Return groups of which two name a layer."""
-    copy = dataclasses.replace(groups[0], layer_names=groups[0].layer_names[:1])
-    return [*groups, copy]
+    return [*groups, dataclasses.replace(groups[0], layer_names=groups[0].layer_names[:1])]
 
 
 def _uniform_without(call: Call) -> Call | None:
     """Break a uniform group: a layer that has no spec, and no tensor that another has."""
-    for layer in call.facts.layers:
-        if layer.has_own_spec:
-            continue
-        raw = call.arguments["kv_cache_raw_tensors"][layer.name]
-        # The same memory, but another object.
-        tensors = {**call.arguments["kv_cache_raw_tensors"], layer.name: raw[:]}
-        return call.replacing(kv_cache_raw_tensors=tensors)
-    return None
+    names = [layer.name for layer in call.facts.layers if not layer.has_own_spec]
+    if not names:
+        return None
+    # The same memory, but another object.
+    return changed(f"kv_cache_raw_tensors[{names[0]}]", lambda raw: raw[:])(call)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,8 +246,8 @@ PAGE = "(page_size_bytes|pages|attn_backends)"
 STATES = "(dtypes|state|states)"
 
 TWICE_IN_GROUPS = {
-    "a layer twice in a group": named_twice(in_one_group),
-    "a layer in two groups": named_twice(in_two_groups),
+    "a layer twice in a group": _named_twice(_in_one_group),
+    "a layer in two groups": _named_twice(_in_two_groups),
 }
 
 RESHAPE_REFUSALS: Refusals = {

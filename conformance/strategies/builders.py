@@ -35,7 +35,7 @@ class Wish:
     num_ranks: int
 
 
-NUMBERS: dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...], tuple[int, ...]]] = {
+NUMBERS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "any": ((None, None, 1, 1, 2, 8, 8), (None, 0, 1, 4, 4), (1, 2)),
     "drafts and ranks": ((1, 2), (4,), (2,)),
     "few drafts": ((3, 8), (0, 1), (1,)),
@@ -48,37 +48,33 @@ def threshold_calls(draw: st.DrawFn, _: Preset) -> Call:
     """Draw calls of `_init_reorder_batch_threshold`, with and without each of its defaults."""
     # What matters together is drawn often: thresholds, their drafts, and ranks that lower them.
     kind = draw(st.sampled_from(("any", "any", "drafts and ranks", "few drafts")))
-    thresholds, drafts, ranks = NUMBERS[kind]
-    threshold = draw(st.sampled_from(thresholds))
-    num_drafts, num_ranks = draw(st.sampled_from(drafts)), draw(st.sampled_from(ranks))
-    parallel = reference.ParallelConfig(decode_context_parallel_size=num_ranks)
-    config: Any
+    threshold, num_drafts, num_ranks = (draw(st.sampled_from(some)) for some in NUMBERS[kind])
+    speculative = reference.SpeculativeConfig(num_speculative_tokens=num_drafts)
+    has_drafts = num_drafts is not None or draw(st.booleans())
+    config: Any = reference.VllmConfig(
+        parallel_config=reference.ParallelConfig(decode_context_parallel_size=num_ranks),
+        speculative_config=speculative if has_drafts else None,
+    )
     if threshold is None and draw(st.booleans()):
         config = own_config()
-    else:
-        has_none = num_drafts is None and draw(st.booleans())
-        speculative = reference.SpeculativeConfig(num_speculative_tokens=num_drafts)
-        config = reference.VllmConfig(
-            parallel_config=parallel, speculative_config=None if has_none else speculative
-        )
-        if draw(st.booleans()):
-            parts = {n: own_config(**vars(p)) for n, p in vars(config).items() if p is not None}
-            config = own_config(speculative_config=None) if has_none else own_config()
-            config.attributes.update(parts)
-    arguments: dict[str, Any] = {"self": Builder(BuilderClass(), full_spec(), ["layers.0"], config)}
+    elif draw(st.booleans()):
+        drafts = own_config(**vars(speculative)) if has_drafts else None
+        ranks = own_config(**vars(config.parallel_config))
+        config = own_config(parallel_config=ranks, speculative_config=drafts)
     given = {
         "reorder_batch_threshold": threshold,
         "supports_spec_as_decode": kind != "any" or draw(st.booleans()),
         "supports_dcp_with_varlen": draw(st.booleans()),
     }
-    some = ((), (), *((name,) for name in given), tuple(given))
+    # Left out, a threshold is 1, and not None.
+    names = [name for name, value in given.items() if value is not None]
+    some = ((), (), *((name,) for name in names), tuple(names))
     omitted = draw(st.sampled_from(some)) if kind == "any" else ()
-    if "reorder_batch_threshold" in omitted and threshold is None:
-        omitted = ()
-    arguments |= {name: value for name, value in given.items() if name not in omitted}
-    if "reorder_batch_threshold" in omitted:
-        threshold = 1
-    facts = Wish(threshold, num_drafts, num_ranks)
+    arguments: dict[str, Any] = {
+        "self": Builder(BuilderClass(), full_spec(), ["layers.0"], config),
+        **{name: value for name, value in given.items() if name not in omitted},
+    }
+    facts = Wish(arguments.get("reorder_batch_threshold", 1), num_drafts, num_ranks)
     return Call("AttentionMetadataBuilder._init_reorder_batch_threshold", arguments, facts)
 
 
