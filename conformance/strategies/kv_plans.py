@@ -38,13 +38,15 @@ def page_sizes(draw: st.DrawFn, preset: Preset) -> int:
     return int(2 * blocks * heads * size * itemsize)
 
 
-def attention_specs(
+def _spec_of_page(
     draw: st.DrawFn, kind: str, page_size: int, *, block_size: int | None = None
 ) -> Any:
-    """Draw specs of a kind of attention with pages of that many bytes, an even number.
+    """Draw a spec of a kind with pages of that many bytes, an even number.
 
-    The block size divides half of a page.
+    The block size of attention divides half of a page.
     """
+    if kind == "MambaSpec":
+        return _mamba_spec(draw, page_size, block_size=block_size)
     more: dict[str, Any] = {}
     if kind == "MLAAttentionSpec":
         more["cache_dtype_str"] = draw(st.sampled_from((None, "auto", "fp8", "")))
@@ -69,8 +71,8 @@ def attention_specs(
     return getattr(reference, kind)(block_size, heads, rest // heads, dtype, **more)
 
 
-def mamba_specs(draw: st.DrawFn, page_size: int, *, block_size: int | None = None) -> Any:
-    """Draw specs of Mamba layers with pages of that many bytes, padded or filled."""
+def _mamba_spec(draw: st.DrawFn, page_size: int, *, block_size: int | None) -> Any:
+    """Draw a spec of Mamba layers with pages of that many bytes, padded or filled."""
     fills = draw(st.booleans())
     shapes, kinds = states(draw, page_size, fills=fills)
     padded = None if fills and draw(st.booleans()) else page_size
@@ -107,10 +109,7 @@ def plan_of_one_page(draw: st.DrawFn, preset: Preset, kinds: tuple[str, ...]) ->
         first = next((kind for kind in kinds if kind != "MambaSpec"), None)
         kinds = tuple("MLAAttentionSpec" if kind == first else kind for kind in kinds)
     for kind in kinds:
-        if kind == "MambaSpec":
-            spec = mamba_specs(draw, page_size)
-        else:
-            spec = attention_specs(draw, kind, page_size)
+        spec = _spec_of_page(draw, kind, page_size)
         layers = [(t, spec, True) for t in range(num_tensors) if t == 0 or draw(st.booleans())]
         if draw(st.SOMETIMES):
             # One that shares another's cache, and is in the group already.
@@ -137,14 +136,11 @@ def plan_of_uniform_groups(draw: st.DrawFn, preset: Preset) -> Plan:
             page_size = 2 * block_size * draw(st.sampled_from((4, 8, 12))) * 4
             for _ in range(draw(st.sampled_from((1, 1, 2)))):
                 # Two of one page size may share a tensor, and view it differently.
-                if kind == "MambaSpec":
-                    spec = mamba_specs(draw, page_size, block_size=block_size)
-                else:
-                    spec = attention_specs(draw, kind, page_size, block_size=block_size)
+                spec = _spec_of_page(draw, kind, page_size, block_size=block_size)
                 layers.append((len(plan.sizes), spec, True))
             plan.sizes.append(num_blocks * page_size)
         owners = shuffled(draw, layers)
-        named = [(tensor, spec, True) for tensor, spec, _ in owners]
+        named = [*owners]
         for _ in range(draw(st.integers(0, 2))):
             tensor = draw(st.sampled_from(named))[0]
             first = next(spec for t, spec, _ in named if t == tensor)
