@@ -97,7 +97,7 @@ def test_functions_of_another_design_pass(function: str) -> None:
 
 
 def test_every_function_has_bugs() -> None:
-    """Each has some; their names differ, and say why nobody would notice."""
+    """Each function has bugs with different names, each with a sentence why it is easily missed."""
     functions = {named.check.function for named in all_checks()}
     assert {bug.function for bug in BUGS} == functions | {REPLAY}
     assert len({bug.name for bug in BUGS}) == len(BUGS)
@@ -151,7 +151,7 @@ def test_a_part_of_loops_is_compiled_again() -> None:
 
 
 def test_a_class_takes_the_place_of_the_old_one() -> None:
-    """It does in every module that has imported it, and the old one comes back."""
+    """Every module that has imported the class gets the new one, and later the old one again."""
     old = fast.CacheConfig
     bug = make_bug("fast.config", "block_size: int = 16", "block_size: int = 8")
     with bug.planted():

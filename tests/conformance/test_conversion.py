@@ -176,8 +176,8 @@ class _Named(Factory):
         return type(self.name, (), {"implementation": converter.implementation})
 
 
-def test_a_blueprint_is_made_once() -> None:
-    """A factory makes one object of the target, wherever it occurs."""
+def test_a_factory_makes_one_object() -> None:
+    """A factory that occurs several times makes one object of the target."""
     drawn = _Named("FlashBackend")
     converted = Converter(FAST, "cpu").convert(
         {"a": [drawn], "b": (drawn, _Named("Other"))}, "backends"
@@ -190,7 +190,7 @@ def test_a_blueprint_is_made_once() -> None:
 @pytest.mark.parametrize(
     "dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 )
-def test_dtypes_are_the_sides_own(dtype: type[np.generic]) -> None:
+def test_dtypes_are_the_targets_own(dtype: type[np.generic]) -> None:
     """A dtype becomes torch's, or stays NumPy's; an array of it keeps its bytes."""
     name = np.dtype(dtype).name
     assert getattr(torch, name) is Converter(FAST, "cpu").convert(np.dtype(dtype), "dtype")

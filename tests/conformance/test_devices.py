@@ -1,4 +1,4 @@
-"""Tensors on different devices: a target that does not look is reported."""
+"""Tensors on different devices: a target that does not check for them is reported."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def _run(function: Callable[..., Any], path: str, *, is_hinted: bool = True) -> 
 def _careless(
     query_start_loc_p: torch.Tensor, *, query_start_loc_p_cpu: torch.Tensor | None = None
 ) -> object:
-    """Read the starts, and look at their copy only whether it is there."""
+    """Read the starts, and ignore their copy."""
     del query_start_loc_p_cpu
     return fast.compute_causal_conv1d_metadata(query_start_loc_p)
 
 
-def test_who_looks_passes() -> None:
-    """A target that refuses by name passes, and what was elsewhere is counted."""
+def test_a_refusal_by_name_passes() -> None:
+    """A target that refuses by name passes, and the tensor on another device is counted."""
     before = COVERAGE.reached[FUNCTION, "on another device: query_start_loc_p_cpu"]
     _run(fast.compute_causal_conv1d_metadata, "query_start_loc_p_cpu")
     assert before < COVERAGE.reached[FUNCTION, "on another device: query_start_loc_p_cpu"]
 
 
-def test_who_does_not_look_fails() -> None:
-    """An answer is no refusal, and the report says which tensor was where."""
+def test_an_answer_fails() -> None:
+    """A target that answers is reported, with the tensor and its device."""
     with pytest.raises(Mismatch) as caught:
         _run(_careless, "query_start_loc_p_cpu")
     assert str(caught.value).splitlines()[1] == (
@@ -67,7 +67,7 @@ def test_who_does_not_look_fails() -> None:
 
 
 def test_another_error_is_no_refusal() -> None:
-    """What torch says of a tensor without memory names nothing."""
+    """An error of torch does not name the argument."""
     with pytest.raises(Mismatch, match="the call = raised TypeError"):
         _run(lambda query_start_loc_p: query_start_loc_p.numpy(), "query_start_loc_p")
 

@@ -194,7 +194,7 @@ def test_every_kind_of_value(value: Any) -> None:  # noqa: ANN401  # of every ki
 
 
 def test_small_things_look_small() -> None:
-    """What tells nothing is not written: ids nobody needs, memory shown whole, a filler's bytes."""
+    """Unused ids, memory that one array shows whole, and the bytes of a filler are not written."""
     spec = reference.MultipleOf(4)
     assert {
         "function": "f",

@@ -112,7 +112,7 @@ def test_without_impl_fast_is_under_test() -> None:
 
 
 def test_adapters_are_one_or_one_for_each() -> None:
-    """Two adapters for one implementation say nothing that could be meant."""
+    """Two adapters for one implementation are an error."""
     with pytest.raises(ValueError, match="--adapter is given 2 times"):
         load_implementations(["fast"], ["a", "b"])
 
@@ -172,14 +172,14 @@ def lengths_on(implementation: Implementation) -> None:
 
 
 def test_a_function_that_exits_fails(loaded: Loader) -> None:
-    """It is not an answer, as anything that is raised."""
+    """An exit is no answer, like any other exception."""
     found = loaded("exits_later.py", LENGTHS.format(line="sys.exit(0)"))
     with pytest.raises(Mismatch, match="raised SystemExit: 0"):
         lengths_on(found)
 
 
 def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another's functions warn of is no difference; `fast` itself must not warn."""
+    """A warning of another implementation is no difference; `fast` itself must not warn."""
     lengths_on(loaded("warns.py", LENGTHS.format(line="warnings.warn('it is late')")))
     real = fast.get_dcp_local_seq_lens
 
@@ -208,7 +208,7 @@ def test_names_are_cleaned() -> None:
 
 
 def test_a_module_names_the_functions_that_it_checks() -> None:
-    """So the others need not be imported to run the checks of a few functions."""
+    """A module that does not name a function has no checks of it, and need not be imported."""
     for name in checked_functions():
         about = modules_about([name])
         others = set(HARNESS.glob("test_*.py")) - set(about)
@@ -229,7 +229,7 @@ print("imported:", *(name for name in sys.modules if name.startswith("conformanc
 
 
 def test_without_checked_mode_the_header_says_so(run: pytest.Pytester) -> None:
-    """An implementation without `checks(enabled)` is requested all refusals, always."""
+    """An implementation without `checks(enabled)` must always refuse bad values."""
     run.makepyfile(bare="from fast import get_dcp_local_seq_lens")
     names = ("--functions", "get_dcp_local_seq_lens", "--collect-only", "-v")
     line = "  has no checks(enabled): it must always refuse bad values"
@@ -238,7 +238,7 @@ def test_without_checked_mode_the_header_says_so(run: pytest.Pytester) -> None:
 
 
 def test_a_file_that_hides_a_package_is_named(pytester: pytest.Pytester) -> None:
-    """Started beside somebody's `reference.py`, the run says which file is in the way."""
+    """Started in a folder with a `reference.py`, the run names the file that hides the package."""
     pytester.makepyfile(reference="")
     root = str(Path(fast.__file__).parents[1])
     pytester.syspathinsert(root)  # after the working directory, which `-m` puts first

@@ -38,7 +38,7 @@ def seconds_of(budgets: ShrinkBudgets, function: str, **options: bool) -> float:
     return time.perf_counter() - began
 
 
-def test_a_function_s_tests_share_a_purse() -> None:
+def test_the_tests_of_a_function_share_a_budget() -> None:
     """The first has half of it, the next half of what is left; another function has its own."""
     budgets = ShrinkBudgets(4)
     before = engine.MAX_SHRINKING_SECONDS
@@ -49,17 +49,17 @@ def test_a_function_s_tests_share_a_purse() -> None:
     assert before == engine.MAX_SHRINKING_SECONDS
 
 
-def test_who_uses_what_failed_has_a_moment() -> None:
-    """A test that used a function which failed before is hardly shrunk; so is a life."""
+def test_a_user_of_a_failed_function_is_hardly_shrunk() -> None:
+    """A test that used a function which failed before is hardly shrunk; so is a stateful test."""
     budgets = ShrinkBudgets(8)
     budgets.charge("Tables.append", 1)
     assert MIN_SECONDS == budgets.allowance("g", ["h", "Tables"])
     assert 4 == budgets.allowance("g", ["h"])
     assert 3.5 == budgets.allowance("Tables.gather", ["Tables"])
-    assert seconds_of(budgets, "life", uses_all=True) < 3
+    assert seconds_of(budgets, "stateful test", uses_all=True) < 3
 
 
-def test_an_empty_purse_leaves_a_moment() -> None:
+def test_without_a_budget_a_moment_is_left() -> None:
     """However many tests of a function fail, each is shrunk a little."""
     budgets = ShrinkBudgets(1)
     budgets.charge("f", 100)

@@ -123,13 +123,13 @@ def numbas_results() -> list[list[Any]]:
 def test_numbas_own_simulator_gives_the_same_results(
     numbas_results: list[list[Any]], seed: int
 ) -> None:
-    """Shows slots, a block scan, histograms and a reversal, in several orders of the threads."""
+    """Slots, a scan, histograms and a reversal are the same, in several orders of the threads."""
     ours = results(lambda *case: simulate(*case, seed=seed))
     assert numbas_results == ours
 
 
 def test_the_kernels_do_something() -> None:
-    """Shows that what is compared is not the arrays as they were."""
+    """What is compared differs from the arrays as they were."""
     before = results(lambda *_: None)
     after = results(simulate)
     assert len(cases()) == sum(one != other for one, other in zip(before, after, strict=True))

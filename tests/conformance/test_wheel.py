@@ -1,4 +1,4 @@
-"""The wheel, from an empty folder: whoever has no repository runs the harness all the same."""
+"""The wheel, from an empty folder: the harness runs without the repository."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> No
 
 
 def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> None:
-    """A file beside one fails; its input goes to the corpus, with which the next run begins."""
+    """The input of a failure goes to the corpus, with which the next run begins."""
     (tmp_path / "mine.py").write_text(WRONG)
     found = run(python, tmp_path, "--impl", "./mine.py", "--corpus-add", "-q", *FEW)
     assert 1 == found.returncode, found.stdout + found.stderr

@@ -270,7 +270,7 @@ def test_a_memory_without_a_block_is_refused() -> None:
 
 
 def test_the_last_group_of_a_kind_may_be_shorter() -> None:
-    """52 sliding layers of Gemma 3 beside 10 full ones: five groups of 10, and one of 2."""
+    """52 sliding layers of Gemma 3 make five groups as large as that of 10 full ones, and one of 2."""
     target, serving = REFERENCE, Serving(model=get_model("gemma-3-27b"))
     groups = make_groups(target, serving)
     assert [10, 10, 10, 10, 10, 2, 10] == [len(group.layers) for group in groups]
@@ -364,7 +364,7 @@ def test_two_modules_of_a_layer_are_bound_in_turn() -> None:
 
 
 def test_a_deployment_of_its_own_kind_is_compared() -> None:
-    """A twin that sees one layer's cache elsewhere is found, and where."""
+    """A layer whose cache is in other memory is reported, with its name."""
 
     def moved(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401  # takes the function's place
         fast.init_kv_cache(*arguments, **keywords)

@@ -83,7 +83,7 @@ def test_blocks_in_any_order(seed: int) -> None:
     assert not refuses()
 
 
-def test_threads_that_nobody_orders() -> None:
+def test_threads_without_an_order() -> None:
     """Eight threads enter and leave blocks as fast as they can; each is always right."""
     barrier = threading.Barrier(8)
 

@@ -139,7 +139,7 @@ def test_numba_says_what_is_pinned() -> None:
 def test_untested_versions_are_refused(
     package: str, version: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version that nobody has tried is not trusted."""
+    """A version that was not tested is refused."""
     pytest.importorskip("numba_cuda")
     versions = {"numba-cuda": "0.30.4", "cuda-core": "1.2.2"}
     monkeypatch.setattr(direct_launch, "_version", versions.__getitem__)

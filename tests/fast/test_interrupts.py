@@ -1,4 +1,4 @@
-"""Exceptions out of signal handlers: a method of block tables happens, or it does not.
+"""Exceptions out of signal handlers: a method of block tables takes effect fully or not at all.
 
 A handler runs between two instructions, so KeyboardInterrupt is raised before each instruction of
 `fast` in turn, until the call completes.
@@ -87,7 +87,7 @@ AFTERWARDS: list[Act] = [
 """What the caller goes on with, whether the interrupted call happened or not."""
 
 
-class Life:
+class ObservedTables:
     """Block tables of one of the twins, with views of all that they hand out."""
 
     def __init__(self, twin: ModuleType) -> None:
@@ -132,17 +132,17 @@ def state_of(value: Any) -> Any:  # noqa: ANN401  (whatever an object holds)
     return value
 
 
-def interruptions(act: Act, on_path: OnPath) -> Iterator[tuple[Interrupter, Life]]:
-    """Yield the tables of each interrupted call, and who interrupted it."""
+def interruptions(act: Act, on_path: OnPath) -> Iterator[tuple[Interrupter, ObservedTables]]:
+    """Yield the tables of each interrupted call, and what interrupted it."""
     at = 1
     while True:
-        life, interrupter = Life(fast), Interrupter(fast, at)
+        observed, interrupter = ObservedTables(fast), Interrupter(fast, at)
         with on_path():
-            is_interrupted = interrupter.run(functools.partial(act, life.tables))
+            is_interrupted = interrupter.run(functools.partial(act, observed.tables))
         if not is_interrupted:
             assert at > 1, "no instruction of fast was seen"
             return
-        yield interrupter, life
+        yield interrupter, observed
         at += 1
 
 
@@ -163,20 +163,20 @@ def on_path(request: pytest.FixtureRequest) -> OnPath:
 def test_an_interrupted_call_happens_or_not(name: str, on_path: OnPath) -> None:
     """After an exception before any instruction, the tables are as before the call or after it."""
     act = INTERRUPTED[name]
-    act(Life(fast).tables)  # loops are compiled when first called
-    unbegun, done = Life(reference), Life(reference)
+    act(ObservedTables(fast).tables)  # loops are compiled when first called
+    unbegun, done = ObservedTables(reference), ObservedTables(reference)
     act(done.tables)
     expected = [unbegun.observe(), done.observe()]
     assert expected[0] != expected[1], "the call changes nothing"
     num_calls, broken = 0, []
     known: list[tuple[Any, bool]] = []  # what became of each state; most calls leave the same one
-    for interrupter, life in interruptions(act, on_path):
+    for interrupter, observed in interruptions(act, on_path):
         num_calls += 1
-        state = state_of(life.tables)
+        state = state_of(observed.tables)
         is_right = next((right for each, right in known if each == state), None)
         if is_right is None:
             with on_path():
-                is_right = life.observe() in expected
+                is_right = observed.observe() in expected
             known.append((state, is_right))
         if not is_right:
             broken.append(interrupter.place)

@@ -193,7 +193,7 @@ on_all_architectures = pytest.mark.parametrize("arch", ARCHITECTURES)
 @on_all_architectures
 @pytest.mark.parametrize("kernel", [multimodal.scatter_rows, multimodal.gather_rows])
 def test_rows_move_16_bytes_at_once(kernel: Kernel, arch: str) -> None:
-    """The machine loads and stores 16 bytes, and 8, 4, 2 and 1 where rows begin elsewhere."""
+    """The machine code moves 16 bytes at once, and 8, 4, 2 or 1 where rows are aligned to less."""
     ptx = compiled(kernel, arch)
     for word in ("v2.[ub]64", "[ub]64", "[ub]32", "[ub]16", "[ub]8"):
         assert re.search(rf"ld\.global\.{word}\b", ptx), word

@@ -157,7 +157,7 @@ def test_opcheck(
 
 
 def on_cuda(value: object) -> object:
-    """Return a tensor like one, on a GPU that need not be there; anything else as it is."""
+    """Return a tensor like this one on a GPU, which need not exist; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
@@ -241,7 +241,7 @@ def test_a_graph_writes_a_strided_out(backend: str) -> None:
 
 
 def test_gather_and_scatter_in_one_graph(backend: str) -> None:
-    """Rows can be taken, changed and put back, though nobody knows how many they are."""
+    """Rows can be taken, changed and put back, though their number is not known beforehand."""
 
     def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return fast.scatter_mm_placeholders(fast.gather_mm_placeholders(rows, mask) + 1, mask)

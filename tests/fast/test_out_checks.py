@@ -91,7 +91,7 @@ def test_other_messages() -> None:
 
 
 def test_an_input_is_refused_in_checked_mode() -> None:
-    """What is read may not be written; unchecked nobody looks."""
+    """In checked mode an `out` that shares memory with an input is refused."""
     rows = torch.zeros(3, 2)
     with fast.checks(True), pytest.raises(ValueError, match="out shares memory with an input"):
         fast.gather_mm_placeholders(rows, torch.tensor([True, True, False]), out=rows[1:])

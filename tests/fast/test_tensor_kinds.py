@@ -139,7 +139,7 @@ def check_refused(name: str, argument: str, call: Callable[[], object]) -> None:
 @pytest.mark.usefixtures("path")
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize)")
 def test_kinds_are_refused(name: str, argument: str, kind: str) -> None:
-    """A tensor whose elements are elsewhere is refused, with an error that names the argument."""
+    """A tensor whose memory is not its elements is refused, and the error names the argument."""
     function, arguments = CALLS[name]
     if cannot_be(kind, arguments[argument]):
         return
