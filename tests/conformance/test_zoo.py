@@ -270,7 +270,7 @@ def test_a_memory_without_a_block_is_refused() -> None:
 
 
 def test_the_last_group_of_a_kind_may_be_shorter() -> None:
-    """52 sliding layers of Gemma 3 make five groups as large as that of 10 full ones, and one of 2."""
+    """Gemma 3 has 10 full layers: its 52 sliding ones make five groups of 10, and one of 2."""
     target, serving = REFERENCE, Serving(model=get_model("gemma-3-27b"))
     groups = make_groups(target, serving)
     assert [10, 10, 10, 10, 10, 2, 10] == [len(group.layers) for group in groups]
