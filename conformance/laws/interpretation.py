@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
 
 import reference
 from conformance.calls import Call
@@ -12,12 +14,8 @@ from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.presets import Preset
 from conformance.targets import Target
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-    from conformance.strategies.presets import Preset
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,11 +38,8 @@ class LawCase:
     @property
     def batches(self) -> Sequence[Batch]:
         """The batch of each KV cache group, or one batch if the call has no groups."""
-        return (
-            [self.call.facts]
-            if self.interpretation.groups is None
-            else self.interpretation.groups(self.call)
-        )
+        groups = self.interpretation.groups
+        return [self.call.facts] if groups is None else groups(self.call)
 
     @property
     def batch(self) -> Batch:
