@@ -35,6 +35,8 @@ class Step:
         self.idx_mapping = torch.arange(NUM_REQS, dtype=torch.int32, device="cuda")
         self.starts = torch.arange(NUM_REQS + 1, dtype=torch.int32, device="cuda")
         self.positions = torch.tensor(self.lens, device="cuda") - 1
+        self.batch = self.metadata()
+        self.buffer = fast.CpuGpuBuffer(NUM_REQS, dtype=torch.int32, device="cuda", pin_memory=True)
 
     def append(self) -> None:
         """Give every request its blocks again."""
@@ -105,68 +107,48 @@ def reorder() -> bool:
     return fast.reorder_batch_to_split_decodes_and_prefills(requests, scheduled)
 
 
-def calls(step: Step) -> dict[str, Callable[[], object]]:
-    """Return a call of every hot function there is."""
-    batch = step.metadata()
-    slices = [
-        fast.UBatchSlice(slice(0, 32), slice(0, 32)),
-        fast.UBatchSlice(slice(32, 64), slice(32, 64)),
-    ]
-    table = batch.block_table_tensor
-    buffer = fast.CpuGpuBuffer(NUM_REQS, dtype=torch.int32, device="cuda", pin_memory=True)
-    return {
-        "append_block_ids": step.append,
-        "gather_block_tables": lambda: step.tables.gather_block_tables(step.idx_mapping),
-        "compute_slot_mappings": lambda: step.tables.compute_slot_mappings(
-            step.starts, step.positions
-        ),
-        "compute_slot_mapping": lambda: fast.compute_slot_mapping(
-            table, step.starts, step.positions, BLOCK_SIZE
-        ),
-        "move_row, swap_rows and clear_row": lambda: (
-            step.tables.swap_rows(0, 1),
-            step.tables.move_row(2, 3),
-            step.tables.clear_row(5),
-            step.append(),
-        ),
-        "build_attn_metadata": step.build,
-        "split_decodes_and_prefills": lambda: fast.split_decodes_and_prefills(batch),
-        "split_decodes_prefills_and_extends": lambda: fast.split_decodes_prefills_and_extends(
-            batch
-        ),
-        "reorder_batch_to_split_decodes_and_prefills": reorder,
-        "create_ubatch_slices": lambda: fast.create_ubatch_slices(np.ones(NUM_REQS, np.int32), 32),
-        "split_attn_metadata": lambda: fast.split_attn_metadata(slices, batch),
-        "make_local_attention_virtual_batches": lambda: fast.make_local_attention_virtual_batches(
-            64, batch, BLOCK_SIZE
-        ),
-        "get_dcp_local_seq_lens": lambda: fast.get_dcp_local_seq_lens(batch.seq_lens, 2, 0, 1),
-        "slice_query_start_locs": lambda: fast.slice_query_start_locs(step.starts, slice(3, 9)),
-        "map_to_kernel_blocks": lambda: fast.map_to_kernel_blocks(table, 2),
-        "CpuGpuBuffer": lambda: (buffer.copy_to_gpu(), buffer.copy_to_cpu(3)),
-        "unpadded": lambda: batch.unpadded(32, 32),
-    }
-
-
-NAMES = [
-    "append_block_ids",
-    "gather_block_tables",
-    "compute_slot_mappings",
-    "compute_slot_mapping",
-    "move_row, swap_rows and clear_row",
-    "build_attn_metadata",
-    "split_decodes_and_prefills",
-    "split_decodes_prefills_and_extends",
-    "reorder_batch_to_split_decodes_and_prefills",
-    "create_ubatch_slices",
-    "split_attn_metadata",
-    "make_local_attention_virtual_batches",
-    "get_dcp_local_seq_lens",
-    "slice_query_start_locs",
-    "map_to_kernel_blocks",
-    "CpuGpuBuffer",
-    "unpadded",
+HALVES = [
+    fast.UBatchSlice(slice(0, 32), slice(0, 32)),
+    fast.UBatchSlice(slice(32, 64), slice(32, 64)),
 ]
+
+CALLS: dict[str, Callable[[Step], object]] = {
+    "append_block_ids": lambda step: step.append(),
+    "gather_block_tables": lambda step: step.tables.gather_block_tables(step.idx_mapping),
+    "compute_slot_mappings": lambda step: step.tables.compute_slot_mappings(
+        step.starts, step.positions
+    ),
+    "compute_slot_mapping": lambda step: fast.compute_slot_mapping(
+        step.batch.block_table_tensor, step.starts, step.positions, BLOCK_SIZE
+    ),
+    "move_row, swap_rows and clear_row": lambda step: (
+        step.tables.swap_rows(0, 1),
+        step.tables.move_row(2, 3),
+        step.tables.clear_row(5),
+        step.append(),
+    ),
+    "build_attn_metadata": lambda step: step.build(),
+    "split_decodes_and_prefills": lambda step: fast.split_decodes_and_prefills(step.batch),
+    "split_decodes_prefills_and_extends": lambda step: fast.split_decodes_prefills_and_extends(
+        step.batch
+    ),
+    "reorder_batch_to_split_decodes_and_prefills": lambda _: reorder(),
+    "create_ubatch_slices": lambda _: fast.create_ubatch_slices(np.ones(NUM_REQS, np.int32), 32),
+    "split_attn_metadata": lambda step: fast.split_attn_metadata(HALVES, step.batch),
+    "make_local_attention_virtual_batches": lambda step: fast.make_local_attention_virtual_batches(
+        64, step.batch, BLOCK_SIZE
+    ),
+    "get_dcp_local_seq_lens": lambda step: fast.get_dcp_local_seq_lens(
+        step.batch.seq_lens, 2, 0, 1
+    ),
+    "slice_query_start_locs": lambda step: fast.slice_query_start_locs(step.starts, slice(3, 9)),
+    "map_to_kernel_blocks": lambda step: fast.map_to_kernel_blocks(
+        step.batch.block_table_tensor, 2
+    ),
+    "CpuGpuBuffer": lambda step: (step.buffer.copy_to_gpu(), step.buffer.copy_to_cpu(3)),
+    "unpadded": lambda step: step.batch.unpadded(32, 32),
+}
+"""A call of every hot function."""
 
 ON_THE_HOST = {
     "split_decodes_and_prefills",
@@ -178,22 +160,20 @@ ON_THE_HOST = {
 """Functions of the host alone, of which a stream shows nothing."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CALLS)
 def test_no_call_waits_for_the_device(step: Step, name: str) -> None:
     """A hot function never synchronises, once it is warm."""
-    call = calls(step)[name]
-    call()
+    CALLS[name](step)
     with no_waiting():
-        call()
+        CALLS[name](step)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CALLS)
 def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
     """A call on a side stream goes after a long wait there, and returns before it has ended."""
-    call = calls(step)[name]
-    call()
+    CALLS[name](step)
     torch.cuda.synchronize()
-    _, is_queued = call_behind_a_wait(torch.cuda.Stream(), call)
+    _, is_queued = call_behind_a_wait(torch.cuda.Stream(), lambda: CALLS[name](step))
     if name not in ON_THE_HOST:
         assert is_queued
 
@@ -292,12 +272,8 @@ def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
 def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
     """Captured micro-batches are views of the batch, and starts and lengths of the host's."""
     batch = step.metadata()
-    halves = [
-        fast.UBatchSlice(slice(0, 32), slice(0, 32)),
-        fast.UBatchSlice(slice(32, 64), slice(32, 64)),
-    ]
-    graph, parts = captured(lambda: fast.split_attn_metadata(halves, batch))
-    reference_tensor = fast.split_attn_metadata(halves, batch)
+    graph, parts = captured(lambda: fast.split_attn_metadata(HALVES, batch))
+    reference_tensor = fast.split_attn_metadata(HALVES, batch)
     for part in parts:
         part.query_start_loc.fill_(77)
         part.seq_lens.fill_(77)
@@ -364,12 +340,9 @@ def test_a_cpu_tensor_is_refused(step: Step) -> None:
         step.tables.gather_block_tables(step.idx_mapping.cpu())
 
 
-def test_what_a_launch_costs_the_host(
-    step: Step, record_property: Callable[[str, object], None]
-) -> None:
+def test_what_a_launch_costs_the_host(step: Step) -> None:
     """A gather and a slot mapping of all groups each cost the host at most 100 us, when warm."""
     for name in ("gather_block_tables", "compute_slot_mappings", "compute_slot_mapping"):
-        cost_us = host_cost_us(calls(step)[name])
-        record_property(f"host_us[{name}]", round(cost_us, 1))
+        cost_us = host_cost_us(lambda name=name: CALLS[name](step))
         print(f"host cost of {name}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
         assert cost_us < 100

@@ -256,9 +256,7 @@ def test_a_replayed_gather_of_fewer_rows_leaves_zeros() -> None:
 
 
 @pytest.mark.parametrize("mebibytes", [64, 512])
-def test_rows_move_at_the_bandwidth_of_a_copy(
-    mebibytes: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_rows_move_at_the_bandwidth_of_a_copy(mebibytes: int) -> None:
     """At 512 MiB scatter and gather reach 80% of what a copy of the placeholders reaches.
 
     At 64 MiB, where their launches weigh 15%, the share is printed only.
@@ -288,7 +286,6 @@ def test_rows_move_at_the_bandwidth_of_a_copy(
             found.append(num_bytes / times[-1] / bandwidths[-1])
         shares[name] = statistics.median(found)
         copy_gbs = statistics.median(bandwidths) / 1e9
-        record_property(f"copy_share[{name}]", round(shares[name], 3))
         print(  # noqa: T201  # gpu_check.sh shows it
             f"device time of {name}, {mebibytes} MiB: {statistics.median(times) * 1e6:.0f} us"
         )
@@ -300,14 +297,11 @@ def test_rows_move_at_the_bandwidth_of_a_copy(
 
 
 @pytest.mark.parametrize(("name", "num_launches"), list(zip(LAUNCHING, (1, 1, 3, 3), strict=True)))
-def test_what_a_launch_costs_the_host(
-    name: str, num_launches: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_what_a_launch_costs_the_host(name: str, num_launches: int) -> None:
     """A warm call costs the host at most 100 us for each of its launches."""
     make, function = FUNCTIONS[name]
     host = make(0)
     inputs = to_gpu(host)
     cost_us = host_cost_us(lambda: function(inputs, host))
-    record_property(f"host_us[{name}]", round(cost_us, 1))
     print(f"host cost of {name}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
     assert cost_us < 100 * num_launches
