@@ -8,12 +8,13 @@ import enum
 import gc
 import weakref
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import reference
+from conformance.strategies.fast_prefill_backend import ATTRIBUTES, METADATA, Frozen
 from tests.twins.arrays import int32
 
 INDICES = int32(2, 3, 4, 0)
@@ -134,42 +135,10 @@ def test_a_builder_of_the_batch_itself(twin: Any, batch: Any) -> None:
     assert twin.CommonAttentionMetadata is type(batch)
 
 
-@dataclasses.dataclass
-class Plain:
-    """A metadata whose class requires all fields, and computes some of them."""
-
-    num_tokens: int
-    half: float = dataclasses.field(init=False)
-    seed: dataclasses.InitVar[int]
-
-    def __post_init__(self, seed: int) -> None:
-        self.half = self.num_tokens / 2
-        self.extra = [seed]
-
-    @property
-    def twice(self) -> int:
-        """Twice the tokens."""
-        return 2 * self.num_tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    """A metadata that cannot be changed."""
-
-    num_tokens: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FrozenSlots:
-    """One that has no `__dict__` either."""
-
-    num_tokens: int
-
-
 class Slots:
-    """A metadata of slots, private and empty ones, and of a class that requires arguments."""
+    """A metadata with a private slot, of a class that requires arguments."""
 
-    __slots__ = ("__hidden", "empty", "shown")
+    __slots__ = ("__hidden", "shown")
 
     def __init__(self, hidden: int, shown: int) -> None:
         self.__hidden = hidden
@@ -181,7 +150,7 @@ class Slots:
         return self.__hidden
 
 
-class SlotsAndMore(Slots):
+class MoreSlots(Slots):
     """One whose own slot is called as its base's, and which has a `__dict__` besides."""
 
     __slots__ = ("__dict__", "__weakref__", "shown")
@@ -208,23 +177,6 @@ class ReadOnly:
     num_logits_indices = "its own"
 
 
-@dataclasses.dataclass
-class HasFields:
-    """A metadata that has the fields already, without defaults."""
-
-    logits_indices_padded: Any
-    num_logits_indices: Any
-    last: int
-
-
-@dataclasses.dataclass(slots=True)
-class HasFieldsInSlots:
-    """Likewise, in slots."""
-
-    num_logits_indices: Any
-    last: int
-
-
 class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
     """A metadata with a metaclass, which makes instances in a way of its own."""
 
@@ -235,55 +187,36 @@ class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
         return made
 
 
-class Row(NamedTuple):
-    """A metadata that is a tuple."""
-
-    n: int
-    m: int = 4
+MORE_METADATA: tuple[Any, ...] = (MoreSlots(), ReadOnly(), Abstract(3), (3, 4), ())
 
 
 @pytest.mark.parametrize(
-    ("built", "attributes"),
-    [
-        (Plain(5, seed=7), {"num_tokens": 5, "half": 2.5, "twice": 10, "extra": [7]}),
-        (Frozen(5), {"num_tokens": 5}),
-        (FrozenSlots(5), {"num_tokens": 5}),
-        (Slots(3, 4), {"hidden": 3, "shown": 4}),
-        (SlotsAndMore(), {"hidden": 3, "shown": 4, "shown_by_base": 40, "more": 5}),
-        (HasFields("its own", "its own", 3), {"last": 3}),
-        (HasFieldsInSlots("its own", 3), {"last": 3}),
-        (ReadOnly(), {}),
-        (SimpleNamespace(n=3), {"n": 3}),
-        (Abstract(3), {"n": 3}),
-        (Row(3), {"n": 3, "m": 4}),
-        ((), {}),
-    ],
-    ids=lambda value: type(value).__name__,
+    "built",
+    [*(cls(starts=int32(0), longest=7) for cls in METADATA.values()), *MORE_METADATA],
+    ids=lambda built: type(built).__name__,
 )
-def test_metadata_that_is_extended(
-    twin: Any, batch: Any, built: Any, attributes: dict[str, Any]
-) -> None:
+def test_metadata_that_is_extended(twin: Any, batch: Any, built: Any) -> None:
     """Its attributes are copied, its logits fields give way, and it is not changed."""
+    names = (*ATTRIBUTES, "hidden", "shown", "shown_by_base", "more", "n", "num_logits_indices")
+    before = {name: getattr(built, name) for name in names if hasattr(built, name)}
     metadata = check_extended(twin, lambda _: built, batch)
-    assert attributes == {name: getattr(metadata, name) for name in attributes}
-    assert "its own" == getattr(built, "num_logits_indices", "its own")
-    assert not hasattr(metadata, "empty")
-    if isinstance(built, tuple):
-        assert built == metadata
-    if isinstance(built, Frozen | FrozenSlots):
-        for name in ("num_tokens", "num_logits_indices"):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(metadata, name, 1)
-        changed = dataclasses.replace(metadata, num_tokens=6)
-        assert (6, 3) == (changed.num_tokens, changed.num_logits_indices)
+    found = {name: getattr(metadata, name) for name in names if hasattr(metadata, name)}
+    assert before | {"num_logits_indices": 3} == found
+    assert before == {name: getattr(built, name) for name in before}
+    assert built == metadata or not isinstance(built, tuple)
 
 
 def test_what_stays_as_it_is(twin: Any, batch: Any) -> None:
-    """A dataclass has the new fields last; what is no dataclass still compares by identity."""
-    metadata = check_extended(twin, lambda _: Plain(5, seed=7), batch)
-    assert ["num_tokens", "half", "logits_indices_padded", "num_logits_indices"] == [
+    """A dataclass has the new fields last, a frozen one is frozen, others are no dataclass."""
+    metadata = check_extended(twin, lambda _: Frozen(1, 5), batch)
+    assert ["starts", "longest", "logits_indices_padded", "num_logits_indices"] == [
         field.name for field in dataclasses.fields(metadata)
     ]
+    for name in ("longest", "num_logits_indices"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(metadata, name, 1)
+    changed = dataclasses.replace(metadata, longest=6)
+    assert (6, 3) == (changed.longest, changed.num_logits_indices)
     made = {check_extended(twin, lambda _: ReadOnly(), batch) for _ in range(2)}
     assert [False, False] == [dataclasses.is_dataclass(each) for each in made]
 
@@ -332,22 +265,22 @@ def test_an_engines_own_builder(twin: Any, batch: Any) -> None:
 def test_a_prefix_on_a_prefix(twin: Any, batch: Any) -> None:
     """Such a backend of such a backend works too."""
     inner = twin.create_fast_prefill_custom_backend(
-        "In", make_backend(twin, lambda given: Frozen(given.num_actual_tokens))
+        "In", make_backend(twin, lambda given: Frozen(1, given.num_actual_tokens))
     )
     backend = twin.create_fast_prefill_custom_backend("Fast", inner)
     metadata = make_builder(backend).build(0, batch)
-    assert ("FastInFrozen", 3) == (type(metadata).__name__, metadata.num_tokens)
+    assert ("FastInFrozen", 3) == (type(metadata).__name__, metadata.longest)
 
 
 def test_classes_are_made_once(twin: Any, batch: Any) -> None:
     """The same prefix and backend give the same classes; another of either gives others."""
-    underlying = make_backend(twin, lambda _: Frozen(3))
+    underlying = make_backend(twin, lambda _: Frozen(1, 3))
     backend = twin.create_fast_prefill_custom_backend("Fast", underlying)
     again = twin.create_fast_prefill_custom_backend("Fast", underlying)
     assert backend is again
     others = [
         twin.create_fast_prefill_custom_backend("Slow", underlying),
-        twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, lambda _: Frozen(3))),
+        twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, lambda _: Frozen(1, 3))),
         twin.subclass_attention_backend("Fast", underlying, underlying.get_builder_cls()),
     ]
     assert 4 == len({id(cls) for cls in (backend, *others)})
@@ -393,7 +326,7 @@ def test_a_builder_that_changes_the_batch(twin: Any, make_batch: Any) -> None:
 
     def disarm(batch: Any) -> Frozen:
         batch.logits_indices_padded = batch.num_logits_indices = None
-        return Frozen(5)
+        return Frozen(1, 5)
 
     batch = make_batch([1, 1], [0, 1], logits_indices_padded=INDICES, num_logits_indices=2)
     indices = batch.logits_indices_padded
@@ -404,7 +337,7 @@ def test_a_builder_that_changes_the_batch(twin: Any, make_batch: Any) -> None:
 
 def test_a_builder_among_others(twin: Any, batch: Any) -> None:
     """What an engine puts between the made builder and the underlying one is called."""
-    underlying = make_backend(twin, lambda _: Frozen(5))
+    underlying = make_backend(twin, lambda _: Frozen(1, 5))
 
     class Between(underlying.get_builder_cls()):  # type: ignore[misc]  # a class that is made
         """Builds of what was built."""
@@ -416,7 +349,7 @@ def test_a_builder_among_others(twin: Any, batch: Any) -> None:
     made = twin.create_fast_prefill_custom_backend("Fast", underlying).get_builder_cls()
     mine = type("Mine", (made, Between), {})
     built = mine(None, ["layers.0"], None, None).build(0, batch)
-    assert (Frozen(5), 3) == (built.between, built.num_logits_indices)
+    assert (Frozen(1, 5), 3) == (built.between, built.num_logits_indices)
 
 
 class AllEqual(type):
