@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.strategies.batch_order import InputBatch
 from tests.twins.arrays import int64
 
 
@@ -105,35 +106,13 @@ def test_an_engine_s_own_metadata(twin: Any) -> None:
     assert (1, 0, 1, 1, 0, 4) == twin.split_decodes_prefills_and_extends(own)
 
 
-class Batch:
-    """An engine's batch that counts its swaps."""
-
-    def __init__(
-        self,
-        req_ids: list[str],
-        computed: list[int],
-        prompts: list[int] | None = None,
-        dtype: type[Any] = np.int32,
-    ) -> None:
-        """Take the state by position."""
-        self.req_ids = req_ids
-        self.num_computed_tokens_cpu = np.array(computed, dtype)
-        if prompts is not None:
-            self.num_prompt_tokens = np.array(prompts, dtype)
-        self.swaps: list[tuple[int, int]] = []
-
-    def swap_states(self, i: int, j: int) -> None:
-        """Swap all of two positions' state."""
-        assert type(i) is type(j) is int
-        self.swaps.append((i, j))
-        self.req_ids[i], self.req_ids[j] = self.req_ids[j], self.req_ids[i]
-        arrays = [self.num_computed_tokens_cpu]
-        arrays += [self.num_prompt_tokens] if hasattr(self, "num_prompt_tokens") else []
-        for array in arrays:
-            array[[i, j]] = array[[j, i]]
+def make_requests(ids: str, computed: list[int], prompts: list[int] | None = None) -> InputBatch:
+    """Make an engine's batch of these requests, which records its swaps."""
+    prompts = [0] * len(computed) if prompts is None else prompts
+    return InputBatch(list(ids), np.array(computed, np.int32), np.array(prompts, np.int32))
 
 
-def reorder(twin: Any, batch: Batch, tokens: list[int], **kwargs: object) -> bool:
+def reorder(twin: Any, batch: InputBatch, tokens: list[int], **kwargs: object) -> bool:
     """Reorder a batch whose requests have these tokens."""
     scheduled = dict(zip(batch.req_ids, tokens, strict=True))
     step = SimpleNamespace(num_scheduled_tokens=scheduled)
@@ -165,17 +144,16 @@ def test_reorder(
     num_swaps: int,
 ) -> None:
     """The worked examples: what stands right stays, the others fill the free places in order."""
-    for dtype in (np.int32, np.int64):
-        batch = Batch(list(ids), list(computed), dtype=dtype)
-        moved = reorder(twin, batch, tokens, decode_threshold=threshold)
-        assert moved is (ids != expected)
-        assert expected == "".join(batch.req_ids)
-        assert num_swaps == len(batch.swaps)
+    batch = make_requests(ids, computed)
+    moved = reorder(twin, batch, tokens, decode_threshold=threshold)
+    assert moved is (ids != expected)
+    assert expected == "".join(batch.req_ids)
+    assert num_swaps == len(batch.swaps)
 
 
 def test_reorder_into_four_regions(twin: Any) -> None:
     """With four regions a short extend is no decode, and a short prefill is a prefill."""
-    batch = Batch(list("fedcba"), [0, 0, 9, 4, 9, 12], [3, 20, 20, 8, 9, 10])
+    batch = make_requests("fedcba", [0, 0, 9, 4, 9, 12], [3, 20, 20, 8, 9, 10])
     tokens = [2, 11, 11, 1, 1, 2]
     with twin.checked():
         assert reorder(twin, batch, tokens, decode_threshold=2, regions=4)
@@ -190,7 +168,8 @@ def test_reorder_into_four_regions(twin: Any) -> None:
 
 def test_three_regions_read_no_prompts(twin: Any) -> None:
     """The prompts are read with four regions only; then they must be there."""
-    batch = Batch(["a"], [0])
+    batch = make_requests("a", [0])
+    del batch.num_prompt_tokens
     assert not reorder(twin, batch, [5])
     with pytest.raises(AttributeError, match="num_prompt_tokens"):
         reorder(twin, batch, [5], regions=4)
@@ -234,7 +213,7 @@ def test_refusals_of_reorder(
     twin: Any, changes: dict[str, Any], scheduled: Any, regions: object, message: str
 ) -> None:
     """Each violated precondition is refused with its message, and nothing has moved."""
-    batch = Batch(["a", "b"], [0, 3], [9, 2])
+    batch = make_requests("ab", [0, 3], [9, 2])
     for name, value in changes.items():
         setattr(batch, name, value)
     step = SimpleNamespace(num_scheduled_tokens=scheduled)
@@ -245,13 +224,14 @@ def test_refusals_of_reorder(
 
 def test_the_array_of_an_engine(twin: Any) -> None:
     """An array may be read-only, strided and longer than the batch; the rest of it is not read."""
-    batch = Batch(["a", "b"], [])
-    batch.num_computed_tokens_cpu = np.array([0, -9, 7, -9, -7, -9])[::2]
-    batch.num_computed_tokens_cpu.flags.writeable = False
-    swaps = []
+    swaps: list[tuple[int, int]] = []
+    computed = np.array([0, -9, 7, -9, -7, -9])[::2]
+    computed.flags.writeable = False
+    batch: Any = SimpleNamespace(req_ids=["a", "b"], num_computed_tokens_cpu=computed)
     batch.swap_states = lambda i, j: swaps.append((i, j))
     assert reorder(twin, batch, [9, 1])
     assert [(0, 1)] == swaps
+    assert {int} == set(map(type, swaps[0]))
 
 
 def test_lookups_insert_nothing(twin: Any) -> None:
@@ -259,5 +239,5 @@ def test_lookups_insert_nothing(twin: Any) -> None:
     counts = defaultdict(int, {"a": 1})
     step = SimpleNamespace(num_scheduled_tokens=counts)
     with pytest.raises(KeyError, match="no request 'b'"):
-        twin.reorder_batch_to_split_decodes_and_prefills(Batch(["a", "b"], [0, 7]), step)
+        twin.reorder_batch_to_split_decodes_and_prefills(make_requests("ab", [0, 7]), step)
     assert {"a": 1} == counts

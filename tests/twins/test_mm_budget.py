@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.strategies.mm_budget import (
+    Cache,
+    CachingRegistry,
+    MadeRegistry,
+    RaisingRegistry,
+)
+
 
 def make_scheduler_config(twin: Any, **changes: Any) -> Any:
     """Make a scheduler's configuration."""
@@ -63,47 +70,20 @@ def test_items_that_must_be_within_one_step(twin: Any) -> None:
         twin.compute_mm_encoder_budget(config, {"image": 101, "audio": 5})
 
 
-class Registry:
-    """What an engine knows of a model's modalities; it keeps what it was called with."""
-
-    def __init__(self, limits: Any, sizes: Any) -> None:
-        self.limits, self.sizes = limits, sizes
-        self.calls: list[Any] = []
-
-    def get_mm_limits_per_prompt(self, model_config: object, *, cache: object) -> Any:
-        """Return the limits."""
-        self.calls.append(("limits", model_config, cache))
-        return self.limits
-
-    def get_max_tokens_per_item_by_modality(
-        self, model_config: object, *, cache: object, profiler_limits: object
-    ) -> Any:
-        """Return the sizes."""
-        self.calls.append(("sizes", model_config, cache, profiler_limits))
-        return self.sizes
-
-
-class CachingRegistry(Registry):
-    """A registry with a processor cache."""
-
-    def processor_only_cache_from_config(self, model_config: object) -> Any:
-        """Return a cache that counts how often it was cleared."""
-        self.calls.append(("cache", model_config))
-        self.cache = SimpleNamespace(num_clears=0)
-        self.cache.clear_cache = lambda: setattr(
-            self.cache, "num_clears", self.cache.num_clears + 1
-        )
-        return self.cache
-
-
 def make_budget(
     twin: Any, limits: Any, sizes: Any, max_model_len: Any = 1000, **changes: Any
 ) -> Any:
     """Make a budget of a model with these limits and sizes by modality."""
+    registry = MadeRegistry(limits, sizes, None)
+    return make_budget_of(twin, registry, max_model_len, **changes)
+
+
+def make_budget_of(twin: Any, registry: Any, max_model_len: int = 1000, **changes: Any) -> Any:
+    """Make a budget of a registry."""
     return twin.MultiModalBudget(
         twin.ModelConfig(max_model_len=max_model_len),
         make_scheduler_config(twin, **changes),
-        Registry(limits, sizes),
+        registry,
     )
 
 
@@ -133,33 +113,29 @@ def test_attributes_of_a_budget(twin: Any) -> None:
     assert ["audio", "image"] == list(budget.max_items_per_batch_by_modality)
 
 
-def test_calls_of_the_registry(twin: Any) -> None:
-    """The cache, if it knows one, then the limits, then the sizes with both, each once."""
-    model_config = twin.ModelConfig(max_model_len=10)
-    plain, caching = Registry({"image": 1}, {"image": 2}), CachingRegistry({}, {})
-    for registry in (plain, caching):
-        twin.MultiModalBudget(model_config, make_scheduler_config(twin), registry)
-    assert [("limits", model_config, None), ("sizes", model_config, None, plain.limits)] == (
-        plain.calls
-    )
+@pytest.mark.parametrize(
+    ("cls", "has_cache"),
+    [
+        (MadeRegistry, False),
+        (RaisingRegistry, False),
+        (CachingRegistry, False),
+        (CachingRegistry, True),
+    ],
+)
+def test_calls_of_the_registry(twin: Any, cls: type[MadeRegistry], has_cache: bool) -> None:
+    """It gives its cache, if it knows one, the limits, and the sizes; each once, by keyword."""
+    cache = Cache() if has_cache else None
+    registry = cls({"image": 1}, {"image": 2}, cache)
+    budget = make_budget_of(twin, registry)
+    model = (twin.ModelConfig(max_model_len=1000),)
     assert [
-        ("cache", model_config),
-        ("limits", model_config, caching.cache),
-        ("sizes", model_config, caching.cache, caching.limits),
-    ] == caching.calls
-    assert caching.limits is caching.calls[2][3]
-
-
-def test_reset_of_the_cache(twin: Any) -> None:
-    """The processor's cache is cleared when it is requested; there may be none."""
-    registry, without, none = CachingRegistry({}, {}), Registry({}, {}), Registry({}, {})
-    none.processor_only_cache_from_config = lambda _: None
-    for each in (registry, without, none):
-        config = twin.ModelConfig(max_model_len=10)
-        budget = twin.MultiModalBudget(config, make_scheduler_config(twin), each)
-        assert each is not registry or 0 == registry.cache.num_clears
-        budget.reset_cache()
-    assert 1 == registry.cache.num_clears
+        *([("cache", model, {})] if cls is CachingRegistry else []),
+        ("limits", model, {"cache": cache}),
+        ("tokens", model, {"cache": cache, "profiler_limits": registry.limits}),
+    ] == registry.calls
+    assert cache is None or 0 == cache.cleared
+    budget.reset_cache()
+    assert cache is None or 1 == cache.cleared
 
 
 def test_the_modality_with_the_largest_item(twin: Any) -> None:
