@@ -14,6 +14,7 @@ import torch
 import fast
 import reference
 from conformance.conversion import Converter
+from conformance.factories import Factory
 from conformance.implementations import Implementation
 from fast.launch import simulated_by
 from tests.refusals import refuses
@@ -28,7 +29,7 @@ def owner_of(array: Any) -> Any:
 
 
 class TwinConverter(Converter):
-    """Converts NumPy's and `reference`'s values; leaves others, and what it made, as they are."""
+    """Converts NumPy's and `reference`'s values, and factories; leaves all others as they are."""
 
     def __init__(self, lib: ModuleType) -> None:
         super().__init__(Implementation(lib.__name__, lib), None if lib is reference else "cpu")
@@ -36,7 +37,10 @@ class TwinConverter(Converter):
 
     def convert(self, value: Any, path: str) -> Any:
         """Return this twin's counterpart of a value."""
-        converted = np.ndarray | np.dtype | type | list | tuple | dict | SimpleNamespace
+        converted = (
+            *(np.ndarray, np.dtype, type, list, tuple, dict, SimpleNamespace),
+            Factory,
+        )
         is_ours = type(value).__module__.startswith("reference.")
         if id(owner_of(value)) in self._owners or not (is_ours or isinstance(value, converted)):
             return value

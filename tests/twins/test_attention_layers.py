@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import reference
+from conformance.strategies.engines import BackendClass, BuilderClass
 
 FULL = reference.FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = reference.SlidingWindowSpec(16, 8, 64, np.float16, 128)
@@ -123,36 +125,14 @@ def test_what_specs_need_besides_layers(twin: Any) -> None:
         )
 
 
-class Builder:
-    """An engine's own builder: remembers what it was given, by position."""
-
-    def __init__(self, *args: object) -> None:
-        self.args = args
+WORKSPACE_METHODS = ("_get_workspace_buffer", "set_workspace_buffer")
+BACKEND, OTHER = (BackendClass(name, BuilderClass(is_own=True)) for name in ("ONE", "OTHER"))
 
 
-class Backend:
-    """An engine's own backend."""
-
-    name = "PLAIN"
-    builder_cls: Any = Builder
-
-    @classmethod
-    def get_name(cls) -> str:
-        """Return the name."""
-        return cls.name
-
-    @classmethod
-    def get_builder_cls(cls) -> Any:
-        """Return the class of the builders."""
-        return cls.builder_cls
-
-
-Other = type("Other", (Backend,), {})
-
-
-def layer_of(backend: type[Any]) -> SimpleNamespace:
-    """Make a layer of a backend."""
-    return SimpleNamespace(get_attn_backend=lambda: backend)
+def layers_of(twin: Any, backends: dict[str, Any]) -> dict[str, SimpleNamespace]:
+    """Make layers of backends."""
+    made = twin.convert(backends)
+    return {name: SimpleNamespace(get_attn_backend=partial(made.get, name)) for name in made}
 
 
 def groups_of(twin: Any, *groups: tuple[list[str], Any]) -> Any:
@@ -164,15 +144,16 @@ def groups_of(twin: Any, *groups: tuple[list[str], Any]) -> Any:
 def test_backends_and_builders(twin: Any) -> None:
     """Each layer has its backend; each group, encoder-only too, a builder made by position."""
     encoder_only = type("EncoderOnlyAttentionSpec", (), {})()
-    backends = {"b": Backend, "a": Backend, "c": Other, "e": Backend}
-    config = make_config(twin, {name: layer_of(backends[name]) for name in "abce"})
+    backends = {"b": BACKEND, "a": BACKEND, "c": OTHER, "e": BACKEND}
+    config = make_config(twin, layers_of(twin, backends))
     caches = groups_of(twin, (["b", "a"], FULL), (["c"], NEAR), (["e"], encoder_only))
     device = object()
     found, builders = twin.init_attn_backend(caches, config, device)
-    assert list(backends.items()) == list(found.items())
-    expected = [(group.kv_cache_spec, group.layer_names) for group in caches.kv_cache_groups]
-    assert [(*each, config, device) for each in expected] == [builder.args for builder in builders]
-    assert builders[0].args[1] is caches.kv_cache_groups[0].layer_names
+    assert list(twin.convert(backends).items()) == list(found.items())
+    for group, builder in zip(caches.kv_cache_groups, builders, strict=True):
+        assert (4, config, device) == (builder.num_by_position, builder.vllm_config, builder.device)
+        assert group.kv_cache_spec == builder.kv_cache_spec
+        assert group.layer_names is builder.layer_names
     assert ({}, []) == twin.init_attn_backend(groups_of(twin), make_config(twin, {"a": 0}), None)
 
 
@@ -181,38 +162,16 @@ def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
     ours = twin.UniformTypeKVCacheSpecs(16, {"a": FULL, "b": FULL, "elsewhere": NEAR})
     foreign = type("UniformTypeKVCacheSpecs", (), {"kv_cache_specs": {"c": "spec"}})
     extended = type("Extended", (foreign,), {})()
-    layers = {name: layer_of(Backend) for name in "abcds"}
+    layers = layers_of(twin, dict.fromkeys("abcds", BACKEND))
     caches = groups_of(twin, (["s", "a", "b"], ours), (["d", "c"], extended))
     _, builders = twin.init_attn_backend(caches, make_config(twin, layers), None)
-    assert [FULL, "spec"] == [builder.args[0] for builder in builders]
+    assert [FULL, "spec"] == [builder.kv_cache_spec for builder in builders]
 
 
-class Sharing(Builder):
-    """A builder that has a workspace, and takes another's."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        self.num_calls = 0
-        self.taken: list[object] = []
-
-    def _get_workspace_buffer(self) -> object:
-        """Return this builder's workspace."""
-        self.num_calls += 1
-        return self, "workspace"
-
-    def set_workspace_buffer(self, buffer: object) -> None:
-        """Take a workspace."""
-        self.taken.append(buffer)
-
-
-def backend_of(name: str, builder_cls: Any) -> type[Any]:
-    """Make a backend of a name, with builders of a class."""
-    return type("Made", (Backend,), {"name": name, "builder_cls": builder_cls})
-
-
-def builders_of(twin: Any, *backends: type[Any]) -> list[Any]:
-    """Make a builder for a group of each backend."""
-    layers = {str(i): layer_of(backend) for i, backend in enumerate(backends)}
+def builders_of(twin: Any, *backends: tuple[str, tuple[str, ...]]) -> list[Any]:
+    """Make a builder for a group of each backend, of which the name and methods are given."""
+    made = [BackendClass(name, BuilderClass(methods=methods)) for name, methods in backends]
+    layers = layers_of(twin, {str(i): backend for i, backend in enumerate(made)})
     caches = groups_of(twin, *(([name], FULL) for name in layers))
     builders: list[Any] = twin.init_attn_backend(caches, make_config(twin, layers), None)[1]
     return builders
@@ -220,33 +179,22 @@ def builders_of(twin: Any, *backends: type[Any]) -> list[Any]:
 
 def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
     """The first one's is given to the later ones; those without both methods take no part."""
-    only_gets = type("OnlyGets", (Builder,), {"_get_workspace_buffer": None})
-    only_takes = type("OnlyTakes", (Builder,), {"set_workspace_buffer": None})
     builders = builders_of(
         twin,
-        backend_of("PLAIN", Sharing),
-        backend_of("FLASHINFER", only_gets),
-        backend_of("flashinfer", Sharing),
-        backend_of("FLASHINFER_MLA", Sharing),
-        backend_of("FLASHINFER", only_takes),
-        backend_of("NEW_FLASHINFER", Sharing),
-        backend_of("FLASHINFER", Sharing),
+        ("PLAIN", WORKSPACE_METHODS),
+        ("FLASHINFER", WORKSPACE_METHODS[:1]),
+        ("flashinfer", WORKSPACE_METHODS),
+        ("FLASHINFER_MLA", WORKSPACE_METHODS),
+        ("FLASHINFER", WORKSPACE_METHODS[1:]),
+        ("NEW_FLASHINFER", WORKSPACE_METHODS),
+        ("FLASHINFER", WORKSPACE_METHODS),
     )
-    assert [0, 0, 1, 0, 0] == [builders[i].num_calls for i in (0, 2, 3, 5, 6)]
-    workspace = (builders[3], "workspace")
-    expected: list[list[object]] = [[], [], [], [workspace], [workspace]]
-    assert expected == [builders[i].taken for i in (0, 2, 3, 5, 6)]
-    assert builders[5].taken[0] is builders[6].taken[0]
-    (alone,) = builders_of(twin, backend_of("FLASHINFER", Sharing))
-    assert (1, []) == (alone.num_calls, alone.taken)
-
-
-def never_made(*args: object) -> object:
-    """Fail: no builder may be made where a group is wrong."""
-    raise AssertionError(args)
-
-
-FINE = layer_of(backend_of("FLASHINFER", never_made))
+    assert [0, 0, 0, 1, 0, 0, 0] == [builder.num_calls for builder in builders]
+    assert [0, 0, 0, 0, 0, 1, 1] == [len(builder.workspaces) for builder in builders]
+    assert "3" == builders[5].workspaces[0].owner
+    assert builders[5].workspaces[0] is builders[6].workspaces[0]
+    (alone,) = builders_of(twin, ("FLASHINFER", WORKSPACE_METHODS))
+    assert (1, []) == (alone.num_calls, alone.workspaces)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +214,8 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
         (
             (["b", "e", "c"], FULL),
             (
-                f"ValueError: kv_cache_groups[1].layer_names has layers of different backends: 'b' "
-                f"has {Backend!r}, 'c' has {Other!r}"
+                "ValueError: kv_cache_groups[1].layer_names has layers of different backends: 'b' "
+                "has <class 'engine.ONEBackend'>, 'c' has <class 'engine.OTHERBackend'>"
             ),
         ),
         (
@@ -288,21 +236,21 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
 )
 def test_refusals_of_groups(twin: Any, group: tuple[Any, Any], message: str) -> None:
     """A wrong group is refused, in these words, before the first builder is made."""
-    layers = {"a": FINE, "b": layer_of(Backend), "c": layer_of(Other), "e": layer_of(Backend)}
+    layers = layers_of(twin, {"a": BACKEND, "b": BACKEND, "c": OTHER, "e": BACKEND})
     for name, spec in (("FULL", FULL), ("NEAR", NEAR)):
         message = re.sub(rf"\b{name}\b", twin.lib._checks.show(twin.convert(spec)), message)
     with twin.refuses(message):
         twin.init_attn_backend(
             groups_of(twin, (["a"], FULL), group), make_config(twin, layers), None
         )
+    assert [] == twin.convert(BACKEND).get_builder_cls().made
 
 
 def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
     """Backends are distinguished by identity."""
-    always_equal = type("Equal", (type,), {"__eq__": lambda *_: True, "__hash__": lambda _: 0})
-    ours, theirs = (always_equal("Ours", (Backend,), {}) for _ in range(2))
-    assert ours == theirs
-    layers = {"a": layer_of(ours), "b": layer_of(theirs)}
+    ours, theirs = (BackendClass("ONE", BuilderClass(), is_alike=True) for _ in range(2))
+    assert twin.convert(ours) == twin.convert(theirs)
+    layers = layers_of(twin, {"a": ours, "b": theirs})
     with pytest.raises(ValueError, match="different backends"):
         twin.init_attn_backend(groups_of(twin, (["a", "b"], FULL)), make_config(twin, layers), None)
 
