@@ -37,10 +37,7 @@ class TwinConverter(Converter):
 
     def convert(self, value: Any, path: str) -> Any:
         """Return this twin's counterpart of a value."""
-        converted = (
-            *(np.ndarray, np.dtype, type, list, tuple, dict, SimpleNamespace),
-            Factory,
-        )
+        converted = (np.ndarray, np.dtype, type, list, tuple, dict, SimpleNamespace, Factory)
         is_ours = type(value).__module__.startswith("reference.")
         if id(owner_of(value)) in self._owners or not (is_ours or isinstance(value, converted)):
             return value

@@ -11,20 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-
-class Records:
-    """Builds a record of how it was called."""
-
-    def build(self, *args: object, **kwargs: object) -> dict[str, Any]:
-        """Return the arguments by keyword; there must be no others."""
-        assert () == args
-        return kwargs
+from conformance.strategies.engines import BackendClass, BuilderClass
 
 
 @pytest.fixture
 def recorder(twin: Any) -> Any:
-    """Return a class of builders that extends the twin's interface."""
-    return type("Recorder", (Records, twin.AttentionMetadataBuilder), {})
+    """Return a class of builders that extends the twin's interface, and records its calls."""
+    return twin.convert(BuilderClass())
 
 
 def make_config(twin: Any, num_drafts: Any = None, dcp_size: Any = 1) -> Any:
@@ -75,12 +68,13 @@ def test_a_builder_is_abstract_in_build_alone(twin: Any) -> None:
 def test_shortcuts_to_build(make_builder: Any) -> None:
     """Capture and drafting build without common prefix, drafting fast; both by keyword."""
     builder, batch = make_builder(), object()
-    assert {"common_prefix_len": 0, "common_attn_metadata": batch} == (
-        builder.build_for_cudagraph_capture(batch)
-    )
-    expected = {"common_prefix_len": 0, "common_attn_metadata": batch, "fast_build": True}
-    assert expected == builder.build_for_drafting(batch, draft_index=2)
-    assert expected == builder.build_for_drafting(batch, 0)
+    arguments = {"common_prefix_len": 0, "common_attn_metadata": batch}
+    for built, expected in (
+        (builder.build_for_cudagraph_capture(batch), arguments),
+        (builder.build_for_drafting(batch, draft_index=2), arguments | {"fast_build": True}),
+        (builder.build_for_drafting(batch, 0), arguments | {"fast_build": True}),
+    ):
+        assert ((), expected) == (built.args, built.keywords)
 
 
 def test_no_cascade_attention(twin: Any, make_builder: Any) -> None:
@@ -110,8 +104,8 @@ def test_no_cascade_attention(twin: Any, make_builder: Any) -> None:
     ],
 )
 def test_reorder_batch_threshold(
+    twin: Any,
     make_builder: Any,
-    recorder: Any,
     num_drafts: int | None,
     dcp_size: int,
     arguments: dict[str, Any],
@@ -125,7 +119,7 @@ def test_reorder_batch_threshold(
         builder.reorder_batch_threshold,
         type(builder.reorder_batch_threshold),
     )
-    assert recorder.reorder_batch_threshold is None
+    assert twin.AttentionMetadataBuilder.reorder_batch_threshold is None
 
 
 def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
@@ -177,38 +171,25 @@ def test_refusals_of_thresholds(
     assert 77 == builder.reorder_batch_threshold
 
 
-class PositionalBuilder:
-    """An engine's own builder: remembers what it was given, by position."""
-
-    def __init__(self, *args: object) -> None:
-        self.args = args
-
-
-class Backend:
-    """An engine's own backend."""
-
-    @staticmethod
-    def get_builder_cls() -> type[PositionalBuilder]:
-        """Return the class of the builders."""
-        return PositionalBuilder
-
-
 def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
     """It has as many builders as requested, none twice, each made with the four, by position."""
     spec, layer_names, config, device = object(), ["layers.0"], object(), object()
+    backend = twin.convert(BackendClass("OWN", BuilderClass(is_own=True)))
     group = twin.AttentionGroup.create_with_metadata_builders(
-        Backend, layer_names, spec, config, device, num_metadata_builders=np.int64(3)
+        backend, layer_names, spec, config, device, num_metadata_builders=np.int64(3)
     )
     assert type(group) is twin.AttentionGroup
-    assert group.backend is Backend
+    assert group.backend is backend
     assert group.layer_names is layer_names
     assert group.kv_cache_spec is spec
-    assert [(spec, layer_names, config, device)] * 3 == [b.args for b in group.metadata_builders]
+    for builder in group.metadata_builders:
+        given = (builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device)
+        assert (spec, layer_names, config, device, 4) == (*given, builder.num_by_position)
     assert len({id(builder) for builder in group.metadata_builders}) == 3
     for i, builder in enumerate(group.metadata_builders):
         assert builder is group.get_metadata_builder(np.int32(i))
     assert group.get_metadata_builder() is group.get_metadata_builder(ubatch_id=0)
-    made = (Backend, layer_names, spec, config, device)
+    made = (backend, layer_names, spec, config, device)
     assert 1 == len(twin.AttentionGroup.create_with_metadata_builders(*made).metadata_builders)
     with twin.refuses("ValueError: num_metadata_builders is 0, expected at least 1"):
         twin.AttentionGroup.create_with_metadata_builders(*made, 0)
@@ -216,9 +197,9 @@ def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
 
 def test_a_group_is_an_ordinary_dataclass(twin: Any) -> None:
     """It can be made by position, compares by value, and can be changed."""
-    group = twin.AttentionGroup(Backend, [1], ["layers.0"], None)
-    assert twin.AttentionGroup(Backend, [1], ["layers.0"], None) == group
+    group = twin.AttentionGroup(None, [1], ["layers.0"], None)
+    assert twin.AttentionGroup(None, [1], ["layers.0"], None) == group
     fields = ["backend", "metadata_builders", "layer_names", "kv_cache_spec"]
     assert fields == [field.name for field in dataclasses.fields(twin.AttentionGroup)]
     group.layer_names = []
-    assert twin.AttentionGroup(Backend, [1], ["layers.0"], None) != group
+    assert twin.AttentionGroup(None, [1], ["layers.0"], None) != group
