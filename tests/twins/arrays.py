@@ -1,4 +1,4 @@
-"""NumPy arrays that `twin.convert` makes of either twin: vectors, and the fields of a batch."""
+"""NumPy arrays that `twin.convert` makes of either twin, and the fields of a batch."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ def batch_fields(
         "block_table_tensor": table,
         "slot_mapping": int64(*slots, *[PAD_SLOT_ID] * padding_tokens),
     }
+
+
+def counts_of(metadata: Any) -> tuple[int, int, int, int]:
+    """Return a metadata's requests, tokens, greatest query length and greatest sequence length."""
+    return (
+        metadata.num_reqs,
+        metadata.num_actual_tokens,
+        metadata.max_query_len,
+        metadata.max_seq_len,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.twins.arrays import int32
+from tests.twins.arrays import counts_of, int32
 
 
 class Builder:
@@ -77,7 +77,7 @@ def test_the_batch_of_a_group(twin: Any) -> None:
         assert [0, 2, 5, 5] == batch.query_start_loc.tolist() == batch.query_start_loc_cpu.tolist()
         assert [5, 8, 0] == batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist()
         assert [3, 5, 0] == batch.num_computed_tokens_cpu.tolist()
-        counts = (batch.num_reqs, batch.num_actual_tokens, batch.max_query_len, batch.max_seq_len)
+        counts = counts_of(batch)
         assert (3, 7, 3, 8) == counts
         assert [int] * 4 == [type(count) for count in counts]
         assert batch.block_table_tensor is call["block_tables"][group]
@@ -130,7 +130,7 @@ def test_bounds_are_those_of_the_requests(twin: Any) -> None:
     call = make_call(twin, num_reqs=np.int64(1), num_tokens=np.int32(2))
     twin.build_attn_metadata(**call)
     batch = call["attn_metadata_builders"][0].batch
-    bounds = (batch.num_reqs, batch.num_actual_tokens, batch.max_query_len, batch.max_seq_len)
+    bounds = counts_of(batch)
     assert (1, 2, 2, 5) == bounds
     assert [int] * 4 == list(map(type, bounds))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.twins.arrays import int64
+from tests.twins.arrays import counts_of, int64
 
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
@@ -67,12 +67,7 @@ def test_the_example(twin: Any, make_batch: Any, padding: int, dtype: type[Any])
     assert {twin.dtype("int32")} == {result.query_start_loc.dtype, result.query_start_loc_cpu.dtype}
     for name in SAME_OBJECTS:
         assert getattr(batch, name) is getattr(result, name), name
-    assert (3, 4, 2, 100) == (
-        result.num_reqs,
-        result.num_actual_tokens,
-        result.max_query_len,
-        result.max_seq_len,
-    )
+    assert (3, 4, 2, 100) == counts_of(result)
     assert True is result.causal
     assert result.logits_indices_padded is result.num_logits_indices is None
     assert result.encoder_seq_lens is result.dcp_local_seq_lens is None

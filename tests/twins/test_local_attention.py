@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.twins.arrays import counts_of
+
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
 
@@ -42,12 +44,7 @@ def test_the_example(twin: Any, make_batch: Any) -> None:
     assert [2, 0, 3, 0, 0, 0, 0, 0] == virtual.num_computed_tokens_cpu.tolist()
     expected = [[0, 1], [2, 3], [2, 3], [4, 5], [6, 7], [8, 9], [2, 3], [4, 5]]
     assert expected == virtual.block_table_tensor.tolist()
-    assert (8, 20, 4, 4) == (
-        virtual.num_reqs,
-        virtual.num_actual_tokens,
-        virtual.max_query_len,
-        virtual.max_seq_len,
-    )
+    assert (8, 20, 4, 4) == counts_of(virtual)
     assert virtual.slot_mapping is batch.slot_mapping
     assert virtual.causal is True
     assert virtual.logits_indices_padded is virtual.num_logits_indices is None
