@@ -26,47 +26,34 @@ MASK = np.ones((3, 5), np.bool_)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"q": [[[0.0]]]}, "TypeError: q is a list, but must be a NumPy array"),
+    ("message", "changes"),
+    {
+        "TypeError: q is a list, but must be a NumPy array": {"q": [[[0.0]]]},
         (
-            {"k": K.astype(np.int64)},
-            (
-                "TypeError: k has dtype int64, but must have float16 or bfloat16 or float32 or "
-                "float64 or float8_e4m3fn or float8_e5m2"
-            ),
-        ),
-        ({"q": Q[0]}, "ValueError: q has shape (2, 4), but must have 3 dimensions"),
-        (
-            {"k": K[..., :3]},
-            "ValueError: k has shape (5, 1, 3), but must have (*, *, 4), the head size of q",
-        ),
-        (
-            {"v": K[:4]},
-            "ValueError: v has shape (4, 1, 4), but must have (5, 1, *), as k has",
-        ),
-        *(
-            (
-                {"k": heads, "v": heads},
-                f"ValueError: q has 2 heads, but must have a multiple of {n}",
-            )
+            "TypeError: k has dtype int64, but must have float16 or bfloat16 or float32 or "
+            "float64 or float8_e4m3fn or float8_e5m2"
+        ): {"k": K.astype(np.int64)},
+        "ValueError: q has shape (2, 4), but must have 3 dimensions": {"q": Q[0]},
+        "ValueError: k has shape (5, 1, 3), but must have (*, *, 4), the head size of q": {
+            "k": K[..., :3]
+        },
+        "ValueError: v has shape (4, 1, 4), but must have (5, 1, *), as k has": {"v": K[:4]},
+        **{
+            f"ValueError: q has 2 heads, but must have a multiple of {n}": {"k": heads, "v": heads}
             for n, heads in ((0, K[:, :0]), (3, K.repeat(3, 1)))
-        ),
-        ({"mask": MASK.astype(np.int8)}, "TypeError: mask must be bool, got int8"),
+        },
+        "TypeError: mask must be bool, got int8": {"mask": MASK.astype(np.int8)},
         (
-            {"mask": MASK.T},
-            (
-                "ValueError: mask has shape (5, 3), but must have (3, 5), a row for each of q, a "
-                "column for each of k"
-            ),
-        ),
-        ({"scale": True}, "TypeError: scale is True (bool), but must be a number"),
-        ({"scale": math.nan}, "ValueError: scale is nan, but must be finite"),
-        (
-            {"q": Q[..., :0], "k": K[..., :0]},
-            "ValueError: q has heads of size 0, but they must have at least 1 without a scale",
-        ),
-    ],
+            "ValueError: mask has shape (5, 3), but must have (3, 5), a row for each of q, a "
+            "column for each of k"
+        ): {"mask": MASK.T},
+        "TypeError: scale is True (bool), but must be a number": {"scale": True},
+        "ValueError: scale is nan, but must be finite": {"scale": math.nan},
+        "ValueError: q has heads of size 0, but they must have at least 1 without a scale": {
+            "q": Q[..., :0],
+            "k": K[..., :0],
+        },
+    }.items(),
 )
 def test_refusals_of_dense_attention(changes: dict[str, Any], message: str) -> None:
     """Each violated precondition is refused with its message."""
@@ -164,41 +151,34 @@ READ_ONLY.flags.writeable = False
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        *(
-            (
-                {"slot_mapping": np.array([1, slot, 3])},
-                f"ValueError: slot_mapping[1] is {slot}, expected -1 to 17",
-            )
+    ("message", "changes"),
+    {
+        **{
+            f"ValueError: slot_mapping[1] is {slot}, expected -1 to 17": {
+                "slot_mapping": np.array([1, slot, 3])
+            }
             for slot in (-2, 18)
-        ),
+        },
+        "ValueError: slot_mapping[2] is 1, but that is the slot of token 0": {
+            "slot_mapping": np.array([1, 2, 1])
+        },
+        "TypeError: slot_mapping must be int64, got int32": {
+            "slot_mapping": np.array([1, 2, 3], np.int32)
+        },
         (
-            {"slot_mapping": np.array([1, 2, 1])},
-            "ValueError: slot_mapping[2] is 1, but that is the slot of token 0",
-        ),
-        (
-            {"slot_mapping": np.array([1, 2, 3], np.int32)},
-            "TypeError: slot_mapping must be int64, got int32",
-        ),
-        (
-            {"key": NEW[:2]},
-            (
-                "ValueError: key has shape (2, 1, 4), but must have (3, 1, 4), for the slots and "
-                "kv_cache"
-            ),
-        ),
-        (
-            {"value": NEW.astype(np.float32)},
-            "TypeError: value has dtype float32, but must have float64",
-        ),
-        ({"kv_cache": READ_ONLY}, "ValueError: kv_cache is read-only, but is to be written"),
-        ({"value": [1.0]}, "TypeError: value is a list, but must be a NumPy array"),
-        (
-            {"kv_cache": SHARED, "key": SHARED[0, :3, 0]},
-            "ValueError: key shares memory with kv_cache, but must not",
-        ),
-    ],
+            "ValueError: key has shape (2, 1, 4), but must have (3, 1, 4), for the slots and "
+            "kv_cache"
+        ): {"key": NEW[:2]},
+        "TypeError: value has dtype float32, but must have float64": {
+            "value": NEW.astype(np.float32)
+        },
+        "ValueError: kv_cache is read-only, but is to be written": {"kv_cache": READ_ONLY},
+        "TypeError: value is a list, but must be a NumPy array": {"value": [1.0]},
+        "ValueError: key shares memory with kv_cache, but must not": {
+            "kv_cache": SHARED,
+            "key": SHARED[0, :3, 0],
+        },
+    }.items(),
 )
 def test_refusals_of_writes(changes: dict[str, Any], message: str) -> None:
     """Each violated precondition is refused with its message, and nothing is written."""

@@ -91,19 +91,15 @@ def test_specs_of_layers(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"attn_type": "encoder_only"},
-            "ValueError: layer '0' has attn_type 'encoder_only', expected 'decoder'",
-        ),
-        ({"num_kv_heads": 0}, "ValueError: num_kv_heads of layer '0' is 0, expected at least 1"),
-        ({"head_size": 0}, "ValueError: head_size of layer '0' is 0, expected at least 1"),
-        (
-            {"sliding_window": 0},
-            "ValueError: sliding_window of layer '0' is 0, expected at least 1",
-        ),
-    ],
+    ("message", "changes"),
+    {
+        "ValueError: layer '0' has attn_type 'encoder_only', expected 'decoder'": {
+            "attn_type": "encoder_only"
+        },
+        "ValueError: num_kv_heads of layer '0' is 0, expected at least 1": {"num_kv_heads": 0},
+        "ValueError: head_size of layer '0' is 0, expected at least 1": {"head_size": 0},
+        "ValueError: sliding_window of layer '0' is 0, expected at least 1": {"sliding_window": 0},
+    }.items(),
 )
 def test_refusals_of_specs(twin: Any, changes: dict[str, Any], message: str) -> None:
     """A layer that is no decoder, and a size that is not positive, are refused by name."""
@@ -198,41 +194,28 @@ def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        (
-            ([], FULL),
-            "ValueError: kv_cache_groups[1].layer_names is empty, expected at least 1 layer",
+    ("message", "group"),
+    {
+        "ValueError: kv_cache_groups[1].layer_names is empty, expected at least 1 layer": (
+            [],
+            FULL,
         ),
         (
-            (["b", "z"], FULL),
-            (
-                "KeyError: kv_cache_groups[1].layer_names[1] is 'z', which "
-                "static_forward_context lacks"
-            ),
-        ),
+            "KeyError: kv_cache_groups[1].layer_names[1] is 'z', which static_forward_context lacks"
+        ): (["b", "z"], FULL),
         (
-            (["b", "e", "c"], FULL),
-            (
-                "ValueError: kv_cache_groups[1].layer_names has layers of different backends: 'b' "
-                "has <class 'engine.ONEBackend'>, 'c' has <class 'engine.OTHERBackend'>"
-            ),
-        ),
+            "ValueError: kv_cache_groups[1].layer_names has layers of different backends: 'b' "
+            "has <class 'engine.ONEBackend'>, 'c' has <class 'engine.OTHERBackend'>"
+        ): (["b", "e", "c"], FULL),
         (
-            (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
-            (
-                "ValueError: kv_cache_groups[1].kv_cache_spec has several specs, but its layers "
-                "have one builder: 'b' has FULL, 'e' has NEAR"
-            ),
-        ),
+            "ValueError: kv_cache_groups[1].kv_cache_spec has several specs, but its layers "
+            "have one builder: 'b' has FULL, 'e' has NEAR"
+        ): (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
         (
-            (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"c": FULL})),
-            (
-                "KeyError: kv_cache_groups[1].kv_cache_spec has no spec of any of the group's "
-                "layers ['b', 'e']"
-            ),
-        ),
-    ],
+            "KeyError: kv_cache_groups[1].kv_cache_spec has no spec of any of the group's "
+            "layers ['b', 'e']"
+        ): (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"c": FULL})),
+    }.items(),
 )
 def test_refusals_of_groups(twin: Any, group: tuple[Any, Any], message: str) -> None:
     """A wrong group is refused, in these words, before the first builder is made."""

@@ -170,59 +170,46 @@ def test_dummies_clear_everything(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"req_indices": (0, 1)}, "TypeError: req_indices must be a list, got tuple"),
-        ({"req_indices": [0, 1.0]}, "TypeError: req_indices[1] must be an int, got 1.0 of float"),
-        ({"req_indices": [0, 4]}, "IndexError: req_indices[1] is 4, expected 0 to 3"),
-        ({"req_indices": [1, 1]}, "ValueError: req_indices[1] is 1, the same as req_indices[0]"),
-        ({"overwrite": [False]}, "ValueError: overwrite has 1 entries, expected 2"),
-        ({"overwrite": [False, 1]}, "TypeError: overwrite[1] must be a bool, got 1 of int"),
-        (
-            {"cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]},
-            "TypeError: cu_num_new_blocks[1] must be a list, got tuple",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, 1, 3]]},
-            "ValueError: cu_num_new_blocks has 1 entries, expected 2",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, 1, 3], [0, 1]]},
-            "ValueError: cu_num_new_blocks[1] has 2 entries, expected 3",
-        ),
-        (
-            {"cu_num_new_blocks": [[2, 2, 3], [0, 0, 1]]},
-            "ValueError: cu_num_new_blocks[0][0] is 2, expected 0",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, 4, 3], [0, 0, 1]]},
-            "ValueError: cu_num_new_blocks[0][1] is 4, expected 0 to 3",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, 1, 2], [0, 0, 1]]},
-            (
-                "ValueError: cu_num_new_blocks[0][2] is 2, expected 3, the length of "
-                "new_block_ids[0]"
-            ),
-        ),
-        (
-            {
-                "req_indices": [0, 1, 2],
-                "cu_num_new_blocks": [[0, 2, 1, 3], [0, 0, 1, 1]],
-                "overwrite": [False] * 3,
-            },
-            "ValueError: cu_num_new_blocks[0][2] is 1, less than 2 before it",
-        ),
-        ({"new_block_ids": [[5, 6, 7]]}, "ValueError: new_block_ids has 1 entries, expected 2"),
-        (
-            {"new_block_ids": [[5, 6, 7], [-1]]},
-            "ValueError: new_block_ids[1][0] is -1, expected 0 to 2147483647",
-        ),
-        (
-            {"cu_num_new_blocks": [[0, 1, 3], [0, 0, 2]], "new_block_ids": [[5, 6, 7], [8, 9]]},
-            "ValueError: new_block_ids[1] brings row 1 to 3 blocks, expected at most 2",
-        ),
-    ],
+    ("message", "changes"),
+    {
+        "TypeError: req_indices must be a list, got tuple": {"req_indices": (0, 1)},
+        "TypeError: req_indices[1] must be an int, got 1.0 of float": {"req_indices": [0, 1.0]},
+        "IndexError: req_indices[1] is 4, expected 0 to 3": {"req_indices": [0, 4]},
+        "ValueError: req_indices[1] is 1, the same as req_indices[0]": {"req_indices": [1, 1]},
+        "ValueError: overwrite has 1 entries, expected 2": {"overwrite": [False]},
+        "TypeError: overwrite[1] must be a bool, got 1 of int": {"overwrite": [False, 1]},
+        "TypeError: cu_num_new_blocks[1] must be a list, got tuple": {
+            "cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]
+        },
+        "ValueError: cu_num_new_blocks has 1 entries, expected 2": {
+            "cu_num_new_blocks": [[0, 1, 3]]
+        },
+        "ValueError: cu_num_new_blocks[1] has 2 entries, expected 3": {
+            "cu_num_new_blocks": [[0, 1, 3], [0, 1]]
+        },
+        "ValueError: cu_num_new_blocks[0][0] is 2, expected 0": {
+            "cu_num_new_blocks": [[2, 2, 3], [0, 0, 1]]
+        },
+        "ValueError: cu_num_new_blocks[0][1] is 4, expected 0 to 3": {
+            "cu_num_new_blocks": [[0, 4, 3], [0, 0, 1]]
+        },
+        ("ValueError: cu_num_new_blocks[0][2] is 2, expected 3, the length of new_block_ids[0]"): {
+            "cu_num_new_blocks": [[0, 1, 2], [0, 0, 1]]
+        },
+        "ValueError: cu_num_new_blocks[0][2] is 1, less than 2 before it": {
+            "req_indices": [0, 1, 2],
+            "cu_num_new_blocks": [[0, 2, 1, 3], [0, 0, 1, 1]],
+            "overwrite": [False] * 3,
+        },
+        "ValueError: new_block_ids has 1 entries, expected 2": {"new_block_ids": [[5, 6, 7]]},
+        "ValueError: new_block_ids[1][0] is -1, expected 0 to 2147483647": {
+            "new_block_ids": [[5, 6, 7], [-1]]
+        },
+        "ValueError: new_block_ids[1] brings row 1 to 3 blocks, expected at most 2": {
+            "cu_num_new_blocks": [[0, 1, 3], [0, 0, 2]],
+            "new_block_ids": [[5, 6, 7], [8, 9]],
+        },
+    }.items(),
 )
 def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) -> None:
     """Each violated precondition is refused with its message, and no row has changed."""

@@ -60,18 +60,15 @@ def test_dtypes(twin: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        ((), "ValueError: size is empty, expected at least 1 dimension"),
-        ((2, -1), "ValueError: size[1] is -1, expected 0 to 9223372036854775807"),
+    ("message", "size"),
+    {
+        "ValueError: size is empty, expected at least 1 dimension": (),
+        "ValueError: size[1] is -1, expected 0 to 9223372036854775807": (2, -1),
         (
-            (1, 0, 2**62, 2),
-            (
-                "ValueError: size (1, 0, 4611686018427387904, 2) of int32: the dimensions other"
-                " than 0 are more than 9223372036854775807 bytes"
-            ),
-        ),
-    ],
+            "ValueError: size (1, 0, 4611686018427387904, 2) of int32: the dimensions other"
+            " than 0 are more than 9223372036854775807 bytes"
+        ): (1, 0, 2**62, 2),
+    }.items(),
 )
 def test_refusals_of_sizes(twin: Any, size: tuple[Any, ...], message: str) -> None:
     """A size that cannot be is refused, in these words."""

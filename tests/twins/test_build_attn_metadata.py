@@ -192,74 +192,58 @@ STARTS, LENS = int32(0, 2, 5, 5), int32(5, 8, 0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+    ("message", "changes"),
+    {
         (
-            {"attn_metadata_builders": [Builder()]},
-            (
-                "ValueError: attn_metadata_builders has 1 entries, expected 2, one for each KV "
-                "cache group"
-            ),
-        ),
-        (
-            {"block_tables": [TABLE]},
-            "ValueError: block_tables has 1 entries, expected 2, one for each KV cache group",
-        ),
-        (
-            {"block_tables": [TABLE, TABLE[:2]]},
-            "ValueError: block_tables[1] has 2 entries, expected at least 3",
-        ),
-        (
-            {"slot_mappings": (SLOTS,) * 3},
-            "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
-        ),
-        (
-            {"slot_mappings": np.zeros((2, 6), np.int64)},
-            "ValueError: slot_mappings[0] has 6 entries, expected at least 7",
-        ),
-        (
-            {"slot_mappings": SLOTS},
-            "ValueError: slot_mappings must have 2 dimensions, got shape (7,)",
-        ),
-        (
-            {"slot_mappings": [SLOTS, SLOTS[1:]]},
-            "ValueError: slot_mappings[1] has 6 entries, expected at least 7",
-        ),
-        (
-            {"query_start_loc": halves(STARTS[:3], STARTS)},
-            "ValueError: query_start_loc.cpu has 3 entries, expected at least 4",
-        ),
-        (
-            {"query_start_loc": halves(STARTS, STARTS[:3])},
-            "ValueError: query_start_loc.gpu has 3 entries, expected at least 4",
-        ),
-        (
-            {"seq_lens": halves(LENS[:2], LENS)},
-            "ValueError: seq_lens.cpu has 2 entries, expected at least 3",
-        ),
-        (
-            {"seq_lens": halves(LENS, LENS[:2])},
-            "ValueError: seq_lens.gpu has 2 entries, expected at least 3",
-        ),
-        (
-            {"num_computed_tokens_cpu": LENS[:2]},
-            "ValueError: num_computed_tokens_cpu has 2 entries, expected at least 3",
-        ),
-        # Batches that are not valid.
-        ({"num_tokens": 4}, "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4"),
-        (
-            {"query_start_loc": halves(int32(0, 5, 2, 5))},
-            "ValueError: query_start_loc[2] is 2, less than 5 before it",
-        ),
-        (
-            {"num_reqs": 1, "seq_lens": halves(int32(-5))},
-            "ValueError: seq_lens[0] is -5, expected at least 0",
-        ),
-        (
-            {"max_query_len": 2, "max_seq_len": 8},
-            "ValueError: max_query_len is 2, less than the query length 3 of request 1",
-        ),
-    ],
+            "ValueError: attn_metadata_builders has 1 entries, expected 2, one for each KV "
+            "cache group"
+        ): {"attn_metadata_builders": [Builder()]},
+        "ValueError: block_tables has 1 entries, expected 2, one for each KV cache group": {
+            "block_tables": [TABLE]
+        },
+        "ValueError: block_tables[1] has 2 entries, expected at least 3": {
+            "block_tables": [TABLE, TABLE[:2]]
+        },
+        "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group": {
+            "slot_mappings": (SLOTS,) * 3
+        },
+        "ValueError: slot_mappings[0] has 6 entries, expected at least 7": {
+            "slot_mappings": np.zeros((2, 6), np.int64)
+        },
+        "ValueError: slot_mappings must have 2 dimensions, got shape (7,)": {
+            "slot_mappings": SLOTS
+        },
+        "ValueError: slot_mappings[1] has 6 entries, expected at least 7": {
+            "slot_mappings": [SLOTS, SLOTS[1:]]
+        },
+        "ValueError: query_start_loc.cpu has 3 entries, expected at least 4": {
+            "query_start_loc": halves(STARTS[:3], STARTS)
+        },
+        "ValueError: query_start_loc.gpu has 3 entries, expected at least 4": {
+            "query_start_loc": halves(STARTS, STARTS[:3])
+        },
+        "ValueError: seq_lens.cpu has 2 entries, expected at least 3": {
+            "seq_lens": halves(LENS[:2], LENS)
+        },
+        "ValueError: seq_lens.gpu has 2 entries, expected at least 3": {
+            "seq_lens": halves(LENS, LENS[:2])
+        },
+        "ValueError: num_computed_tokens_cpu has 2 entries, expected at least 3": {
+            "num_computed_tokens_cpu": LENS[:2]
+        },
+        "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4": {"num_tokens": 4},
+        "ValueError: query_start_loc[2] is 2, less than 5 before it": {
+            "query_start_loc": halves(int32(0, 5, 2, 5))
+        },
+        "ValueError: seq_lens[0] is -5, expected at least 0": {
+            "num_reqs": 1,
+            "seq_lens": halves(int32(-5)),
+        },
+        "ValueError: max_query_len is 2, less than the query length 3 of request 1": {
+            "max_query_len": 2,
+            "max_seq_len": 8,
+        },
+    }.items(),
 )
 def test_refusals(twin: Any, changes: dict[str, Any], message: str) -> None:
     """Each wrong argument is refused, in these words, before any builder builds."""

@@ -42,12 +42,12 @@ def test_lists_agree(twin: Any, query_lens: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query_start_loc_p", "message"),
-    [
-        (int32(), "ValueError: query_start_loc_p is empty, expected num_reqs + 1 entries"),
-        (int32(1, 9), "ValueError: query_start_loc_p[0] is 1, expected 0"),
-        (int32(0, 9, 8), "ValueError: query_start_loc_p[2] is 8, less than 9 before it"),
-    ],
+    ("message", "query_start_loc_p"),
+    {
+        "ValueError: query_start_loc_p is empty, expected num_reqs + 1 entries": int32(),
+        "ValueError: query_start_loc_p[0] is 1, expected 0": int32(1, 9),
+        "ValueError: query_start_loc_p[2] is 8, less than 9 before it": int32(0, 9, 8),
+    }.items(),
 )
 def test_refusals(twin: Any, query_start_loc_p: Any, message: str) -> None:
     """Invalid starts are refused, in these words."""

@@ -142,38 +142,28 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+    ("message", "changes"),
+    {
         (
-            {"num_logits_indices": 0, "max_query_len": 1},
-            (
-                "ValueError: logits_indices_padded is None, but the other logits field is set: "
-                "fast prefill needs both"
-            ),
-        ),
+            "ValueError: logits_indices_padded is None, but the other logits field is set: "
+            "fast prefill needs both"
+        ): {"num_logits_indices": 0, "max_query_len": 1},
         (
-            {"logits_indices_padded": int64(2), "max_query_len": 1},
-            (
-                "ValueError: num_logits_indices is None, but the other logits field is set: "
-                "fast prefill needs both"
-            ),
-        ),
+            "ValueError: num_logits_indices is None, but the other logits field is set: "
+            "fast prefill needs both"
+        ): {"logits_indices_padded": int64(2), "max_query_len": 1},
         (
-            {**logits_of([2]), "num_logits_indices": 2},
-            (
-                "ValueError: logits_indices_padded has 1 entries, expected at least "
-                "num_logits_indices = 2"
-            ),
+            "ValueError: logits_indices_padded has 1 entries, expected at least "
+            "num_logits_indices = 2"
+        ): {**logits_of([2]), "num_logits_indices": 2},
+        "ValueError: logits_indices_padded[2] is 3, expected more than 4 before it": logits_of(
+            [2, 4, 3]
         ),
-        (
-            logits_of([2, 4, 3]),
-            "ValueError: logits_indices_padded[2] is 3, expected more than 4 before it",
-        ),
-        (
-            {**logits_of([2]), "max_query_len": 2},
-            "ValueError: max_query_len is 2, less than the query length 3 of request 0",
-        ),
-    ],
+        "ValueError: max_query_len is 2, less than the query length 3 of request 0": {
+            **logits_of([2]),
+            "max_query_len": 2,
+        },
+    }.items(),
 )
 def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
     """Each wrong field is refused, in these words; tokens of padding are none."""

@@ -305,15 +305,15 @@ def test_classes_are_garbage_collected(twin: Any, batch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((7, reference.AttentionBackend), "prefix must be a str, got 7 of int"),
-        (("Fast", "B"), "underlying_attn_backend must be a class, got 'B' of str"),
-        (
-            ("Fast", type("Own", (), {"get_builder_cls": staticmethod(lambda: None)})),
-            "the builder of underlying_attn_backend must be a class, got None of NoneType",
+    ("message", "arguments"),
+    {
+        "prefix must be a str, got 7 of int": (7, reference.AttentionBackend),
+        "underlying_attn_backend must be a class, got 'B' of str": ("Fast", "B"),
+        "the builder of underlying_attn_backend must be a class, got None of NoneType": (
+            "Fast",
+            type("Own", (), {"get_builder_cls": staticmethod(lambda: None)}),
         ),
-    ],
+    }.items(),
 )
 def test_refusals(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
     """A prefix that is not a str and classes that are none are refused, in these words."""

@@ -149,17 +149,14 @@ def test_init_binds_all(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"runner_kv_caches": [1]}, "ValueError: runner_kv_caches has 1 entries, expected none"),
+    ("message", "change"),
+    {
+        "ValueError: runner_kv_caches has 1 entries, expected none": {"runner_kv_caches": [1]},
         (
-            {"kernel_block_sizes": [3, 4, 4]},
-            (
-                "ValueError: kernel_block_sizes has 3 for layer 'layers.0.attn', expected a "
-                "divisor of its block_size 4"
-            ),
-        ),
-    ],
+            "ValueError: kernel_block_sizes has 3 for layer 'layers.0.attn', expected a "
+            "divisor of its block_size 4"
+        ): {"kernel_block_sizes": [3, 4, 4]},
+    }.items(),
 )
 def test_refusals_of_init(twin: Any, change: dict[str, Any], message: str) -> None:
     """After an error, whichever of the three steps meets it, nothing is bound."""

@@ -130,35 +130,27 @@ def test_abstract(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda twin: twin.MambaSpec(16, (), ()),
-            "ValueError: shapes is empty, expected at least 1 state",
+    ("message", "make"),
+    {
+        "ValueError: shapes is empty, expected at least 1 state": lambda twin: twin.MambaSpec(
+            16, (), ()
         ),
-        (
-            lambda twin: twin.MambaSpec(16, ((3,),), (twin.dtype("int8"), twin.dtype("int8"))),
-            "ValueError: dtypes has 2 entries, expected 1, as many as shapes",
+        "ValueError: dtypes has 2 entries, expected 1, as many as shapes": lambda twin: (
+            twin.MambaSpec(16, ((3,),), (twin.dtype("int8"), twin.dtype("int8")))
         ),
-        (
-            lambda twin: twin.MambaSpec(16, ((3,),), (twin.dtype("float32"),), 11),
-            "ValueError: page_size_padded is 11, less than the 12 bytes of the states",
+        "ValueError: page_size_padded is 11, less than the 12 bytes of the states": lambda twin: (
+            twin.MambaSpec(16, ((3,),), (twin.dtype("float32"),), 11)
         ),
-        (
-            lambda twin: twin.UniformTypeKVCacheSpecs(16, {}),
-            "ValueError: kv_cache_specs is empty, expected at least 1 spec",
+        "ValueError: kv_cache_specs is empty, expected at least 1 spec": lambda twin: (
+            twin.UniformTypeKVCacheSpecs(16, {})
         ),
-        (
-            lambda twin: twin.UniformTypeKVCacheSpecs(16, {"a": 3}),
-            "TypeError: kv_cache_specs['a'] must be a KVCacheSpec, got 3 of int",
+        "TypeError: kv_cache_specs['a'] must be a KVCacheSpec, got 3 of int": lambda twin: (
+            twin.UniformTypeKVCacheSpecs(16, {"a": 3})
         ),
-        (
-            lambda twin: twin.UniformTypeKVCacheSpecs(
-                16, {"a": twin.KVCacheSpec(16), "b": twin.KVCacheSpec(32)}
-            ),
-            "ValueError: kv_cache_specs['b'].block_size is 32, expected block_size 16",
+        "ValueError: kv_cache_specs['b'].block_size is 32, expected block_size 16": lambda twin: (
+            twin.UniformTypeKVCacheSpecs(16, {"a": twin.KVCacheSpec(16), "b": twin.KVCacheSpec(32)})
         ),
-    ],
+    }.items(),
 )
 def test_refusals_when_made(twin: Any, make: Callable[[Any], object], message: str) -> None:
     """Each field is checked when a spec is made, in these words."""

@@ -57,38 +57,29 @@ def test_twice_is_once(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "message"),
-    [
+    ("message", "sharing"),
+    {
+        "KeyError: shared_kv_cache_layers['d'] is 'y', which kv_cache_groups lack": {
+            "c": "a",
+            "d": "y",
+        },
         (
-            {"c": "a", "d": "y"},
-            "KeyError: shared_kv_cache_layers['d'] is 'y', which kv_cache_groups lack",
-        ),
+            "KeyError: shared_kv_cache_layers['d'] is 'c', which shares a cache itself, "
+            "expected a layer with a cache of its own"
+        ): {"c": "a", "d": "c"},
+        "ValueError: shared_kv_cache_layers['b'] is 'b', the layer itself, expected another": {
+            "c": "a",
+            "b": "b",
+        },
         (
-            {"c": "a", "d": "c"},
-            (
-                "KeyError: shared_kv_cache_layers['d'] is 'c', which shares a cache itself, "
-                "expected a layer with a cache of its own"
-            ),
-        ),
+            "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in "
+            "kv_cache_groups[1], the group of 'x'"
+        ): {"c": "a", "x": "a"},
         (
-            {"c": "a", "b": "b"},
-            "ValueError: shared_kv_cache_layers['b'] is 'b', the layer itself, expected another",
-        ),
-        (
-            {"c": "a", "x": "a"},
-            (
-                "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in "
-                "kv_cache_groups[1], the group of 'x'"
-            ),
-        ),
-        (
-            {"g": "a"},
-            (
-                "ValueError: shared_kv_cache_layers['g'] is 'a', which is not in "
-                "kv_cache_groups[1], the group of 'g'"
-            ),
-        ),
-    ],
+            "ValueError: shared_kv_cache_layers['g'] is 'a', which is not in "
+            "kv_cache_groups[1], the group of 'g'"
+        ): {"g": "a"},
+    }.items(),
 )
 def test_refusals(twin: Any, sharing: dict[str, str], message: str) -> None:
     """Each violated precondition is refused by both functions, and nothing has changed."""

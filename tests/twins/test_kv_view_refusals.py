@@ -19,69 +19,46 @@ def make_misaligned() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+    ("message", "changes"),
+    {
         (
-            {"raw": np.zeros(PAGE + 2, np.int8)},
-            (
-                f"ValueError: kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, expected a multiple "
-                f"of its page_size_bytes {PAGE}"
-            ),
-        ),
+            f"ValueError: kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, expected a multiple "
+            f"of its page_size_bytes {PAGE}"
+        ): {"raw": np.zeros(PAGE + 2, np.int8)},
         (
-            {"backend": make_backend(make_shape=lambda *sizes: sizes)},
-            (
-                f"ValueError: attn_backends['a'].get_kv_cache_shape() is (1, 4, 5, 6) of float16, "
-                f"{PAGE // 2} bytes, but kv_cache_raw_tensors['a'] has {PAGE}"
-            ),
-        ),
+            f"ValueError: attn_backends['a'].get_kv_cache_shape() is (1, 4, 5, 6) of float16, "
+            f"{PAGE // 2} bytes, but kv_cache_raw_tensors['a'] has {PAGE}"
+        ): {"backend": make_backend(make_shape=lambda *sizes: sizes)},
+        "ValueError: kv_cache_raw_tensors['a'] must be contiguous, got stride 2": {
+            "raw": np.zeros(2 * PAGE, np.int8)[::2]
+        },
         (
-            {"raw": np.zeros(2 * PAGE, np.int8)[::2]},
-            "ValueError: kv_cache_raw_tensors['a'] must be contiguous, got stride 2",
-        ),
+            "ValueError: kv_cache_raw_tensors['a'] is not aligned for float16, expected an "
+            "address that is a multiple of 2"
+        ): {"raw": make_misaligned()},
         (
-            {"raw": make_misaligned()},
-            (
-                "ValueError: kv_cache_raw_tensors['a'] is not aligned for float16, expected an "
-                "address that is a multiple of 2"
-            ),
-        ),
+            "ValueError: state 1 of layer 'a' is at byte 3 of pages of 8 bytes, expected "
+            "multiples of 2, the itemsize of int16"
+        ): {
+            "spec": reference.MambaSpec(4, ((3,), (2,)), (np.int8, np.int16), 8),
+            "raw": np.zeros(8, np.int8),
+        },
         (
-            {
-                "spec": reference.MambaSpec(4, ((3,), (2,)), (np.int8, np.int16), 8),
-                "raw": np.zeros(8, np.int8),
-            },
-            (
-                "ValueError: state 1 of layer 'a' is at byte 3 of pages of 8 bytes, expected "
-                "multiples of 2, the itemsize of int16"
-            ),
-        ),
+            "ValueError: attn_backends['a'].get_kv_cache_stride_order() is [0, 1, 2, 3, 3], "
+            "expected a permutation of [0, 1, 2, 3, 4]"
+        ): {"backend": make_backend(0, 1, 2, 3, 3)},
+        "ValueError: attn_backends['a'].get_kv_cache_stride_order()[4] is 5, expected 0 to 4": {
+            "backend": make_backend(1, 2, 3, 4, 5)
+        },
         (
-            {"backend": make_backend(0, 1, 2, 3, 3)},
-            (
-                "ValueError: attn_backends['a'].get_kv_cache_stride_order() is [0, 1, 2, 3, 3], "
-                "expected a permutation of [0, 1, 2, 3, 4]"
-            ),
-        ),
+            "ValueError: kernel_block_sizes has 3 for layer 'a', expected a divisor of its "
+            "block_size 4"
+        ): {"kernel_block_size": 3},
         (
-            {"backend": make_backend(1, 2, 3, 4, 5)},
-            ("ValueError: attn_backends['a'].get_kv_cache_stride_order()[4] is 5, expected 0 to 4"),
-        ),
-        (
-            {"kernel_block_size": 3},
-            (
-                "ValueError: kernel_block_sizes has 3 for layer 'a', expected a divisor of its "
-                "block_size 4"
-            ),
-        ),
-        (
-            {"spec": reference.UniformTypeKVCacheSpecs(4, {"a": reference.KVCacheSpec(4)})},
-            (
-                "NotImplementedError: layer 'a' has a spec of class KVCacheSpec, expected "
-                "AttentionSpec or MambaSpec"
-            ),
-        ),
-    ],
+            "NotImplementedError: layer 'a' has a spec of class KVCacheSpec, expected "
+            "AttentionSpec or MambaSpec"
+        ): {"spec": reference.UniformTypeKVCacheSpecs(4, {"a": reference.KVCacheSpec(4)})},
+    }.items(),
 )
 def test_refusals_of_one_layer(twin: Any, changes: dict[str, Any], message: str) -> None:
     """Each violated precondition is refused with its message."""
@@ -92,19 +69,17 @@ def test_refusals_of_one_layer(twin: Any, changes: dict[str, Any], message: str)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kernel_block_sizes": [4]}, "ValueError: kernel_block_sizes has 1 entries, expected 2"),
-        ({"attn_backends": {"a": make_backend()}}, "KeyError: attn_backends lacks layer 'b'"),
-        (
-            {"kv_cache_raw_tensors": {"a": np.zeros(PAGE, np.int8)}},
-            "KeyError: kv_cache_raw_tensors lacks layer 'b'",
-        ),
-        (
-            {"groups": ((["a"], FULL), (["b", "a"], FULL))},
-            "ValueError: kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
-        ),
-    ],
+    ("message", "changes"),
+    {
+        "ValueError: kernel_block_sizes has 1 entries, expected 2": {"kernel_block_sizes": [4]},
+        "KeyError: attn_backends lacks layer 'b'": {"attn_backends": {"a": make_backend()}},
+        "KeyError: kv_cache_raw_tensors lacks layer 'b'": {
+            "kv_cache_raw_tensors": {"a": np.zeros(PAGE, np.int8)}
+        },
+        "ValueError: kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before": {
+            "groups": ((["a"], FULL), (["b", "a"], FULL))
+        },
+    }.items(),
 )
 def test_refusals_of_calls(twin: Any, changes: dict[str, Any], message: str) -> None:
     """Each argument that does not fit the others is refused, in these words."""

@@ -97,26 +97,19 @@ def test_layers_are_in_the_requested_order(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer_names", "message"),
-    [
-        (["a", "z"], "KeyError: layer_names[1] is 'z', which static_forward_context lacks"),
-        (
-            ["a", "other"],
-            "TypeError: impl of layer 'other' must be of class Impl, got SimpleNamespace",
-        ),
-        (["bare"], "TypeError: impl of layer 'bare' must be of class Impl, got NoneType"),
-        (
-            ["empty"],
-            (
-                "ValueError: impl.sliding_window of layer 'empty' is empty, expected at least "
-                "1 entry"
-            ),
-        ),
-        (
-            ["low"],
-            "ValueError: impl.sliding_window[0] of layer 'low' is -2, expected at least -1",
-        ),
-    ],
+    ("message", "layer_names"),
+    {
+        "KeyError: layer_names[1] is 'z', which static_forward_context lacks": ["a", "z"],
+        "TypeError: impl of layer 'other' must be of class Impl, got SimpleNamespace": [
+            "a",
+            "other",
+        ],
+        "TypeError: impl of layer 'bare' must be of class Impl, got NoneType": ["bare"],
+        ("ValueError: impl.sliding_window of layer 'empty' is empty, expected at least 1 entry"): [
+            "empty"
+        ],
+        "ValueError: impl.sliding_window[0] of layer 'low' is -2, expected at least -1": ["low"],
+    }.items(),
 )
 def test_refusals(twin: Any, layer_names: list[str], message: str) -> None:
     """Each wrong argument and layer is refused, in these words."""
@@ -172,14 +165,14 @@ def test_parameters_of_an_engine(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ({}, "ValueError: per_layer_params is empty, expected at least 1 layer"),
-        (
-            {"a": reference.PerLayerParameters(int32(1, 2), None, 0.5)} | {"b": NEAR},
-            "TypeError: per_layer_params has array for a parameter, not a number",
-        ),
-    ],
+    ("message", "layers"),
+    {
+        "ValueError: per_layer_params is empty, expected at least 1 layer": {},
+        "TypeError: per_layer_params has array for a parameter, not a number": {
+            "a": reference.PerLayerParameters(int32(1, 2), None, 0.5)
+        }
+        | {"b": NEAR},
+    }.items(),
 )
 def test_refusals_of_global_parameters(twin: Any, layers: Any, message: str) -> None:
     """No layers, and what is not a dict, is refused, in these words."""

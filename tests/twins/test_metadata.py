@@ -65,68 +65,54 @@ def test_a_batch_of_nothing_is_valid(make_batch: Any, padding_tokens: int) -> No
     metadata.validate(block_size=2)
 
 
-REFUSALS: list[tuple[dict[str, Any], str]] = [
-    (
-        {"query_start_loc": int32(1, 2, 5, 5)},
-        "ValueError: query_start_loc[0] is 1, but query_start_loc_cpu[0] is 0",
-    ),
-    (
-        {"num_actual_tokens": 4},
-        "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4",
-    ),
-    (
-        {"query_start_loc": int32(0, 2, 5)},
-        "ValueError: query_start_loc has 3 entries, but query_start_loc_cpu has 4",
-    ),
-    (
-        {"seq_lens_cpu": int32(5, 8, 0, 0)},
-        "ValueError: seq_lens has 3 entries, but seq_lens_cpu has 4",
-    ),
-    (
-        {"num_computed_tokens_cpu": int32()},
-        "ValueError: num_computed_tokens_cpu has 0 entries, expected num_reqs = 3",
-    ),
-    (
-        {"dcp_local_seq_lens": int32(1)},
-        "ValueError: dcp_local_seq_lens has 1 entries, expected num_reqs = 3",
-    ),
-    (
-        {"block_table_tensor": np.zeros((2, 4), np.int32)},
-        "ValueError: block_table_tensor has 2 rows, expected at least num_reqs = 3",
-    ),
-    (
-        {"slot_mapping": np.zeros(6, np.int64)},
-        "ValueError: slot_mapping has 6 entries, expected at least num_actual_tokens = 7",
-    ),
-    ({"seq_lens_cpu": int32(5, 9, 0)}, "ValueError: seq_lens[1] is 8, but seq_lens_cpu[1] is 9"),
-    (
-        {"seq_lens": int32(1, 8, 0), "seq_lens_cpu": int32(1, 8, 0)},
-        "ValueError: seq_lens[0] is 1, less than its query length 2",
-    ),
-    (
-        {"num_computed_tokens_cpu": int32(3, 6, 0)},
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    {
+        "ValueError: query_start_loc[0] is 1, but query_start_loc_cpu[0] is 0": {
+            "query_start_loc": int32(1, 2, 5, 5)
+        },
+        "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4": {
+            "num_actual_tokens": 4
+        },
+        "ValueError: query_start_loc has 3 entries, but query_start_loc_cpu has 4": {
+            "query_start_loc": int32(0, 2, 5)
+        },
+        "ValueError: seq_lens has 3 entries, but seq_lens_cpu has 4": {
+            "seq_lens_cpu": int32(5, 8, 0, 0)
+        },
+        "ValueError: num_computed_tokens_cpu has 0 entries, expected num_reqs = 3": {
+            "num_computed_tokens_cpu": int32()
+        },
+        "ValueError: dcp_local_seq_lens has 1 entries, expected num_reqs = 3": {
+            "dcp_local_seq_lens": int32(1)
+        },
+        "ValueError: block_table_tensor has 2 rows, expected at least num_reqs = 3": {
+            "block_table_tensor": np.zeros((2, 4), np.int32)
+        },
+        "ValueError: slot_mapping has 6 entries, expected at least num_actual_tokens = 7": {
+            "slot_mapping": np.zeros(6, np.int64)
+        },
+        "ValueError: seq_lens[1] is 8, but seq_lens_cpu[1] is 9": {"seq_lens_cpu": int32(5, 9, 0)},
+        "ValueError: seq_lens[0] is 1, less than its query length 2": {
+            "seq_lens": int32(1, 8, 0),
+            "seq_lens_cpu": int32(1, 8, 0),
+        },
         (
             "ValueError: num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is "
             "seq_lens[1] less its query length 3"
-        ),
-    ),
-    (
-        {"max_query_len": 2},
-        "ValueError: max_query_len is 2, less than the query length 3 of request 1",
-    ),
-    (
-        {"max_seq_len": 7},
-        "ValueError: max_seq_len is 7, less than the sequence length 8 of request 1",
-    ),
-    ({"num_reqs": -1}, "ValueError: num_reqs is -1, expected 0 to 9223372036854775807"),
-    (
-        {"block_table_tensor": np.zeros(12, np.int32)},
-        "ValueError: block_table_tensor must have 2 dimensions, got shape (12,)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), REFUSALS)
+        ): {"num_computed_tokens_cpu": int32(3, 6, 0)},
+        "ValueError: max_query_len is 2, less than the query length 3 of request 1": {
+            "max_query_len": 2
+        },
+        "ValueError: max_seq_len is 7, less than the sequence length 8 of request 1": {
+            "max_seq_len": 7
+        },
+        "ValueError: num_reqs is -1, expected 0 to 9223372036854775807": {"num_reqs": -1},
+        "ValueError: block_table_tensor must have 2 dimensions, got shape (12,)": {
+            "block_table_tensor": np.zeros(12, np.int32)
+        },
+    }.items(),
+)
 def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
     """Each violated invariant is refused with its message; an engine's own object's too."""
     metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)

@@ -128,57 +128,42 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+    ("message", "changes"),
+    {
+        "ValueError: kernel_block_size is 3, expected a divisor of block_size 2": {
+            "kernel_block_size": 3
+        },
         (
-            {"kernel_block_size": 3},
-            "ValueError: kernel_block_size is 3, expected a divisor of block_size 2",
-        ),
-        (
-            {"cp_world_size": 2**30},
-            (
-                "ValueError: block_size 2 times cp_world_size 1073741824 is 2147483648, expected "
-                "at most 2147483647"
-            ),
-        ),
-        (
-            {"cp_kv_cache_interleave_size": 4},
-            "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2",
-        ),
-        (
-            {"query_start_loc": int32(1, 3, 4)},
-            "ValueError: query_start_loc[0] is 1, expected 0",
-        ),
-        (
-            {"query_start_loc": int32(0, 3, 2)},
-            "ValueError: query_start_loc[2] is 2, less than 3 before it",
-        ),
-        (
-            {"query_start_loc": int32()},
-            "ValueError: query_start_loc is empty, expected num_reqs + 1 entries",
-        ),
-        (
-            {"query_start_loc": int32(0, 3, 5)},
-            "ValueError: query_start_loc[-1] is 5, but positions has 4 entries",
-        ),
-        (
-            {"query_start_loc": int32(0, 3, 4, 4)},
-            "ValueError: query_start_loc has 3 requests, but block_table has 2 rows",
-        ),
-        (
-            {"positions": int64(1, 2, 4, 0)},
-            "ValueError: positions[2] is 4 and needs column 2, but block_table has 2 columns",
-        ),
-        (
-            {"block_table": np.array([[5, 9], [-1, 3]], np.int32)},
-            "ValueError: block_table[1, 0] is -1, expected at least 0, as it holds positions[3]",
-        ),
-        ({"out": int64(0, 0, 0)}, "ValueError: out has 3 entries, expected at least 4"),
-        (
-            {"out": np.broadcast_to(np.zeros(1, np.int64), 4)},
-            "ValueError: out is one element repeated, expected one for each token",
-        ),
-    ],
+            "ValueError: block_size 2 times cp_world_size 1073741824 is 2147483648, expected "
+            "at most 2147483647"
+        ): {"cp_world_size": 2**30},
+        "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2": {
+            "cp_kv_cache_interleave_size": 4
+        },
+        "ValueError: query_start_loc[0] is 1, expected 0": {"query_start_loc": int32(1, 3, 4)},
+        "ValueError: query_start_loc[2] is 2, less than 3 before it": {
+            "query_start_loc": int32(0, 3, 2)
+        },
+        "ValueError: query_start_loc is empty, expected num_reqs + 1 entries": {
+            "query_start_loc": int32()
+        },
+        "ValueError: query_start_loc[-1] is 5, but positions has 4 entries": {
+            "query_start_loc": int32(0, 3, 5)
+        },
+        "ValueError: query_start_loc has 3 requests, but block_table has 2 rows": {
+            "query_start_loc": int32(0, 3, 4, 4)
+        },
+        "ValueError: positions[2] is 4 and needs column 2, but block_table has 2 columns": {
+            "positions": int64(1, 2, 4, 0)
+        },
+        "ValueError: block_table[1, 0] is -1, expected at least 0, as it holds positions[3]": {
+            "block_table": np.array([[5, 9], [-1, 3]], np.int32)
+        },
+        "ValueError: out has 3 entries, expected at least 4": {"out": int64(0, 0, 0)},
+        "ValueError: out is one element repeated, expected one for each token": {
+            "out": np.broadcast_to(np.zeros(1, np.int64), 4)
+        },
+    }.items(),
 )
 def test_refusals_of_slots(twin: Any, changes: dict[str, Any], message: str) -> None:
     """Each violated precondition is refused with its message, and out is not written."""

@@ -61,23 +61,19 @@ def test_refusals_of_reshape_query(twin: Any, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attn_output", "message"),
-    [
-        *(
-            (
-                np.zeros(shape),
-                f"ValueError: attn_output must have 3 or 4 dimensions, got shape {shape}",
+    ("message", "attn_output"),
+    {
+        **{
+            f"ValueError: attn_output must have 3 or 4 dimensions, got shape {shape}": np.zeros(
+                shape
             )
             for shape in ((2, 2), (1, 1, 6, 2, 2))
-        ),
+        },
         (
-            np.zeros((2, 3, 2, 2))[:, :2],
-            (
-                "ValueError: attn_output of shape (2, 2, 2, 2) cannot be viewed as (4, 2, 2): "
-                "its requests are not contiguous"
-            ),
-        ),
-    ],
+            "ValueError: attn_output of shape (2, 2, 2, 2) cannot be viewed as (4, 2, 2): "
+            "its requests are not contiguous"
+        ): np.zeros((2, 3, 2, 2))[:, :2],
+    }.items(),
 )
 def test_refusals_of_reshape_attn_output(twin: Any, attn_output: Any, message: str) -> None:
     """What has other dimensions, or cannot be a view, is refused, in these words."""

@@ -218,30 +218,24 @@ def test_what_is_not_wholly_in_the_padding(
 
 
 @pytest.mark.parametrize(
-    ("one", "message"),
-    [
-        (ubatch(0, 1, 4, 4), "ValueError:  is empty: requests 0 to 1, tokens 4 to 4"),
-        (ubatch(0, 3, 0, 20), "ValueError: .token_slice.stop is 20, expected 0 to 19"),
-        (
-            ubatch(0, 2, 4, 9),
-            "ValueError: .token_slice starts at 4, expected it inside request 0, tokens 0 to 4",
+    ("message", "one"),
+    {
+        "ValueError:  is empty: requests 0 to 1, tokens 4 to 4": ubatch(0, 1, 4, 4),
+        "ValueError: .token_slice.stop is 20, expected 0 to 19": ubatch(0, 3, 0, 20),
+        "ValueError: .token_slice starts at 4, expected it inside request 0, tokens 0 to 4": ubatch(
+            0, 2, 4, 9
         ),
         (
-            ubatch(0, 1, 0, 5),
-            (
-                "ValueError: .request_slice stops at 1, but tokens 4 to 5 of token_slice are "
-                "of later requests"
-            ),
+            "ValueError: .request_slice stops at 1, but tokens 4 to 5 of token_slice are "
+            "of later requests"
+        ): ubatch(0, 1, 0, 5),
+        "TypeError: .token_slice.stop must be an int, got None of NoneType": reference.UBatchSlice(
+            slice(0, 3), slice(0, None)
         ),
-        (
-            reference.UBatchSlice(slice(0, 3), slice(0, None)),
-            "TypeError: .token_slice.stop must be an int, got None of NoneType",
+        "ValueError: .token_slice.step is 3, expected None or 1": reference.UBatchSlice(
+            slice(0, 3), slice(0, 9, 3)
         ),
-        (
-            reference.UBatchSlice(slice(0, 3), slice(0, 9, 3)),
-            "ValueError: .token_slice.step is 3, expected None or 1",
-        ),
-    ],
+    }.items(),
 )
 def test_refusals_of_a_slice(twin: Any, make_batch: Any, one: Any, message: str) -> None:
     """A slice that does not fit the batch is refused, in these words, by both functions."""
