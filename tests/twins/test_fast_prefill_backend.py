@@ -177,6 +177,14 @@ class ReadOnly:
     num_logits_indices = "its own"
 
 
+@dataclasses.dataclass
+class OneField:
+    """A metadata that has one of the fields already, without a default, before another."""
+
+    num_logits_indices: Any
+    last: int
+
+
 class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
     """A metadata with a metaclass, which makes instances in a way of its own."""
 
@@ -187,7 +195,7 @@ class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
         return made
 
 
-MORE_METADATA: tuple[Any, ...] = (MoreSlots(), ReadOnly(), Abstract(3), (3, 4), ())
+MORE_METADATA: tuple[Any, ...] = (MoreSlots(), ReadOnly(), OneField(7, 8), Abstract(3), (3, 4))
 
 
 @pytest.mark.parametrize(
