@@ -90,6 +90,10 @@ class Inventory:
     import_lines: Mapping[str, frozenset[int]]
 
 
+class NoSuchTestError(Exception):
+    """A test is not there, whatever the mutant is."""
+
+
 def take_inventory(setup: Setup, targets: list[str], connection: Connection) -> None:
     """Send the `Inventory`."""
     tracer = Tracer(setup.project.modules())
@@ -137,6 +141,8 @@ def evaluate(
                 connection.send(by)
                 limit_time(seconds)
                 runs[by]()
+        except NoSuchTestError:
+            raise
         except BaseException as error:  # noqa: BLE001  # whatever a mutant does is evaluated
             line = (str(error).strip().splitlines() or [""])[0][:300]
             connection.send(Finding(by, f"{type(error).__name__}: {line}", number))
@@ -175,8 +181,9 @@ def _prepared(setup: Setup, mutant: Mutant | None = None) -> Iterator[None]:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     sys.dont_write_bytecode = False
+    packages = (*setup.project.packages, "tools.bugs")  # which has imported the others
     for name in list(sys.modules):
-        if name.split(".")[0] in setup.project.packages:
+        if any(f"{name}.".startswith(f"{package}.") for package in packages):
             del sys.modules[name]
     sys.path.insert(0, str(setup.project.root))
     importlib.invalidate_caches()
@@ -237,4 +244,4 @@ def _bind(setup: Setup, checks: list[NamedCheck], test: str) -> Callable[[], Non
             if named.test(target, size) == test:
                 profile = PROFILES[setup.profile]
                 return named.check.bind(TARGETS[target], profile, size, shrink=False)
-    raise ValueError(f"there is no test {test}")
+    raise NoSuchTestError(test)
