@@ -127,7 +127,7 @@ def _formats(serving: Serving) -> list[str]:
 def _blocks_of_a_request(target: Target, serving: Serving, config: Any, length: int) -> list[int]:  # noqa: ANN401  # an implementation's own
     """Return the largest number of blocks that a request of a length needs, for each group."""
     shorter = dataclasses.replace(serving, requested_max_model_len=length)
-    vllm_config = make_vllm_config(target, shorter, {})
+    vllm_config = make_vllm_config(target, shorter)
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     return [spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes for spec in specs]
 

@@ -6,7 +6,7 @@ Three things run on it: the replay of traces (`conformance.traffic`), the statef
 
 - `request`, `block_pool`, `cache_group`: what is scheduled, and the blocks that it gets;
 - `prefix_cache`: blocks that requests with a common prefix share;
-- `scheduler`: one step after another, within the `settings` and as a `policy` says;
+- `scheduler`: one step after another, within the `settings` of the engine and the step's policy;
 - `scheduler_output`: a step, as it is given to a worker;
 - `arrivals`: when requests come;
 - `input_batch`, `table_rows`: the worker's order of requests, and their rows of the block tables;

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 from conformance.engine.block_pool import BlockPool
 from conformance.engine.cache_group import CacheGroup
-from conformance.engine.policy import FIRST_COME_FIRST_SERVED, Policy
 from conformance.engine.prefix_cache import PrefixCache
 from conformance.engine.request import Request
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.engine.settings import EngineSettings
+from conformance.engine.settings import FIRST_COME_FIRST_SERVED, EngineSettings, Policy
 
 
 @dataclass

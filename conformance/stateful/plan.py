@@ -6,8 +6,8 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from conformance.engine.policy import Policy
 from conformance.engine.request import Request
+from conformance.engine.settings import Policy
 
 
 class Preference(enum.Enum):

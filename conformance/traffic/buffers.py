@@ -5,6 +5,7 @@ import numpy as np
 from conformance.engine.padded_batch import BatchBuffers
 from conformance.targets import Answer, Target
 from conformance.traffic.settings import Settings
+from conformance.zoo.cache_config import make_vllm_config
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.serving import Serving
 
@@ -48,7 +49,24 @@ class Buffers(BatchBuffers):
 
         super().__init__(settings, make_buffer)
         self._target = target
-        self.config = _make_config(target, serving)
+        num_tokens = serving.max_num_batched_tokens
+        self.config = make_vllm_config(
+            target,
+            serving,
+            parallel={
+                "tensor_parallel_size": NUM_TP_RANKS,
+                "decode_context_parallel_size": NUM_CP_RANKS,
+            },
+            scheduler={
+                "max_num_encoder_input_tokens": num_tokens,
+                "encoder_cache_size": 2 * num_tokens,
+            },
+            compilation={
+                "pass_config": target.call("PassConfig", enable_sp=True),
+                "splitting_ops": ["attention"],
+                "compile_sizes": [2**power for power in range(12)],
+            },
+        )
         self.tables = target.call(
             "BlockTables",
             [group.block_size for group in groups],
@@ -79,33 +97,3 @@ class Buffers(BatchBuffers):
         tokens = self._target.array(np.arange(count, dtype=np.int64) * 7 % 31)
         self.sampled_tokens.gpu[:count] = tokens
         return self._target.method(self.sampled_tokens, "copy_to_cpu", count)
-
-
-def _make_config(target: Target, serving: Serving) -> Answer:
-    """Make the configuration of the engine that serves a model."""
-    return target.call(
-        "VllmConfig",
-        model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
-        cache_config=target.call("CacheConfig", block_size=serving.block_size),
-        parallel_config=target.call(
-            "ParallelConfig",
-            tensor_parallel_size=NUM_TP_RANKS,
-            decode_context_parallel_size=NUM_CP_RANKS,
-        ),
-        scheduler_config=target.call(
-            "SchedulerConfig",
-            max_num_batched_tokens=serving.max_num_batched_tokens,
-            max_num_seqs=serving.max_num_seqs,
-            max_num_encoder_input_tokens=serving.max_num_batched_tokens,
-            encoder_cache_size=2 * serving.max_num_batched_tokens,
-        ),
-        compilation_config=target.call(
-            "CompilationConfig",
-            pass_config=target.call("PassConfig", enable_sp=True),
-            splitting_ops=["attention"],
-            compile_sizes=[2**power for power in range(12)],
-        ),
-        speculative_config=target.call(
-            "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
-        ),
-    )

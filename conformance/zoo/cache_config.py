@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from conformance.targets import Answer, Target
 from conformance.zoo.groups import CacheGroup, make_group_spec
@@ -97,22 +98,30 @@ def _page_sizes_by_tensor(
     ]
 
 
-def make_vllm_config(target: Target, serving: Serving, layers: dict[str, Answer]) -> Answer:
-    """Return the `VllmConfig` of the engine, with `layers` as its forward context."""
+def make_vllm_config(
+    target: Target,
+    serving: Serving,
+    *,
+    parallel: Mapping[str, Answer] = MappingProxyType({}),
+    scheduler: Mapping[str, Answer] = MappingProxyType({}),
+    compilation: Mapping[str, Answer] = MappingProxyType({}),
+) -> Answer:
+    """Return the `VllmConfig` of the engine, with other or more fields of three of its parts."""
     return target.call(
         "VllmConfig",
         model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
         cache_config=target.call("CacheConfig", block_size=serving.block_size),
         parallel_config=target.call(
-            "ParallelConfig", tensor_parallel_size=serving.tensor_parallel_size
+            "ParallelConfig",
+            **{"tensor_parallel_size": serving.tensor_parallel_size, **parallel},
         ),
         scheduler_config=target.call(
             "SchedulerConfig",
             max_num_batched_tokens=serving.max_num_batched_tokens,
             max_num_seqs=serving.max_num_seqs,
-            max_num_encoder_input_tokens=serving.model.encoder_tokens,
+            **{"max_num_encoder_input_tokens": serving.model.encoder_tokens, **scheduler},
         ),
-        compilation_config=target.call("CompilationConfig", static_forward_context=layers),
+        compilation_config=target.call("CompilationConfig", **compilation),
         speculative_config=target.call(
             "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
         ),

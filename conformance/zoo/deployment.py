@@ -82,7 +82,8 @@ def deploy(
     """
     backends = Backends(target)
     layers = make_forward_context(target, serving, backends.get)
-    vllm_config = make_vllm_config(target, serving, layers)
+    compilation = {"static_forward_context": layers}
+    vllm_config = make_vllm_config(target, serving, compilation=compilation)
     groups = make_groups(target, serving) if groups is None else groups
     kv_cache_config = make_kv_cache_config(target, serving, groups, memory_bytes)
     attn_groups = [
