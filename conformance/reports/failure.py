@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import Any, Final
 
 from conformance.calls import calls_in
 from conformance.properties import Check
@@ -12,6 +12,17 @@ from conformance.reports.picture import pictures_of
 
 MAX_CHARS = 20_000
 """The maximum length of a message."""
+
+NO_DETAILS: Final = {
+    "verdict": "error",
+    "where": "",
+    "statement": "",
+    "law": "",
+    "call": "",
+    "table": "",
+    "pictures": (),
+}
+"""The details of a failure of which only the exception is known."""
 
 
 def describe_failure(
@@ -28,16 +39,12 @@ def describe_failure(
     """
     check, example, cause = failed or (None, None, error)
     found: dict[str, Any] = {
+        **NO_DETAILS,
         "difference": first_line(error),
-        "verdict": "error",
-        "where": "",
-        "statement": check.description if check else "",
-        "law": check.law if check else "",
         "message": str(error)[:MAX_CHARS],
-        "call": "",
-        "table": "",
-        "pictures": [],
     }
+    if check is not None:
+        found |= {"statement": check.description, "law": check.law}
     mismatch = cause if isinstance(cause, Mismatch) else None
     if mismatch is not None:
         found["difference"] = mismatch.difference.line

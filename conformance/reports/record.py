@@ -12,6 +12,7 @@ import pytest
 import reference
 from conformance.goals import Coverage
 from conformance.implementations import Absent
+from conformance.reports.failure import NO_DETAILS
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
 from conformance.summary import Run, properties_of, skip_reason
@@ -161,13 +162,7 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
         "test": report.nodeid,
         "seconds": round(report.duration, 3),
         "difference": str(properties.get("difference", "an error")),
-        "verdict": "error",
-        "where": "",
-        "statement": "",
-        "law": "",
-        "call": "",
-        "table": "",
-        "pictures": [],
+        **NO_DETAILS,
         **failure,
         "message": message,
         "script": next(iter(scripts), None),
