@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 import torch
 
-import fast
 from fast import gather_mm_placeholders as gather
 from fast import scatter_mm_placeholders as scatter
 from fast.launch import simulated_by
@@ -132,31 +131,3 @@ def test_long_rows_are_cut(simulate: Callable[..., None]) -> None:
     assert grids[2][1] == grids[-1][1] == 3
     assert bits(embeds)[0] == bits(placeholders)[1]
     assert {0x7E} == set(bits(placeholders)[0])
-
-
-@pytest.mark.parametrize("checked", [False, True])
-def test_what_is_checked_in_both_modes(*, checked: bool) -> None:
-    """Devices and the number of embeddings are checked in both modes."""
-    mask, rows = make_mask("x.x"), torch.zeros(3, 1)
-    with fast.checks(checked):
-        with pytest.raises(ValueError, match="is_embed is on meta"):
-            scatter(rows[:2], mask.to("meta"))
-        for num_embeds in (4, -1):
-            with pytest.raises(ValueError, match=f"num_embeds is {num_embeds}"):
-                gather(rows, mask, num_embeds=num_embeds)
-        with pytest.raises(TypeError, match="num_embeds must be"):
-            gather(rows, mask, num_embeds=2.0)  # type: ignore[arg-type]  # that is the test
-
-
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("num_embeds", [1, 3])
-def test_checked(num_embeds: int) -> None:
-    """In checked mode there are as many embeddings as True entries; one is not repeated."""
-    mask = make_mask("x.x")
-    with fast.checks(enabled=True):
-        assert (2, 1) == gather(torch.zeros(3, 1), mask, num_embeds=2).shape
-    with fast.checks(enabled=True):
-        with pytest.raises(ValueError, match=f"embeds has {num_embeds} rows, but is_embed"):
-            scatter(torch.zeros(num_embeds, 1), mask)
-        with pytest.raises(ValueError, match=f"num_embeds is {num_embeds}, but is_emb"):
-            gather(torch.zeros(3, 1), mask, num_embeds=num_embeds)
