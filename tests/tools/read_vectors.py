@@ -1,10 +1,10 @@
-"""Reads a folder of test vectors with the standard library alone, as a stranger's reader would.
+"""Reads a folder of test vectors with the standard library alone, independently of kvtwin.
 
     python read_vectors.py DIR
 
 checks every file against DIR's own schema.json, and what a schema cannot say: that arrays have the
-shapes that they tell, inside their memories, of elements that their dtypes have, that references
-lead to objects that be before them, that what is listed is there. It prints what it read; the
+shapes that they state, inside their memories, of elements that their dtypes have, that references
+refer to objects that come before them, that what is listed is there. It prints what it read; the
 exit status is 0, or 1 with a line for each thing that is wrong.
 """
 
@@ -271,7 +271,7 @@ class Case:
         self.ids.add(node["id"])
 
     def array(self, node: dict[str, Json], where: str) -> None:
-        """Look at an array: its elements, and where it lies."""
+        """Check an array: its elements, and its place in memory."""
         self.elements(node["values"], node["shape"], node["dtype"], where)
         if "memory" not in node:
             return

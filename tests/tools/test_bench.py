@@ -132,7 +132,7 @@ def test_batches_are_what_their_kinds_say() -> None:
 
 @pytest.mark.parametrize("batch", [make_batch("mixed", 9), *trace_batches(None, 2)])
 def test_a_batch_agrees_with_itself(batch: Batch) -> None:
-    """Positions end each sequence, its blocks hold it, and are nobody else's."""
+    """Positions end each sequence; its blocks hold it, and belong to no other request."""
     assert batch.num_tokens == len(batch.positions) == batch.starts[-1]
     assert (batch.positions[batch.starts[1:] - 1] + 1).tolist() == batch.seq_lens.tolist()
     assert len(set(batch.block_ids.tolist())) == len(batch.block_ids)
@@ -167,8 +167,8 @@ def test_scratch_is_distinguished_from_the_result() -> None:
         (1.4, 0.3, True),
     ],
 )
-def test_who_is_behind(fast_us: float, baseline_us: float, behind: bool) -> None:
-    """A function is after that takes more than 1.1 times as long, and 1 us more."""
+def test_functions_that_are_behind(fast_us: float, baseline_us: float, behind: bool) -> None:
+    """A function is behind if it takes more than 1.1 times as long and 1 us more."""
     assert behind is is_behind(row(fast_us, baseline_us))
 
 
@@ -229,7 +229,7 @@ def test_each_step_of_a_copier_has_its_own_bound() -> None:
     assert too_steep(growing) == (2.25, 2.25, 1.0)
 
 
-def test_who_copies_rows() -> None:
+def test_jobs_that_copy_rows() -> None:
     """Only what moves long rows is held against a copy of them, as long as they are."""
     copiers = {job.name: job.rows for job in JOBS if job.rows}
     assert copiers == {
@@ -269,7 +269,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0}', '{"schema": 1}'])
 def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
-    """A file that is no record is named."""
+    """The message names a file that is not a record."""
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(

@@ -209,13 +209,13 @@ def test_output_that_cannot_be_written(unbuffered: str, tmp_path: Path) -> None:
 
 
 def test_another_broken_pipe_is_an_error(tmp_path: Path) -> None:
-    """A pipe to a worker that died is no closed output."""
+    """A broken pipe to a worker is an error: stdout is not closed."""
     status, _, err = ended(start_toy(tmp_path, "raise BrokenPipeError(32, 'Broken pipe')"))
     assert (1, "BrokenPipeError: [Errno 32] Broken pipe") == (status, err.splitlines()[-1])
 
 
 def test_a_missing_module_of_a_package_is_an_error(tmp_path: Path) -> None:
-    """There is no extra to install for it."""
+    """A missing module of the project is an error with a traceback, not a package to install."""
     status, _, err = ended(start_toy(tmp_path, "import conformance.nowhere"))
     assert (1, True) == (status, "Traceback" in err)
 
@@ -301,7 +301,7 @@ def test_ctrl_c_ends_workers_too() -> None:
 
 
 def test_characters_that_ascii_lacks(tmp_path: Path) -> None:
-    """They are printed as question marks, in a locale of ASCII; otherwise as they are."""
+    """In a locale of ASCII they are printed as question marks, in UTF-8 as they are."""
     body = r"print('3 \u00b5s \u2192 \u2502')"
     assert (3, "3 ?s ? ?\n", "") == ended(start_toy(tmp_path, body, **ASCII))
     assert (3, "3 µs → │\n", "") == ended(start_toy(tmp_path, body, PYTHONUTF8="1"))

@@ -63,7 +63,7 @@ def run(
 def test_every_kernel_of_fast_compiles_everywhere_without_spills(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Shows that the table has each kernel and architecture, and that none spills."""
+    """The table has each kernel and architecture, and no kernel spills."""
     assert 0 == kernels.main([])
     printed = capsys.readouterr()
     assert "" == printed.err
@@ -83,7 +83,7 @@ def test_every_kernel_of_fast_compiles_everywhere_without_spills(
 def test_json_says_what_each_kernel_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shows the JSON form, shared memory in it, for the architectures requested only."""
+    """`--json` prints what kernels take, shared memory too, for the requested architectures."""
     assert 0 == run(monkeypatch, [double, reverse], "--json", "--arch", "sm_80")
     report = json.loads(capsys.readouterr().out)
     assert [] == report["failures"]
@@ -96,7 +96,7 @@ def test_json_says_what_each_kernel_takes(
 def test_a_spill_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shows that a kernel with too few registers is found among others, and how much it spills."""
+    """A kernel with too few registers is reported among others, with how much it spills."""
     assert 1 == run(monkeypatch, [double, spilling()], "--arch", "sm_80")
     printed = capsys.readouterr()
     message = r"^spilling for sm_80 spills: it stores [1-9]\d* bytes and loads [1-9]\d*\n$"
@@ -109,7 +109,7 @@ def test_a_spill_fails_and_is_named(
 def test_a_kernel_that_does_not_compile_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shows that the others are compiled all the same, and what is said."""
+    """The others are compiled all the same, and the compiler's error is printed."""
     assert 1 == run(monkeypatch, [broken, double], "--arch", "sm_90", "--json")
     printed = capsys.readouterr()
     report = json.loads(printed.out)
@@ -123,21 +123,21 @@ def test_a_kernel_that_does_not_compile_fails_and_is_named(
 def test_an_architecture_that_the_compiler_lacks_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shows that a wish for a GPU that nobody makes is no success."""
+    """An architecture that does not exist fails."""
     assert 1 == run(monkeypatch, [double], "--arch", "sm_999")
     assert "double for sm_999: " in capsys.readouterr().err
 
 
 @needs_numba_cuda
 def test_text_that_is_no_ptx_cannot_be_linked() -> None:
-    """Shows that the linker's words reach the user."""
+    """The linker's error reaches the user."""
     with pytest.raises(RuntimeError, match=r"^cannot be linked: .*PTX"):
         kernels.link("this is no PTX", "sm_90")
 
 
 @needs_numba_cuda
 def test_numba_is_left_as_it_was() -> None:
-    """Shows that the pretended GPU is gone afterwards, also after an error."""
+    """The pretended GPU is gone afterwards, also after an error."""
 
     def functions() -> list[Any]:
         return [
@@ -162,7 +162,7 @@ def test_numba_is_left_as_it_was() -> None:
 
 
 def test_a_log_without_a_figure_is_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that another linker, which says things otherwise, does not pass for success."""
+    """A linker with another output fails; a missing figure is not zero."""
     kernel = Kernel(double, SIGNATURE, 64)
     monkeypatch.setattr(kernels, "pretended_gpu", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(Kernel, "compile_ptx", lambda *_: ("", "double"))
@@ -174,7 +174,7 @@ def test_a_log_without_a_figure_is_no_zero(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_kernels_at_all_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shows that nothing to do is not success."""
+    """Having nothing to compile is a failure."""
     monkeypatch.setattr(kernels, "check_toolchain", lambda: None)
     assert 1 == run(monkeypatch, [])
     assert "fast.kernels has no kernels\n" == capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_no_kernels_at_all_fail(
 def test_without_a_package_the_tool_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Shows exit status 2 where numba-cuda, or a library of the toolkit, is not installed."""
+    """The exit status is 2 where numba-cuda, or a library of the toolkit, is not installed."""
 
     def import_cuda() -> None:
         if name == "numba-cuda":
@@ -200,7 +200,7 @@ def test_without_a_package_the_tool_says_what_to_install(
 
 @pytest.mark.parametrize("arch", ["90", "sm_9", "sm_90a", "compute_90"])
 def test_what_is_no_architecture_is_refused(arch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the command line's own check."""
+    """The command line checks the names of architectures."""
     with pytest.raises(SystemExit, match="2"):
         kernels.main(["--arch", arch])
     assert f"{arch} is not an architecture such as sm_90" in capsys.readouterr().err

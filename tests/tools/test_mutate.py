@@ -240,7 +240,7 @@ def test_what_is_forgotten_stays_forgotten(
 def test_loops_that_do_not_end_are_ended(
     toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mutant that never ends is seen, by the clock; what nobody calls is not reached."""
+    """A time limit kills a mutant that never ends; a function without callers is unreached."""
     monkeypatch.setattr(evaluator, "TIMES_THE_ORIGINAL", 0)
     toy.declared = NEVER
     status = toy.run("--modules", "counting", "--timeout-seconds", "1")

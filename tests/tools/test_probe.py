@@ -115,7 +115,7 @@ def test_a_conj_view_has_the_values_of_what_it_stands_for() -> None:
 def test_a_worker_that_dies_behind_its_last_case_died_of_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There is no case of which it could have died otherwise."""
+    """A worker that dies after its last case is reported with that case."""
 
     def work(job: workers.Job, *others: Any) -> None:  # noqa: ANN401  # a private class among them
         *_, connection = others

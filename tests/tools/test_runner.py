@@ -146,7 +146,7 @@ def test_a_wrong_call_is_one_line(
 def test_a_device_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
-    """Without a GPU there is no serving on one."""
+    """`--device cuda` is refused on a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     line = "python -m tools.runner: argument --device: there is no CUDA device"
     assert line == refusal(command_line.main, ["--device", "cuda"])

@@ -1,4 +1,4 @@
-"""Vectors of every function: written, read by a stranger's script, replayed, and found wrong."""
+"""Vectors of every function: written, read by an independent script, replayed, and damaged."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_function_has_vectors(written: Path) -> None:
         assert {invalid.name for invalid in invalid_inputs} <= abouts
 
 
-def test_a_stranger_reads_them(written: Path) -> None:
+def test_an_independent_script_reads_them(written: Path) -> None:
     """A script that knows the standard library alone finds nothing wrong with any file."""
     status, [line] = read_with_the_standard_library(written)
     assert 0 == status
@@ -255,7 +255,7 @@ def test_the_reader_finds_what_is_wrong(
 
 
 def test_the_reader_finds_what_is_not_there(few: Path) -> None:
-    """A case that is gone, one that nobody lists, a number that is not so."""
+    """It reports a missing case, one that is in no manifest, and a wrong number of cases."""
     folder = few / "get_dcp_local_seq_lens"
     (folder / "refusal-000.json").rename(folder / "refusal-999.json")
     index = json.loads((few / "index.json").read_text())
