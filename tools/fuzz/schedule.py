@@ -9,11 +9,11 @@ from typing import Final
 from tools.fuzz.chooser import Chooser
 from tools.fuzz.database import Database
 from tools.fuzz.failures import Failure
-from tools.fuzz.findings import Finding, Findings, open_findings
+from tools.fuzz.findings import Findings, open_findings
 from tools.fuzz.jobs import Job
 from tools.fuzz.minimize import MinimizeJob
 from tools.fuzz.options import Options
-from tools.fuzz.properties import Property, Subject
+from tools.fuzz.properties import Property
 from tools.fuzz.replay import ReplayJob, passes_to_be_fixed
 from tools.fuzz.slices import SliceJob
 
@@ -71,9 +71,7 @@ class Schedule:
             lambda: deque(maxlen=SHARED_INPUTS)
         )
         self.deaths: Counter[str] = Counter()
-        self._replays = deque(
-            _replay_of(options.subject, known, finding) for known, finding in findings.by_id.items()
-        )
+        self._replays = deque(self._replay_of(one.failure) for one in findings.by_id.values())
         self._seed = seed
         self._slices = 0
         self._fetched: set[str] = set()
@@ -111,6 +109,17 @@ class Schedule:
                 failure.message.partition("\n")[2],
                 failure.id,
             )
+        )
+
+    def _replay_of(self, failure: Failure) -> ReplayJob:
+        return ReplayJob(
+            self.options.subject,
+            failure.property_name,
+            failure.id,
+            failure.kind,
+            failure.input,
+            failure.case,
+            passes_to_be_fixed(failure.fails, failure.tries),
         )
 
     def _is_explained(self, job: Job) -> bool:
@@ -158,11 +167,3 @@ class Schedule:
         if self.chooser.is_first_round:
             return min(max(share / 3, shortest / 2), 1.0)
         return min(max(share / 5, shortest), longest)
-
-
-def _replay_of(subject: Subject, known: str, finding: Finding) -> ReplayJob:
-    failure = finding.failure
-    passes = passes_to_be_fixed(failure.fails, failure.tries)
-    return ReplayJob(
-        subject, failure.property_name, known, failure.kind, failure.input, failure.case, passes
-    )

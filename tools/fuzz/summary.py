@@ -175,30 +175,29 @@ def _reported(
     failure = one.failure
     case, script = findings.case_path(failure.id), findings.script_path(failure.id)
     details: dict[str, Any] = failure.details
-    values = {
-        "id": failure.id,
-        "function": failure.function,
-        "target": failure.target,
-        "property": failure.property_name,
-        "kind": failure.kind,
-        "field": failure.field,
-        "error": failure.error,
-        "line": failure.line,
-        "message": failure.message,
-        "table": details.get("table", ""),
-        "status": one.status,
-        "fails": failure.fails,
-        "attempts": failure.tries,
-        "seen": one.seen,
-        "first_seen": one.first_seen,
-        "case": str(case) if case.exists() else "",
-        "script": str(script) if script.exists() else "",
-        "script_text": failure.script or "",
-        "command": _replay_command(case, failure, subject) if case.exists() else "",
-        "also": also,
-        "pictures": details.get("pictures", []),
-    }
-    return ReportedFinding(**values)
+    return ReportedFinding(
+        id=failure.id,
+        function=failure.function,
+        target=failure.target,
+        property=failure.property_name,
+        kind=failure.kind,
+        field=failure.field,
+        error=failure.error,
+        line=failure.line,
+        message=failure.message,
+        table=details.get("table", ""),
+        status=one.status,
+        fails=failure.fails,
+        attempts=failure.tries,
+        seen=one.seen,
+        first_seen=one.first_seen,
+        case=str(case) if case.exists() else "",
+        script=str(script) if script.exists() else "",
+        script_text=failure.script or "",
+        command=_replay_command(case, failure, subject) if case.exists() else "",
+        also=also,
+        pictures=details.get("pictures", []),
+    )
 
 
 def _replay_command(case: Path, failure: Failure, subject: Subject) -> str:
