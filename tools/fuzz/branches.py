@@ -84,7 +84,7 @@ class TracedArcs(Source):
     """Cases at the beginning of a slice that are traced."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        from coverage import Coverage  # noqa: PLC0415  # needed before Python 3.12 alone
+        from coverage import Coverage  # noqa: PLC0415  # needed only before Python 3.12
 
         # To observe greenlets costs several times as much.
         self._tracers = {
@@ -154,7 +154,7 @@ class TracedArcs(Source):
 
 @functools.cache
 def _short(file: str) -> str:
-    """Return a file with the name of its package alone.
+    """Return a path without the folders above its package.
 
     >>> _short("/home/me/fast/slots.py")
     'fast/slots.py'

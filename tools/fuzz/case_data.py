@@ -2,7 +2,7 @@
 
 Hypothesis also records which strategy drew which choices, with what arguments and in what time: for
 its shrinker, its mutations and its messages. A case is drawn without these, which saves two thirds
-of the time. One that fails is drawn again by Hypothesis itself, to be made small.
+of the time. One that fails is drawn again by Hypothesis itself, to be minimized.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def run_in_child(call: Callable[[], None], seconds: float = CASE_SECONDS) -> str
     """Call a function in a forked child.
 
     Args:
-        call: The function; exceptions are its own affair.
+        call: The function; what it raises is ignored.
         seconds: How long it may take.
 
     Returns:

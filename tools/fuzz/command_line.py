@@ -143,7 +143,9 @@ def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     from tools.fuzz.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
 
     files = [Path(text) for text in (*subject.impl, *subject.adapter) if text.endswith(".py")]
-    pool = RayPool(options.ray, limits=limits, workers=options.workers, files=files)
+    pool = RayPool(
+        options.ray, limits=limits, workers=options.workers, use_gpus=uses_gpu, files=files
+    )
     if uses_gpu and not pool.num_gpus:
         pool.close()
         raise ValueError(f"target 'cuda' needs a GPU, and the Ray cluster {options.ray} has none")

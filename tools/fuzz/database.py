@@ -37,7 +37,7 @@ TIMEOUT_SECONDS: Final = 1.0
 """What one exchange with a server may take."""
 
 RETRY_SECONDS: Final = 5.0
-"""How long a server that did not answer is left alone."""
+"""How long nothing is sent to a server that did not answer."""
 
 FLUSH_SECONDS: Final = 1.0
 """How long one operation may send what could not be sent before."""
@@ -160,7 +160,7 @@ class RedisServer(ExampleDatabase):
             seconds = time.monotonic() - self._away_since
             return (
                 f"database {self._name} away for {seconds:.0f} s, and still is ({self._why}):"
-                f" what changed meanwhile is in {self._folder.path} alone"
+                f" what changed meanwhile is in {self._folder.path} only"
             )
         if self._away_seconds:
             return f"database {self._name} away for {self._away_seconds:.0f} s"

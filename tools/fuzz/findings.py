@@ -172,7 +172,7 @@ class Findings:
 
         A failed law of a function is explained by a wrong answer of it, or else by another of its
         laws: one bug breaks several, with different errors. A failure of a function that uses
-        another is explained by a failure of that one alone.
+        another is explained by a failure of that one, if that uses no others.
         """
         explained: defaultdict[str, list[Finding]] = defaultdict(list)
         ordered = sorted(self.by_id.values(), key=_rank)

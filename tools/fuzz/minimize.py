@@ -42,7 +42,7 @@ Key = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class MinimizeJob(PropertyJob):
-    """Make a failing input small, find out whether it always fails, and store its case.
+    """Minimize a failing input, find out whether it always fails, and store its case.
 
     Attributes:
         input: The input, as `Input.to_bytes` writes it.
@@ -98,7 +98,7 @@ class _Attempts:
 
     tries = TRIES
     clock = staticmethod(time.process_time)
-    """Its own time: on a busy machine an input should not stay larger."""
+    """Processor time: on a busy machine an input should not stay larger."""
 
     def __init__(self, job: MinimizeJob, prop: Property, worker: WorkerContext) -> None:
         self.job, self.prop, self.worker = job, prop, worker
@@ -178,7 +178,7 @@ class _ForkedAttempts(_Attempts):
         found = failure_of_case(prop, case, kind=self.job.kind, message=message, **counts)
         how = error.how if isinstance(error, ProcessDiedError) else ""
         found = dataclasses.replace(found, error=how, line=str(error))
-        if prop.is_stateful:  # what it drew is known to the child alone
+        if prop.is_stateful:  # only the child knows what it drew
             return found
         return with_artefacts(found, prop, case.example, error, is_safe=False)
 

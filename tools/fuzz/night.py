@@ -211,7 +211,7 @@ class Fuzzing:
         )
 
     def _add(self, failure: Failure) -> None:
-        """Keep a failure; have it minimized if it is new."""
+        """Store a failure, and schedule its minimization if it is new."""
         found = self.findings.add(failure)
         self._schedule.failing.add(failure.key)
         if found is None:

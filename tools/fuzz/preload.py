@@ -29,7 +29,7 @@ def _draw() -> None:
 # A process that has used CUDA cannot be forked. Without this, counting GPUs with torch uses it.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
-torch.set_num_threads(1)  # a fork copies one thread alone
+torch.set_num_threads(1)  # a fork copies only one thread
 with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
     all_checks()  # imports the harness
     fast.warmup()  # a case that compiles a loop takes so long that it seems to hang

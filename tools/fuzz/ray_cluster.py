@@ -42,6 +42,7 @@ class Config:
         port: Where the coordinator listens to workers, on this machine.
         worker: What each worker needs to know.
         workers: The most workers on CPUs; None for one for each CPU.
+        use_gpus: Whether to start a worker on each GPU too.
     """
 
     address: str
@@ -49,6 +50,7 @@ class Config:
     port: int
     worker: WorkerConfig
     workers: int | None
+    use_gpus: bool
 
 
 @dataclasses.dataclass(frozen=True)

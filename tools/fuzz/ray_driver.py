@@ -63,7 +63,7 @@ class Driver:
         )
         self._remove_ended()
         limit = cpus if self._config.workers is None else min(cpus, self._config.workers)
-        for has_gpu, most in ((False, limit), (True, gpus)):
+        for has_gpu, most in ((False, limit), (True, gpus * self._config.use_gpus)):
             running = sum(each is has_gpu for each in self._workers.values())
             for _ in range(most - running if time.monotonic() > self._pause_until else 0):
                 self._start(has_gpu)

@@ -72,8 +72,8 @@ class RayPool:
         address: `HOST:PORT` of the head node, or `auto` for the cluster of this machine. This
             machine must be a node of the cluster.
         limits: What each worker may take.
-        workers: The most workers that use no GPU; None for one for each CPU of the cluster. There
-            is one worker for each GPU next to these, for the jobs that need one.
+        workers: The most workers that use no GPU; None for one for each CPU of the cluster.
+        use_gpus: Whether there is a worker for each GPU next to these, for the jobs that need one.
         preload: Modules that the workers' processes import once.
         files: Files and folders that jobs need next to this checkout, such as the file of an
             implementation.
@@ -89,6 +89,7 @@ class RayPool:
         *,
         limits: Limits | None = None,
         workers: int | None = None,
+        use_gpus: bool = False,
         preload: tuple[str, ...] = PRELOAD,
         files: Iterable[Path] = (),
     ) -> None:
@@ -114,6 +115,7 @@ class RayPool:
                 self._server.getsockname()[1],
                 WorkerConfig(self._key, self._places, limits or Limits(), preload),
                 workers,
+                use_gpus,
             )
             self._cluster = opened.enter_context(
                 contextlib.closing(Cluster(config, folder / "log"))

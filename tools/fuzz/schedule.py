@@ -21,10 +21,10 @@ SLICE_SECONDS: Final = (0.25, 4.0)
 """The shortest and the longest slice."""
 
 LATE_SHARE: Final = 0.6
-"""After this share of a night, making failing inputs small comes first."""
+"""After this share of a night, minimizing comes before slices."""
 
 MINIMIZE_SECONDS: Final = 20.0
-"""What a failing input may take to be made small; less in a short night."""
+"""What minimizing a failing input may take; less in a short night."""
 
 SHARED_INPUTS: Final = 16
 """Inputs of a property, found by others, that go with each of its slices."""
@@ -123,7 +123,7 @@ class Schedule:
         )
 
     def _is_explained(self, job: Job) -> bool:
-        """Return whether a job would make small what the report mentions under another failure."""
+        """Return whether a job would minimize what another failure explains."""
         return isinstance(job, MinimizeJob) and job.finding_id not in self.findings.primary()
 
     def _next_slice(self, left: float, num_workers: int) -> SliceJob | None:

@@ -68,8 +68,8 @@ def copy_code(extra: Iterable[Path], to: Path) -> Places:
     """Copy the packages of this checkout, and more, into a folder.
 
     Args:
-        extra: Files, or folders of packages, that jobs need as well. The `.py` files beside such a
-            `.py` file are copied too, because it may import them. What is in this checkout keeps
+        extra: Files, or folders of packages, that jobs need as well. The `.py` files next to such
+            a `.py` file are copied too, because it may import them. What is in this checkout keeps
             its place in it.
         to: The folder.
 
@@ -108,7 +108,7 @@ def _copy_files(path: Path, to: Path) -> None:
     size = sum(file.stat().st_size for file in beside)
     if size > MAX_BESIDE_BYTES:
         raise ValueError(
-            f"the .py files beside {path} have {size:,} bytes; at most {MAX_BESIDE_BYTES:,} are"
+            f"the .py files next to {path} have {size:,} bytes; at most {MAX_BESIDE_BYTES:,} are"
             " copied to a cluster: move it to a folder of its own"
         )
     for file in {path, *beside}:

@@ -2,8 +2,8 @@
 
 A case draws one of the presets of its target. These were drawn once, with a fixed seed, so that a
 stored choice means the same preset on every machine. The first ones are `MINIMAL`, towards which
-failing inputs shrink: a third as many as the others, since some coverage goals are met by small
-inputs alone, such as a batch of one request.
+failing inputs shrink: a third as many as the others, since some coverage goals are met only by
+small inputs, such as a batch of one request.
 """
 
 from __future__ import annotations

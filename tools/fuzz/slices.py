@@ -113,7 +113,7 @@ class _Memory:
         self.sources.append(branches.branch_source(folders))
 
     def add(self, inputs: tuple[bytes, ...]) -> list[bytes]:
-        """Add inputs that came from elsewhere; return those that are new here."""
+        """Add inputs of other workers and nights; return those that are new here."""
         new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
         self.known_bytes.update(new)
         for data in new:
@@ -215,7 +215,7 @@ class _Slice:
         return Input(self.job.property_name, seed, vary(choices, self.chance))
 
     def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
-        """Keep the input of a case that this worker has not met the like of.
+        """Store the input of a case if it covered something new in this worker.
 
         Its set of goals is new, or it is the first of its property to take a branch.
         """
@@ -242,7 +242,7 @@ class _Slice:
 
 
 def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, ...]:
-    """Return choices that are partly others: the first ones alone, or all with one changed.
+    """Return choices that are partly others: only the first ones, or all with one changed.
 
     What follows the first ones is drawn again. A changed one that its strategy does not allow
     becomes the simplest that it does.

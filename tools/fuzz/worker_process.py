@@ -1,6 +1,6 @@
 """The child process of a worker: it receives jobs through a pipe, and sends what comes of them.
 
-An actor of Ray imports this module and need not have the harness, which jobs alone import.
+A Ray task imports this module, but not the harness: only jobs import that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the modules that be next to the tests importable: tests are no package."""
+"""Makes the modules next to the tests importable, since tests are no package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what star
 @pytest.fixture
 def fuzz_profile() -> Iterator[None]:
     """Let Hypothesis run in this process as in a worker, for one test."""
-    from tools.fuzz import profile  # noqa: PLC0415  # imported by those tests alone
+    from tools.fuzz import profile  # noqa: PLC0415  # only those tests import it
 
     before, size = settings.get_current_profile_name(), engine.BUFFER_SIZE
     profile.load()

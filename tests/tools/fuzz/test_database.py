@@ -226,7 +226,7 @@ def test_a_night_begins_without_its_server(tmp_path: Path, servers: list[Server]
     night.close()
     assert time.monotonic() - started < 10
     assert "still is (ConnectionError: " in night.status()
-    assert f"meanwhile is in {tmp_path / 'night' / 'examples'} alone" in night.status()
+    assert f"meanwhile is in {tmp_path / 'night' / 'examples'} only" in night.status()
 
 
 def test_a_server_that_accepts_but_never_answers_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Failing inputs are made small, also those that end the process."""
+"""Failing inputs are minimized, also those that end the process."""
 
 from __future__ import annotations
 

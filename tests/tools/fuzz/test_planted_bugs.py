@@ -66,7 +66,7 @@ def options(*bugs: str) -> tuple[str | Path, ...]:
 
 
 def is_done(out: Path, bugs: Sequence[str]) -> bool:
-    """Return whether each bug was found, and made small."""
+    """Return whether each bug was found and minimized."""
     for function in {BUGS[bug][0] for bug in bugs}:
         found = [
             entry["failure"]
@@ -187,7 +187,7 @@ def _are_replayed(out: Path, functions: set[str], started: float) -> bool:
 
 
 def _end_when_done(night: subprocess.Popen[str], out: Path, bug: str, seconds: float) -> None:
-    """End a night as soon as a bug was found and made small."""
+    """End a night as soon as a bug was found and minimized."""
     try:
         nights.until(lambda: is_done(out, [bug]), seconds)
         night.terminate()

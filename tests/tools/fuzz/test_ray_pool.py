@@ -318,7 +318,7 @@ def test_a_job_that_loses_its_worker_runs_again_and_is_given_up_at_last(
 def test_jobs_that_need_a_gpu_run_where_one_is(cluster: Cluster) -> None:
     """A job that needs a GPU gets one of its own; without any GPU it is lost."""
     gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
-    with contextlib.closing(pool_on(cluster.address)) as pool:
+    with contextlib.closing(pool_on(cluster.address, use_gpus=True)) as pool:
         wait_for_size(pool, 3)
         assert 2 == pool.num_gpus
         pool.submit(GpuJob())

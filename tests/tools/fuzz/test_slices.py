@@ -20,7 +20,7 @@ from tools.fuzz.slices import SliceJob, SliceResult, vary
 
 
 class Worker(KeepingContext):
-    """A worker's context to which failures alone are reported."""
+    """A worker's context to which only failures are reported."""
 
     def report(self, message: object) -> None:
         """Keep a failure."""
