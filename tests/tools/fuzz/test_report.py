@@ -29,7 +29,7 @@ from sample_nights import (
 from tools.fuzz.report import SCHEMA, record, write_reports
 from tools.fuzz.report.estimates import estimate_unseen
 from tools.fuzz.report.history import NO_HISTORY, append_night, read_history
-from tools.fuzz.report.record import Error, Night, Profile, Scope
+from tools.fuzz.report.record import Error, Night, Profile
 from tools.fuzz.report.tally import digests_of, with_tables
 from tools.fuzz.report.words import attention, headline, scope_words
 
@@ -127,19 +127,7 @@ def test_a_wrong_record_is_refused() -> None:
             "no failures, 1 error in the run itself; 1.2 million cases in 30 min",
         ),
         (
-            {
-                "exhaustive": [
-                    Scope(
-                        name="slots",
-                        functions=["f"],
-                        bounds="batch",
-                        cases=3,
-                        seconds=1,
-                        different=1,
-                        is_finished=True,
-                    )
-                ]
-            },
+            {"exhaustive": bad_night().exhaustive},
             "failed",
             "no failures, 1 small scope with differences; 1.2 million cases in 30 min",
         ),
