@@ -2,8 +2,8 @@
 
     python -m conformance [test_ubatch.py ...] [any option of pytest, or of the run]
 
-All tests of the installed package are run, or those of the files that are named. `--help` tells
-the options; nothing is read from the settings of the folder that one happens to be in.
+It runs all tests of the installed package, or those of the given files. `--help` lists the options.
+Settings of the working directory are not read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     tests = [str(PACKAGE / given[i]) for i in named] or [str(PACKAGE)]
     options = [argument for i, argument in enumerate(given) if i not in named]
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
-    # The package may lie where nobody may write.
+    # The package may be in a read-only folder.
     settings += ["-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
     return [*settings, *options, *tests]
 
@@ -57,7 +57,7 @@ def _is_ours(argument: str) -> bool:
 def hidden_by() -> tuple[str, str] | None:
     """Return a package of ours that another module hides, and that module's file; None for none.
 
-    Python looks in the working directory first: there may be a `fast.py` of somebody's.
+    Python looks in the working directory first: there may be another `fast.py`.
     """
     for name in ("reference", "fast"):
         found = importlib.util.find_spec(name)

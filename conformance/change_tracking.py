@@ -183,7 +183,7 @@ class ChangeTracker:
 
         Returns:
             The first changed element of an argument, attribute of an object, or element of the
-            memory around an argument; None where there is none.
+            memory around an argument; or None.
         """
         return next(self._changes(allowed), None)
 

@@ -69,7 +69,7 @@ class Difference:
 def first_difference(
     expected: object, actual: object, path: str = "result", device: str = "cpu"
 ) -> Difference | None:
-    """Return the first difference of an answer from the expected one, None where there is none.
+    """Return the first difference of an answer from the expected one, or None.
 
     Args:
         expected: What `reference` answered: NumPy arrays, Python scalars, None, slices, and tuples,

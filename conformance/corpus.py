@@ -1,4 +1,4 @@
-"""The corpus: inputs that an implementation once got wrong, stored, and tried first in every run.
+"""The corpus: inputs that an implementation once failed, stored, and tried first in every run.
 
 Each is a file in `corpus/`, a stored case without its result: that is what `reference` does, each
 time it is tried.
@@ -18,7 +18,7 @@ CORPUS = Path(__file__).with_name("corpus")
 
 
 def add_to_corpus(case: dict[str, Json], directory: Path | None = None) -> Path:
-    """Store an input that an implementation got wrong.
+    """Store an input that an implementation failed.
 
     Args:
         case: It, as `conformance.cases.compared` makes it: `case_of_call(call, reason)`,

@@ -51,7 +51,7 @@ class Device(Factory):
     """
 
     def make(self, converter: FactoryContext) -> str | None:
-        """Return the type of device, None where there is none."""
+        """Return the type of device, or None."""
         return converter.device
 
 

@@ -100,7 +100,7 @@ def flat_arguments(call: Call) -> dict[str, Any]:
 
 
 def _is_copy(name: str, values: dict[str, Any]) -> bool:
-    """Return whether a field is another's copy on the CPU, which says nothing new."""
+    """Return whether a field is the copy of another on the CPU, with the same values."""
     whole = name.removesuffix("_cpu")
     return whole != name and np.array_equal(values[name], values.get(whole, ()))
 

@@ -233,7 +233,7 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
 
 
 def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
-    """Return a difference where a tensor handed out lies elsewhere than it first did."""
+    """Return a difference if a returned tensor has moved since the first call."""
     for path, tensor in arrays_in(result, "result"):
         if tensor.numel() and address_of(tensor) not in addresses:
             where = f"{path}.data_ptr()"

@@ -1,4 +1,4 @@
-"""Compares the messages of refusals: the same text in `fast`, the same element and value elsewhere.
+"""Compares the messages of refusals: the text of `fast`, the element and value of others.
 
 `reference` and `fast` raise the same exceptions with the same text. Another implementation may use
 other words. But where `reference` names an element and its value, as in `seq_lens[3] is 5`, every

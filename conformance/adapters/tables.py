@@ -1,4 +1,4 @@
-"""What an adapter's tables may name: a mistyped name would translate nothing, and say nothing."""
+"""Validates the names in an adapter's tables: a mistyped name would silently convert nothing."""
 
 from __future__ import annotations
 

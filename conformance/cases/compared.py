@@ -46,7 +46,7 @@ def case_of_failure(check: Check, where: str, example: Any, error: BaseException
         TypeError: An example of a kind that has no form in JSON.
         ValueError: A check that is not there.
     """
-    # A plain `assert` says nothing: then it is the check that does.
+    # A plain `assert` has no message: then the check's description is the reason.
     reason = (str(error) or check.description).partition("\n")[0]
     if isinstance(error, Mismatch):
         reason = f"{reason}: {error.difference.line}"
@@ -75,13 +75,13 @@ def already_invalid(*_: object) -> None:
 def case_of_call(
     call: Call, reason: str, *, contract: str | None = None, names: Sequence[str] = ()
 ) -> dict[str, Json]:
-    """Return a call that an implementation got wrong as a stored case.
+    """Return a call that an implementation failed as a stored case.
 
     Args:
         call: The call, valid or bad.
         reason: What was wrong; shown when the case fails again.
         contract: The function of the contract that it is drawn by; None for the call's own.
-        names: For a bad call, of which the message of its refusal must name one; nothing: any.
+        names: For an invalid call, names of which the message must have one; empty for any.
 
     Raises:
         KeyError: A function without a contract.
@@ -194,7 +194,7 @@ def check_of_call(
     Args:
         contract: What is stated about the function.
         call: The call, valid or bad.
-        names: For a bad call, of which the message of its refusal must name one; nothing: any.
+        names: For an invalid call, names of which the message must have one; empty for any.
         invalid: What is wrong with a bad call; None for whatever `reference` refuses.
     """
     if invalid is None:

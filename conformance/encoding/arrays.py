@@ -117,7 +117,7 @@ def encode_dtype(dtype: np.dtype[Any]) -> str:
     """Return a dtype's name.
 
     Raises:
-        TypeError: A dtype that the name does not tell all of: of records, text, another byte order.
+        TypeError: The name does not identify the dtype: records, text, another byte order.
 
     >>> encode_dtype(np.dtype(ml_dtypes.float8_e4m3fn))
     'float8_e4m3fn'

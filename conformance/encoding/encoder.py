@@ -77,7 +77,7 @@ class Encoder:
         return {name: self.encode(value) for name, value in fields.items()}
 
     def finish(self, case: dict[str, Json]) -> dict[str, Json]:
-        """Return a case with its memories, and without the ids and memories that say nothing.
+        """Return a case with its memories, without the ids and memories that nothing refers to.
 
         Args:
             case: The case; `encode` returned its parts. They cannot be used afterwards.

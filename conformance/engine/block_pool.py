@@ -90,7 +90,7 @@ class BlockPool:
             self._key_of[block_id] = key
 
     def get_cached_block(self, key: BlockKey) -> int | None:
-        """Return the block that is cached under a key, None where there is none."""
+        """Return the block that is cached under a key, or None."""
         return self._cached_blocks.get(key)
 
     def _get_new_block(self) -> int:

@@ -2,7 +2,7 @@
 
 `simulate` runs a kernel's Python source in a seeded order of blocks and threads, and raises where
 a GPU would go wrong silently: outside an array, past a type's range, in a race, at a barrier that
-not all threads reach, on memory that nobody wrote.
+not all threads reach, on memory that was never written.
 """
 
 from conformance.simulator.errors import BarrierError, RaceError, UninitializedReadError

@@ -10,4 +10,4 @@ class BarrierError(Exception):
 
 
 class UninitializedReadError(Exception):
-    """A value was read that nobody has written: of shared or local memory, or of an absent lane."""
+    """A value was read that was never written: in shared or local memory, or of an absent lane."""
