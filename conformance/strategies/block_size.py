@@ -37,28 +37,30 @@ def divisors(size: int) -> list[int]:
     return [d for d in range(1, min(size, 600) + 1) if size % d == 0]
 
 
-def supported_lists(
-    draw: st.DrawFn, manager_size: int, common: int, *, whole: bool
+def _supported_sizes(
+    draw: st.DrawFn, manager_size: int, common: int, *, is_answer: bool, is_reluctant: bool
 ) -> list[object]:
-    """Draw lists of block sizes that a backend supports, among them a divisor of the manager's.
+    """Draw the block sizes that a backend supports.
 
-    The manager's size itself is supported only where `whole` is set.
+    Args:
+        draw: Hypothesis' `draw`.
+        manager_size: The manager's block size.
+        common: A divisor of it that the backend supports.
+        is_answer: Whether the manager's size may be needed, since all backends support it.
+        is_reluctant: Whether the backend does not support the manager's size.
     """
     known = divisors(manager_size)
-    multiples = [reference.MultipleOf(d) for d in known]
-    if whole:
-        entries: list[object] = [*known, *multiples]
-        needed: object = draw(
-            st.sampled_from((manager_size, *(reference.MultipleOf(d) for d in divisors(common))))
-        )
-    else:
+    if is_reluctant:
         # A multiple that divides the manager's size would support that.
         odd = [d + 1 for d in known if manager_size % (d + 1)]
-        entries = [d for d in known if d < manager_size]
+        entries: list[object] = [d for d in known if d < manager_size]
         entries += [*odd, *map(reference.MultipleOf, odd), 2 * manager_size]
-        needed = common
-    more = draw(st.lists(st.sampled_from(entries or [2 * manager_size]), max_size=4))
-    found = draw(st.permutations([needed, *more]))
+        needed: object = common
+    else:
+        entries = [*known, *map(reference.MultipleOf, known)]
+        size = manager_size if is_answer else common
+        needed = draw(st.sampled_from((size, *map(reference.MultipleOf, divisors(common)))))
+    found = draw(st.permutations([needed, *draw(st.lists(st.sampled_from(entries), max_size=4))]))
     return draw(st.sampled_from(([*found], [*found], [*found, *found])))
 
 
@@ -68,13 +70,16 @@ def attention_groups(draw: st.DrawFn, manager_size: int) -> list[SimpleNamespace
     common = draw(st.sampled_from(divisors(manager_size)))
     # The manager's own size is the answer where all support it; one that does not is enough.
     reluctant = draw(st.sampled_from((None, 0, number - 1))) if number else None
+    is_answer = reluctant is None or common == manager_size
     found = []
     for i in range(number):
-        is_reluctant = i == reluctant and common < manager_size
-        if reluctant is None or common == manager_size or is_reluctant:
-            drawn = supported_lists(draw, manager_size, common, whole=not is_reluctant)
-        else:
-            drawn = _lists_with(draw, manager_size, common)
+        drawn = _supported_sizes(
+            draw,
+            manager_size,
+            common,
+            is_answer=is_answer,
+            is_reluctant=i == reluctant and not is_answer,
+        )
         backend = Backend(
             supported=drawn,
             is_instance=draw(st.booleans()),
@@ -89,14 +94,6 @@ def _tupled(drawn: list[Any]) -> dict[str, Any]:
     if not all(isinstance(entry, int) for entry in drawn):
         return {}
     return {"get_supported_kernel_block_sizes": lambda: tuple(np.int64(entry) for entry in drawn)}
-
-
-def _lists_with(draw: st.DrawFn, manager_size: int, common: int) -> list[object]:
-    """Draw lists that support a divisor, as an int or as a multiple."""
-    known = divisors(manager_size)
-    needed = draw(st.sampled_from([common, *map(reference.MultipleOf, divisors(common))]))
-    entries = [*known, *map(reference.MultipleOf, known)]
-    return [needed, *draw(st.lists(st.sampled_from(entries), max_size=3))]
 
 
 @st.composite
