@@ -42,7 +42,7 @@ def spelled(function: Callable[..., Any], hints: tuple[str, ...] = ()) -> str:
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", LINES, ids=NAMES)
 def test_a_name_is_public(line: str) -> None:
     """The package and the module have it, with these parameters; another package lacks it."""
     match = re.fullmatch(r"(\w+) (\w+)\.([\w.]+)(\(.*\))?", line)
