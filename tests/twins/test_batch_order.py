@@ -176,49 +176,34 @@ def test_three_regions_read_no_prompts(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "scheduled", "regions", "message"),
-    [
-        ({}, {"a": 9}, 3, "KeyError: num_scheduled_tokens has no request 'b', which is req_ids[1]"),
+    ("message", "changes"),
+    {
+        "KeyError: num_scheduled_tokens has no request 'b', which is req_ids[1]": {
+            "scheduled": {"a": 9}
+        },
         (
-            {},
-            {"a": 9, "b": -1},
-            3,
-            (
-                "ValueError: num_scheduled_tokens of req_ids[1] is -1, expected 0 to "
-                "9223372036854775807"
-            ),
-        ),
-        (
-            {"num_computed_tokens_cpu": int64(0)},
-            {"a": 9, "b": 1},
-            3,
-            "ValueError: num_computed_tokens_cpu has 1 entries, expected at least 2",
-        ),
-        (
-            {"num_prompt_tokens": int64(9)},
-            {"a": 9, "b": 1},
-            4,
-            "ValueError: num_prompt_tokens has 1 entries, expected at least 2",
-        ),
-        ({}, [1, 2], 3, "TypeError: num_scheduled_tokens must be a mapping, got list"),
-        (
-            {"req_ids": ["a", ["b"]]},
-            {"a": 1},
-            3,
-            "TypeError: req_ids[1] must be hashable, got list",
-        ),
-    ],
+            "ValueError: num_scheduled_tokens of req_ids[1] is -1, expected 0 to "
+            "9223372036854775807"
+        ): {"scheduled": {"a": 9, "b": -1}},
+        "ValueError: num_computed_tokens_cpu has 1 entries, expected at least 2": {
+            "num_computed_tokens_cpu": int64(0)
+        },
+        "ValueError: num_prompt_tokens has 1 entries, expected at least 2": {
+            "num_prompt_tokens": int64(9)
+        },
+        "TypeError: num_scheduled_tokens must be a mapping, got list": {"scheduled": [1, 2]},
+        "TypeError: req_ids[1] must be hashable, got list": {"req_ids": ["a", ["b"]]},
+    }.items(),
 )
-def test_refusals_of_reorder(
-    twin: Any, changes: dict[str, Any], scheduled: Any, regions: object, message: str
-) -> None:
+def test_refusals_of_reorder(twin: Any, changes: dict[str, Any], message: str) -> None:
     """Each violated precondition is refused with its message, and nothing has moved."""
     batch = make_requests("ab", [0, 3], [9, 2])
-    for name, value in changes.items():
-        setattr(batch, name, value)
+    for name in changes.keys() - {"scheduled"}:
+        setattr(batch, name, changes[name])
+    scheduled = changes.get("scheduled", {"a": 9, "b": 1})
     step = SimpleNamespace(num_scheduled_tokens=scheduled)
     with twin.refuses(message):
-        twin.reorder_batch_to_split_decodes_and_prefills(batch, step, regions=regions)
+        twin.reorder_batch_to_split_decodes_and_prefills(batch, step, regions=4)
     assert [] == batch.swaps
 
 

@@ -138,36 +138,21 @@ def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_drafts", "dcp_size", "arguments", "message"),
+    ("message", "sizes", "threshold"),
     [
-        (3, 1, (0,), "ValueError: reorder_batch_threshold is 0, expected at least 1"),
-        (
-            -1,
-            1,
-            (2, True),
-            "ValueError: speculative_config.num_speculative_tokens is -1, expected at least 0",
-        ),
-        (
-            3,
-            0,
-            (2, True),
-            "ValueError: parallel_config.decode_context_parallel_size is 0, expected at least 1",
-        ),
+        ("reorder_batch_threshold is 0, expected at least 1", (3, 1), 0),
+        ("speculative_config.num_speculative_tokens is -1, expected at least 0", (-1, 1), 2),
+        ("parallel_config.decode_context_parallel_size is 0, expected at least 1", (3, 0), 2),
     ],
 )
 def test_refusals_of_thresholds(
-    twin: Any,
-    make_builder: Any,
-    num_drafts: Any,
-    dcp_size: Any,
-    arguments: tuple[Any, ...],
-    message: str,
+    twin: Any, make_builder: Any, message: str, sizes: tuple[int, int], threshold: int
 ) -> None:
     """What is wrong is refused in these words, and the threshold is as it was."""
-    builder = make_builder(num_drafts, dcp_size)
+    builder = make_builder(*sizes)
     builder.reorder_batch_threshold = 77
-    with twin.refuses(message):
-        builder._init_reorder_batch_threshold(*arguments)
+    with twin.refuses(f"ValueError: {message}"):
+        builder._init_reorder_batch_threshold(threshold, supports_spec_as_decode=True)
     assert 77 == builder.reorder_batch_threshold
 
 
