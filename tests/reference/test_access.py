@@ -66,51 +66,42 @@ def test_writes_by_hand(make_batch: BatchMaker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "kwargs", "message"),
-    [
-        ({}, {"block_size": 0}, "ValueError: block_size is 0, expected 1 to 2147483647"),
-        (
+    ("message", "case"),
+    {
+        "ValueError: block_size is 0, expected 1 to 2147483647": ({}, {"block_size": 0}),
+        "ValueError: kernel_block_size is 3, expected a divisor of block_size 2": (
             {},
             {"kernel_block_size": 3},
-            "ValueError: kernel_block_size is 3, expected a divisor of block_size 2",
         ),
-        ({}, {"cp_rank": 1}, "ValueError: cp_rank is 1, expected 0 to 0"),
-        (
+        "ValueError: cp_rank is 1, expected 0 to 0": ({}, {"cp_rank": 1}),
+        "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2": (
             {},
             {"cp_kv_cache_interleave_size": 4},
-            "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2",
         ),
-        *(
+        **{
             (
-                {"block_table_tensor": np.zeros((2, width), np.int32)},
-                kwargs,
-                (
-                    f"ValueError: seq_lens[1] is 5 and needs {needed}, but row 1 of "
-                    f"block_table_tensor has {width}"
-                ),
-            )
+                f"ValueError: seq_lens[1] is 5 and needs {needed}, but row 1 of "
+                f"block_table_tensor has {width}"
+            ): ({"block_table_tensor": np.zeros((2, width), np.int32)}, kwargs)
             for width, kwargs, needed in (
                 (2, {}, "3 blocks of 2"),
                 (1, {"cp_world_size": 2}, "2 blocks of 2"),
                 (4, {"kernel_block_size": 1}, "5 blocks of 1"),
             )
-        ),
-        (
+        },
+        "ValueError: block_table_tensor[0, 1] is -1, expected at least 0": (
             {"block_table_tensor": np.array([[5, -1, 0], [0, 0, 0]], np.int32)},
             {},
-            "ValueError: block_table_tensor[0, 1] is -1, expected at least 0",
         ),
-        (
+        "ValueError: query_start_loc has 3 entries, expected num_reqs + 1 = 4": (
             {"num_reqs": 3},
             {},
-            "ValueError: query_start_loc has 3 entries, expected num_reqs + 1 = 4",
         ),
-    ],
+    }.items(),
 )
-def test_refusals_of_reads(
-    make_batch: BatchMaker, changes: dict[str, Any], kwargs: dict[str, Any], message: str
-) -> None:
+def test_refusals_of_reads(make_batch: BatchMaker, message: str, case: tuple[Any, ...]) -> None:
     """Each violated precondition is refused with its message."""
+    changes, kwargs = case
     batch = make_batch([2, 0], [1, 5], **changes)
     with refuses(message):
         kv_reads(batch, **({"block_size": 2} | kwargs))

@@ -65,64 +65,56 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "changes", "message"),
-    [
-        *(
-            ({"kv_cache": cache}, {}, f"ValueError: kv_cache has shape {cache.shape}, but {must}")
+    ("message", "case"),
+    {
+        **{
+            f"ValueError: kv_cache has shape {cache.shape}, but {must}": ({"kv_cache": cache}, {})
             for cache, must in (
                 (CACHE[0], "must have 5 dimensions"),
                 (CACHE[:1], "must have 2, keys and values, first"),
                 (CACHE[:, :, :0], "must have blocks of 1 or more"),
                 (CACHE[..., :3], "must have (*, *, *, *, 4), the head size of q"),
             )
-        ),
-        (
+        },
+        "ValueError: q has 2 heads, but must have a multiple of 3": (
             {"kv_cache": CACHE.repeat(3, 3)},
             {},
-            "ValueError: q has 2 heads, but must have a multiple of 3",
         ),
-        ({"q": Q[:1]}, {}, "ValueError: q has 1 rows, but the batch 2"),
-        ({"scale": "1"}, {}, "TypeError: scale is '1' (str), but must be a number"),
-        ({"sliding_window": 0}, {}, "ValueError: sliding_window is 0, expected 1 to 2147483647"),
-        (
+        "ValueError: q has 1 rows, but the batch 2": ({"q": Q[:1]}, {}),
+        "TypeError: scale is '1' (str), but must be a number": ({"scale": "1"}, {}),
+        "ValueError: sliding_window is 0, expected 1 to 2147483647": ({"sliding_window": 0}, {}),
+        "ValueError: sliding_window is 2, but must be None of a non-causal batch": (
             {"sliding_window": 2},
             {"causal": False},
-            "ValueError: sliding_window is 2, but must be None of a non-causal batch",
         ),
-        ({"cp_world_size": 0}, {}, "ValueError: cp_world_size is 0, expected 1 to 2147483647"),
-        ({"cp_rank": 1}, {}, "ValueError: cp_rank is 1, expected 0 to 0"),
-        (
+        "ValueError: cp_world_size is 0, expected 1 to 2147483647": ({"cp_world_size": 0}, {}),
+        "ValueError: cp_rank is 1, expected 0 to 0": ({"cp_rank": 1}, {}),
+        "TypeError: cp_kv_cache_interleave_size must be an int, got True of bool": (
             {"cp_kv_cache_interleave_size": True},
             {},
-            "TypeError: cp_kv_cache_interleave_size must be an int, got True of bool",
         ),
-        (
+        "ValueError: query_start_loc has 3 entries, expected num_reqs + 1 = 4": (
             {},
             {"num_reqs": 3},
-            "ValueError: query_start_loc has 3 entries, expected num_reqs + 1 = 4",
         ),
         (
-            {"cp_world_size": 2, "cp_rank": 1},
-            {"block_table_tensor": np.zeros((2, 0), np.int32)},
-            (
-                "ValueError: seq_lens[0] is 3 and needs 1 blocks of 2, but row 0 of "
-                "block_table_tensor has 0"
-            ),
-        ),
-        *(
-            (
+            "ValueError: seq_lens[0] is 3 and needs 1 blocks of 2, but row 0 of "
+            "block_table_tensor has 0"
+        ): ({"cp_world_size": 2, "cp_rank": 1}, {"block_table_tensor": np.zeros((2, 0), np.int32)}),
+        **{
+            f"ValueError: block_table_tensor[0, 1] is {block}, expected 0 to 8": (
                 {},
                 {"block_table_tensor": np.array([[0, block, 0], [0, 0, 0]], np.int32)},
-                f"ValueError: block_table_tensor[0, 1] is {block}, expected 0 to 8",
             )
             for block in (-1, 9)
-        ),
-    ],
+        },
+    }.items(),
 )
 def test_refusals_of_paged_attention(
-    make_batch: BatchMaker, arguments: dict[str, Any], changes: dict[str, Any], message: str
+    make_batch: BatchMaker, message: str, case: tuple[Any, ...]
 ) -> None:
     """Each violated precondition is refused with its message."""
+    arguments, changes = case
     batch = make_batch([2, 0], [1, 5], **changes)
     with refuses(message):
         paged_attention(**({"q": Q[:2], "kv_cache": CACHE, "metadata": batch} | arguments))

@@ -229,57 +229,50 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "args", "message"),
-    [
-        ("move_row", (4, 0), "IndexError: src is 4, expected 0 to 3"),
-        ("move_row", (0, -1), "IndexError: dst is -1, expected 0 to 3"),
-        ("swap_rows", (4, 4), "IndexError: a is 4, expected 0 to 3"),
-        ("swap_rows", (0, -1), "IndexError: b is -1, expected 0 to 3"),
-        ("swap_rows", (0, True), "TypeError: b must be an int, got True of bool"),
-        ("clear_row", (4,), "IndexError: r is 4, expected 0 to 3"),
-        ("get_dummy_block_tables", (5,), "ValueError: num_reqs is 5, expected 0 to 4"),
-        ("get_dummy_slot_mappings", (7,), "ValueError: num_tokens is 7, expected 0 to 6"),
-        (
+    ("message", "call"),
+    {
+        "IndexError: src is 4, expected 0 to 3": ("move_row", 4, 0),
+        "IndexError: dst is -1, expected 0 to 3": ("move_row", 0, -1),
+        "IndexError: a is 4, expected 0 to 3": ("swap_rows", 4, 4),
+        "IndexError: b is -1, expected 0 to 3": ("swap_rows", 0, -1),
+        "TypeError: b must be an int, got True of bool": ("swap_rows", 0, True),
+        "IndexError: r is 4, expected 0 to 3": ("clear_row", 4),
+        "ValueError: num_reqs is 5, expected 0 to 4": ("get_dummy_block_tables", 5),
+        "ValueError: num_tokens is 7, expected 0 to 6": ("get_dummy_slot_mappings", 7),
+        "IndexError: idx_mapping[1] is 4, expected -1 to 3": ("gather_block_tables", int32(0, 4)),
+        "ValueError: idx_mapping has 5 entries, expected at most 4": (
             "gather_block_tables",
-            (int32(0, 4),),
-            "IndexError: idx_mapping[1] is 4, expected -1 to 3",
+            np.zeros(5, np.int32),
         ),
-        (
+        "TypeError: idx_mapping must be int32, got int64": (
             "gather_block_tables",
-            (np.zeros(5, np.int32),),
-            "ValueError: idx_mapping has 5 entries, expected at most 4",
+            np.zeros(2, np.int64),
         ),
-        (
-            "gather_block_tables",
-            (np.zeros(2, np.int64),),
-            "TypeError: idx_mapping must be int32, got int64",
-        ),
-        (
+        "ValueError: positions[0] is 8 and needs column 4, but block_table has 4 columns": (
             "compute_slot_mappings",
-            (int32(0, 1), int64(8)),
-            "ValueError: positions[0] is 8 and needs column 4, but block_table has 4 columns",
+            int32(0, 1),
+            int64(8),
         ),
-        (
+        "ValueError: query_start_loc has 5 requests, expected at most 4": (
             "compute_slot_mappings",
-            (np.zeros(6, np.int32), np.zeros(0, np.int64)),
-            "ValueError: query_start_loc has 5 requests, expected at most 4",
+            np.zeros(6, np.int32),
+            np.zeros(0, np.int64),
         ),
-        (
+        "ValueError: positions has 7 entries, expected at most 6": (
             "compute_slot_mappings",
-            (int32(0, 1), np.zeros(7, np.int64)),
-            "ValueError: positions has 7 entries, expected at most 6",
+            int32(0, 1),
+            np.zeros(7, np.int64),
         ),
-        (
+        "ValueError: query_start_loc[-1] is 2, but positions has 1 entries": (
             "compute_slot_mappings",
-            (int32(0, 2), int64(0)),
-            "ValueError: query_start_loc[-1] is 2, but positions has 1 entries",
+            int32(0, 2),
+            int64(0),
         ),
-    ],
+    }.items(),
 )
-def test_refusals_of_the_other_methods(
-    twin: Any, method: str, args: tuple[Any, ...], message: str
-) -> None:
+def test_refusals_of_the_other_methods(twin: Any, message: str, call: tuple[Any, ...]) -> None:
     """Each violated precondition is refused with its message, and nothing has changed."""
+    method, *args = call
     tables = make_tables(twin)
     append(tables, 0, [5, 6], [7])
     gathered = tables.gather_block_tables(twin.int32(0, 0))
