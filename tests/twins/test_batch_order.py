@@ -145,7 +145,8 @@ def test_reorder(
 ) -> None:
     """The worked examples: what stands right stays, the others fill the free places in order."""
     batch = make_requests(ids, computed)
-    moved = reorder(twin, batch, tokens, decode_threshold=threshold)
+    with twin.checked():
+        moved = reorder(twin, batch, tokens, decode_threshold=threshold)
     assert moved is (ids != expected)
     assert expected == "".join(batch.req_ids)
     assert num_swaps == len(batch.swaps)
