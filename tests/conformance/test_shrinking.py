@@ -56,7 +56,7 @@ def test_a_user_of_a_failed_function_is_hardly_shrunk() -> None:
     assert MIN_SECONDS == budgets.allowance("g", ["h", "Tables"])
     assert 4 == budgets.allowance("g", ["h"])
     assert 3.5 == budgets.allowance("Tables.gather", ["Tables"])
-    assert seconds_of(budgets, "stateful test", uses_all=True) < 3
+    assert seconds_of(budgets, "machine", uses_all=True) < 3
 
 
 def test_without_a_budget_a_moment_is_left() -> None:
