@@ -24,8 +24,9 @@ from conformance.laws.law_checks import law_checks
 from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.report import Mismatch
+from conformance.size_axes import goals_of_axes, reached_bands
 from conformance.strategies import cached as st
-from conformance.strategies.presets import Preset
+from conformance.strategies.presets import LARGE, Preset
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
 
@@ -48,6 +49,8 @@ def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
 def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
     """Yield the checks of a contract, with what is added to its name in the names of tests."""
     yield "", same_answer(contract)
+    if contract.axes:
+        yield "_of_large_batches", same_large_answer(contract)
     if contract.has_arrays:
         yield "_in_any_memory", in_any_memory(contract)
     yield "_under_conditions", under_conditions(contract)
@@ -80,7 +83,7 @@ def same_answer(contract: Contract) -> Check:
 
     def goals_of(example: ValidExample) -> list[str]:
         reached = reached_goals(example.call, contract.goals, contract.pairs)
-        return reached + example.variant.goals
+        return reached + example.variant.goals + [*reached_bands(contract.axes, example.call)]
 
     return Check(
         contract.function,
@@ -92,6 +95,23 @@ def same_answer(contract: Contract) -> Check:
         goals_of,
         contract.has_kernel,
         contract.has_device_path,
+    )
+
+
+def same_large_answer(contract: Contract) -> Check:
+    """Return the check of answers for batches that are large along one axis each.
+
+    It is not run in the simulator, where each element costs a thread of 50 us.
+    """
+    return dataclasses.replace(
+        same_answer(contract),
+        kind=Kind.LARGE,
+        presets=LARGE,
+        description=f"{contract.function} answers for large batches as reference does.",
+        goals=[*goals_of_axes(contract.axes)],
+        goals_of=lambda example: reached_bands(contract.axes, example.call),
+        has_kernel=False,
+        has_device_path=False,
     )
 
 

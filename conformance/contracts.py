@@ -16,6 +16,7 @@ from conformance.aliases import Alias
 from conformance.calls import Call
 from conformance.goals import Goals
 from conformance.laws.interpretation import Interpretation
+from conformance.size_axes import Axes
 from conformance.strategies.presets import Preset
 
 Change: TypeAlias = Callable[[Call], Call | None]
@@ -68,6 +69,7 @@ class Contract:
         function: Its name in both twins; a method is written `Class.method`.
         calls: Valid calls of a preset's sizes.
         goals: Named predicates on a call; a run must reach each.
+        axes: Its size axes; a run must reach each band of each, see `size_axes`.
         pairs: Coverage goals that one call must reach together.
         invalid_inputs: Each violated precondition; a run must reach each.
         changes: Names of the arguments that the function changes, which are compared too.
@@ -94,6 +96,7 @@ class Contract:
     function: str
     calls: Callable[[Preset], SearchStrategy[Call]]
     goals: Goals
+    axes: Axes = dataclasses.field(default_factory=dict)
     pairs: Sequence[tuple[str, str]] = ()
     invalid_inputs: Sequence[InvalidInput] = ()
     changes: frozenset[str] = frozenset()

@@ -21,6 +21,7 @@ class Kind(enum.Enum):
     SAME_ANSWER = "same answer"
     SAME_REFUSAL = "same refusal"
     LAW = "law"
+    LARGE = "large"
     MEMORY = "memory"
     CONDITIONS = "conditions"
     STATEFUL = "stateful"
@@ -40,6 +41,7 @@ class Profile:
         name: What `--profile` calls it.
         same_answer_examples: Examples of each "same answer" check, targets with a simulator apart.
         other_examples: Examples of every other check, and of every check in the simulator.
+        large_examples: Examples of each large batch, of which there are some twenty.
         memory_examples: Examples of each check in any memory, each in several layouts.
         condition_examples: Examples of each check under conditions, each of a thousand calls.
         is_random: Whether each run draws new examples.
@@ -56,6 +58,7 @@ class Profile:
     is_random: bool = False
     requires_coverage: bool = True
     seed: int | None = 0
+    large_examples: int = 2
     memory_examples: int = 25
     condition_examples: int = 4
     stateful_examples: int = 20
@@ -70,7 +73,9 @@ class Profile:
         """
         plenty = kind is Kind.SAME_ANSWER and not simulated
         number = self.same_answer_examples if plenty else self.other_examples
-        if kind is Kind.CONDITIONS or (kind is Kind.MEMORY and simulated):
+        if kind is Kind.LARGE:
+            number = self.large_examples
+        elif kind is Kind.CONDITIONS or (kind is Kind.MEMORY and simulated):
             number = self.condition_examples
         elif kind is Kind.MEMORY:
             number = self.memory_examples
@@ -115,6 +120,7 @@ PROFILES = {
             25,
             25,
             requires_coverage=False,
+            large_examples=1,
             memory_examples=3,
             condition_examples=1,
             stateful_examples=3,
@@ -129,6 +135,7 @@ PROFILES = {
             seed=None,
             stateful_examples=1000,
             simulated_stateful_examples=100,
+            large_examples=200,
             memory_examples=2000,
             condition_examples=300,
             shrink_seconds=600,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -85,7 +86,31 @@ class Check:
         Returns:
             The test, which raises if an example contradicts the statement.
         """
-        presets = filter(SIZES[size], self.presets or presets_of(target))
+        presets = [*filter(SIZES[size], self.presets or presets_of(target))]
+        if self.kind is not Kind.LARGE:
+            return self._bind(target, profile, presets, size, shrink=shrink)
+        # Of each large batch so many examples, where several presets would be drawn from.
+        tests = [
+            self._bind(target, profile, [preset], preset.name, shrink=shrink) for preset in presets
+        ]
+
+        def run() -> None:
+            __tracebackhide__ = True
+            for test in tests:
+                test()
+
+        return run
+
+    def _bind(
+        self,
+        target: Target,
+        profile: Profile,
+        presets: Sequence[Preset],
+        size: str,
+        *,
+        shrink: bool,
+    ) -> Callable[[], None]:
+        """Return a test with examples of some presets."""
         strategy = st.one_of([self.examples(preset) for preset in presets])
 
         def run(example: Any) -> None:
@@ -104,13 +129,15 @@ class Check:
                 note_failure(self.function, LOOKED_UP)
                 raise
 
-        name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}".replace(".", "_")
-        run.__name__ = run.__qualname__ = name
+        name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}"
+        run.__name__ = run.__qualname__ = re.sub(r"\W", "_", name)
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
         # Hypothesis would seed all tests alike, by the seed of the run or the source of `run`, so
         # that all would draw the same.
-        test: Callable[[], None] = seeded(profile, name)(options(given(example=strategy)(run)))
+        test: Callable[[], None] = seeded(profile, run.__name__)(
+            options(given(example=strategy)(run))
+        )
         return test
 
     @contextlib.contextmanager

@@ -26,6 +26,7 @@ from conformance.laws.interpretation import (
     with_batch,
 )
 from conformance.properties import law
+from conformance.size_axes import of_batches
 from conformance.strategies.batch_order import (
     MAX_TOKENS,
     InputBatch,
@@ -165,6 +166,7 @@ test_split_decodes_and_prefills = Contract(
     laws=("split_partitions", "padding_adds_nothing"),
     interpretation=KINDS,
     on_device=("common_attn_metadata.query_start_loc_cpu",),
+    axes=of_batches(),
     has_arrays=True,
 )
 
@@ -204,6 +206,7 @@ test_split_decodes_prefills_and_extends = Contract(
         "common_attn_metadata.query_start_loc_cpu",
         "common_attn_metadata.num_computed_tokens_cpu",
     ),
+    axes=of_batches(),
     has_arrays=True,
 )
 

@@ -21,6 +21,7 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change, Unpadded
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import Check, law
+from conformance.size_axes import of_batches
 from conformance.strategies import cached as st
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
@@ -105,6 +106,7 @@ test_unpadded = Contract(
     ),
     laws=("unpadding_removes_nothing", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=ACTUAL_REQUESTS,
+    axes=of_batches(),
     has_arrays=True,
 )
 
@@ -123,6 +125,7 @@ test_validate = Contract(
         *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
         *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
     ),
+    axes=of_batches(),
     has_arrays=True,
 )
 

@@ -22,6 +22,7 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change, InManagersBlocks
 from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
 from conformance.properties import law
+from conformance.size_axes import of_batches
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import Batch, batches, of_batch
@@ -156,6 +157,7 @@ test_compute_slot_mapping = Contract(
     ),
     interpretation=SLOTS,
     on_device=("query_start_loc", "positions", "out"),
+    axes=of_batches(),
     has_arrays=True,
 )
 

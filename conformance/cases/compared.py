@@ -226,4 +226,4 @@ def check_of_call(
 
 def _of_one(contract: Contract, call: Call) -> Contract:
     """Return a contract of one call; its coverage goals look at facts, too."""
-    return dataclasses.replace(contract, calls=lambda _: st.just(call), goals={}, pairs=())
+    return dataclasses.replace(contract, calls=lambda _: st.just(call), goals={}, axes={}, pairs=())

@@ -18,7 +18,7 @@ from typing import Any
 
 from conformance.actors import actors
 from conformance.calls import Call
-from conformance.conditions.expected import Expected
+from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
 from conformance.targets import Target
 
@@ -69,7 +69,7 @@ def check_interleaved_calls(contract: Contract, target: Target, call: Call, othe
         other: A valid call, which the other thread makes.
     """
     __tracebackhide__ = True
-    first, second = (Expected.of(contract, one) for one in (call, other))
+    first, second = (KnownAnswer.of(contract, one) for one in (call, other))
     mine, theirs = first.invocation(target), second.invocation(target)
     failures: list[BaseException] = []
     with actors(1) as (actor,):
@@ -106,7 +106,7 @@ def check_parallel_calls(contract: Contract, target: Target, call: Call, other: 
     __tracebackhide__ = True
     start = threading.Barrier(2)
 
-    def repeat(expected: Expected) -> None:
+    def repeat(expected: KnownAnswer) -> None:
         made = [expected.invocation(target) for _ in range(NUM_PARALLEL)]
         start.wait()
         for invocation in made:
@@ -116,7 +116,7 @@ def check_parallel_calls(contract: Contract, target: Target, call: Call, other: 
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(2) as pool:
-            both = (Expected.of(contract, one) for one in (call, other))
+            both = (KnownAnswer.of(contract, one) for one in (call, other))
             for done in [pool.submit(repeat, one) for one in both]:
                 done.result()
     finally:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from conformance.calls import Call
-from conformance.conditions.expected import Expected
+from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
 from conformance.strategies.arrays import Array, poisoned
 from conformance.targets import RAISED, Target
@@ -98,12 +98,14 @@ def with_layout(call: Call, layout: Callable[[Array], Array]) -> Call:
 
 def takes_layout(contract: Contract, call: Call, name: str) -> bool:
     """Return whether a call's arrays may have a layout; `reference` refuses some for some."""
-    return _expected(contract, call, LAYOUTS[name]) is not None
+    return _known_answer(contract, call, LAYOUTS[name]) is not None
 
 
-def _expected(contract: Contract, call: Call, layout: Callable[[Array], Array]) -> Expected | None:
+def _known_answer(
+    contract: Contract, call: Call, layout: Callable[[Array], Array]
+) -> KnownAnswer | None:
     try:
-        return Expected.of(contract, with_layout(call, layout))
+        return KnownAnswer.of(contract, with_layout(call, layout))
     except RAISED:
         return None
 
@@ -118,7 +120,7 @@ def check_layouts(contract: Contract, target: Target, call: Call) -> None:
     """
     __tracebackhide__ = True
     for name, layout in LAYOUTS.items():
-        expected = _expected(contract, call, layout)
+        expected = _known_answer(contract, call, layout)
         if expected is not None:
             invocation = expected.invocation(target)
             expected.check(invocation, name)

@@ -11,7 +11,7 @@ import torch
 
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
-from conformance.conditions.expected import Expected
+from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
 from conformance.report import Mismatch
 from conformance.targets import Target
@@ -40,7 +40,7 @@ def check_lifetimes(contract: Contract, target: Target, call: Call) -> None:
 
 
 def _call_and_forget(contract: Contract, target: Target, call: Call) -> list[tuple[str, Any]]:
-    invocation = Expected.of(contract, call).invocation(target)
+    invocation = KnownAnswer.of(contract, call).invocation(target)
     result = invocation.run()
     values = [*invocation.arguments.items(), ("result", result)]
     return [watched for path, value in values for watched in _watched(value, path)]

@@ -17,7 +17,7 @@ import torch
 
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
-from conformance.conditions.expected import Expected
+from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
 from conformance.report import Mismatch
 from conformance.targets import Target
@@ -97,7 +97,7 @@ def check_modes(contract: Contract, target: Target, call: Call) -> None:
         call: A valid call.
     """
     __tracebackhide__ = True
-    expected = Expected.of(contract, call)
+    expected = KnownAnswer.of(contract, call)
     for name, mode in MODES.items():
         invocation = expected.invocation(target)
         with mode():

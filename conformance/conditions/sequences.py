@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 
 from conformance.calls import Call
-from conformance.conditions.expected import Expected, shown
+from conformance.conditions.known_answer import KnownAnswer, copied_answer
 from conformance.conditions.neighbours import Contents, neighbours
 from conformance.contracts import Contract
 from conformance.targets import RAISED, REFERENCE, Target
@@ -34,7 +34,7 @@ def check_other_batches(contract: Contract, target: Target, call: Call) -> None:
         call: A valid call.
     """
     __tracebackhide__ = True
-    expected = Expected.of(contract, call)
+    expected = KnownAnswer.of(contract, call)
     invocation = expected.invocation(target)
     for contents, other in islice(_other_batches(contract, call), NUM_NEIGHBOURS):
         expected.check(invocation, "before other batches in the same memory")
@@ -48,18 +48,18 @@ def has_other_batches(contract: Contract, call: Call) -> bool:
     return next(_other_batches(contract, call), None) is not None
 
 
-def _other_batches(contract: Contract, call: Call) -> Iterator[tuple[Contents, Expected]]:
+def _other_batches(contract: Contract, call: Call) -> Iterator[tuple[Contents, KnownAnswer]]:
     """Yield contents of a call's memory that make another valid call with another answer."""
-    first = Expected.of(contract, call)
+    first = KnownAnswer.of(contract, call)
     invocation = first.invocation(REFERENCE)
     for contents in neighbours(invocation.call, contract.changes):
         with invocation.converter.tracker.holding(contents):
             made = dataclasses.replace(call, arguments=copy.deepcopy(invocation.arguments))
             try:
-                answer = shown(contract, invocation.run())
+                answer = copied_answer(contract, invocation.run())
             except RAISED:  # no valid call
                 continue
-        yield contents, Expected(contract, made, answer)
+        yield contents, KnownAnswer(contract, made, answer)
 
 
 def check_after_refusals(contract: Contract, target: Target, call: Call) -> None:
@@ -71,7 +71,7 @@ def check_after_refusals(contract: Contract, target: Target, call: Call) -> None
         call: A valid call.
     """
     __tracebackhide__ = True
-    expected = Expected.of(contract, call)
+    expected = KnownAnswer.of(contract, call)
     invocation = expected.invocation(target)
     for invalid in contract.invalid_inputs:
         bad = None if invalid.is_value or invalid.is_hint else invalid.change(expected.call)
@@ -95,7 +95,7 @@ def check_held_results(contract: Contract, target: Target, call: Call) -> None:
     __tracebackhide__ = True
     if contract.aliases or contract.changes or contract.compares_views:
         return
-    expected = Expected.of(contract, call)
+    expected = KnownAnswer.of(contract, call)
     invocation = expected.invocation(target)
     first = expected.check(invocation, "")
     held = []

@@ -13,7 +13,7 @@ import numpy as np
 import reference
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, guarded, guarded_table
-from conformance.strategies.presets import Preset
+from conformance.strategies.presets import Preset, Shape
 from conformance.strategies.traffic import traffic_batches
 
 KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill", "none")
@@ -219,7 +219,10 @@ def batches(
     """
     if layout is None:
         layout = Layout(draw(st.sampled_from(preset.block_sizes)))
-    if preset.is_traffic:
+    shape = preset.shape
+    if shape is not None:
+        query_lens, computed = _requests_of(shape, kind, draw(st.integers(0, 2**16)))
+    elif preset.is_traffic:
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
     else:
@@ -227,12 +230,14 @@ def batches(
         query_lens, computed = draw(_requests(preset, layout, kind))
         if draw(st.integers(0, 5)) == 5 if is_first_idle is None else is_first_idle:
             query_lens[:1] = [0] * len(query_lens[:1])
-    num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 2)))
+    if shape is None:
+        num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 2)))
+    else:
+        num_padding = shape.num_padded_reqs
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
-    computed += draw(
-        st.lists(st.sampled_from((0, 0, 1, 5)), min_size=num_padding, max_size=num_padding)
-    )
+    left = draw(st.lists(st.sampled_from((0, 0, 1, 5)), min_size=min(num_padding, 3), max_size=3))
+    computed += [left[i % len(left)] for i in range(num_padding)]
     is_bare = not any(query_lens) and draw(st.booleans())
     if is_bare:  # padding alone, and a table of no columns
         computed = [0] * len(computed)
@@ -244,9 +249,9 @@ def batches(
         tuple(computed),
         layout,
         draw(_rows(layout, seq_lens, computed if is_shared else [0] * len(computed))),
-        num_padding_tokens=draw(st.integers(0, 3)),
-        extra_columns=0 if is_bare else draw(st.integers(0, 2)),
-        extra_rows=draw(st.integers(0, 1)),
+        num_padding_tokens=shape.num_padding_tokens if shape else draw(st.integers(0, 3)),
+        extra_columns=_extra_columns(draw, shape, is_bare=is_bare),
+        extra_rows=shape.extra_rows if shape else draw(st.integers(0, 1)),
         filler=draw(st.sampled_from(FILLERS)),
         stride=draw(st.sampled_from((1, 2))),
         raised=draw(st.sampled_from((0, 3))),
@@ -255,6 +260,35 @@ def batches(
         extra_slots=draw(st.sampled_from((0, 0, 3))),
         has_numpy_ints=draw(st.SOMETIMES),
     )
+
+
+def _extra_columns(draw: st.DrawFn, shape: Shape | None, *, is_bare: bool) -> int:
+    if shape is not None:
+        return shape.extra_columns
+    return 0 if is_bare else draw(st.integers(0, 2))
+
+
+def _requests_of(shape: Shape, kind: str | None, seed: int) -> tuple[list[int], list[int]]:
+    """Return query lengths and computed tokens of exact sizes, at random.
+
+    They are not drawn one by one, since Hypothesis draws no thousands. Of requests that are not
+    decodes, the tokens of all are spread over the first ones.
+    """
+    chance = np.random.default_rng(seed)
+    num_reqs = shape.num_reqs
+    if kind in {"decode", "speculative decode"}:
+        query_lens = np.full(num_reqs, 1 if kind == "decode" else 2)
+    else:
+        shares = chance.dirichlet(np.full(num_reqs, 0.5))
+        query_lens = 1 + chance.multinomial(max(shape.num_tokens - num_reqs, 0), shares)
+    computed = chance.integers(0, min(shape.num_computed_tokens, 40), num_reqs, endpoint=True)
+    if kind == "prefill":
+        computed[:] = 0
+    elif num_reqs:
+        computed[chance.integers(num_reqs)] = shape.num_computed_tokens
+    if seed % 2 == 0:  # decodes come first
+        query_lens.sort()
+    return query_lens.tolist(), computed.tolist()
 
 
 @st.composite

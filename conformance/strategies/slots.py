@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ def compute_slot_mapping_calls(
     positions = batch.positions()
     if draw(st.booleans()) if is_scattered is None else is_scattered:
         # Any position of the sequence may be requested, in any order.
-        for i, (start, stop) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
-            positions[start:stop] = batch.seq_lens[i] - 1 - positions[start:stop]
+        for seq_len, (start, stop) in zip(batch.seq_lens, pairwise(batch.starts), strict=True):
+            positions[start:stop] = seq_len - 1 - positions[start:stop]
     arguments: Arguments = {
         "block_table": batch.block_table(),
         "query_start_loc": batch.query_start_loc(),

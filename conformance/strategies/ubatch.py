@@ -73,17 +73,17 @@ def slices_between(batch: Batch, points: list[int]) -> list[reference.UBatchSlic
     Each takes the requests that have a token in it; a piece of padding alone takes the last
     request, which must have no tokens.
     """
-    found = []
+    found, starts, num_tokens = [], batch.starts, batch.num_tokens
     edges = [0, *points, batch.num_actual_tokens]
     for first, last in itertools.pairwise(edges):
         owners = [
             i
             for i in range(batch.num_reqs)
-            if batch.starts[i] < min(last, batch.num_tokens) and batch.starts[i + 1] > first
+            if starts[i] < min(last, num_tokens) and starts[i + 1] > first
         ]
         if not owners:
             owners = [batch.num_reqs - 1]
-        stop = batch.num_reqs if last > batch.num_tokens else owners[-1] + 1
+        stop = batch.num_reqs if last > num_tokens else owners[-1] + 1
         found.append(reference.UBatchSlice(slice(owners[0], stop), slice(first, last)))
     return found
 

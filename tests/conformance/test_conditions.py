@@ -13,8 +13,8 @@ import fast
 import reference
 from conformance.calls import Call
 from conformance.conditions.condition_checks import OTHER_BATCH, in_any_memory
-from conformance.conditions.expected import Expected
 from conformance.conditions.interleaving import at_each_line, check_interleaved_calls
+from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.layouts import LAYOUTS
 from conformance.conditions.process_state import check_modes
 from conformance.contracts import Contract
@@ -105,6 +105,6 @@ def test_answers_are_copied() -> None:
     """The expected answer stays as it is when its arguments' memory is used again."""
     starts = np.array([0, 3, 4], np.int32)
     call = Call("reshape_query_for_spec_decode", {"query": np.zeros((2, 1, 1)), "batch_size": 2})
-    expected = Expected.of(contracts()[call.function], call)
+    expected = KnownAnswer.of(contracts()[call.function], call)
     call.arguments["query"][:] = starts[1]
     assert 0 == expected.answer.max()

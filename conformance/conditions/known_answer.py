@@ -9,13 +9,14 @@ from typing import Any
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
+from conformance.evaluation import shown
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class KnownAnswer:
     """A call and `reference`'s answer, which is copied, since it may lie in the arguments.
 
     Attributes:
@@ -29,10 +30,10 @@ class Expected:
     answer: Any
 
     @classmethod
-    def of(cls, contract: Contract, call: Call) -> Expected:
+    def of(cls, contract: Contract, call: Call) -> KnownAnswer:
         """Return a call, without hints, with `reference`'s answer."""
         invocation = Invocation(REFERENCE, dataclasses.replace(call, hints={}))
-        return cls(contract, invocation.call, shown(contract, invocation.run()))
+        return cls(contract, invocation.call, copied_answer(contract, invocation.run()))
 
     def invocation(self, target: Target) -> Invocation:
         """Return the call on a target, with arguments of its own."""
@@ -67,12 +68,12 @@ class Expected:
     def compare(self, got: object, target: Target, condition: str) -> None:
         """Raise `Mismatch` if an answer differs."""
         __tracebackhide__ = True
-        shows = self.contract.shows or (lambda result: result)
-        difference = first_difference(self.answer, shows(got), device=target.device or "cpu")
+        device = target.device or "cpu"
+        difference = first_difference(self.answer, shown(self.contract, got), device=device)
         if difference is not None:
             raise Mismatch(self.call, target.name, difference, condition)
 
 
-def shown(contract: Contract, result: object) -> Any:
+def copied_answer(contract: Contract, result: object) -> Any:
     """Return a copy of what is compared of a result."""
-    return copy.deepcopy(contract.shows(result) if contract.shows else result)
+    return copy.deepcopy(shown(contract, result))
