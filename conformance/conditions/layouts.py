@@ -58,7 +58,8 @@ def expanded(array: Array) -> Array:
     memory = array
     for axis in range(array.ndim):
         first = memory.take([0], axis) if memory.shape[axis] else memory
-        memory = first if (first == memory).all() else memory
+        with np.errstate(invalid="ignore"):  # ml_dtypes warn of NaNs, which equal nothing
+            memory = first if (first == memory).all() else memory
     if memory.size == array.size:
         return array
     return np.broadcast_to(_filled(poisoned(memory.shape, array.dtype), memory), array.shape)
