@@ -18,7 +18,7 @@ from conformance.checks import checks_in
 from conformance.functions import choose_functions
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
-from conformance.profiles import PROFILES
+from conformance.profiles import PROFILES, Kind
 from conformance.properties import Check
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
@@ -120,6 +120,8 @@ class Property:
 
 
 def _presets_of(check: Check, target: Target) -> Sequence[Preset]:
+    if check.presets is not None and check.kind is Kind.LARGE:
+        return check.presets
     if check.presets is not None:
         if all(SIZES["minimal"](preset) for preset in check.presets):
             return (MINIMAL,)  # it makes no sense of others
