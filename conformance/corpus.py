@@ -43,8 +43,8 @@ def read_corpus(directory: Path | None = None) -> list[tuple[Path, Json]]:
     """Return the cases of a corpus with their files, in the order of their names.
 
     Args:
-        directory: The corpus; None for this project's, and after it what `--corpus-add` stores
-            elsewhere, where the package is installed.
+        directory: The corpus; None for this project's, followed by the folder in which
+            `--corpus-add` stores cases if the package is installed.
 
     Raises:
         ValueError: A file that is none of this schema.

@@ -40,7 +40,7 @@ class Layer:
         window: How many positions a token sees; None: all before it.
         given_up: Leading positions of each request whose blocks it gave up after its window.
         chunk: The chunks of chunked local attention, in tokens; None: none.
-        query_seed: What queries are made of besides; layers of one cache have unlike queries.
+        query_seed: A second seed of the queries, which differ between layers that share a cache.
     """
 
     batch: Batch

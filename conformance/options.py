@@ -1,4 +1,4 @@
-"""The options of the conformance run: what they are, what is made of them, what the header says."""
+"""The options of the conformance run: their definitions, the run that they describe, the header."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class PoisonedCache:
         queries, owners = self.layer.queries[tokens], self.layer.owners[tokens]
         output = np.zeros(queries.shape)
         lse = np.full(output.shape[:2], -np.inf)
-        # Padding reads nothing whoever's the cache is, and needs no turn of its own.
+        # Padding reads nothing from any request's cache, so it needs no iteration of its own.
         for request in sorted({*owners.tolist()} - {NO_REQUEST}) or [NO_REQUEST]:
             found = reference.paged_attention(
                 queries,

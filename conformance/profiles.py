@@ -1,7 +1,7 @@
 """How many examples a run spends, and whether it is the same run each time.
 
-`--profile NAME` chooses. The default run draws the same examples every time, so that a green main
-stays green; the nightly run draws new ones, from a seed that it prints and keeps.
+`--profile NAME` chooses. The default run draws the same examples every time, so that its
+result does not change by chance; the nightly run draws new ones, from a seed that it prints.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Kind(enum.Enum):
 
 
 STATEFUL_STEPS = 30
-"""Steps of a state machine's run, its setup apart."""
+"""Steps of a state machine's run, not counting its setup."""
 SMALL_FOR_A_LARGE_ONE = 4
-"""Lives with blocks of an engine's sizes show little that small ones do not, and take longer."""
+"""Runs with blocks of an engine's sizes show little that small ones do not, and take longer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The size and the temper of a run.
+    """The size of a run, and whether it repeats.
 
     Attributes:
         name: What `--profile` calls it.
-        same_answer_examples: Examples of each "same answer" check, targets with a simulator apart.
+        same_answer_examples: Examples of each "same answer" check, except in the simulator.
         other_examples: Examples of every other check, and of every check in the simulator.
-        large_examples: Examples of each large batch, of which there are some twenty.
+        large_examples: Examples of each kind of large batch, of which there are some thirty.
         memory_examples: Examples of each check in any memory, each in several layouts.
         condition_examples: Examples of each check under conditions, each of a thousand calls.
         is_random: Whether each run draws new examples.

@@ -48,9 +48,9 @@ def _as_found(target: Target) -> Iterator[Any]:
 
 
 def _holder(target: Target) -> Any:
-    """Return the module that holds the override, if it has our name; None elsewhere.
+    """Return the module that holds the override under kvtwin's name for it, or None.
 
-    It is where a function of the implementation's stands.
+    It may be in the implementation's `kv_layout`, or where one of the two functions is defined.
     """
     functions = [target.lookup(name) for name in ("get_kv_cache_layout", "set_kv_cache_layout")]
     modules = [sys.modules.get(function.__module__) for function in functions]

@@ -1,7 +1,7 @@
 """Checked mode: whether `fast` reads the values of tensors to validate them.
 
-A `with fast.checks(True):` block holds for the running thread or asyncio task. Elsewhere the mode
-of the process holds: what `FAST_CHECKS` says, or the last plain call `fast.checks(...)`.
+A `with fast.checks(True):` block holds for the running thread or asyncio task. Outside such blocks
+the mode of the process holds: that of the last plain call `fast.checks(...)`, or of `FAST_CHECKS`.
 """
 
 import os

@@ -42,7 +42,7 @@ def simulated_by(
         launcher: Called as `launcher(kernel, grid, threads, args)` for every launch, with a
             `Kernel`, the number of blocks along x and y, the threads in a block, and contiguous
             tensors and ints.
-        threads: Threads in a block, at most as many as the kernel asks for.
+        threads: The most threads in a block; a kernel may declare fewer.
         threads_at_once: Threads that run at once.
     """
     _SIMULATORS.append(_Simulator(launcher, threads, threads_at_once))

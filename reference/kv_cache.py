@@ -230,7 +230,7 @@ def _get_layer_spec(
     layer_name: str,
     group: KVCacheGroupSpec,
     kv_cache_raw_tensors: dict[str, Array],
-) -> Any:  # noqa: ANN401  # the kinds have unlike fields
+) -> Any:  # noqa: ANN401  # the kinds have different fields
     """Return the spec of a layer: attention or Mamba."""
     spec: Any = group.kv_cache_spec
     if is_kind(spec, "UniformTypeKVCacheSpecs"):

@@ -1,4 +1,4 @@
-"""Starts processes from several threads, which may crash, and hears what they send."""
+"""Starts processes, which may crash, from several threads, and receives what they send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call must answer under any condition: what it answers alone."""
+"""The result that a call must have under any condition: the one that it has alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts: the same arrays elsewhere in memory, with other strides.
+"""Layouts: the same arrays at other addresses, with other strides.
 
 A caller passes a column of a table, every other row of it, a view of a larger buffer or an expanded
 row. Only the values count.

@@ -1,4 +1,4 @@
-"""Invalid inputs of what merges the specs of a group's layers, and tells if they are uniform."""
+"""Invalid inputs of the functions that merge a group's specs, or check that they are uniform."""
 
 from __future__ import annotations
 

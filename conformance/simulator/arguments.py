@@ -1,4 +1,4 @@
-"""A launch's arguments: made into what a kernel sees, and held against its signature."""
+"""The arguments of a launch: converted for the kernel, and checked against its signature."""
 
 import itertools
 import re

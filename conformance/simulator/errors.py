@@ -1,4 +1,4 @@
-"""What the simulator raises beside Python's own IndexError, OverflowError and the like."""
+"""The simulator's own exceptions; it also raises Python's IndexError, OverflowError and others."""
 
 
 class RaceError(Exception):

@@ -1,4 +1,4 @@
-"""Blocks and threads: who runs when, and what they wait for.
+"""Blocks and threads: which thread runs next, and what each waits for.
 
 Every thread of a block runs in a greenlet until it synchronises: at a barrier, in a warp
 operation, after an atomic operation (so that others get between two of them). Then those that can

@@ -1,4 +1,4 @@
-"""The coverage goals of the stateful test: hard cases, all of which a run must reach, and when."""
+"""The coverage goals of the stateful test: hard cases, and the steps that reach them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of each step of a runner, whatever another runner makes of it.
+"""Invariants of each step of a runner, checked without comparing it with another runner.
 
 Each function here raises `BrokenInvariantError` with one sentence, in the words of requests.
 """

@@ -1,4 +1,4 @@
-"""Arrays with guard bands: what a function may reach stands between elements it may not."""
+"""Arrays with guard bands: elements around an array that a function must not access."""
 
 from __future__ import annotations
 

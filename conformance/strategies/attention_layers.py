@@ -1,4 +1,4 @@
-"""Calls of the functions about layers: which there are, what each keeps, who builds for them."""
+"""Calls of the functions about layers: which exist, their specs, and their metadata builders."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Backend(Factory):
         """Return the logical shape, as `get_kv_cache_shape` does."""
         if cache_dtype_str == "fp8_ds_mla":
             num_kv_heads, head_size = 1, FP8_DS_MLA_BYTES
-        elif cache_dtype_str in {"fp8", ""}:  # as many bytes, so that the shape alone tells
+        elif cache_dtype_str in {"fp8", ""}:  # as many bytes, so that only the shape differs
             num_kv_heads, head_size = head_size, num_kv_heads
         lengths = {"kv": 2, "blocks": num_blocks, "tokens": block_size, "one": 1}
         lengths |= {"heads": num_kv_heads, "size": head_size}

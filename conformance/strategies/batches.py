@@ -1,4 +1,4 @@
-"""Batches: what a scheduler's step brings, from which all arguments about requests are derived."""
+"""Batches: the requests of one step, from which all arguments about requests are derived."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ def get_per_layer_parameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 UNLIKE = {"window_left": 4095, "logits_soft_cap": 30.0, "sm_scale": 0.25, "has_sinks": True}
-"""What an otherwise like layer may have that the first has not."""
+"""Values in which an otherwise equal layer may differ from the first one."""
 
 NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_sinks": True}
-"""The same, so near that it is easily taken for it."""
+"""The same fields, with values that differ only slightly from the first layer's."""
 
 
 @st.composite

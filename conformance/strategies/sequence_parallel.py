@@ -1,4 +1,4 @@
-"""Calls of `is_residual_scattered_for_sp`: configurations of which each part decides in turn."""
+"""Calls of `is_residual_scattered_for_sp`: each setting in turn decides the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the place of a difference to the requests it concerns.
+"""Finds the requests that a difference concerns, from the place of the difference.
 
 A difference is at a field and an index. What the index means depends on the field: a row, a token,
 or a boundary between rows; and which request a row or a token belongs to, on the part of the result

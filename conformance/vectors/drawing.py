@@ -1,4 +1,4 @@
-"""Draws the cases of a function: few that meet much, the same each time."""
+"""Draws the cases of a function: few, which reach many goals, and the same ones each time."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def test_results_are_described_by_what_is_compared() -> None:
 
 class _Unwritable:
     def act(self) -> None:
-        """Do what no JSON tells."""
+        """Do something that JSON cannot represent."""
 
 
 @dataclasses.dataclass

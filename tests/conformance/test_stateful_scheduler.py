@@ -59,7 +59,7 @@ def test_a_request_never_shares_its_last_token() -> None:
 
 
 def test_only_computed_tokens_are_shared() -> None:
-    """What a chunked prefill has not computed yet is nobody's prefix."""
+    """Tokens that a chunked prefill has not computed yet are not shared as a prefix."""
     scheduler = make_scheduler()
     scheduler.arrive(PROMPT, 4)
     run(scheduler, Plan(max_tokens_per_request=3))

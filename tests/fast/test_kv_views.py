@@ -21,7 +21,7 @@ def make_raw(num_bytes: int) -> torch.Tensor:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return what tells where a tensor lies: its storage, its first byte there and its device."""
+    """Return the place of a tensor: its storage, its first byte there and its device."""
     first = tensor.storage_offset() * tensor.dtype.itemsize
     return tensor.untyped_storage().data_ptr(), first, tensor.get_device()
 

@@ -9,7 +9,7 @@ from fast import memory
 
 
 def test_measures_the_cpu() -> None:
-    """The CPU's memory is what the operating system tells, and some of it is free."""
+    """The CPU's memory is what the operating system reports, and some of it is free."""
     snapshot = fast.MemorySnapshot.measure("cpu")
     assert torch.device("cpu") == snapshot.device
     assert type(snapshot.free_memory) is type(snapshot.total_memory) is int
@@ -46,7 +46,7 @@ def test_measures_without_meminfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_measures_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA device's memory is what its driver tells; one that is not there is refused."""
+    """A CUDA device's memory is what its driver reports; a missing device is refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 9))

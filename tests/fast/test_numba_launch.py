@@ -53,7 +53,7 @@ class Numba:
         return f"stream {handle}"
 
     def as_cuda_array(self, tensor: torch.Tensor, sync: bool) -> tuple[int, bool, bool]:
-        """Return what tells a tensor's memory."""
+        """Return a value that identifies a tensor's memory."""
         return tensor.data_ptr(), tensor.requires_grad, sync
 
 

@@ -58,7 +58,7 @@ def count_down(number: int) -> int:
 
 
 def never(number: int) -> int:
-    """Is called by nobody."""
+    """Is never called."""
     return clamp(number, 0, 1) + 1
 '''
 

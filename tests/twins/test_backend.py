@@ -271,7 +271,7 @@ def test_defaults_that_cannot_be_a_key(twin: Any) -> None:
 
 
 def test_classes_are_garbage_collected(twin: Any) -> None:
-    """When nobody uses them any more, they, and what they extend, are gone."""
+    """Classes that are no longer used are collected, with the classes that they extend."""
 
     def use() -> list[weakref.ref[Any]]:
         backend, builder, metadata = (

@@ -77,6 +77,6 @@ def test_defaults_are_not_shared(twin: Any) -> None:
     ("name", "missing"), [("ModelConfig", "max_model_len"), ("SchedulerConfig", "2")]
 )
 def test_what_has_no_default_must_be_given(twin: Any, name: str, missing: str) -> None:
-    """A length or a bound that nobody knows has no default."""
+    """A length or a bound that has no sensible default must be given."""
     with pytest.raises(TypeError, match=f"missing .*{missing}|{missing} required"):
         getattr(twin, name)()

@@ -299,7 +299,7 @@ def test_classes_are_made_once(twin: Any, batch: Any) -> None:
 
 
 def test_classes_are_garbage_collected(twin: Any, batch: Any) -> None:
-    """When nobody uses the backend any more, nothing of it remains."""
+    """A backend that is no longer used is collected, with all classes made for it."""
 
     def use() -> list[weakref.ref[Any]]:
         underlying = make_backend(twin, lambda _: type("Once", (), {})())

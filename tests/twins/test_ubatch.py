@@ -179,7 +179,7 @@ def test_what_must_be_made_anew(twin: Any, make_batch: Any) -> None:
 
 
 def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
-    """Tokens of a slice may pass the last request's end; they belong to nobody."""
+    """Tokens of a slice may be past the last request's end; they belong to no request."""
     batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
     part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 3, 3, 9)), batch)
     assert [0, 2, 2] == part.query_start_loc.tolist()

@@ -18,7 +18,7 @@ class Declared:
 
     Attributes:
         kind: `equivalent`: a mutant that does what the original does. `elsewhere`: all mutants of
-            lines that no target here runs; the reason names the tests that check them.
+            lines that run only on a GPU; the reason names the tests that check them.
         module: Of the mutants.
         function: Of the mutants.
         before: The changed lines as they were, stripped; "", of kind `elsewhere`: all lines.

@@ -67,7 +67,7 @@ class Evaluator:
     def candidates(self, module: str) -> list[Known]:
         """Return the tests in the test modules of a module and of those that import it.
 
-        Tests of a base class are in the test modules of the classes that extend it elsewhere.
+        A base class is tested in the test modules of its subclasses, which import its module.
         """
         users = self._users[module]
         near = {_module(one.test) for one in self._inventory.known if one.home in users}

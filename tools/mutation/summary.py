@@ -25,8 +25,8 @@ COUNTS: Final = ("killed", "timeouts", "survived", "unreached", "equivalent", "e
 """What is counted, and a column of the table for each.
 
 Killed: a test failed, or the process crashed. Timeouts: a test did not end. Survived: no test
-failed, and nothing is declared. Unreached: of these, the mutants that no test reaches. Equivalent
-and elsewhere: declared as such, and not killed.
+failed, and nothing is declared. Unreached: the survivors that no test reaches. Equivalent: declared
+as equivalent, and not killed. Elsewhere: declared to run only on a GPU, and not killed.
 """
 
 

@@ -1,4 +1,4 @@
-"""Kinds of tensors that look like others but store their values elsewhere, or not at all."""
+"""Kinds of tensors that look like others but store their values in another place, or not at all."""
 
 from __future__ import annotations
 
