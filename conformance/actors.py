@@ -19,8 +19,16 @@ class Actor:
         self._thread.start()
 
     def do(self, act: Callable[[], object], seconds: float = 60) -> Any:
-        """Have the thread do something, and return what came of it."""
+        """Have the thread do something, and return what came of it.
+
+        Raises:
+            queue.Empty: It takes longer than `seconds`. `result` waits for it again.
+        """
         self._acts.put(act)
+        return self.result(seconds)
+
+    def result(self, seconds: float = 60) -> Any:
+        """Return what came of the last step, for which `do` did not wait long enough."""
         answer, error = self._answers.get(timeout=seconds)
         if error is not None:
             raise error

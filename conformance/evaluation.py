@@ -85,7 +85,7 @@ def check_answer(
     found = (
         first_difference(expected.result, shown(contract, got), "result", device)
         or _aliasing(contract, expected, actual, got)
-        or _changes(contract, expected, actual, device)
+        or changes_difference(contract, expected.changed, actual)
     )
     if found is not None:
         raise Mismatch(call, target.name, found)
@@ -119,13 +119,19 @@ def _aliasing(
     return next(actual.aliasing(got, expected.aliases), None)
 
 
-def _changes(
-    contract: Contract, expected: Expected, actual: Invocation, device: str
+def changes_difference(
+    contract: Contract, expected: Mapping[str, object], actual: Invocation
 ) -> Difference | None:
-    """Return the first difference in what the function changed."""
+    """Return the first difference in what the function changed.
+
+    Args:
+        contract: The contract of the function.
+        expected: What `reference` changed, as `changed_by` returns it.
+        actual: The call on a target, after it was made.
+    """
     changed = changed_by(contract, actual.arguments)
-    for name, value in expected.changed.items():
-        path, place = name, device
+    for name, value in expected.items():
+        path, place = name, actual.target.device or "cpu"
         if name == OBSERVED:
             path, place = "/".join(sorted(contract.changes)), "cpu"
         difference = first_difference(value, changed[name], path, place)

@@ -62,7 +62,7 @@ def in_any_memory(contract: Contract) -> Check:
 def under_conditions(contract: Contract) -> Check:
     """Return the check that a target answers as it does alone: in sequence, in threads, in modes.
 
-    It is not run in the simulator, since these concern the code that launches kernels.
+    It does not run in the simulator: conditions concern the code that launches kernels.
     """
 
     def examples(preset: Preset) -> SearchStrategy[_Example]:
@@ -90,7 +90,13 @@ def under_conditions(contract: Contract) -> Check:
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """A call, the order of simulated threads, and a call for another thread."""
+    """A call, and how it is made.
+
+    Attributes:
+        call: The call.
+        seed: The order of simulated threads; every fourth is in checked mode.
+        other: A call for another thread; None for the same one.
+    """
 
     call: Call
     seed: int

@@ -1,9 +1,9 @@
 """Calls of several threads: at each line of one call, another thread makes another call.
 
-A thread switches anywhere. So a call is stopped at each line of the implementation's Python code,
-until another thread has made a whole call of the same function with other arguments. That shows
-buffers and settings that calls share, every time. Two threads that run compiled code at the same
-time are left to `check_parallel_calls`, which shows them in most runs.
+Python may switch threads anywhere. So a call is stopped at each line of the implementation's Python
+code, until another thread has made a whole call of the same function with other arguments. This
+finds buffers and settings that calls share every time. Those that only compiled code shares are
+left to `check_parallel_calls`, which finds them in most runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from types import CodeType, FrameType
 from typing import Any
@@ -20,28 +20,33 @@ from conformance.actors import actors
 from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
-from conformance.targets import Target
+from conformance.invocations import Invocation
+from conformance.targets import RAISED, Target
 
 SECONDS_FOR_A_LOCK = 0.2
-"""What the other call may take; after that it waits for a lock, and the first call goes on."""
+"""How long the first call waits for the other; a longer one waits for a lock of the first."""
 
 NUM_PARALLEL = 20
 """Calls of each of two threads."""
 
 
-def at_each_line(act: Callable[[], object], look: Callable[[], None], package: str) -> Any:
-    """Return what a call returns, after looking at each line that it runs, the first time.
+def at_each_line(
+    act: Callable[[], object], look: Callable[[], None], packages: Container[str]
+) -> Any:
+    """Return what a call returns, and call a function before each line that it runs.
+
+    A line that runs several times counts once.
 
     Args:
         act: The call.
         look: Called before each line.
-        package: The package whose lines are meant, such as `fast`.
+        packages: The packages whose lines are meant, such as `fast`.
     """
     seen: set[tuple[CodeType, int]] = set()
 
     def on_event(frame: FrameType, event: str, _: object) -> Any:
         name = str(frame.f_globals.get("__name__"))
-        if name.partition(".")[0] != package:
+        if name.partition(".")[0] not in packages:
             return None
         line = frame.f_code, frame.f_lineno
         if event == "line" and line not in seen:
@@ -71,6 +76,7 @@ def check_interleaved_calls(contract: Contract, target: Target, call: Call, othe
     __tracebackhide__ = True
     first, second = (KnownAnswer.of(contract, one) for one in (call, other))
     mine, theirs = first.invocation(target), second.invocation(target)
+    condition = "while another thread makes another call"
     failures: list[BaseException] = []
     with actors(1) as (actor,):
 
@@ -84,14 +90,16 @@ def check_interleaved_calls(contract: Contract, target: Target, call: Call, othe
             try:
                 mine.check_unchanged(contract.changes)
                 actor.do(call_other, SECONDS_FOR_A_LOCK)
-            except (AssertionError, queue.Empty) as error:  # not into the implementation
+            except RAISED as error:  # not into the implementation
                 failures.append(error)
 
-        got = at_each_line(mine.run, look, package_of(target))
-    for failure in failures:
-        if isinstance(failure, AssertionError):
-            raise failure
-    first.compare(got, target, "while another thread makes another call")
+        packages = packages_of(target, call.function)
+        got = at_each_line(lambda: first.run(mine, condition), look, packages)
+        for failure in failures:
+            if not isinstance(failure, queue.Empty):
+                raise failure
+            actor.result()  # the other call goes on when the first has released its lock
+    first.compare(got, mine, condition)
 
 
 def check_parallel_calls(contract: Contract, target: Target, call: Call, other: Call) -> None:
@@ -105,9 +113,11 @@ def check_parallel_calls(contract: Contract, target: Target, call: Call, other: 
     """
     __tracebackhide__ = True
     start = threading.Barrier(2)
+    both = [KnownAnswer.of(contract, one) for one in (call, other)]
+    # Not made in the threads: one that raised there would leave the other at the barrier for ever.
+    invocations = [[one.invocation(target) for _ in range(NUM_PARALLEL)] for one in both]
 
-    def repeat(expected: KnownAnswer) -> None:
-        made = [expected.invocation(target) for _ in range(NUM_PARALLEL)]
+    def repeat(expected: KnownAnswer, made: list[Invocation]) -> None:
         start.wait()
         for invocation in made:
             expected.check(invocation, "while another thread calls it")
@@ -116,13 +126,17 @@ def check_parallel_calls(contract: Contract, target: Target, call: Call, other: 
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(2) as pool:
-            both = (KnownAnswer.of(contract, one) for one in (call, other))
-            for done in [pool.submit(repeat, one) for one in both]:
+            calls = zip(both, invocations, strict=True)
+            for done in [pool.submit(repeat, *one) for one in calls]:
                 done.result()
     finally:
         sys.setswitchinterval(before)
 
 
-def package_of(target: Target) -> str:
-    """Return the name of the package that a target's functions come from."""
-    return target.implementation.module.__name__.partition(".")[0]
+def packages_of(target: Target, function: str) -> frozenset[str]:
+    """Return the packages of a target's module and of its function, which may be re-exported."""
+    modules = (
+        target.implementation.module.__name__,
+        str(getattr(target.find(function), "__module__", "")),
+    )
+    return frozenset(module.partition(".")[0] for module in modules if module)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
-from conformance.evaluation import shown
+from conformance.evaluation import changed_by, changes_difference, shown
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
@@ -23,17 +24,32 @@ class KnownAnswer:
         contract: The contract of the function.
         call: The call.
         answer: What `reference` returns.
+        changed: What `reference` changes, as `changed_by` returns it.
     """
 
     contract: Contract
     call: Call
     answer: Any
+    changed: Mapping[str, Any]
 
     @classmethod
     def of(cls, contract: Contract, call: Call) -> KnownAnswer:
         """Return a call, without hints, with `reference`'s answer."""
-        invocation = Invocation(REFERENCE, dataclasses.replace(call, hints={}))
-        return cls(contract, invocation.call, copied_answer(contract, invocation.run()))
+        call = dataclasses.replace(call, hints={})
+        return cls.of_invocation(contract, Invocation(REFERENCE, call), call)
+
+    @classmethod
+    def of_invocation(cls, contract: Contract, invocation: Invocation, call: Call) -> KnownAnswer:
+        """Return a call with `reference`'s answer.
+
+        Args:
+            contract: The contract of the function.
+            invocation: The call on `reference`, which is made now.
+            call: The call for reports.
+        """
+        result = shown(contract, invocation.run())
+        answer, changed = copy.deepcopy((result, changed_by(contract, invocation.arguments)))
+        return cls(contract, call, answer, changed)
 
     def invocation(self, target: Target) -> Invocation:
         """Return the call on a target, with arguments of its own."""
@@ -44,11 +60,11 @@ class KnownAnswer:
 
         Args:
             invocation: The call on a target.
-            condition: Under which it is made, for the report: "after another batch".
+            condition: The condition it is made under, for the report: "after another batch".
         """
         __tracebackhide__ = True
         got = self.run(invocation, condition)
-        self.compare(got, invocation.target, condition)
+        self.compare(got, invocation, condition)
         return got
 
     def run(self, invocation: Invocation, condition: str) -> Any:
@@ -65,15 +81,13 @@ class KnownAnswer:
             difference = Difference(Verdict.OUTCOME, "the call", None, raised, "a result")
             raise Mismatch(self.call, invocation.target.name, difference, condition) from error
 
-    def compare(self, got: object, target: Target, condition: str) -> None:
-        """Raise `Mismatch` if an answer differs."""
+    def compare(self, got: object, invocation: Invocation, condition: str) -> None:
+        """Raise `Mismatch` if an answer differs, or what the call changed."""
         __tracebackhide__ = True
-        device = target.device or "cpu"
-        difference = first_difference(self.answer, shown(self.contract, got), device=device)
+        target = invocation.target
+        found = shown(self.contract, got)
+        difference = first_difference(self.answer, found, device=target.device or "cpu")
+        if difference is None:
+            difference = changes_difference(self.contract, self.changed, invocation)
         if difference is not None:
             raise Mismatch(self.call, target.name, difference, condition)
-
-
-def copied_answer(contract: Contract, result: object) -> Any:
-    """Return a copy of what is compared of a result."""
-    return copy.deepcopy(shown(contract, result))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from types import FunctionType
+from typing import Any, Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
@@ -15,7 +18,10 @@ from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
 from conformance.report import Mismatch
 from conformance.targets import Target
-from conformance.values import walk
+from conformance.values import is_immutable, walk
+
+PERMANENT: Final = (type, FunctionType, enum.Enum)
+"""Types of objects that belong to a module, so that no call frees them."""
 
 
 def check_lifetimes(contract: Contract, target: Target, call: Call) -> None:
@@ -46,15 +52,20 @@ def _call_and_forget(contract: Contract, target: Target, call: Call) -> list[tup
 
 
 def _watched(value: object, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays and objects of a value, each with a function that says if it is alive."""
+    """Yield the arrays and objects of a value, each with a function that says if it is alive.
+
+    Immutable objects are left out: an implementation may make each once and keep it.
+    """
     for where, part in walk(value, path):
         if isinstance(part, torch.Tensor):
             yield where, _storage_reference(part)
-        elif not isinstance(part, type) and type(part).__weakrefoffset__:
+        elif isinstance(part, PERMANENT) or is_immutable(part):
+            continue
+        elif type(part).__weakrefoffset__:
             yield where, weakref.ref(part)
 
 
 def _storage_reference(tensor: torch.Tensor) -> Any:
     """Return a function that says whether the memory of a tensor is still held."""
-    handle = tensor.untyped_storage()._weak_ref()  # noqa: SLF001  # as torch.multiprocessing does
-    return lambda: not torch.UntypedStorage._expired(handle)  # noqa: SLF001  # likewise
+    storage: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
+    return lambda: not storage.expired()

@@ -105,7 +105,7 @@ def check_modes(contract: Contract, target: Target, call: Call) -> None:
             before = _state()
             got = expected.run(invocation, name)
             after = _state()
-        expected.compare(got, target, name)
+        expected.compare(got, invocation, name)
         for what, value in after.items():
             if value != before[what]:
                 difference = Difference(Verdict.VALUE, what, None, value, before[what])

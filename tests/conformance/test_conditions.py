@@ -12,10 +12,16 @@ import torch
 import fast
 import reference
 from conformance.calls import Call
+from conformance.comparison import Verdict
 from conformance.conditions.condition_checks import OTHER_BATCH, in_any_memory
-from conformance.conditions.interleaving import at_each_line, check_interleaved_calls
+from conformance.conditions.interleaving import (
+    at_each_line,
+    check_interleaved_calls,
+    check_parallel_calls,
+)
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.layouts import LAYOUTS
+from conformance.conditions.lifetimes import _watched
 from conformance.conditions.process_state import check_modes
 from conformance.contracts import Contract
 from conformance.functions import contracts
@@ -62,7 +68,7 @@ def test_coverage_goals_of_memory() -> None:
 
 def test_each_line_is_looked_at_once() -> None:
     """Lines of the package are looked at before they run, in a loop the first time."""
-    package, seen = __name__.partition(".")[0], []
+    packages, seen = {__name__.partition(".")[0]}, []
 
     def count() -> int:
         total = 0
@@ -70,9 +76,9 @@ def test_each_line_is_looked_at_once() -> None:
             total += number
         return total
 
-    assert 3 == at_each_line(count, lambda: seen.append(1), package)
+    assert 3 == at_each_line(count, lambda: seen.append(1), packages)
     assert 4 == len(seen)
-    at_each_line(count, lambda: seen.append(1), "fast")
+    at_each_line(count, lambda: seen.append(1), {"fast"})
     assert 4 == len(seen)
 
 
@@ -87,6 +93,51 @@ def test_a_lock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     check_interleaved_calls(contracts()[LENGTHS.function], HOST, LENGTHS, LENGTHS)
+
+
+def test_a_call_that_waited_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other thread answers after it has waited for a lock is compared too."""
+    original: Any = fast.get_dcp_local_seq_lens
+    lock = threading.Lock()
+
+    def get_dcp_local_seq_lens(*args: object, **kwargs: object) -> object:
+        is_late = lock.locked()
+        with lock:
+            return original(*args, **kwargs) + is_late
+
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
+    with pytest.raises(Mismatch, match="on host, in another thread"):
+        check_interleaved_calls(contracts()[LENGTHS.function], HOST, LENGTHS, LENGTHS)
+
+
+def test_a_failure_in_both_threads_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that raises while another is made is reported under that condition."""
+
+    def get_dcp_local_seq_lens(*_: object, **__: object) -> object:
+        raise KeyError("lengths")
+
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
+    for check in (check_interleaved_calls, check_parallel_calls):
+        with pytest.raises(Mismatch, match=r"while another thread .*: another outcome"):
+            check(contracts()[LENGTHS.function], HOST, LENGTHS, LENGTHS)
+
+
+def test_what_a_call_changes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that returns the right answer, but leaves the batch unchanged, is wrong."""
+    contract = contracts()["reorder_batch_to_split_decodes_and_prefills"]
+    calls = drawn(contract.calls(MINIMAL), 50, contract.function)
+    answers = [KnownAnswer.of(contract, call) for call in calls]
+    expected = next(one for one in answers if one.answer)
+    monkeypatch.setattr(fast, contract.function, lambda *_, **__: True)
+    with pytest.raises(Mismatch, match="on host, in a test"):
+        expected.check(expected.invocation(HOST), "in a test")
+
+
+def test_immutable_objects_may_be_kept() -> None:
+    """Classes, functions, members of enums and immutable objects are not looked for later."""
+    mutable = reference.CacheConfig()
+    value = [Verdict.VALUE, int, drawn, reference.KVCacheSpec(16), mutable, torch.zeros(1)]
+    assert ["value[4]", "value[5]"] == [path for path, _ in _watched(value, "value")]
 
 
 def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
