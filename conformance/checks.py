@@ -1,4 +1,4 @@
-"""The checks of a contract: same answer, same refusal, its laws, and tensors on other devices.
+"""The checks of a contract: answers, refusals, conditions, laws, and tensors on other devices.
 
 A contract is defined in a conformance module under a name that begins with `test_`, and is tested
 by all of its checks. `evaluation` evaluates single calls.
@@ -213,7 +213,12 @@ def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool
 
 @dataclasses.dataclass(frozen=True)
 class InvalidExample:
-    """A valid call, and the invalid calls made from it."""
+    """A valid call, and the invalid calls made from it.
+
+    Attributes:
+        call: The valid call.
+        ways: The invalid inputs that apply to it, each with the call that has it.
+    """
 
     call: Call
     ways: list[tuple[InvalidInput, Call]]

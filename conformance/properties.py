@@ -89,7 +89,7 @@ class Check:
         presets = [*filter(SIZES[size], self.presets or presets_of(target))]
         if self.kind is not Kind.LARGE:
             return self._bind(target, profile, presets, size, shrink=shrink)
-        # Of each large batch so many examples, where several presets would be drawn from.
+        # Each preset gets its own examples: one strategy of all might leave some out.
         tests = [
             self._bind(target, profile, [preset], preset.name, shrink=shrink) for preset in presets
         ]

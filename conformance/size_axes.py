@@ -14,21 +14,22 @@ from typing import Any, Final, TypeAlias
 from conformance.strategies.batches import Batch
 
 BANDS: Final = {0: "0", 1: "1", 2: "2 to 16", 17: "17 to 255", 256: "256 to 65,535", 65_536: "more"}
-"""The bands of sizes, by where they begin."""
+"""The names of the bands of sizes, by where each begins."""
 
 ALL: Final = tuple(BANDS)
+"""Where all bands begin."""
 
 BUT_THE_LAST: Final = ALL[:-1]
-"""Bands of what is counted one by one: for 65,536 of them `reference` takes about a second."""
+"""All but the last band: `reference` takes about a second for 65,536 requests or tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A way in which calls are large.
+    """A dimension along which calls are large.
 
     Attributes:
         size: Returns the size of a call.
-        bands: Where the bands begin that a run must reach.
+        bands: The bands that a run must reach, by where they begin.
     """
 
     size: Callable[[Any], int]
@@ -36,7 +37,7 @@ class Axis:
 
 
 Axes: TypeAlias = Mapping[str, Axis]
-"""Axes by what they are called."""
+"""Axes by name."""
 
 
 def band_of(size: int) -> str:

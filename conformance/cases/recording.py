@@ -122,7 +122,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def _checked(case: dict[str, Json], call: Call) -> dict[str, Json]:
-    """Return the case of a call, which reads as it was written."""
+    """Return the case of a call, which is checked to decode to that call."""
     # As text: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
     if json.dumps(encode_call(decode_call(case))) != json.dumps(encode_call(call)):
         raise ValueError(f"a call of {call.function} does not read as it was written")

@@ -34,7 +34,7 @@ def of_kinds(
 ) -> list[InvalidInput]:
     """Return invalid inputs that only some kinds of specs have.
 
-    Of a dozen kinds a run may draw one but rarely, so now and then an example takes a call's place.
+    A run may seldom draw one of a dozen kinds, so an example replaces one in eight other calls.
 
     Args:
         kinds: The kinds.

@@ -47,7 +47,7 @@ NUMBERS = {
 }
 """The numbers of a configuration, by the kinds of specs that read them."""
 
-READ: dict[str, tuple[Sequence[str], Kind]] = {
+NUMBERS_AND_PARTS: dict[str, tuple[Sequence[str], Kind]] = {
     **NUMBERS,
     **{
         part: (
@@ -106,7 +106,7 @@ MAX_MEMORY_INVALID_INPUTS = [
     ),
     *(
         invalid
-        for path, (kinds, kind) in READ.items()
+        for path, (kinds, kind) in NUMBERS_AND_PARTS.items()
         for invalid in _of_kinds(kinds, invalid_by_kind(**{f"vllm_config.{path}": kind}))
     ),
     *_of_kinds(("MambaSpec",), OF_MAMBA),

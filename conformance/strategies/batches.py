@@ -207,7 +207,8 @@ def batches(
 ) -> Batch:
     """Draw a valid batch, with idle and padded requests and padded tokens.
 
-    What is None is drawn. Batches of real traffic have a `kind` and a first request of their own.
+    What is None is drawn. Batches of real traffic have a `kind` and a first request of their own;
+    those of a shape have a first request of their own.
 
     Args:
         draw: Hypothesis' `draw`.
@@ -271,8 +272,9 @@ def _extra_columns(draw: st.DrawFn, shape: Shape | None, *, is_bare: bool) -> in
 def _requests_of(shape: Shape, kind: str | None, seed: int) -> tuple[list[int], list[int]]:
     """Return query lengths and computed tokens of exact sizes, at random.
 
-    They are not drawn one by one, since Hypothesis draws no thousands. Of requests that are not
-    decodes, the tokens of all are spread over the first ones.
+    They come from a seed, since Hypothesis cannot draw thousands of numbers. Each decode has one
+    token, or two if it is speculative. Other requests have at least one, and share the rest of
+    the shape's tokens at random.
     """
     chance = np.random.default_rng(seed)
     num_reqs = shape.num_reqs

@@ -1,4 +1,8 @@
-"""How large the drawn input is: two presets, their cut for the simulator, and real traffic."""
+"""Presets: how large the drawn input is.
+
+`MINIMAL` and `REAL` are the usual two; others are for the simulator, for real traffic, for
+attention, and for batches that are large along one axis.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class Preset:
         max_context_len: The most computed tokens of a request.
         max_num_tokens: The most tokens in a batch, padding apart.
         is_traffic: Whether batches are cut from a trace of real requests.
-        shape: The exact sizes of a batch, of which one is large; None: they are drawn.
+        shape: The exact sizes of a batch, one of them large; None where they are drawn.
     """
 
     name: str
@@ -66,7 +70,7 @@ REAL_IN_SIMULATOR = Preset("real, few tokens", (16, 32), (1, 4), 5, 24, 8192, 40
 """Engines' block sizes and contexts, for the simulator, where a thread costs 50 us."""
 
 FEW_PAIRS = Preset("few pairs", (4, 16), (1, 2, 4), 6, 24, 96, 60)
-"""For what is said of every pair of a query and a key, of which the other presets have millions."""
+"""For properties of every pair of a query and a key; other presets have millions of pairs."""
 
 TRAFFIC = dataclasses.replace(REAL, name="traffic", is_traffic=True)
 """Batches cut from a trace of real requests by a continuous-batching scheduler."""

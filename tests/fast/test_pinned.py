@@ -25,7 +25,7 @@ class Mark:
         self.number = 0
 
     def query(self) -> bool:
-        """Say whether the stream has come by."""
+        """Return whether the stream has reached the event."""
         return self.number <= self.stream.num_ended
 
 
@@ -65,7 +65,7 @@ class FakeStream:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors share memory."""
+    """Return whether two tensors share memory."""
     begin, end = (max(one.data_ptr(), other.data_ptr()), min(ends(one), ends(other)))
     return begin < end
 

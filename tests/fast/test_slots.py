@@ -6,12 +6,13 @@ import fast
 from fast.slots import flat
 from tests.fast.conftest import int32
 
-STRANGER = 10**6
+OUTSIDE = 10**6
+"""What is in memory that no call may read or write."""
 
 
-def inside(values: torch.Tensor, stranger: int) -> torch.Tensor:
-    """Return a strided view of these values in a tensor that is full of strangers."""
-    around = torch.full([2 * n + 3 for n in values.shape], stranger, dtype=values.dtype)
+def inside(values: torch.Tensor) -> torch.Tensor:
+    """Return a strided view of these values in a tensor whose other elements are `OUTSIDE`."""
+    around = torch.full([2 * n + 3 for n in values.shape], OUTSIDE, dtype=values.dtype)
     view = around[tuple(slice(2, 2 * n + 1, 2) for n in values.shape)]
     return view.copy_(values)
 
@@ -25,7 +26,7 @@ POSITIONS = torch.tensor([1, 2, 3, 0])
 @pytest.mark.parametrize("position", [-1, -2, -(2**63), 4, 5, 2**31, 2**63 - 1])
 def test_bad_positions_unchecked(position: int) -> None:
     """A position outside the table has no slot: no neighbour's block is looked up."""
-    table = inside(TABLE, STRANGER)
+    table = inside(TABLE)
     positions = torch.tensor([1, position, 3, 0])
     with fast.checks(enabled=False):
         slots = fast.compute_slot_mapping(table, STARTS, positions, 2)
@@ -39,12 +40,12 @@ def test_bad_positions_unchecked(position: int) -> None:
 )
 def test_bad_starts_unchecked(starts: list[int]) -> None:
     """Whatever the starts are, nothing outside the table is read or outside the result written."""
-    table = inside(TABLE, STRANGER)
-    out = inside(torch.full((4,), -3), STRANGER)
+    table = inside(TABLE)
+    out = inside(torch.full((4,), -3))
     with fast.checks(enabled=False):
         slots = fast.compute_slot_mapping(table, int32(starts), POSITIONS, 2, out=out)
-    assert all(-1 <= slot < STRANGER for slot in slots.tolist())
-    assert out.as_strided((11,), (1,), 0)[1::2].tolist() == [STRANGER] * 5
+    assert all(-1 <= slot < OUTSIDE for slot in slots.tolist())
+    assert out.as_strided((11,), (1,), 0)[1::2].tolist() == [OUTSIDE] * 5
 
 
 @pytest.mark.usefixtures("path")

@@ -180,11 +180,11 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
 
 def test_a_new_thread_launches(step: Step) -> None:
     """A thread in which nothing has called CUDA yet, and so without a context, launches too."""
-    reference_tensor = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
+    expected = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as pool:
         tables = pool.submit(step.tables.gather_block_tables, step.idx_mapping).result()
-    assert torch.equal(reference_tensor, tables[0])
+    assert torch.equal(expected, tables[0])
 
 
 WARM_AND_CAPTURE = """
@@ -215,8 +215,8 @@ def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
         got = table.clone()
         torch.cuda.synchronize()
         fresh = Step()
-        reference_tensor = fresh.tables.gather_block_tables(step.idx_mapping)[0]
-        assert torch.equal(reference_tensor, got)
+        eager = fresh.tables.gather_block_tables(step.idx_mapping)[0]
+        assert torch.equal(eager, got)
     step.idx_mapping.copy_(torch.arange(NUM_REQS))
 
 
@@ -242,8 +242,8 @@ def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
     )
     out.fill_(77)
     graph.replay()
-    reference_tensor = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
-    assert torch.equal(reference_tensor, out[:NUM_REQS])
+    eager = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
+    assert torch.equal(eager, out[:NUM_REQS])
     assert out[NUM_REQS:].eq(fast.PAD_SLOT_ID).all()
 
 
@@ -257,7 +257,7 @@ def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
         lambda: fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
     )
     batch.block_table_tensor.mul_(3)
-    reference_tensor = fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
+    eager = fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
     for _ in range(100):
         fast.make_local_attention_virtual_batches(32, batch, BLOCK_SIZE)
     for _ in range(2):
@@ -266,20 +266,20 @@ def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
         graph.replay()
         torch.cuda.synchronize()
         for name in ("query_start_loc", "seq_lens", "block_table_tensor"):
-            assert torch.equal(getattr(reference_tensor, name), getattr(local, name)), name
+            assert torch.equal(getattr(eager, name), getattr(local, name)), name
 
 
 def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
     """Captured micro-batches are views of the batch, and starts and lengths of the host's."""
     batch = step.metadata()
     graph, parts = captured(lambda: fast.split_attn_metadata(HALVES, batch))
-    reference_tensor = fast.split_attn_metadata(HALVES, batch)
+    eager = fast.split_attn_metadata(HALVES, batch)
     for part in parts:
         part.query_start_loc.fill_(77)
         part.seq_lens.fill_(77)
     graph.replay()
     torch.cuda.synchronize()
-    for expected, part in zip(reference_tensor, parts, strict=True):
+    for expected, part in zip(eager, parts, strict=True):
         for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
             assert torch.equal(getattr(expected, name), getattr(part, name)), name
 
@@ -305,11 +305,11 @@ def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list
     """A captured mover of rows does at a replay what it does when it is called."""
     step = Step()
     mapping = torch.tensor(rows, dtype=torch.int32, device="cuda")
-    reference_tensor = step.tables.gather_block_tables(mapping)[0].clone()
+    eager = step.tables.gather_block_tables(mapping)[0].clone()
     graph, _ = captured(lambda: move(step.tables))
     step.append()  # all rows as they were at first
     graph.replay()
-    assert torch.equal(reference_tensor, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
+    assert torch.equal(eager, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
 
 
 def test_a_compiled_step_gives_the_same(step: Step) -> None:

@@ -77,7 +77,7 @@ def bad_arrays(case: Case) -> Iterator[Finding]:
 
 
 def bad_values(case: Case) -> Iterator[Finding]:
-    """The same of everything else: numbers, texts, lists, objects."""
+    """Any values are replaced: numbers, texts, lists, objects, and arrays too."""
     yield from _mutated(case, lambda _: True)
 
 

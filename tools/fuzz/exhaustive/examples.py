@@ -1,7 +1,7 @@
 """A case as an example of the harness' own check, which can be stored.
 
-The check of valid calls looks at more than an exhaustive run: calls by position, whose memory a
-result lies in. What an exhaustive run finds, it finds too.
+The check of valid calls compares more than an exhaustive run does, such as calls by position and
+the memory that results lie in. So it fails for every case for which an exhaustive run does.
 """
 
 from __future__ import annotations
