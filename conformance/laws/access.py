@@ -215,9 +215,9 @@ class Access:
         unexpected = Access(self.reads - expected.reads, self.writes - expected.writes)
         missing = Access(expected.reads - self.reads, expected.writes - self.writes)
         if unexpected or missing:
-            first = f"missing: {missing.first()}"
-            if unexpected:
-                first = f"{unexpected.first()}, but should not"
+            is_missing = not unexpected
+            first = missing.first() if is_missing else unexpected.first()
+            first = f"missing: {first}" if is_missing else f"{first}, but should not"
             counts = (len(a.reads) + len(a.writes) for a in (unexpected, missing))
             raise AssertionError("{}; {} unexpected, {} missing".format(first, *counts))
 

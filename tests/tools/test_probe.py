@@ -76,7 +76,7 @@ def test_planted_violations_are_found_and_can_be_replayed() -> None:
     """Each broken promise is reported as what it is, and its case alone shows it again."""
     functions = ",".join(PLANTED_KINDS)
     options = ("--impl", str(PLANTED), "--hang-seconds", "1")
-    status, output = probe(*options, "--functions", functions, "--cases", "8")
+    status, output = probe(*options, "--functions", functions, "--cases", "16")
     assert 1 == status, output
     replays = {
         function: dict(REPORTED.findall(report))

@@ -197,12 +197,13 @@ def evaluate_in_processes(bugs: Sequence[Bug], workers: int) -> Iterator[Outcome
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _use_one_thread) as pool:
         with starting_workers():
-            outcomes = pool.map(evaluate, bugs)
+            outcomes = [pool.submit(evaluate, bug) for bug in bugs]
         try:
-            yield from outcomes
+            for outcome in outcomes:
+                yield outcome.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            kill_all()
+            kill_all()  # futures are not cancelled: the pool's thread would raise of each
+            pool.shutdown(wait=False)
             raise
 
 
