@@ -65,6 +65,8 @@ def _other_batches(contract: Contract, call: Call) -> Iterator[tuple[Contents, K
 def check_after_refusals(contract: Contract, target: Target, call: Call) -> None:
     """Raise `Mismatch` where a refused call changes the answer of the next one.
 
+    One call is refused for each argument.
+
     Args:
         contract: The contract of the function.
         target: What is called.
@@ -72,10 +74,14 @@ def check_after_refusals(contract: Contract, target: Target, call: Call) -> None
     """
     __tracebackhide__ = True
     expected = KnownAnswer.of(contract, call)
+    seen: set[str] = set()
     for invalid in contract.invalid_inputs:
-        bad = None if invalid.is_value or invalid.is_hint else invalid.change(expected.call)
+        if invalid.is_value or invalid.is_hint or invalid.argument in seen:
+            continue
+        bad = invalid.change(expected.call)
         if bad is None:
             continue
+        seen.add(invalid.argument)
         invocation = expected.invocation(target)
         with invocation.with_call(bad) as refused, suppress(*RAISED):
             refused.run()
