@@ -25,7 +25,18 @@ from tools.fuzz.failures import Failure
 
 FORMAT: Final = "kvtwin findings 1"
 
-KINDS: Final = ("crash", "hang", "memory growth", "same answer", "same refusal", "law", "stateful")
+KINDS: Final = (
+    "crash",
+    "hang",
+    "memory growth",
+    "same answer",
+    "large",
+    "memory",
+    "same refusal",
+    "law",
+    "conditions",
+    "stateful",
+)
 """The kinds of failures, those that say most about a function first."""
 
 

@@ -33,7 +33,7 @@ USED_GPU: Final = "used GPU"
 COLLECT_SECONDS: Final = 3.0
 """How often cycles are collected between jobs, so that memory that grows is noticed.
 
-To do it after each job took a third of a night of three minutes (2026-11-23).
+After each slice it would cost more than many slices: it looks at all that strategies keep.
 """
 
 
