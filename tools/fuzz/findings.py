@@ -39,6 +39,9 @@ KINDS: Final = (
 )
 """The kinds of failures, those that say most about a function first."""
 
+CONSEQUENCES: Final = frozenset({"large", "memory", "law", "conditions", "stateful"})
+"""The kinds that a wrong answer to a plain call explains."""
+
 
 @dataclasses.dataclass
 class Finding:
@@ -211,7 +214,7 @@ def _explains(cause: Finding, found: Finding) -> bool:
     if ours.function == theirs.function:
         if ours.kind == theirs.kind == "law":
             return ours.id < theirs.id
-        return theirs.kind in {"law", "stateful"} and ours.kind not in {"law", "stateful"}
+        return theirs.kind in CONSEQUENCES and ours.kind not in CONSEQUENCES
     root = ours.function.partition(".")[0]
     used = {name.partition(".")[0] for name in theirs.uses}
     is_alone = not {name.partition(".")[0] for name in ours.uses} - {root}

@@ -33,7 +33,7 @@ USED_GPU: Final = "used GPU"
 COLLECT_SECONDS: Final = 3.0
 """How often cycles are collected between jobs, so that memory that grows is noticed.
 
-After each slice it would cost more than many slices: it looks at all that strategies keep.
+A collection looks at all that strategies keep, so there is none after each slice.
 """
 
 
