@@ -186,7 +186,12 @@ def _functions_of(module: ModuleType) -> _Functions:
     """Return the functions that were made of a module's source, by name and line."""
     if str(module.__file__) not in _FUNCTIONS:
         _FUNCTIONS.clear()
-        for value in gc.get_objects():
+        is_frozen = gc.get_freeze_count() > 0
+        gc.unfreeze()  # frozen objects are not listed
+        objects = gc.get_objects()
+        if is_frozen:
+            gc.freeze()
+        for value in objects:
             # By type: isinstance would wake lazy objects of torch, which warn.
             if type(value) is FunctionType and value.__code__.co_filename.startswith(ROOT):
                 code = value.__code__
