@@ -169,7 +169,7 @@ class Target:
         has_mode = self.implementation.has_checked_mode
         with (
             nothing if is_ours else _ignoring_warnings(),
-            _poisoning() if is_poisoned else nothing,
+            deterministic("warn") if is_poisoned else nothing,
             self.find("checks")(checked) if has_mode else nothing,
             simulated_launches(seed) if self.is_simulated else nothing,
         ):
@@ -185,14 +185,17 @@ def _ignoring_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _poisoning() -> Iterator[None]:
+def deterministic(mode: str) -> Iterator[None]:
     """Let torch fill what it allocates, with NaN or the greatest int.
 
     Otherwise what is never written may hold an earlier call's right answer.
+
+    Args:
+        mode: What torch does where an operation is not deterministic: `warn` or `error`.
     """
     # `use_deterministic_algorithms` does the same, but imports torch.compile: 1.7 s of a process.
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")
+    torch.set_deterministic_debug_mode(mode)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from conformance.comparison import Difference, Verdict
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.contracts import Contract
 from conformance.report import Mismatch
-from conformance.targets import Target
+from conformance.targets import Target, deterministic
 
 
 def _numpy_random_state() -> tuple[bytes, int]:
@@ -64,17 +64,6 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Let torch raise where an operation is not deterministic, as some engines do."""
-    before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
-
-
 MODES: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[object]]]] = {
     "in torch.inference_mode()": torch.inference_mode,
     "in torch.no_grad()": torch.no_grad,
@@ -82,7 +71,7 @@ MODES: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[object]
     "with torch.float64 as default dtype": lambda: default_dtype(torch.float64),
     "with torch.bfloat16 as default dtype": lambda: default_dtype(torch.bfloat16),
     "with another default device": lambda: torch.device("meta"),
-    "with deterministic algorithms": deterministic,
+    "with deterministic algorithms": lambda: deterministic("error"),
     "with NumPy's errors raised": lambda: np.errstate(all="raise"),
 }
 """Modes in which a caller may be, by what a report calls them."""
