@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.conditions.interleaving import check_interleaved_calls, check_parallel_calls
+from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.layouts import LAYOUTS, check_layouts, takes_layout
 from conformance.conditions.lifetimes import check_lifetimes
 from conformance.conditions.process_state import check_modes
@@ -38,12 +39,12 @@ def in_any_memory(contract: Contract) -> Check:
     def body(target: Target, example: _Example) -> None:
         __tracebackhide__ = True
         with target.running(checked=example.seed % 4 == 3, seed=example.seed):
-            check_other_batches(contract, target, example.call)
+            check_other_batches(KnownAnswer.of(contract, example.call), target)
             check_layouts(contract, target, example.call)
 
     def goals_of(example: _Example) -> Iterator[str]:
         yield from (name for name in LAYOUTS if takes_layout(contract, example.call, name))
-        if has_other_batches(contract, example.call):
+        if has_other_batches(KnownAnswer.of(contract, example.call)):
             yield OTHER_BATCH
 
     return Check(
@@ -72,12 +73,14 @@ def under_conditions(contract: Contract) -> Check:
     def body(target: Target, example: _Example) -> None:
         __tracebackhide__ = True
         with target.running(checked=example.seed % 4 == 3, seed=example.seed):
-            check_after_refusals(contract, target, example.call)
-            check_held_results(contract, target, example.call)
-            check_modes(contract, target, example.call)
-            check_lifetimes(contract, target, example.call)
-            check_interleaved_calls(contract, target, example.call, example.other or example.call)
-            check_parallel_calls(contract, target, example.call, example.other or example.call)
+            expected = KnownAnswer.of(contract, example.call)
+            other = KnownAnswer.of(contract, example.other or example.call)
+            check_after_refusals(expected, target)
+            check_held_results(expected, target)
+            check_modes(expected, target)
+            check_lifetimes(expected, target)
+            check_interleaved_calls(expected, other, target)
+            check_parallel_calls(expected, other, target)
 
     return Check(
         contract.function,

@@ -17,9 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from conformance.actors import actors
-from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.contracts import Contract
 from conformance.invocations import Invocation
 from conformance.targets import RAISED, Target
 
@@ -62,19 +60,18 @@ def at_each_line(
         sys.settrace(before)
 
 
-def check_interleaved_calls(contract: Contract, target: Target, call: Call, other: Call) -> None:
+def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where another thread's call, between any two lines, changes an answer.
 
     The arguments are compared at each line, too: other threads may read them at any time.
 
     Args:
-        contract: The contract of the function.
+        first: A valid call, with its answer.
+        second: One of the same function, which the other thread makes.
         target: What is called.
-        call: A valid call.
-        other: A valid call, which the other thread makes.
     """
     __tracebackhide__ = True
-    first, second = (KnownAnswer.of(contract, one) for one in (call, other))
+    contract = first.contract
     mine, theirs = first.invocation(target), second.invocation(target)
     condition = "while another thread makes another call"
     failures: list[BaseException] = []
@@ -93,7 +90,7 @@ def check_interleaved_calls(contract: Contract, target: Target, call: Call, othe
             except RAISED as error:  # not into the implementation
                 failures.append(error)
 
-        packages = packages_of(target, call.function)
+        packages = packages_of(target, contract.function)
         got = at_each_line(lambda: first.run(mine, condition), look, packages)
         for failure in failures:
             if not isinstance(failure, queue.Empty):
@@ -102,18 +99,17 @@ def check_interleaved_calls(contract: Contract, target: Target, call: Call, othe
     first.compare(got, mine, condition)
 
 
-def check_parallel_calls(contract: Contract, target: Target, call: Call, other: Call) -> None:
+def check_parallel_calls(first: KnownAnswer, second: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where calls of two threads at the same time change each other's answers.
 
     Args:
-        contract: The contract of the function.
+        first: A valid call, with its answer.
+        second: One of the same function, which the other thread makes.
         target: What is called.
-        call: A valid call.
-        other: A valid call, which the other thread makes.
     """
     __tracebackhide__ = True
     start = threading.Barrier(2)
-    both = [KnownAnswer.of(contract, one) for one in (call, other)]
+    both = (first, second)
     # Not made in the threads: one that raised there would leave the other at the barrier for ever.
     invocations = [[one.invocation(target) for _ in range(NUM_PARALLEL)] for one in both]
 

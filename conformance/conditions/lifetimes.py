@@ -12,10 +12,8 @@ from typing import Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.contracts import Contract
 from conformance.report import Mismatch
 from conformance.targets import Target
 from conformance.values import is_immutable, walk
@@ -24,28 +22,27 @@ PERMANENT: Final = (type, FunctionType, enum.Enum)
 """Types of objects that belong to a module, so that no call frees them."""
 
 
-def check_lifetimes(contract: Contract, target: Target, call: Call) -> None:
+def check_lifetimes(expected: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` if something outlives a call that nothing but the implementation has.
 
     Args:
-        contract: The contract of the function.
+        expected: A valid call, with its answer.
         target: What is called.
-        call: A valid call.
     """
     __tracebackhide__ = True
-    watched = _call_and_forget(contract, target, call)
+    watched = _call_and_forget(expected, target)
     for generation in (1, 2):  # the youngest objects, which is cheap; all of them before a report
         if any(is_alive() for _, is_alive in watched):
             gc.collect(generation)
     for path, is_alive in watched:
         if is_alive():
-            expected = "freed when the caller drops it"
-            difference = Difference(Verdict.IDENTITY, path, None, "kept alive", expected)
-            raise Mismatch(call, target.name, difference)
+            wanted = "freed when the caller drops it"
+            difference = Difference(Verdict.IDENTITY, path, None, "kept alive", wanted)
+            raise Mismatch(expected.call, target.name, difference)
 
 
-def _call_and_forget(contract: Contract, target: Target, call: Call) -> list[tuple[str, Any]]:
-    invocation = KnownAnswer.of(contract, call).invocation(target)
+def _call_and_forget(expected: KnownAnswer, target: Target) -> list[tuple[str, Any]]:
+    invocation = expected.invocation(target)
     result = invocation.run()
     values = [*invocation.arguments.items(), ("result", result)]
     return [watched for path, value in values for watched in _watched(value, path)]

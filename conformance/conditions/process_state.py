@@ -15,10 +15,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.contracts import Contract
 from conformance.report import Mismatch
 from conformance.targets import Target, deterministic
 
@@ -77,16 +75,14 @@ MODES: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[object]
 """Modes in which a caller may be, by what a report calls them."""
 
 
-def check_modes(contract: Contract, target: Target, call: Call) -> None:
+def check_modes(expected: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where a mode of torch or NumPy changes an answer, or a call the mode.
 
     Args:
-        contract: The contract of the function.
+        expected: A valid call, with its answer.
         target: What is called.
-        call: A valid call.
     """
     __tracebackhide__ = True
-    expected = KnownAnswer.of(contract, call)
     for name, mode in MODES.items():
         invocation = expected.invocation(target)
         with mode():
@@ -98,7 +94,7 @@ def check_modes(contract: Contract, target: Target, call: Call) -> None:
         for what, value in after.items():
             if value != before[what]:
                 difference = Difference(Verdict.VALUE, what, None, value, before[what])
-                raise Mismatch(call, target.name, difference, "which changes the process")
+                raise Mismatch(expected.call, target.name, difference, "which changes the process")
 
 
 def _state() -> dict[str, Any]:

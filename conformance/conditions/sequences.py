@@ -15,7 +15,6 @@ from typing import Any
 from conformance.calls import Call, plain
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.neighbours import Contents, neighbours
-from conformance.contracts import Contract
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import children, walk
 
@@ -26,36 +25,34 @@ NUM_HELD = 1100
 """Results that are held at a time: more than rings and pools of buffers have."""
 
 
-def check_other_batches(contract: Contract, target: Target, call: Call) -> None:
+def check_other_batches(expected: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where other batches in the same memory change an answer.
 
     Args:
-        contract: The contract of the function.
+        expected: A valid call, with its answer.
         target: What is called.
-        call: A valid call.
     """
     __tracebackhide__ = True
-    expected = KnownAnswer.of(contract, call)
     invocation = expected.invocation(target)
-    for contents, other in islice(_other_batches(contract, call), NUM_NEIGHBOURS):
+    for contents, other in islice(_other_batches(expected), NUM_NEIGHBOURS):
         expected.check(invocation, "before other batches in the same memory")
         with invocation.converter.tracker.holding(contents):
             other.check(invocation, "after another batch in the same memory")
         expected.check(invocation, "after another batch in the same memory")
 
 
-def has_other_batches(contract: Contract, call: Call) -> bool:
+def has_other_batches(expected: KnownAnswer) -> bool:
     """Return whether a call's arrays, with their entries in another order, make a valid call."""
-    return next(_other_batches(contract, call), None) is not None
+    return next(_other_batches(expected), None) is not None
 
 
-def _other_batches(contract: Contract, call: Call) -> Iterator[tuple[Contents, KnownAnswer]]:
+def _other_batches(expected: KnownAnswer) -> Iterator[tuple[Contents, KnownAnswer]]:
     """Yield contents of a call's memory that make another valid call; its answer may be equal."""
-    invocation = KnownAnswer.of(contract, call).invocation(REFERENCE)
+    contract, invocation = expected.contract, expected.invocation(REFERENCE)
     for contents in neighbours(invocation.call, contract.changes):
         with invocation.converter.tracker.holding(contents):
             # The facts are those of the batch that was drawn.
-            made = Call(call.function, copy.deepcopy(invocation.arguments))
+            made = Call(expected.call.function, copy.deepcopy(invocation.arguments))
             try:
                 other = KnownAnswer.of_invocation(contract, invocation, made)
             except RAISED:  # no valid call
@@ -63,20 +60,18 @@ def _other_batches(contract: Contract, call: Call) -> Iterator[tuple[Contents, K
         yield contents, other
 
 
-def check_after_refusals(contract: Contract, target: Target, call: Call) -> None:
+def check_after_refusals(expected: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where a refused call changes the answer of the next one.
 
     One call is refused for each argument.
 
     Args:
-        contract: The contract of the function.
+        expected: A valid call, with its answer.
         target: What is called.
-        call: A valid call.
     """
     __tracebackhide__ = True
-    expected = KnownAnswer.of(contract, call)
     seen: set[str] = set()
-    for invalid in contract.invalid_inputs:
+    for invalid in expected.contract.invalid_inputs:
         if invalid.is_value or invalid.is_hint or invalid.argument in seen:
             continue
         bad = invalid.change(expected.call)
@@ -87,28 +82,27 @@ def check_after_refusals(contract: Contract, target: Target, call: Call) -> None
         with invocation.with_call(bad) as refused, suppress(*RAISED):
             refused.run()
             is_refused = False  # a declared deviation, or a field that the target lacks
-        if is_refused and contract.observes_refusals:
+        if is_refused and expected.contract.observes_refusals:
             expected.check(invocation, f"after a refused call ({invalid.name})")
 
 
-def check_held_results(contract: Contract, target: Target, call: Call) -> None:
+def check_held_results(expected: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where later calls change results that the caller holds.
 
     Results that lie in the caller's own memory are not looked at.
 
     Args:
-        contract: The contract of the function.
+        expected: A valid call, with its answer.
         target: What is called.
-        call: A valid call.
     """
     __tracebackhide__ = True
+    contract = expected.contract
     if contract.aliases or contract.changes or contract.compares_views:
         return
-    expected = KnownAnswer.of(contract, call)
     invocation = expected.invocation(target)
     first = expected.check(invocation, "")
     leaves = _leaves(expected.answer)
-    for contents, other in _other_batches(contract, call):
+    for contents, other in _other_batches(expected):
         if _leaves(other.answer) == leaves:  # in the memory of the first, it would not show
             continue
         condition = f"called {NUM_HELD} times, the last time"

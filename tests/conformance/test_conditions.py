@@ -35,6 +35,12 @@ HOST = TARGETS["host"]
 
 LENGTHS = Call("get_dcp_local_seq_lens", {"seq_lens": np.array([7, 4], np.int32), "dcp_size": 2})
 
+
+def known_lengths() -> KnownAnswer:
+    """Return the call of local lengths, with its answer."""
+    return KnownAnswer.of(contracts()[LENGTHS.function], LENGTHS)
+
+
 MAY_LACK_ANOTHER_BATCH = {
     "AttentionMetadataBuilder.build_for_cudagraph_capture": "it takes one batch only",
     "AttentionMetadataBuilder._init_reorder_batch_threshold": "no arrays are read",
@@ -92,7 +98,7 @@ def test_a_lock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             return original(*args, **kwargs)
 
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
-    check_interleaved_calls(contracts()[LENGTHS.function], HOST, LENGTHS, LENGTHS)
+    check_interleaved_calls(known_lengths(), known_lengths(), HOST)
 
 
 def test_a_call_that_waited_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +113,7 @@ def test_a_call_that_waited_is_compared(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     with pytest.raises(Mismatch, match="on host, in another thread"):
-        check_interleaved_calls(contracts()[LENGTHS.function], HOST, LENGTHS, LENGTHS)
+        check_interleaved_calls(known_lengths(), known_lengths(), HOST)
 
 
 def test_a_failure_in_both_threads_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +125,7 @@ def test_a_failure_in_both_threads_is_raised(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     for check in (check_interleaved_calls, check_parallel_calls):
         with pytest.raises(Mismatch, match=r"while another thread .*: another outcome"):
-            check(contracts()[LENGTHS.function], HOST, LENGTHS, LENGTHS)
+            check(known_lengths(), known_lengths(), HOST)
 
 
 def test_what_a_call_changes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +155,7 @@ def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     with pytest.raises(Mismatch, match="on host, with another default device: another device"):
-        check_modes(contracts()[LENGTHS.function], HOST, LENGTHS)
+        check_modes(known_lengths(), HOST)
 
 
 def test_answers_are_copied() -> None:
