@@ -183,8 +183,9 @@ def _reshape_kv_cache(
     kv_caches: dict[str, Array | list[Array]] = {}
     for g, group in enumerate(groups):
         raws = {name: _check_raw_tensor(name, kv_cache_raw_tensors) for name in group.layer_names}
+        specs_over = _get_specs_over(group, raws)
         for layer_name, raw in raws.items():
-            spec = _get_layer_spec(layer_name, group, kv_cache_raw_tensors)
+            spec = _get_layer_spec(layer_name, group, specs_over.get(id(raw)))
             page_size = check_page_size(layer_name, spec)
             first_layer, first_size = first_over.setdefault(id(raw), (layer_name, page_size))
             if page_size != first_size:
@@ -226,26 +227,31 @@ def _check_raw_tensor(layer_name: str, kv_cache_raw_tensors: dict[str, Array]) -
     return raw
 
 
+def _get_specs_over(group: KVCacheGroupSpec, raws: dict[str, Array]) -> dict[int, KVCacheSpec]:
+    """Return, by array, the spec of the first layer of a uniform group that has one."""
+    specs: dict[int, KVCacheSpec] = {}
+    if is_kind(group.kv_cache_spec, "UniformTypeKVCacheSpecs"):
+        inner_specs = get_inner_specs(group.kv_cache_spec)
+        for layer_name, raw in raws.items():
+            if layer_name in inner_specs:
+                specs.setdefault(id(raw), inner_specs[layer_name])
+    return specs
+
+
 def _get_layer_spec(
     layer_name: str,
     group: KVCacheGroupSpec,
-    kv_cache_raw_tensors: dict[str, Array],
+    spec_over: KVCacheSpec | None,
 ) -> Any:  # noqa: ANN401  # the kinds have different fields
-    """Return the spec of a layer: attention or Mamba."""
+    """Return the spec of a layer, attention or Mamba; `spec_over` is that over its array."""
     spec: Any = group.kv_cache_spec
     if is_kind(spec, "UniformTypeKVCacheSpecs"):
-        inner_specs = get_inner_specs(spec)
-        raw = kv_cache_raw_tensors[layer_name]
-        candidates = [layer_name] + [
-            other for other in group.layer_names if kv_cache_raw_tensors.get(other) is raw
-        ]
-        owners = [candidate for candidate in candidates if candidate in inner_specs]
-        if not owners:
+        spec = spec.kv_cache_specs.get(layer_name, spec_over)
+        if spec is None:
             raise KeyError(
                 f"kv_cache_specs lacks layer {layer_name!r} and every layer of its group with the "
                 "same raw tensor"
             )
-        spec = inner_specs[owners[0]]
     if not is_kind(spec, "AttentionSpec", "MambaSpec"):
         raise NotImplementedError(
             f"layer {layer_name!r} has a spec of class {type(spec).__name__}, "

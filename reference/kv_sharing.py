@@ -43,14 +43,14 @@ def initialize_kv_cache_for_kv_sharing(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     check_dict("kv_caches", kv_caches)
-    target_groups = _find_target_groups(shared_kv_cache_layers, kv_cache_groups)
+    new_groups = _find_new_groups(shared_kv_cache_layers, kv_cache_groups)
     for layer_name, target in shared_kv_cache_layers.items():
         if target not in kv_caches:
             raise KeyError(f"kv_caches lacks {target!r}, whose cache layer {layer_name!r} shares")
 
     for layer_name, target in shared_kv_cache_layers.items():
         kv_caches[layer_name] = kv_caches[target]
-        _add_layer(layer_name, target_groups[layer_name])
+    _add_layers(new_groups)
 
 
 def add_kv_sharing_layers_to_kv_cache_groups(
@@ -88,24 +88,25 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     check_type("runner_only_attn_layers", runner_only_attn_layers, set | None, "a set or None")
-    target_groups = _find_target_groups(shared_kv_cache_layers, kv_cache_groups)
+    new_groups = _find_new_groups(shared_kv_cache_layers, kv_cache_groups)
 
-    for layer_name in shared_kv_cache_layers:
-        _add_layer(layer_name, target_groups[layer_name])
-        if runner_only_attn_layers is not None:
-            runner_only_attn_layers.add(layer_name)
+    _add_layers(new_groups)
+    if runner_only_attn_layers is not None:
+        runner_only_attn_layers.update(shared_kv_cache_layers)
 
 
-def _find_target_groups(
+def _find_new_groups(
     shared_kv_cache_layers: dict[str, str], kv_cache_groups: list[KVCacheGroupSpec]
 ) -> dict[str, KVCacheGroupSpec]:
-    """Return the group of the target for each sharing layer, after a check of all pairs."""
+    """Return the target's group for each sharing layer that is in no group, after all checks."""
     pairs = check_dict("shared_kv_cache_layers", shared_kv_cache_layers)
+    groups_with: dict[str, list[int]] = {}  # by layer, the numbers of the groups that have it
     for g, group in enumerate(check_list("kv_cache_groups", kv_cache_groups)):
         names = check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
         for k, layer_name in enumerate(names):
             check_str(f"kv_cache_groups[{g}].layer_names[{k}]", layer_name)
-    target_groups = {}
+            groups_with.setdefault(layer_name, []).append(g)
+    new_groups = {}
     for layer_name, target in pairs.items():
         check_str("a layer of shared_kv_cache_layers", layer_name)
         check_str(f"shared_kv_cache_layers[{layer_name!r}]", target)
@@ -116,19 +117,20 @@ def _find_target_groups(
             raise KeyError(
                 f"{name} which shares a cache itself, expected a layer with a cache of its own"
             )
-        with_target = [group for group in kv_cache_groups if target in group.layer_names]
-        if not with_target:
+        if target not in groups_with:
             raise KeyError(f"{name} which kv_cache_groups lack")
-        for g, group in enumerate(kv_cache_groups):
-            if layer_name in group.layer_names and group is not with_target[0]:
+        target_group = kv_cache_groups[groups_with[target][0]]
+        for g in groups_with.get(layer_name, []):
+            if kv_cache_groups[g] is not target_group:
                 raise ValueError(
                     f"{name} which is not in kv_cache_groups[{g}], the group of {layer_name!r}"
                 )
-        target_groups[layer_name] = with_target[0]
-    return target_groups
+        if layer_name not in groups_with:
+            new_groups[layer_name] = target_group
+    return new_groups
 
 
-def _add_layer(layer_name: str, group: KVCacheGroupSpec) -> None:
-    """Append a layer to a group, unless it is in it already."""
-    if layer_name not in group.layer_names:
+def _add_layers(new_groups: dict[str, KVCacheGroupSpec]) -> None:
+    """Append layers to groups."""
+    for layer_name, group in new_groups.items():
         group.layer_names.append(layer_name)
