@@ -233,7 +233,7 @@ def pytest_terminal_summary(
     terminalreporter.section("conformance")
     for line in run.table(COVERAGE):
         terminalreporter.write_line(line)
-    for line in run.notes():
+    for line in run.notes(COVERAGE):
         terminalreporter.write_line(line)
     for line in run.failure_lines():
         terminalreporter.write_line(line, red=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conformance.adapters import Unsupported
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.corpus import add_to_corpus
@@ -41,8 +42,11 @@ class FailureHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
         """Skip a check that needs what is absent; report one that fails."""
-        if CHECKED not in item.stash:
-            return (yield)
+        if CHECKED not in item.stash:  # a plain test, such as those of the zoo
+            try:
+                return (yield)
+            except (Absent, Unsupported) as missing:
+                pytest.skip(str(missing))
         check, _ = item.stash[CHECKED]
         LOOKED_UP.clear()
         FAILURES.clear()
@@ -52,8 +56,8 @@ class FailureHooks:
                 check.function, uses_all=isinstance(check, StatefulCheck)
             ):
                 return (yield)
-        except Absent as absent:
-            pytest.skip(str(absent))
+        except (Absent, Unsupported) as missing:
+            pytest.skip(str(missing))
         except (*RAISED, ContextLostError) as error:
             self._note_failure(item, error)
             if isinstance(error, ContextLostError):

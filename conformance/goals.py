@@ -43,6 +43,7 @@ class Coverage:
     Attributes:
         examples: The number of examples of a function on a target.
         reached: The number of examples of a function that reached a goal.
+        unsupported: The examples of a function on a target that were not tried, by the reason.
         launches: The number of kernels that a function's checks launched in the simulator.
         expected: The goals that a function's checks must reach.
 
@@ -56,6 +57,7 @@ class Coverage:
     def __init__(self) -> None:
         self.examples: Counter[tuple[str, str]] = Counter()
         self.reached: Counter[tuple[str, str]] = Counter()
+        self.unsupported: Counter[tuple[str, str, str]] = Counter()
         self.launches: Counter[str] = Counter()
         self.expected: dict[str, list[str]] = {}
 
@@ -70,6 +72,15 @@ class Coverage:
         for name in goals:
             self.reached[function, name] += 1
 
+    def note_unsupported(self, function: str, target: str, reason: str) -> None:
+        """Note that an example that was counted could not be tried."""
+        self.examples[function, target] -= 1
+        self.unsupported[function, target, reason] += 1
+
+    def unsupported_reasons(self, function: str, target: str) -> list[str]:
+        """Return why examples of a function on a target were not tried."""
+        return [reason for *key, reason in self.unsupported if key == [function, target]]
+
     def unreached(self, function: str) -> list[str]:
         """Return the goals of a function that no example reached."""
         return [
@@ -82,6 +93,8 @@ class Coverage:
             self.examples[function, target] += number
         for function, name, number in record["met"]:
             self.reached[function, name] += number
+        for function, target, reason, number in record["unsupported"]:
+            self.unsupported[function, target, reason] += number
         for function, number in record["launches"]:
             self.launches[function] += number
         for function, names in record["expected"].items():
@@ -92,6 +105,7 @@ class Coverage:
         return {
             "examples": [[*key, number] for key, number in self.examples.items()],
             "met": [[*key, number] for key, number in self.reached.items()],
+            "unsupported": [[*key, number] for key, number in self.unsupported.items()],
             "launches": [[*item] for item in self.launches.items()],
             "expected": self.expected,
         }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import keyword
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -61,11 +63,20 @@ class Implementation:
     def function(self, name: str) -> Callable[..., Any]:
         """Return a function, method or class that takes and returns our objects.
 
+        It raises `Unsupported` where the implementation does not support an argument.
+
         Raises:
             Absent: It has no such thing.
         """
         function: Callable[..., Any] = self._found(self.adapter.function, name)
-        return function
+        if name not in self.adapter.unsupported:
+            return function
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **self.adapter.supported(name, args, kwargs))
+
+        return call
 
     def _found(self, find: Callable[[str], Any], name: str) -> Any:
         try:
@@ -234,7 +245,9 @@ def _imported(text: str, option: str) -> ModuleType:
         _from_file if text.endswith(".py") else importlib.import_module
     )
     try:
-        return load(text)
+        with warnings.catch_warnings():  # pytest makes errors of them
+            warnings.simplefilter("ignore")
+            return load(text)
     except ValueError as error:
         raise ValueError(f"{option} {text!r} {error}") from error
     except (Exception, SystemExit) as error:

@@ -18,7 +18,7 @@ from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict
 from conformance.conversion import Converter
 from conformance.report import Mismatch
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import is_array, is_immutable, is_object, walk
 
 
@@ -82,6 +82,12 @@ class Invocation:
     hints: Arguments = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        adapter = self.target.implementation.adapter
+        self.variant = dataclasses.replace(
+            self.variant,
+            has_numpy_scalars=self.variant.has_numpy_scalars and adapter.takes_numpy_scalars,
+            has_own_objects=self.variant.has_own_objects and adapter.takes_own_objects,
+        )
         # Only `fast` has to support torch's lazy negations.
         self.converter = self.target.converter(
             has_own_objects=self.variant.has_own_objects,
@@ -126,11 +132,23 @@ class Invocation:
 
     def run(self) -> Any:
         """Call the function and return what it returns, inside `Target.running`."""
-        if self.variant.follows_idle_step:
+        if self.variant.follows_idle_step and self._may_be_idle():
             # A step of no tokens may be refused.
             with self.converter.tracker.idle_step(), suppress(ValueError):
                 self._run()
         return self._run()
+
+    def _may_be_idle(self) -> bool:
+        """Return whether an idle step is a valid call, or the target rejects invalid ones."""
+        if self.target.implementation.adapter.validates:
+            return True
+        idle = Invocation(REFERENCE, self.call, written=self.written)
+        with idle.converter.tracker.idle_step():
+            try:
+                idle.run()
+            except RAISED:
+                return False
+        return True
 
     def _run(self) -> Any:
         function = self.target.lookup(self.call.function)

@@ -18,6 +18,7 @@ from typing import Any
 from hypothesis import given, seed
 from hypothesis.strategies import SearchStrategy
 
+from conformance.adapters import Unsupported
 from conformance.calls import Call
 from conformance.goals import COVERAGE, Goals, reached_goals
 from conformance.gpu_context import ContextLostError, noticing_lost_context
@@ -47,6 +48,8 @@ class Check:
         has_kernel: Whether it must launch a kernel in the simulator.
         has_device_path: Whether it takes another path on a device, without a kernel.
         presets: The presets to draw from; None for the target's.
+        is_of_refusals: Whether all of its calls must be rejected, so that an implementation that
+            does not validate is not tested.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
         description: The statement in one sentence.
     """
@@ -61,10 +64,13 @@ class Check:
     has_kernel: bool = False
     has_device_path: bool = False
     presets: Sequence[Preset] | None = None
+    is_of_refusals: bool = False
     law: str = ""
 
     def runs_on(self, target: Target) -> bool:
         """Return whether the check can find anything new on a target."""
+        if self.is_of_refusals and not target.validates:
+            return False
         return self.has_kernel or self.has_device_path or not target.is_simulated
 
     def sizes(self, target: Target) -> list[str]:
@@ -119,6 +125,8 @@ class Check:
             try:
                 with self.watching(target):
                     self.body(target, example)
+            except Unsupported as reason:
+                COVERAGE.note_unsupported(self.function, target.name, str(reason))
             except ContextLostError as error:
                 FAILURES.append((self, example, error))
                 raise
@@ -167,6 +175,7 @@ def law(
     has_kernel: bool = False,
     presets: Sequence[Preset] | None = None,
     kind: Kind = Kind.LAW,
+    is_of_refusals: bool = False,
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
     """Make a check of a property that does not depend on `reference`.
 
@@ -177,6 +186,7 @@ def law(
         has_kernel: Whether the function has a kernel.
         presets: The presets to draw from; None for the target's.
         kind: What the check looks at, which says how many examples it gets.
+        is_of_refusals: Whether all of its calls must be rejected.
 
     Returns:
         A decorator of the property: a function of a target and an example that raises if the
@@ -195,6 +205,7 @@ def law(
             lambda example: reached_goals(example, named),
             has_kernel,
             presets=presets,
+            is_of_refusals=is_of_refusals,
         )
 
     return decorate

@@ -127,6 +127,8 @@ def _run(
     session = example.session
     runs = [_Pair(target, example, everything) for _ in range(1 if target.is_simulated else 2)]
     for step, operation in enumerate(session.operations):
+        if operation.refused and not target.validates:
+            continue
         if checked or not operation.is_value:
             runs[0].run_step(step, checked=checked)
     # What one object did is nothing to another of the same making.

@@ -145,7 +145,8 @@ class Run:
         for name in self.complete_functions():
             for target in self.targets:
                 ran = any(f"[{target.name}-" in node for node in self.collected[name])
-                if ran and not coverage.examples[name, target.name]:
+                unsupported = coverage.unsupported_reasons(name, target.name)
+                if ran and not coverage.examples[name, target.name] and not unsupported:
                     yield f"no example: {name} on {target.name}"
                 if (
                     ran
@@ -207,6 +208,8 @@ class Run:
     def state(self, function: str, target: Target, coverage: Coverage) -> str:
         """Return the table cell of a function and a target."""
         state, others = self.verdict(function, target)
+        if state is State.CONFORMS and not coverage.examples[function, target.name]:
+            state = State.NOT_CHECKABLE  # no example was supported
         words = {
             State.CONFORMS: f"conforms ({coverage.examples[function, target.name]:,})",
             State.FAILS: "FAILS",
@@ -258,8 +261,11 @@ class Run:
 
         return [report for report, _ in sorted(self._failures(function, target), key=rank)]
 
-    def notes(self) -> Iterable[str]:
-        """Yield lines about absent functions and skipped checks."""
+    def notes(self, coverage: Coverage) -> Iterable[str]:
+        """Yield lines about absent functions, and about what was not checked."""
+        for one in self.targets:
+            if not one.validates:
+                yield f"not checked on {one.name}: that invalid calls are rejected (declared)"
         by_name: defaultdict[str, list[str]] = defaultdict(list)
         for function, target in sorted(self.absent):
             by_name[target].append(function)
@@ -270,6 +276,8 @@ class Run:
             for reason in sorted(reasons):
                 number = sum(report.skipped for report in reports)
                 yield f"not checked: {function} on {target}, {number} of {len(reports)}: {reason}"
+        for (function, target, reason), number in sorted(coverage.unsupported.items()):
+            yield f"not supported: {function} on {target}, {number:,} examples: {reason}"
 
     def failure_lines(self) -> Iterable[str]:
         """Yield a line with the first difference of each failing function."""

@@ -136,6 +136,11 @@ class Target:
         """Fields that the implementation's objects do not have."""
         return self.implementation.adapter.lacks
 
+    @property
+    def validates(self) -> bool:
+        """Whether the implementation rejects invalid calls."""
+        return self.implementation.adapter.validates
+
     def launches(self, function: str) -> bool:
         """Return whether the function is `fast`'s own, whose kernels the simulator must run."""
         if not self.implementation.offers(function):

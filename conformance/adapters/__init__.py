@@ -4,7 +4,7 @@
 Otherwise it is the attribute `CONFORMANCE_ADAPTER` of the implementation.
 """
 
-from conformance.adapters.base import Adapter, FastAdapter, supplied
+from conformance.adapters.base import Adapter, FastAdapter, Unsupported, is_given, supplied
 from conformance.adapters.deviation import Deviation
 
-__all__ = ["Adapter", "Deviation", "FastAdapter", "supplied"]
+__all__ = ["Adapter", "Deviation", "FastAdapter", "Unsupported", "is_given", "supplied"]

@@ -45,6 +45,18 @@ other object with attributes. They occur in arguments only.
 """
 
 
+class Unsupported(BaseException):  # no check may take it for an answer
+    """A call needs what the implementation does not support, as its adapter declares.
+
+    The run counts the call as not made, with the message as the reason.
+    """
+
+
+def is_given(value: object) -> bool:
+    """Return whether a parameter is given, for `Adapter.unsupported`."""
+    return value is not None
+
+
 class Adapter:
     """Translates between our objects and an implementation's.
 
@@ -68,6 +80,17 @@ class Adapter:
         lacks: Fields of ours that its objects do not have, such as copies on the CPU. Nothing that
             is wrong in them alone can be refused; in results the adapter supplies them.
         deviations: What it does differently on purpose.
+        validates: Whether it rejects invalid calls. If not, calls that must be rejected are not
+            made, and the run says so.
+        exceptions: Its classes of exceptions, each with the class of `reference`'s that it stands
+            for, `{AssertionError: ValueError}`.
+        unsupported: Values of parameters that it does not support, by our name of the function and
+            of the parameter, as predicates: `{"get_dcp_local_seq_lens": {"out": is_given}}`. Calls
+            with them are not made, and the run counts them. Where this depends on more than one
+            value, a method of the adapter raises `Unsupported`.
+        takes_numpy_scalars: Whether it takes NumPy's scalars in place of Python's numbers.
+        takes_own_objects: Whether it takes objects of a caller's own classes with the attributes
+            of its own.
 
     Args:
         module: The implementation.
@@ -77,6 +100,11 @@ class Adapter:
     parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     lacks: ClassVar[frozenset[str]] = frozenset()
     deviations: ClassVar[Sequence[Deviation]] = ()
+    validates: ClassVar[bool] = True
+    exceptions: ClassVar[Mapping[type[Exception], type[Exception]]] = {}
+    unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {}
+    takes_numpy_scalars: ClassVar[bool] = False
+    takes_own_objects: ClassVar[bool] = False
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -134,13 +162,38 @@ class Adapter:
         """Return the exception with which a function refused a call, in our words.
 
         Its class must be the one that `reference` raises, and its message must name our argument:
-        the names in `parameters` are replaced by ours here.
+        the classes in `exceptions` and the names in `parameters` are replaced by ours here.
         """
         renamed = self.parameters.get(function, {})
         message = str(error)
         for ours, theirs in renamed.items():
             message = re.sub(rf"\b{re.escape(theirs)}\b", ours, message)
-        return error if message == str(error) else type(error)(message)
+        cls = self.exceptions.get(type(error), type(error))
+        return error if (message, cls) == (str(error), type(error)) else cls(message)
+
+    def supported(
+        self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a call's arguments by name, without those of `unsupported` that have defaults.
+
+        Args:
+            function: Our name of the function.
+            args: Our arguments by position.
+            kwargs: Our arguments by name.
+
+        Raises:
+            Unsupported: An argument has a value that is not supported.
+        """
+        values = self.unsupported.get(function, {})
+        for name, value in {**_by_name(function, args), **kwargs}.items():
+            if name in values and values[name](value):
+                raise Unsupported(f"{name} of {function}")
+        defaults = inspect.signature(operator.attrgetter(function)(reference)).parameters
+        return {
+            name: value
+            for name, value in kwargs.items()
+            if name not in values or value is not defaults[name].default
+        }
 
     def new(self, class_name: str, **fields: Any) -> Any:
         """Return an object for an argument: of ours where it is converted, else of the module's.
@@ -250,7 +303,7 @@ class Adapter:
 
     def _write_back(self, ours: Any, done: Mapping[int, Any]) -> None:
         """Put what a function left in a list or dict made of one of ours into ours."""
-        theirs = done[id(ours)]
+        theirs = done.get(id(ours), ours)  # a method that overrides `theirs` may not note it
         if theirs is ours or not isinstance(ours, list | dict):
             return
         known = {id(theirs): ours for ours, theirs in _pairs(ours, done)}
@@ -296,6 +349,9 @@ class FastAdapter(Adapter):
     True
     """
 
+    takes_numpy_scalars = True
+    takes_own_objects = True
+
     def function(self, name: str) -> Callable[..., Any]:
         """Return the implementation's own function; of a property, the function of `self`."""
         found: Any = self.find(name)
@@ -307,4 +363,4 @@ class FastAdapter(Adapter):
         return self.find(class_name)(**fields)
 
 
-__all__ = ["KINDS", "Adapter", "FastAdapter", "supplied"]
+__all__ = ["KINDS", "Adapter", "FastAdapter", "Unsupported", "is_given", "supplied"]

@@ -15,8 +15,8 @@ from conformance.adapters.base import Adapter
 
 def mistyped(adapter: Adapter) -> Iterator[str]:
     """Yield the names in an adapter's tables that nothing has."""
-    for table, names in (("names", adapter.names), ("parameters", adapter.parameters)):
-        for name in names:
+    for table in ("names", "parameters", "unsupported"):
+        for name in getattr(adapter, table):
             if not _is_ours(name):
                 yield f"has {name!r} in {table}, which is not a name of ours"
     for ours, theirs in adapter.names.items():
@@ -24,10 +24,11 @@ def mistyped(adapter: Adapter) -> Iterator[str]:
             adapter.find(ours)
         except AttributeError:
             yield f"has {theirs!r} for {ours} in names, but {adapter.module.__name__} has none"
-    for function, renamed in adapter.parameters.items():
-        known = {*_parameters(reference, function), *_parameters(fast, function)}
-        for name in renamed.keys() - known:
-            yield f"has {name!r} in parameters, which {function} does not take"
+    for table in ("parameters", "unsupported"):
+        for function, named in getattr(adapter, table).items():
+            known = {*_parameters(reference, function), *_parameters(fast, function)}
+            for name in named.keys() - known:
+                yield f"has {name!r} in {table}, which {function} does not take"
     fields = {field for name in reference.__all__ for field in _fields(getattr(reference, name))}
     for name in sorted(adapter.lacks - fields):
         yield f"lacks {name!r}, which nothing of ours has"

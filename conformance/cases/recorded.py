@@ -138,7 +138,8 @@ def _play(session: _Session, target: Target, *, checked: bool) -> None:
     for place, (step, expected) in enumerate(session.steps):
         where, difference = f"step {place}", None
         invalid = invalid_input_of(step["refusal"]) if "refusal" in step else None
-        if invalid is not None and invalid.is_value and not checked:
+        is_checked = target.validates and (checked or not (invalid and invalid.is_value))
+        if invalid is not None and not is_checked:
             continue
         outcome = perform(target, subject, step)
         is_error = isinstance(outcome, BaseException)

@@ -1,0 +1,177 @@
+"""What an adapter declares that its implementation does not do, and what is then not checked."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import small_runs
+import torch
+
+import fast
+from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
+from conformance.cases.compared import check_of
+from conformance.implementations import Implementation, load_implementation
+from conformance.invocations import CallVariant, Invocation
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import Target, choose_targets
+from conformance.vectors.drawing import drawn
+
+pytest_plugins = ["pytester"]
+
+FUNCTION = "get_dcp_local_seq_lens"
+LENGTHS = f"conformance.test_context_parallel:test_{FUNCTION}"
+
+ENGINE = """
+import fast
+from conformance.adapters import FastAdapter, is_given
+
+def get_dcp_local_seq_lens(seq_lens, dcp_size=1, dcp_rank=None, cp_kv_cache_interleave_size=1):
+    assert dcp_size > 0, "ranks"
+    with fast.checks(False):
+        return fast.get_dcp_local_seq_lens(
+            seq_lens, dcp_size, dcp_rank, cp_kv_cache_interleave_size
+        )
+
+class CONFORMANCE_ADAPTER(FastAdapter):
+    {declared}
+"""
+LACKS_OUT = 'unsupported = {"get_dcp_local_seq_lens": {"out": is_given}}'
+
+
+@pytest.fixture
+def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> small_runs.Runner:
+    """Return a runner of the checks of one function, with few examples."""
+    module = Path(fast.__file__).parents[1] / "conformance" / "test_context_parallel.py"
+    pytester.makepyfile(test_lengths=module.read_text())
+    options = ("-p", "no:cacheprovider", "--profile", "dev", "--functions", FUNCTION, "-q")
+    return small_runs.Runner(pytester, monkeypatch, *options, "--impl", "engine.py")
+
+
+def lines_of(runner: small_runs.Runner, *declared: str) -> list[str]:
+    """Return the output of a run of the engine whose adapter declares something."""
+    runner.pytester.makepyfile(engine=ENGINE.format(declared="\n    ".join(declared or ("pass",))))
+    return runner.run("test_lengths.py").outlines
+
+
+def target_of(adapter: type[Adapter], module: types.ModuleType = fast) -> Target:
+    """Return a target on the host."""
+    [target] = choose_targets("host", [Implementation("engine", module, adapter(module))])
+    return target
+
+
+def test_calls_with_values_that_are_not_supported_are_not_made(runner: small_runs.Runner) -> None:
+    """They are counted with the reason, and the function conforms by the other calls."""
+    lines = lines_of(runner, "validates = False", LACKS_OUT)
+    assert any(line.startswith(f"{FUNCTION}  conforms (") for line in lines)
+    assert f"not supported: {FUNCTION} on host, " in "\n".join(lines)
+    assert "not checked on host: that invalid calls are rejected (declared)" in lines
+
+
+@pytest.mark.parametrize(
+    ("declared", "failing"),
+    [(("validates = False",), "out"), ((LACKS_OUT,), "naming dcp_size")],
+    ids=["a parameter is missing", "it does not validate"],
+)
+def test_what_is_not_declared_fails(
+    runner: small_runs.Runner, declared: tuple[str, ...], failing: str
+) -> None:
+    """Each declaration is about one thing."""
+    lines = lines_of(runner, *declared)
+    [line] = [line for line in lines if line.startswith(f"FAILS: {FUNCTION}")]
+    assert failing in line
+
+
+def test_a_function_of_which_nothing_is_supported_does_not_conform(
+    runner: small_runs.Runner,
+) -> None:
+    """The table says that it cannot be checked."""
+    nothing = 'unsupported = {"get_dcp_local_seq_lens": {"seq_lens": is_given}}'
+    lines = lines_of(runner, "validates = False", nothing)
+    assert any(line.startswith(f"{FUNCTION}  not checkable") for line in lines)
+
+
+def test_a_value_that_is_not_supported_has_a_reason() -> None:
+    """Arguments by position count too, and those with defaults are not passed on."""
+
+    class NoRank(FastAdapter):
+        unsupported: ClassVar[Mapping[str, Any]] = {FUNCTION: {"dcp_rank": is_given}}
+
+    function = target_of(NoRank).lookup(FUNCTION)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    assert [3, 2] == function(lengths, dcp_size=2, dcp_rank=None)[0].tolist()
+    with pytest.raises(Unsupported, match=f"dcp_rank of {FUNCTION}"):
+        function(lengths, 2, 0)
+
+
+def test_classes_of_exceptions_are_those_that_they_stand_for() -> None:
+    """`exceptions` maps the implementation's classes to ours; messages stay."""
+
+    class Asserting(Adapter):
+        exceptions: ClassVar[Mapping[type[Exception], type[Exception]]] = {
+            AssertionError: ValueError
+        }
+
+    found = Asserting(fast).refusal(FUNCTION, AssertionError("dcp_size is 0"))
+    assert (ValueError, "dcp_size is 0") == (type(found), str(found))
+    other = TypeError("no")
+    assert other is Asserting(fast).refusal(FUNCTION, other)
+
+
+def test_an_adapter_says_which_values_are_taken() -> None:
+    """NumPy's scalars and a caller's own objects are only passed to those that take them."""
+    call = drawn(check_of(LENGTHS).examples(MINIMAL), 1, "scalars")[0].call
+    variant = CallVariant(has_numpy_scalars=True, has_own_objects=True)
+
+    class Plain(Adapter):
+        pass
+
+    for adapter, expected in ((FastAdapter, True), (Plain, False)):
+        made = Invocation(target_of(adapter), call, variant).variant
+        assert (expected, expected) == (made.has_numpy_scalars, made.has_own_objects)
+
+
+def test_a_method_may_be_overridden_without_noting_what_it_did() -> None:
+    """A list is not written back into where `theirs` says nothing of it."""
+    seen = []
+
+    class Own(Adapter):
+        def theirs(self, ours: object, done: object = None) -> object:
+            del done
+            seen.append(ours)
+            return ours
+
+    module = types.ModuleType("engine")
+    module.extract_layer_index = len  # type: ignore[attr-defined]
+    assert 1 == Own(module).function("extract_layer_index")([5])
+    assert [[5]] == seen
+
+
+def test_warnings_while_it_is_imported_are_ignored(tmp_path: Path) -> None:
+    """Pytest makes errors of warnings; those of an import are not the run's."""
+    file = tmp_path / "warning_engine.py"
+    file.write_text("import warnings\nwarnings.warn('old')\nfrom fast import UBatchSlice\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_implementation(str(file)).offers("UBatchSlice")
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_an_idle_step_that_is_invalid_is_not_made(*, validates: bool) -> None:
+    """An implementation that does not validate only gets idle steps that are valid calls."""
+    name = "make_kv_sharing_fast_prefill_common_attn_metadata"
+    adapter = type("Trusting", (FastAdapter,), {"validates": validates})
+    calls: list[object] = []
+    module = types.ModuleType("engine")
+    vars(module)[name] = lambda **call: calls.append(call)
+    check = check_of(f"conformance.test_fast_prefill:test_{name}")
+    examples = drawn(check.examples(MINIMAL), 40, "idle")
+    for example in examples:
+        variant = CallVariant(follows_idle_step=True)
+        Invocation(target_of(adapter, module), example.call, variant).answer()
+    assert len(examples) < len(calls)  # lengths of 0 are valid where no token is computed
+    assert validates == (len(calls) == 2 * len(examples))
