@@ -7,7 +7,7 @@ by all of its checks. `evaluation` evaluates single calls.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
@@ -24,9 +24,14 @@ from conformance.laws.law_checks import law_checks
 from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.report import Mismatch
-from conformance.size_axes import goals_of_axes, reached_bands
+from conformance.size_axes import (
+    Axes,
+    goals_of_axes,
+    presets_of_axes,
+    reached_bands,
+)
 from conformance.strategies import cached as st
-from conformance.strategies.presets import LARGE, Preset
+from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
 
@@ -50,7 +55,7 @@ def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
     """Yield the checks of a contract, with what is added to its name in the names of tests."""
     yield "", same_answer(contract)
     if contract.axes:
-        yield "_of_large_batches", same_large_answer(contract)
+        yield "_of_all_sizes", same_large_answer(contract)
     if contract.has_arrays:
         yield "_in_any_memory", in_any_memory(contract)
     yield "_under_conditions", under_conditions(contract)
@@ -83,7 +88,7 @@ def same_answer(contract: Contract) -> Check:
 
     def goals_of(example: ValidExample) -> list[str]:
         reached = reached_goals(example.call, contract.goals, contract.pairs)
-        return reached + example.variant.goals + [*reached_bands(contract.axes, example.call)]
+        return reached + example.variant.goals
 
     return Check(
         contract.function,
@@ -99,17 +104,28 @@ def same_answer(contract: Contract) -> Check:
 
 
 def same_large_answer(contract: Contract) -> Check:
-    """Return the check of answers for batches that are large along one axis each.
+    """Return the check of answers for inputs that are large along one axis each."""
+    return along_axes(same_answer(contract), contract.axes, lambda example: example.call)
+
+
+def along_axes(check: Check, axes: Axes, measured: Callable[[Any], object]) -> Check:
+    """Return a check with examples that are large along one axis each.
 
     It is not run in the simulator, where each element costs a thread of 50 us.
+
+    Args:
+        check: The check with examples of the usual sizes.
+        axes: The axes.
+        measured: Returns the part of an example whose sizes are measured.
     """
     return dataclasses.replace(
-        same_answer(contract),
+        check,
         kind=Kind.LARGE,
-        presets=LARGE,
-        description=f"{contract.function} answers for large batches as reference does.",
-        goals=[*goals_of_axes(contract.axes)],
-        goals_of=lambda example: reached_bands(contract.axes, example.call),
+        presets=[*presets_of_axes(axes, check.function)],
+        description=f"Along each size axis: {check.description}",
+        goals=[*goals_of_axes(axes)],
+        goals_of=lambda example: reached_bands(axes, measured(example)),
+        axes=axes,
         has_kernel=False,
         has_device_path=False,
     )

@@ -41,7 +41,8 @@ class Profile:
         name: What `--profile` calls it.
         same_answer_examples: Examples of each "same answer" check, except in the simulator.
         other_examples: Examples of every other check, and of every check in the simulator.
-        large_examples: Examples of each kind of large batch, of which there are some thirty.
+        large_examples: Examples of each preset that is large along a size axis, for two sizes; in
+            a random run, of each axis.
         memory_examples: Examples of each check in any memory, each in several layouts.
         condition_examples: Examples of each check under conditions, each of a thousand calls.
         is_random: Whether each run draws new examples.
@@ -135,7 +136,7 @@ PROFILES = {
             seed=None,
             stateful_examples=1000,
             simulated_stateful_examples=100,
-            large_examples=200,
+            large_examples=300,
             memory_examples=2000,
             condition_examples=300,
             shrink_seconds=600,

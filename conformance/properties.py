@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +27,10 @@ from conformance.invocations import Invocation
 from conformance.profiles import Kind, Profile
 from conformance.shrinking import note_failure
 from conformance.simulated_launches import counting_launches
+from conformance.size_axes import Axes, presets_of_whole_axes
 from conformance.strategies import cached as st
-from conformance.strategies.presets import SIZES, Preset
+from conformance.strategies import whole_range
+from conformance.strategies.presets import MINIMAL, SIZES, Preset
 from conformance.targets import LOOKED_UP, RAISED, Target, presets_of
 
 FAILURES: list[tuple[Check, Any, BaseException]] = []
@@ -50,6 +53,7 @@ class Check:
         presets: The presets to draw from; None for the target's.
         is_of_refusals: Whether all of its calls must be rejected, so that an implementation that
             does not validate is not tested.
+        axes: The size axes along which its examples are large, one at a time.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
         description: The statement in one sentence.
     """
@@ -65,6 +69,7 @@ class Check:
     has_device_path: bool = False
     presets: Sequence[Preset] | None = None
     is_of_refusals: bool = False
+    axes: Axes = dataclasses.field(default_factory=dict)
     law: str = ""
 
     def runs_on(self, target: Target) -> bool:
@@ -77,6 +82,16 @@ class Check:
         """Return the sizes of its examples for a target: `minimal`, `real`, or both."""
         presets = self.presets or presets_of(target)
         return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
+
+    def presets_of_whole_range(self, target: Target) -> Sequence[Preset]:
+        """Return presets of all sizes, smallest first, of which a random run draws some."""
+        if self.axes:
+            return [*presets_of_whole_axes(self.axes)]
+        if self.presets is None:
+            return whole_range.IN_SIMULATOR if target.is_simulated else whole_range.ON_HOST
+        if all(SIZES["minimal"](preset) for preset in self.presets):
+            return (MINIMAL,)  # it makes no sense of others
+        return whole_range.OF_PAIRS
 
     def bind(
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
@@ -92,8 +107,11 @@ class Check:
         Returns:
             The test, which raises if an example contradicts the statement.
         """
-        presets = [*filter(SIZES[size], self.presets or presets_of(target))]
-        if self.kind is not Kind.LARGE:
+        choices = self.presets or presets_of(target)
+        if profile.is_random:
+            choices = self.presets_of_whole_range(target)
+        presets = [*filter(SIZES[size], choices)]
+        if not self.axes:
             return self._bind(target, profile, presets, size, shrink=shrink)
         # Each preset gets its own examples: one strategy of all might leave some out.
         tests = [
@@ -117,7 +135,10 @@ class Check:
         shrink: bool,
     ) -> Callable[[], None]:
         """Return a test with examples of some presets."""
-        strategy = st.one_of([self.examples(preset) for preset in presets])
+        if profile.is_random:
+            strategy = st.sampled_from(presets).flatmap(functools.cache(self.examples))
+        else:
+            strategy = st.one_of([self.examples(preset) for preset in presets])
 
         def run(example: Any) -> None:
             __tracebackhide__ = True

@@ -1,39 +1,66 @@
 """Size axes: how large inputs are, in bands that a run must reach.
 
 An implementation may be right up to the size of a buffer, a warp or an int. So each contract names
-its axes, and the bands in which some example must lie are coverage goals.
+its axes, and the bands in which some example must lie are coverage goals. The strategy of a
+contract draws each size as `preset.sizes(AXIS, ...)`; see `conformance.strategies.presets`.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from conformance.strategies.batches import Batch
+from conformance.strategies.presets import Preset, large_along
 
 BANDS: Final = {0: "0", 1: "1", 2: "2 to 16", 17: "17 to 255", 256: "256 to 65,535", 65_536: "more"}
 """The names of the bands of sizes, by where each begins."""
 
-ALL: Final = tuple(BANDS)
-"""Where all bands begin."""
+EDGES: Final = (32, 64, 128, 256, 512, 1024, 4096, 2**16, 2**24, 2**31, 2**32, 2**53)
+"""Where plausible mistakes begin: unrolled loops, warps, blocks of threads, buffers, and numbers
+that an int or a float cannot hold."""
 
-BUT_THE_LAST: Final = ALL[:-1]
-"""All but the last band: `reference` takes about a second for 65,536 requests or tokens."""
+FEW: Final = (2, 9, 16)
+"""Sizes of the band "2 to 16"."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A dimension along which calls are large.
+    """A dimension along which calls are large, one at a time.
 
     Attributes:
         size: Returns the size of a call.
-        bands: The bands that a run must reach, by where they begin.
+        last: The largest size that is tried.
+        why: Why no larger size is tried; an axis that reaches the last band needs no reason.
+        first: The smallest valid size.
     """
 
     size: Callable[[Any], int]
-    bands: tuple[int, ...] = BUT_THE_LAST
+    last: int
+    why: str = ""
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.last < max(BANDS) and not self.why:
+            raise ValueError(f"an axis that ends at {self.last} must say why")
+
+    def sizes(self, turn: int) -> list[int]:
+        """Return the sizes of its examples, in order.
+
+        There is one next to each edge: one less, the edge, or one more, by turns.
+
+        >>> Axis(lambda call: len(call["lens"]), 129, why="it takes a second").sizes(0)
+        [0, 1, 2, 31, 64, 129]
+        """
+        near = [edge + (place + turn) % 3 - 1 for place, edge in enumerate(EDGES)]
+        found = [0, 1, FEW[turn % 3], *(size for size in near if size < self.last - 2), self.last]
+        return sorted({size for size in found if self.first <= size <= self.last})
+
+    def bands(self) -> list[str]:
+        """Return the bands that a run must reach."""
+        return list(dict.fromkeys(map(band_of, self.sizes(0))))
 
 
 Axes: TypeAlias = Mapping[str, Axis]
@@ -46,41 +73,50 @@ def band_of(size: int) -> str:
     >>> band_of(1), band_of(255), band_of(2**40)
     ('1', '17 to 255', 'more')
     """
-    return BANDS[ALL[bisect.bisect_right(ALL, size) - 1]]
+    starts = list(BANDS)
+    return BANDS[starts[bisect.bisect_right(starts, size) - 1]]
 
 
-def of_batches(*, may_be_empty: bool = True) -> dict[str, Axis]:
-    """Return the axes of calls whose facts are a `Batch`.
+def presets_of_axes(axes: Axes, function: str) -> Iterator[Preset]:
+    """Yield the presets that are large along one axis each, at two sizes of it.
 
     Args:
-        may_be_empty: Whether there may be no requests.
+        axes: The axes.
+        function: The function, which decides which sizes next to the edges are taken.
     """
-    return {
-        "requests": _of(lambda b: b.num_reqs, BUT_THE_LAST if may_be_empty else BUT_THE_LAST[1:]),
-        "tokens": _of(lambda b: b.num_tokens),
-        "query length": _of(lambda b: max(b.query_lens, default=0)),
-        "computed tokens": _of(lambda b: max(b.num_computed_tokens, default=0), ALL),
-        "columns of the table": _of(lambda b: max(map(len, b.rows), default=0) + b.extra_columns),
-        "padded tokens": _of(lambda b: b.num_padding_tokens),
-        "spare rows of the table": _of(lambda b: b.extra_rows),
-    }
+    turn = zlib.crc32(function.encode())
+    for place, (name, axis) in enumerate(axes.items()):
+        sizes = axis.sizes(turn + place)
+        # A small size goes with a large one: examples come in pairs, and the first is simple.
+        for first, second in zip(sizes[::2], [*sizes[1::2], sizes[-1]], strict=False):
+            yield large_along(name, first, second)
 
 
-def _of(size: Callable[[Batch], int], bands: tuple[int, ...] = BUT_THE_LAST) -> Axis:
-    return Axis(lambda call: size(call.facts), bands)
+def presets_of_whole_axes(axes: Axes) -> Iterator[Preset]:
+    """Yield presets for each axis that draw sizes from the whole range, the last band apart."""
+    for name, axis in axes.items():
+        before = min(axis.last, max(BANDS) - 1)
+        yield large_along(name, axis.first, before, is_range=True)
+        if before < axis.last:
+            yield large_along(name, max(BANDS), axis.last, is_range=True)
 
 
 def goals_of_axes(axes: Axes) -> Iterator[str]:
     """Yield the coverage goals of axes: each band of each."""
     for name, axis in axes.items():
-        yield from (_goal(name, BANDS[start]) for start in axis.bands)
+        yield from (goal_of_band(name, band) for band in axis.bands())
 
 
 def reached_bands(axes: Axes, call: object) -> Iterator[str]:
     """Yield the goals that a call reaches."""
     for name, axis in axes.items():
-        yield _goal(name, band_of(axis.size(call)))
+        yield goal_of_band(name, band_of(axis.size(call)))
 
 
-def _goal(axis: str, band: str) -> str:
+def goal_of_band(axis: str, band: str) -> str:
+    """Return the coverage goal that some example lies in a band of an axis.
+
+    >>> goal_of_band("requests", "17 to 255")
+    'requests: 17 to 255'
+    """
     return f"{axis}: {band}"

@@ -26,7 +26,6 @@ from conformance.laws.interpretation import (
     with_batch,
 )
 from conformance.properties import law
-from conformance.size_axes import of_batches
 from conformance.strategies.batch_order import (
     MAX_TOKENS,
     InputBatch,
@@ -38,6 +37,7 @@ from conformance.strategies.batch_order import (
     split_decodes_prefills_and_extends_calls,
 )
 from conformance.strategies.batches import of_batch
+from conformance.strategies.large_batches import metadata_axes
 from conformance.targets import Target
 
 
@@ -166,7 +166,7 @@ test_split_decodes_and_prefills = Contract(
     laws=("split_partitions", "padding_adds_nothing"),
     interpretation=KINDS,
     on_device=("common_attn_metadata.query_start_loc_cpu",),
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 
@@ -206,7 +206,7 @@ test_split_decodes_prefills_and_extends = Contract(
         "common_attn_metadata.query_start_loc_cpu",
         "common_attn_metadata.num_computed_tokens_cpu",
     ),
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 

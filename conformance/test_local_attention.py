@@ -12,8 +12,8 @@ from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.interpretation import Interpretation, Reader, changing, positions_of
 from conformance.properties import law
-from conformance.size_axes import of_batches
 from conformance.strategies.batches import of_batch, of_metadata
+from conformance.strategies.large_batches import metadata_axes
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.targets import Target
 
@@ -96,7 +96,7 @@ test_local_attention = Contract(
     ),
     interpretation=VIRTUAL_REQUESTS,
     on_device=("common_attn_metadata.query_start_loc_cpu", "common_attn_metadata.seq_lens_cpu"),
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 

@@ -21,13 +21,13 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change, Unpadded
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import Check, law
-from conformance.size_axes import of_batches
 from conformance.strategies import cached as st
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
 from conformance.strategies.batches import Batch, of_batch, of_metadata
+from conformance.strategies.large_batches import metadata_axes
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import metadata_calls, unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
@@ -106,7 +106,7 @@ test_unpadded = Contract(
     ),
     laws=("unpadding_removes_nothing", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=ACTUAL_REQUESTS,
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 
@@ -125,7 +125,7 @@ test_validate = Contract(
         *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
         *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
     ),
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 

@@ -22,10 +22,10 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change, InManagersBlocks
 from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
 from conformance.properties import law
-from conformance.size_axes import of_batches
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import Batch, batches, of_batch
+from conformance.strategies.large_batches import batch_axes
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,
@@ -157,7 +157,7 @@ test_compute_slot_mapping = Contract(
     ),
     interpretation=SLOTS,
     on_device=("query_start_loc", "positions", "out"),
-    axes=of_batches(),
+    axes=batch_axes(),
     has_arrays=True,
 )
 

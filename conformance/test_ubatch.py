@@ -24,9 +24,9 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
 from conformance.properties import law
-from conformance.size_axes import of_batches
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches, is_padded, of_batch, of_metadata
+from conformance.strategies.large_batches import metadata_axes
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
@@ -261,7 +261,7 @@ test_slice_query_start_locs = Contract(
     invalid_inputs=SLICE_STARTS_INVALID_INPUTS,
     laws=("a_slice_keeps_its_tokens", "writes_are_read_back", "padding_adds_nothing"),
     interpretation=STARTS,
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 
@@ -306,7 +306,7 @@ test_make_metadata_with_slice = Contract(
             for name in ("query_start_loc", "seq_lens", "num_computed_tokens")
         ),
     ),
-    axes=of_batches(may_be_empty=False),
+    axes=metadata_axes(may_be_empty=False),
     has_arrays=True,
 )
 
@@ -338,7 +338,7 @@ test_split_attn_metadata = Contract(
         "any_order_means_the_same",
     ),
     interpretation=MICRO_BATCHES,
-    axes=of_batches(),
+    axes=metadata_axes(),
     has_arrays=True,
 )
 

@@ -13,7 +13,18 @@ import numpy as np
 import reference
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, guarded, guarded_table
-from conformance.strategies.presets import Preset, Shape
+from conformance.strategies.large_batches import (
+    BLOCK_IDS,
+    BLOCK_SIZE,
+    EXCESS,
+    PADDED_REQUESTS,
+    PADDED_TOKENS,
+    SPARE_COLUMNS,
+    SPARE_ROWS,
+    SPARE_SLOTS,
+    large_requests,
+)
+from conformance.strategies.presets import Preset
 from conformance.strategies.traffic import traffic_batches
 
 KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill", "none")
@@ -98,6 +109,11 @@ class Batch:
     def num_reqs(self) -> int:
         """Return the number of requests, padding included."""
         return len(self.query_lens)
+
+    @property
+    def num_padded_reqs(self) -> int:
+        """Return the number of requests at the end that have no tokens."""
+        return self.num_reqs - max((i + 1 for i, q in enumerate(self.query_lens) if q), default=0)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
@@ -208,7 +224,7 @@ def batches(
     """Draw a valid batch, with idle and padded requests and padded tokens.
 
     What is None is drawn. Batches of real traffic have a `kind` and a first request of their own;
-    those of a shape have a first request of their own.
+    those that are large along an axis have a first request of their own.
 
     Args:
         draw: Hypothesis' `draw`.
@@ -219,10 +235,9 @@ def batches(
         is_first_idle: Whether the first request has no tokens.
     """
     if layout is None:
-        layout = Layout(draw(st.sampled_from(preset.block_sizes)))
-    shape = preset.shape
-    if shape is not None:
-        query_lens, computed = _requests_of(shape, kind, draw(st.integers(0, 2**16)))
+        layout = Layout(draw(preset.sizes(BLOCK_SIZE, st.sampled_from(preset.block_sizes))))
+    if preset.axis:
+        query_lens, computed = draw(large_requests(preset, kind))
     elif preset.is_traffic:
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
@@ -231,10 +246,8 @@ def batches(
         query_lens, computed = draw(_requests(preset, layout, kind))
         if draw(st.integers(0, 5)) == 5 if is_first_idle is None else is_first_idle:
             query_lens[:1] = [0] * len(query_lens[:1])
-    if shape is None:
-        num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 2)))
-    else:
-        num_padding = shape.num_padded_reqs
+    few = st.integers(0, 2) if query_lens else st.sampled_from((0, 2))
+    num_padding = draw(preset.sizes(PADDED_REQUESTS, few))
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
     left = draw(st.lists(st.sampled_from((0, 0, 1, 5)), min_size=min(num_padding, 3), max_size=3))
@@ -245,52 +258,23 @@ def batches(
     seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
     if is_shared is None:
         is_shared = draw(st.booleans())
+    columns = st.just(0) if is_bare else st.integers(0, 2)
     return Batch(
         tuple(query_lens),
         tuple(computed),
         layout,
-        draw(_rows(layout, seq_lens, computed if is_shared else [0] * len(computed))),
-        num_padding_tokens=shape.num_padding_tokens if shape else draw(st.integers(0, 3)),
-        extra_columns=_extra_columns(draw, shape, is_bare=is_bare),
-        extra_rows=shape.extra_rows if shape else draw(st.integers(0, 1)),
+        draw(_rows(preset, layout, seq_lens, computed if is_shared else [0] * len(computed))),
+        num_padding_tokens=draw(preset.sizes(PADDED_TOKENS, st.integers(0, 3))),
+        extra_columns=draw(preset.sizes(SPARE_COLUMNS, columns)),
+        extra_rows=draw(preset.sizes(SPARE_ROWS, st.integers(0, 1))),
         filler=draw(st.sampled_from(FILLERS)),
         stride=draw(st.sampled_from((1, 2))),
-        raised=draw(st.sampled_from((0, 3))),
+        raised=draw(preset.sizes(EXCESS, st.sampled_from((0, 3)))),
         causal=draw(st.MOSTLY),
         drift=draw(st.sampled_from((0, 0, 2))),
-        extra_slots=draw(st.sampled_from((0, 0, 3))),
+        extra_slots=draw(preset.sizes(SPARE_SLOTS, st.sampled_from((0, 0, 3)))),
         has_numpy_ints=draw(st.SOMETIMES),
     )
-
-
-def _extra_columns(draw: st.DrawFn, shape: Shape | None, *, is_bare: bool) -> int:
-    if shape is not None:
-        return shape.extra_columns
-    return 0 if is_bare else draw(st.integers(0, 2))
-
-
-def _requests_of(shape: Shape, kind: str | None, seed: int) -> tuple[list[int], list[int]]:
-    """Return query lengths and computed tokens of exact sizes, at random.
-
-    They come from a seed, since Hypothesis cannot draw thousands of numbers. Each decode has one
-    token, or two if it is speculative. Other requests have at least one, and share the rest of
-    the shape's tokens at random.
-    """
-    chance = np.random.default_rng(seed)
-    num_reqs = shape.num_reqs
-    if kind in {"decode", "speculative decode"}:
-        query_lens = np.full(num_reqs, 1 if kind == "decode" else 2)
-    else:
-        shares = chance.dirichlet(np.full(num_reqs, 0.5))
-        query_lens = 1 + chance.multinomial(max(shape.num_tokens - num_reqs, 0), shares)
-    computed = chance.integers(0, min(shape.num_computed_tokens, 40), num_reqs, endpoint=True)
-    if kind == "prefill":
-        computed[:] = 0
-    elif num_reqs:
-        computed[chance.integers(num_reqs)] = shape.num_computed_tokens
-    if seed % 2 == 0:  # decodes come first
-        query_lens.sort()
-    return query_lens.tolist(), computed.tolist()
 
 
 @st.composite
@@ -320,11 +304,12 @@ def _requests(
 
 @st.composite
 def _rows(
-    draw: st.DrawFn, layout: Layout, seq_lens: list[int], shareable: list[int]
+    draw: st.DrawFn, preset: Preset, layout: Layout, seq_lens: list[int], shareable: list[int]
 ) -> tuple[tuple[int, ...], ...]:
     """Draw the blocks of each request: distinct ids in some order, low or near 2**31.
 
-    Of each request, so many leading tokens are shareable with the first request.
+    If the preset is large along `BLOCK_IDS`, that size is the last of them. Of each request, so
+    many leading tokens are shareable with the first request.
     """
     n = layout.blocks_per_kv_block
     counts = [layout.num_blocks(s) for s in seq_lens]
@@ -336,7 +321,10 @@ def _rows(
         ids.reverse()
     elif order == "shuffled":
         np.random.default_rng(draw(st.integers(0, 2**16))).shuffle(ids)
-    if is_high:
+    last = draw(preset.sizes(BLOCK_IDS, st.just(-1)))
+    if last >= 0:
+        ids = [max(last // n - i, 0) for i in ids]
+    elif is_high:
         ids = [2**31 // n - 1 - i for i in ids]
     rows: list[list[int]] = []
     for i, count in enumerate(counts):

@@ -1,36 +1,15 @@
 """Presets: how large the drawn input is.
 
 `MINIMAL` and `REAL` are the usual two; others are for the simulator, for real traffic, for
-attention, and for batches that are large along one axis.
+attention, and for inputs that are large along one axis. A strategy draws the sizes of an axis as
+`preset.sizes(AXIS, USUAL)`, where `USUAL` is the strategy of sizes that are not large.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The exact sizes of a batch.
-
-    Attributes:
-        num_reqs: Requests, padded ones apart.
-        num_tokens: New tokens of all requests.
-        num_computed_tokens: The most computed tokens of a request.
-        num_padded_reqs: Padded requests.
-        num_padding_tokens: Padded tokens.
-        extra_columns: Columns of the table that no request needs.
-        extra_rows: Rows of the table past the last request's.
-    """
-
-    num_reqs: int = 3
-    num_tokens: int = 7
-    num_computed_tokens: int = 20
-    num_padded_reqs: int = 1
-    num_padding_tokens: int = 2
-    extra_columns: int = 1
-    extra_rows: int = 1
+from hypothesis import strategies as st
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +25,10 @@ class Preset:
         max_context_len: The most computed tokens of a request.
         max_num_tokens: The most tokens in a batch, padding apart.
         is_traffic: Whether batches are cut from a trace of real requests.
-        shape: The exact sizes of a batch, one of them large; None where they are drawn.
+        axis: The size axis along which examples are large; empty if there is none.
+        axis_sizes: Their sizes along it: of the simplest example and of the others; or the least
+            and the greatest.
+        is_range: Whether all sizes between the two are drawn.
     """
 
     name: str
@@ -57,7 +39,25 @@ class Preset:
     max_context_len: int
     max_num_tokens: int
     is_traffic: bool = False
-    shape: Shape | None = None
+    axis: str = ""
+    axis_sizes: tuple[int, int] = (0, 0)
+    is_range: bool = False
+
+    def sizes(self, axis: str, usual: st.SearchStrategy[int]) -> st.SearchStrategy[int]:
+        """Return the strategy of sizes along an axis.
+
+        Args:
+            axis: The name of the axis.
+            usual: The sizes, unless this preset is large along the axis.
+        """
+        if axis != self.axis:
+            return usual
+        least, greatest = self.axis_sizes
+        if self.is_range:
+            return log_uniform(least, greatest)
+        # Hypothesis tries the simplest example first, in which both numbers are 0.
+        two = st.tuples(st.integers(0, 2**32), st.integers(0, 2**32))
+        return two.map(lambda numbers: greatest if any(numbers) else least)
 
 
 MINIMAL = Preset("minimal", (2,), (2,), 4, 9, 12, 24)
@@ -76,27 +76,25 @@ TRAFFIC = dataclasses.replace(REAL, name="traffic", is_traffic=True)
 """Batches cut from a trace of real requests by a continuous-batching scheduler."""
 
 
-LARGE_COUNTS: Final = (33, 129, 257, 1025)
-"""Just past a warp, a block of threads, a byte and a typical buffer."""
+def log_uniform(least: int, greatest: int) -> st.SearchStrategy[int]:
+    """Return the strategy of ints between two bounds, both included, of any number of bits."""
+    return st.integers(least.bit_length(), greatest.bit_length()).flatmap(
+        lambda bits: st.integers(max(least, 1 << bits >> 1), min(greatest, (1 << bits) - 1))
+    )
 
 
-def _large(**sizes: int) -> Preset:
-    """Return the preset of a batch that is large along one axis, named after it."""
-    name = ", ".join(f"{size} {axis}" for axis, size in sizes.items())
-    block_size = 16 if sizes.get("num_computed_tokens", 0) < 65_536 else 1024
-    return dataclasses.replace(REAL, name=name, block_sizes=(block_size,), shape=Shape(**sizes))
+def large_along(axis: str, first: int, second: int, *, is_range: bool = False) -> Preset:
+    """Return the preset of examples that are large along one axis, and small along all others.
 
-
-LARGE: Final = (
-    *(_large(num_reqs=size, num_tokens=size + 9) for size in (*LARGE_COUNTS, 4097)),
-    *(_large(num_tokens=size) for size in (*LARGE_COUNTS, 4097)),
-    *(_large(num_computed_tokens=size) for size in (*LARGE_COUNTS, 4097, 65_537, 1_048_577)),
-    *(_large(num_padded_reqs=size) for size in LARGE_COUNTS),
-    *(_large(num_padding_tokens=size) for size in LARGE_COUNTS),
-    *(_large(extra_columns=size) for size in LARGE_COUNTS),
-    *(_large(extra_rows=size) for size in (9, *LARGE_COUNTS)),
-)
-"""Batches that are large along one axis; of 65,537 requests `reference` takes seconds."""
+    Args:
+        axis: The name of the axis.
+        first: The size of the simplest example, or the least size.
+        second: The size of the others, or the greatest size.
+        is_range: Whether all sizes between the two are drawn.
+    """
+    name = f"{axis} {first} {'to' if is_range else 'and'} {second}"
+    block_size = 16 << max(second.bit_length() - 17, 0)  # at most 8,192 blocks
+    return Preset(name, (block_size,), (2,), 4, 9, 40, 24, False, axis, (first, second), is_range)
 
 
 SIZES = {

@@ -12,6 +12,7 @@ from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batches import Batch, Layout, batches
 from conformance.strategies.block_size import divisors
+from conformance.strategies.large_batches import COMPUTED_TOKENS
 from conformance.strategies.presets import Preset
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
@@ -23,7 +24,10 @@ def layouts(draw: st.DrawFn, preset: Preset) -> Layout:
     """Draw how positions lie in blocks: kernel blocks and context-parallel ranks among it."""
     sizes = (*preset.block_sizes, 4) if preset.name == "minimal" else preset.block_sizes
     block_size = draw(st.sampled_from(sizes))
-    kernel_block_size = draw(st.sampled_from((None, *divisors(block_size)[::-1])))
+    if preset.axis == COMPUTED_TOKENS:  # where kernel blocks of one token would be too many
+        kernel_block_size = draw(st.sampled_from((None, block_size // 4)))
+    else:
+        kernel_block_size = draw(st.sampled_from((None, *divisors(block_size)[::-1])))
     world = draw(st.sampled_from((1, 2, 3, 4)))
     rank = draw(st.integers(0, world - 1))
     interleave = draw(st.sampled_from(divisors(block_size)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,14 +18,12 @@ from conformance.checks import checks_in
 from conformance.functions import choose_functions
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
-from conformance.profiles import PROFILES, Kind
+from conformance.profiles import PROFILES
 from conformance.properties import Check
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
-from conformance.strategies.presets import MINIMAL, SIZES, Preset
 from conformance.targets import Target, choose_targets
-from tools.fuzz import sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Property:
         """The strategy of its examples, which draws their sizes first."""
         if self.is_stateful:
             return st.data()
-        presets = _presets_of(self.check, self.target)
+        presets = self.check.presets_of_whole_range(self.target)
         examples = functools.cache(self.check.examples)
         sizes_first = st.sampled_from(presets)
 
@@ -117,16 +115,6 @@ class Property:
         test = get_state_machine_test(machine, settings=settings)
         inner: Callable[..., None] = test.hypothesis.inner_test  # type: ignore[attr-defined]
         return lambda data: inner(data=data)
-
-
-def _presets_of(check: Check, target: Target) -> Sequence[Preset]:
-    if check.presets is not None and check.kind is Kind.LARGE:
-        return check.presets
-    if check.presets is not None:
-        if all(SIZES["minimal"](preset) for preset in check.presets):
-            return (MINIMAL,)  # it makes no sense of others
-        return sizes.OF_PAIRS
-    return sizes.IN_SIMULATOR if target.is_simulated else sizes.ON_HOST
 
 
 @functools.cache

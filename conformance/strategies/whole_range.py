@@ -1,9 +1,9 @@
-"""The sizes of drawn inputs: log-uniform over the whole range of an engine.
+"""Presets whose sizes are log-uniform over the whole range of an engine.
 
-A case draws one of the presets of its target. These were drawn once, with a fixed seed, so that a
-stored choice means the same preset on every machine. The first ones are `MINIMAL`, towards which
-failing inputs shrink: a third as many as the others, since some coverage goals are met only by
-small inputs, such as a batch of one request.
+A random run and the fuzzer draw one of the presets of their target. These were drawn once, with a
+fixed seed, so that a stored choice means the same preset on every machine. The first ones are
+`MINIMAL`, towards which failing inputs shrink: a third as many as the others, since some coverage
+goals are met only by small inputs, such as a batch of one request.
 """
 
 from __future__ import annotations

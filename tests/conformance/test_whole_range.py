@@ -7,15 +7,21 @@ import random
 
 import pytest
 
-from conformance.strategies.presets import MINIMAL, TRAFFIC
-from tools.fuzz import sizes
-from tools.fuzz.sizes import BLOCK_SIZES, IN_SIMULATOR, OF_PAIRS, ON_HOST, log_uniform, make_presets
+from conformance.strategies.presets import MINIMAL, TRAFFIC, Preset
+from conformance.strategies.whole_range import (
+    BLOCK_SIZES,
+    IN_SIMULATOR,
+    OF_PAIRS,
+    ON_HOST,
+    log_uniform,
+    make_presets,
+)
 
 DRAWN = tuple(preset for preset in ON_HOST if preset not in {MINIMAL, TRAFFIC})
 
 
 @pytest.mark.parametrize("presets", [ON_HOST, IN_SIMULATOR, OF_PAIRS])
-def test_the_smallest_is_first(presets: tuple[sizes.Preset, ...]) -> None:
+def test_the_smallest_is_first(presets: tuple[Preset, ...]) -> None:
     """Failing inputs shrink towards it, and a quarter of the cases have this size."""
     assert MINIMAL is presets[0]
     assert 0.24 <= presets.count(MINIMAL) / len(presets) <= 0.26
