@@ -323,7 +323,7 @@ def _rows(
         np.random.default_rng(draw(st.integers(0, 2**16))).shuffle(ids)
     last = draw(preset.sizes(BLOCK_IDS, st.just(-1)))
     if last >= 0:
-        ids = [max(last // n - i, 0) for i in ids]
+        ids = [max(last // n + 1 - i, 0) for i in ids]
     elif is_high:
         ids = [2**31 // n - 1 - i for i in ids]
     rows: list[list[int]] = []
