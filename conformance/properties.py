@@ -16,11 +16,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from hypothesis import given, seed
+import hypothesis
 from hypothesis.strategies import SearchStrategy
 
 from conformance.adapters import Unsupported
 from conformance.calls import Call
+from conformance.generation import run_examples
 from conformance.goals import COVERAGE, Goals, reached_goals
 from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.invocations import Invocation
@@ -162,11 +163,16 @@ class Check:
         run.__name__ = run.__qualname__ = re.sub(r"\W", "_", name)
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
-        # Hypothesis would seed all tests alike, by the seed of the run or the source of `run`, so
-        # that all would draw the same.
-        test: Callable[[], None] = seeded(profile, run.__name__)(
-            options(given(example=strategy)(run))
-        )
+        seed = seed_of(profile, run.__name__)
+        if seed is None:
+            return options(hypothesis.given(example=strategy)(run))
+
+        def test() -> None:
+            __tracebackhide__ = True
+            run_examples(run, strategy, options, seed)
+
+        test.__name__, test.__doc__ = run.__name__, run.__doc__
+        test.is_hypothesis_test = True  # type: ignore[attr-defined]  # for Hypothesis' pytest plugin
         return test
 
     @contextlib.contextmanager
@@ -181,11 +187,19 @@ class Check:
             yield
 
 
+def seed_of(profile: Profile, name: str) -> int | None:
+    """Return the seed of a test, from a profile's seed and the test's name; None for a new one.
+
+    Hypothesis would seed all tests alike, by the seed of the run or the source of the test, so that
+    all would draw the same.
+    """
+    return None if profile.seed is None else zlib.crc32(f"{profile.seed} {name}".encode())
+
+
 def seeded(profile: Profile, name: str) -> Callable[[Any], Any]:
     """Return a decorator that gives a test the examples of a profile's seed and its own name."""
-    if profile.seed is None:
-        return lambda test: test
-    return seed(zlib.crc32(f"{profile.seed} {name}".encode()))
+    seed = seed_of(profile, name)
+    return hypothesis.seed(seed) if seed is not None else lambda test: test
 
 
 def law(

@@ -21,11 +21,11 @@ from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
+from conformance.choice_data import ChoiceContext, ChoiceData
 from conformance.goals import COVERAGE
 from conformance.hypothesis_provider import FreshProvider
 from conformance.implementations import Absent
 from conformance.targets import LOOKED_UP, RAISED
-from tools.fuzz.case_data import CaseContext, CaseData
 from tools.fuzz.properties import Property
 
 
@@ -114,7 +114,7 @@ def run_case(
     """Draw an input of a property and check it in a context, noting the input before."""
     note(input_.to_bytes())
     chance = random.Random(input_.seed)  # noqa: S311  # no secret
-    data = CaseData(random=chance, provider=FreshProvider, prefix=input_.prefix)
+    data = ChoiceData(random=chance, provider=FreshProvider, prefix=input_.prefix)
     return run_data(prop, data, watching=watching)
 
 
@@ -133,7 +133,7 @@ def run_data(
     is_drawn = False
     status = Status.PASSED
     LOOKED_UP.clear()
-    with CaseContext(data, is_final=False, wrapped_test=prop.run):
+    with ChoiceContext(data, is_final=False, wrapped_test=prop.run):
         try:
             example = data.draw(prop.strategy)
             is_drawn = True

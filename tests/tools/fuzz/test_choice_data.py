@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis.internal.conjecture.data import ConjectureData
 
+from conformance.choice_data import ChoiceData
 from conformance.hypothesis_provider import FreshProvider
-from tools.fuzz.case_data import CaseData
 from tools.fuzz.cases import run_data
 from tools.fuzz.properties import Subject, properties_of
 
@@ -27,7 +27,7 @@ def test_the_same_choices_in_the_same_order(seed: int) -> None:
                     provider=FreshProvider,
                     prefix=choices[:prefix],
                 )
-                for record in (ConjectureData, CaseData)
+                for record in (ConjectureData, ChoiceData)
             )
             cases = [run_data(prop, data) for data in (expected, actual)]
             assert cases[0].status == cases[1].status, prop.name

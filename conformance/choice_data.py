@@ -1,8 +1,8 @@
-"""Hypothesis' record of what a case draws, with the choices and nothing else.
+"""Hypothesis' record of what an example draws, with the choices and nothing else.
 
 Hypothesis also records which strategy drew which choices, with what arguments and in what time: for
-its shrinker, its mutations and its messages. A case is drawn without these, which saves two thirds
-of the time. One that fails is drawn again by Hypothesis itself, to be minimized.
+its shrinker, its mutations and its messages. An example is drawn without these, which saves two
+thirds of the time. One that fails is drawn again by Hypothesis itself, to be shrunk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Choice:
     value: ChoiceT
 
 
-class CaseData(ConjectureData):
+class ChoiceData(ConjectureData):
     """A record of choices without spans: the same choices give the same example."""
 
     def draw(
@@ -36,7 +36,8 @@ class CaseData(ConjectureData):
     ) -> T:
         """Draw a value from a strategy; a strategy that was made wrongly raises where it draws."""
         del label, observe_as
-        drawn: T = unwrap_strategies(strategy).do_draw(self)
+        unwrapped: Any = unwrap_strategies(strategy)  # type: ignore[no-untyped-call]  # Hypothesis'
+        drawn: T = unwrapped.do_draw(self)
         return drawn
 
     def start_span(self, label: int) -> None:
@@ -60,7 +61,7 @@ class CaseData(ConjectureData):
         self.length += choice_size(value)
         if self.length > self.max_length:
             self.mark_overrun()
-        self._nodes.append(_Choice(value))
+        self._nodes.append(_Choice(value))  # type: ignore[arg-type]  # it stands for a node
         return value
 
     def _pooled_constraints(self, choice_type: Any, constraints: Any) -> Any:
@@ -68,13 +69,13 @@ class CaseData(ConjectureData):
         del choice_type
         return constraints
 
-    def track_arg_label(self, label: str) -> AbstractContextManager[dict[str, Any]]:
+    def track_arg_label(self, label: str) -> AbstractContextManager[dict[str, Any]]:  # type: ignore[override]  # narrower
         """Note no argument of `builds`."""
         del label
         return contextlib.nullcontext({})
 
 
-class CaseContext(BuildContext):
+class ChoiceContext(BuildContext):
     """The context of such a record, which does not remember how objects were built."""
 
     def record_call(self, *args: object, **kwargs: object) -> None:

@@ -1,0 +1,113 @@
+"""Examples are those that Hypothesis draws, and Hypothesis reports what fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.control import current_build_context
+from hypothesis.statistics import collector
+
+from conformance.functions import contracts
+from conformance.generation import MAX_REJECTED, run_examples
+from conformance.profiles import PROFILES, Kind
+from conformance.strategies.presets import MINIMAL
+
+OPTIONS = PROFILES["dev"].settings(Kind.LAW, simulated=False)
+DIGITS = st.integers(0, 9)
+
+
+@pytest.mark.parametrize("contract", list(contracts().values())[::6], ids=list(contracts())[::6])
+def test_examples_are_those_of_hypothesis(contract: Any) -> None:  # noqa: ANN401  # contracts are generic
+    """The same choices are made in the same order, those of the simplest example first."""
+    choices: list[tuple[object, ...]] = []
+
+    def test(example: object) -> None:
+        del example
+        choices.append(tuple(current_build_context().data.choices))
+
+    strategy = contract.calls(MINIMAL)
+    hypothesis.seed(5)(OPTIONS(hypothesis.given(example=strategy)(test)))()
+    expected = [*choices]
+    choices.clear()
+    run_examples(test, strategy, OPTIONS, 5)
+    assert OPTIONS.max_examples == len(choices)
+    assert expected == choices
+
+
+def test_a_failure_is_shrunk() -> None:
+    """What is raised belongs to the smallest example that fails."""
+
+    def test(example: int) -> None:
+        assert example < 3, f"{example} is too large"
+
+    with pytest.raises(AssertionError, match="3 is too large"):
+        run_examples(test, DIGITS, OPTIONS, 0)
+
+
+def test_a_failure_is_raised_as_it_is_without_shrinking() -> None:
+    """No other example is run after it."""
+    seen = []
+
+    def test(example: int) -> None:
+        seen.append(example)
+        assert example < 3
+
+    options = hypothesis.settings(OPTIONS, phases=[hypothesis.Phase.generate])
+    with pytest.raises(AssertionError):
+        run_examples(test, DIGITS, options, 0)
+    assert [number for number in seen if number >= 3] == seen[-1:]
+
+
+def test_a_failure_that_occurs_once_is_a_failure() -> None:
+    """It is raised with a note, since Hypothesis did not see it."""
+    failing = iter([None] * 7 + [ValueError("the eighth call")])
+
+    def test(example: int) -> None:
+        del example
+        error = next(failing, None)
+        if error is not None:
+            raise error
+
+    with pytest.raises(ValueError, match="the eighth call") as caught:
+        run_examples(test, DIGITS, OPTIONS, 0)
+    assert ["The same examples passed when they were run again."] == caught.value.__notes__
+
+
+@pytest.mark.parametrize("modulus", [2, 10])
+def test_rejected_examples(modulus: int) -> None:
+    """They are no examples of the test; if most are rejected, Hypothesis says so."""
+    valid = []
+
+    def test(example: int) -> None:
+        hypothesis.assume(example % modulus == 0)
+        valid.append(example)
+
+    strategy = st.integers(0, 999)
+    if modulus == 2:
+        run_examples(test, strategy, OPTIONS, 0)
+        assert OPTIONS.max_examples <= len(valid) <= OPTIONS.max_examples + MAX_REJECTED
+    else:
+        with pytest.raises(hypothesis.errors.FailedHealthCheck):
+            run_examples(test, strategy, OPTIONS, 0)
+
+
+def test_statistics_are_noted() -> None:
+    """Hypothesis' collector gets those of the examples, as from Hypothesis itself."""
+    found: list[Any] = []
+    with collector.with_value(found.append):  # type: ignore[arg-type]  # typed as None
+        run_examples(lambda example: None, DIGITS, OPTIONS, 0)  # noqa: ARG005  # by name
+        hypothesis.seed(0)(OPTIONS(hypothesis.given(example=DIGITS)(_passes)))()
+    ours, theirs = found
+    assert theirs.keys() - {"reuse-phase"} == ours.keys()
+    assert theirs["stopped-because"] == ours["stopped-because"]
+    ours, theirs = (one["generate-phase"] for one in found)
+    assert theirs.keys() == ours.keys()
+    assert len(theirs["test-cases"]) == len(ours["test-cases"])
+    assert theirs["test-cases"][0].keys() == ours["test-cases"][0].keys()
+
+
+def _passes(example: int) -> None:
+    del example
