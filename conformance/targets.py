@@ -27,6 +27,7 @@ import fast
 import reference
 from conformance.adapters.deviation import Deviation
 from conformance.conversion import Converter
+from conformance.fresh_memory import filled_memory
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.name_lists import names_in
 from conformance.simulated_launches import simulated_launches
@@ -175,6 +176,7 @@ class Target:
         with (
             nothing if is_ours else _ignoring_warnings(),
             deterministic("warn") if is_poisoned else nothing,
+            filled_memory() if is_poisoned else nothing,
             self.find("checks")(checked) if has_mode else nothing,
             simulated_launches(seed) if self.is_simulated else nothing,
         ):

@@ -1,0 +1,49 @@
+"""Fresh memory is filled inside, so that a missing write shows."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+
+from conformance.fresh_memory import filled_memory
+from conformance.strategies.arrays import poisoned
+from conformance.targets import TARGETS
+
+
+def test_numpy_memory_is_filled() -> None:
+    """What NumPy allocates and does not write is poison; zeros are zeros."""
+    with filled_memory():
+        for size in (1, 100, 10_000):
+            arrays = np.empty(size), np.empty_like(np.ones(size)), np.ndarray(size)
+            for array in arrays:
+                assert poisoned((size,), np.float64).tobytes() == array.tobytes()
+            assert not np.zeros(size).any()
+
+
+def test_arrays_outlive_the_block() -> None:
+    """An array that was allocated inside can be resized and freed afterwards."""
+    with filled_memory():
+        array = np.empty(3)
+        array[:] = 1
+    array.resize(1000, refcheck=False)
+    assert [1, 1, 1, 0] == array[:4].tolist()
+    del array
+
+
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+def test_memory_of_compiled_loops_is_filled(size: int) -> None:
+    """What a loop of numba allocates and does not write is poison."""
+    with filled_memory():
+        pass
+    fresh = numba.njit(lambda size: np.empty(size, np.int32))
+    for _ in range(2):
+        found = fresh(size)
+        assert poisoned((size,), np.int32).tobytes() == found.tobytes()
+        found[:] = 0
+
+
+def test_targets_run_in_filled_memory() -> None:
+    """The calls of a target find no earlier array in fresh memory."""
+    with TARGETS["host"].running():
+        assert -1431655766 == np.empty(1, np.int32)[0]
