@@ -20,7 +20,7 @@ from conformance.conversion import Converter
 from conformance.implementations import FAST, Implementation, load_implementation
 from conformance.strategies.arrays import Array
 from conformance.targets import Target
-from tools.probe.guarded_memory import GuardedMemory
+from conformance.guarded_memory import GuardedMemory
 
 
 class Overlay(ModuleType):
