@@ -175,6 +175,15 @@ class ChangeTracker:
         owners = (memory.path for memory in self.memories.values() if memory.holds(address))
         return next(owners, None) if address else None
 
+    def unwritten(self, allowed: frozenset[str]) -> Iterator[Memory]:
+        """Yield the memories in which no argument lies that the function may change."""
+        written = {id(one.memory) for one in self._arrays if argument_of(one.path) in allowed}
+        return (one for one in self.memories.values() if id(one) not in written)
+
+    def changed_holder(self, allowed: frozenset[str]) -> Difference | None:
+        """Return the first difference of a list, a dict, a set or an object; see `changed`."""
+        return next(self._changes_of_holders(allowed), None)
+
     def changed(self, allowed: frozenset[str]) -> Difference | None:
         """Return the first difference of the converted arguments from what was drawn.
 
@@ -187,11 +196,14 @@ class ChangeTracker:
         """
         return next(self._changes(allowed), None)
 
-    def _changes(self, allowed: frozenset[str]) -> Iterator[Difference]:
-        """Yield differences: of lists and objects, of arrays, of the memory around these."""
+    def _changes_of_holders(self, allowed: frozenset[str]) -> Iterator[Difference]:
         for path, holder, held in self._holders:
             if argument_of(path) not in allowed and not _are_same(held, holds := _held(holder)):
                 yield from _holder_differences(path, held, holds)
+
+    def _changes(self, allowed: frozenset[str]) -> Iterator[Difference]:
+        """Yield differences: of lists and objects, of arrays, of the memory around these."""
+        yield from self._changes_of_holders(allowed)
         changed = {id(one): one for one in self.memories.values() if not one.is_as_drawn()}
         for array in self._arrays:
             is_touched = id(array.memory) in changed or _layout(array.converted) != array.layout

@@ -1,14 +1,17 @@
 """Memory between two inaccessible pages.
 
 An array that is placed here ends at the page after it, or begins at the page before it: a read or
-write one element outside raises SIGSEGV. Pages can be made read-only. When a case is over, all of
-them become inaccessible, so that the use of a stale address is noticed too.
+write one element outside raises SIGSEGV. Pages can be made read-only. The signal ends the process,
+or is noticed inside `noticing_faults`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
+import signal
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,6 +21,26 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 PAGE: Final = mmap.PAGESIZE
 NO_ACCESS: Final = 0
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+HANDLER: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+"""A handler of a signal: it gets the signal, a `siginfo_t`, and the state of the thread."""
+
+GETS_INFO: Final = 4
+"""Linux' `SA_SIGINFO`."""
+
+ADDRESS: Final = 16
+"""Where `si_addr` is in a `siginfo_t` on 64-bit Linux."""
+
+
+class _SignalAction(ctypes.Structure):
+    """Linux' `struct sigaction`."""
+
+    _fields_ = [
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_uint64 * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    ]
 
 
 class GuardedMemory:
@@ -60,13 +83,45 @@ class GuardedMemory:
         return copied, first, length
 
     def make_read_only(self, first: int, length: int) -> None:
-        """Let writes to these pages end the process."""
+        """Let writes to these pages raise SIGSEGV."""
         self._protect(first, length, mmap.PROT_READ)
 
     def forget(self) -> None:
-        """Make all that was placed inaccessible, and begin again."""
+        """Make all that was placed inaccessible, and begin again.
+
+        So the use of a stale address is noticed too.
+        """
         self._protect(0, self._next, NO_ACCESS)
         self._next = PAGE
+
+    @contextlib.contextmanager
+    def noticing_faults(self) -> Iterator[list[int]]:
+        """Notice the first forbidden access inside; it goes on, and afterwards all are allowed.
+
+        Yields:
+            The address of that access, counted from the beginning of this memory, once there is
+            one. Other faults end the process, as outside.
+        """
+        found: list[int] = []
+        before = _SignalAction()
+
+        def notice(_signal: int, info: int, _context: int) -> None:
+            address = ctypes.c_size_t.from_address(info + ADDRESS).value - self._address
+            if not 0 <= address < self._size:
+                _LIBC.sigaction(signal.SIGSEGV, ctypes.byref(before), None)
+                return  # to the same instruction
+            found.append(address)
+            self._protect(0, self._size, mmap.PROT_READ | mmap.PROT_WRITE)
+
+        handler = HANDLER(notice)
+        pointer = ctypes.cast(handler, ctypes.c_void_p)
+        action = _SignalAction(handler=pointer, flags=GETS_INFO)
+        _LIBC.sigaction(signal.SIGSEGV, ctypes.byref(action), ctypes.byref(before))
+        try:
+            yield found
+        finally:
+            self._protect(0, self._size, mmap.PROT_READ | mmap.PROT_WRITE)
+            _LIBC.sigaction(signal.SIGSEGV, ctypes.byref(before), None)
 
     def _protect(self, first: int, length: int, protection: int) -> None:
         address = ctypes.c_void_p(self._address + first)

@@ -14,6 +14,7 @@ from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.layouts import LAYOUTS, check_layouts, takes_layout
 from conformance.conditions.lifetimes import check_lifetimes
 from conformance.conditions.process_state import check_modes
+from conformance.conditions.read_only import check_read_only
 from conformance.conditions.sequences import (
     check_after_refusals,
     check_held_results,
@@ -79,6 +80,7 @@ def under_conditions(contract: Contract) -> Check:
             check_held_results(expected, target)
             check_modes(expected, target)
             check_lifetimes(expected, target)
+            check_read_only(expected, target)
             check_interleaved_calls(expected, other, target)
             check_parallel_calls(expected, other, target)
 

@@ -29,7 +29,11 @@ NUM_PARALLEL = 20
 
 
 def at_each_line(
-    act: Callable[[], object], look: Callable[[], None], packages: Container[str]
+    act: Callable[[], object],
+    look: Callable[[], None],
+    packages: Container[str],
+    *,
+    instructions: bool = False,
 ) -> Any:
     """Return what a call returns, and call a function before each line that it runs.
 
@@ -39,16 +43,19 @@ def at_each_line(
         act: The call.
         look: Called before each line.
         packages: The packages whose lines are meant, such as `fast`.
+        instructions: Whether `look` is called before each instruction of a line.
     """
     seen: set[tuple[CodeType, int]] = set()
+    looked_at = "opcode" if instructions else "line"
 
     def on_event(frame: FrameType, event: str, _: object) -> Any:
         name = str(frame.f_globals.get("__name__"))
         if name.partition(".")[0] not in packages:
             return None
-        line = frame.f_code, frame.f_lineno
-        if event == "line" and line not in seen:
-            seen.add(line)
+        frame.f_trace_opcodes = instructions
+        place = frame.f_code, frame.f_lasti if instructions else frame.f_lineno
+        if event == looked_at and place not in seen:
+            seen.add(place)
             look()
         return on_event
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from conformance.calls import Call
+from conformance.guarded_memory import GuardedMemory
 from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds, workers
 from tools.probe.calling import Outcome
 from tools.probe.case import Case, array_sites
-from conformance.guarded_memory import GuardedMemory
 from tools.probe.strange_objects import HostilityError, other_value
 from tools.probe.subjects import NO_FUNCTIONS, make_subject, names, unprobed
 from tools.probe.target import load

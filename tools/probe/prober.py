@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
 
+from conformance.guarded_memory import GuardedMemory
 from conformance.implementations import Implementation
 from tools.probe import bad_calls, kind_cases, sessions, valid_calls
 from tools.probe.calling import POISONS, poison
 from tools.probe.case import Case, describe_call
-from conformance.guarded_memory import GuardedMemory
 from tools.probe.pools import CASES_FOR_A_POOL, Pool
 from tools.probe.subjects import make_subject
 from tools.probe.target import ProbedTarget

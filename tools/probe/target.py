@@ -17,10 +17,10 @@ import reference
 from conformance import targets
 from conformance.change_tracking import argument_of
 from conformance.conversion import Converter
+from conformance.guarded_memory import GuardedMemory
 from conformance.implementations import FAST, Implementation, load_implementation
 from conformance.strategies.arrays import Array
 from conformance.targets import Target
-from conformance.guarded_memory import GuardedMemory
 
 
 class Overlay(ModuleType):
