@@ -3,7 +3,8 @@
 | target | what runs |
 |---|---|
 | `host` | the implementation on CPU tensors, its CPU path |
-| `sim` | on CPU tensors, every kernel executed by the project's own simulator |
+| `sim` | on CPU tensors, the Python source of every kernel in the project's own simulator |
+| `native` | on CPU tensors, the machine code that numba-cuda makes of every kernel |
 | `cuda` | on CUDA tensors |
 
 Every function is looked up at call time, in the implementation, by name.
@@ -16,6 +17,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 
@@ -30,7 +32,7 @@ from conformance.conversion import Converter
 from conformance.fresh_memory import filled_memory
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.name_lists import names_in
-from conformance.simulated_launches import simulated_launches
+from conformance.simulated_launches import native_launches, simulated_launches
 from conformance.strategies.presets import MINIMAL, REAL, REAL_IN_SIMULATOR, TRAFFIC, Preset
 
 STATEFUL_TEST: Final = "stateful test"
@@ -39,7 +41,11 @@ STATEFUL_TEST: Final = "stateful test"
 RAISED = (Exception, SystemExit)
 """What a call may raise and is compared for: `sys.exit` in an implementation does not end a run."""
 
-NEEDS: Final = {"sim": ("greenlet", "test"), "cuda": ("numba_cuda", "cuda")}
+NEEDS: Final = {
+    "sim": ("greenlet", "test"),
+    "native": ("numba_cuda", "cuda"),
+    "cuda": ("numba_cuda", "cuda"),
+}
 """The package that a target runs the kernels of `fast` with, and the extra that installs it."""
 
 LOOKED_UP: set[str] = set()
@@ -55,10 +61,11 @@ class Target:
     """An implementation on a device.
 
     Attributes:
-        name: `host`, `sim`, `cuda`; or `reference` for the definition itself.
+        name: `host`, `sim`, `native`, `cuda`; or `reference` for the definition itself.
         implementation: Whose functions are called.
         device: The type of device of its tensors; None for NumPy arrays.
-        is_simulated: Whether kernels run in the simulator.
+        simulation: Runs kernels on the CPU inside a block, in the order of threads of a seed;
+            None where they run on a GPU, or not at all.
 
     >>> target = TARGETS["host"]
     >>> target.call("get_dcp_local_seq_lens", target.array(np.arange(4, dtype=np.int32)), 2, 0)
@@ -68,7 +75,12 @@ class Target:
     name: str
     implementation: Implementation = FAST
     device: str | None = "cpu"
-    is_simulated: bool = False
+    simulation: Callable[[int], AbstractContextManager[None]] | None = None
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether kernels run on the CPU."""
+        return self.simulation is not None
 
     def find(self, name: str) -> Any:
         """Return the class, constant or function that the implementation now has by this name.
@@ -178,7 +190,7 @@ class Target:
             deterministic("warn") if is_poisoned else nothing,
             filled_memory() if is_poisoned else nothing,
             self.find("checks")(checked) if has_mode else nothing,
-            simulated_launches(seed) if self.is_simulated else nothing,
+            nothing if self.simulation is None else self.simulation(seed),
         ):
             yield
 
@@ -217,7 +229,8 @@ TARGETS = {
     target.name: target
     for target in (
         Target("host"),
-        Target("sim", is_simulated=True),
+        Target("sim", simulation=simulated_launches),
+        Target("native", simulation=native_launches),
         Target("cuda", device="cuda"),
     )
 }
@@ -226,11 +239,14 @@ TARGETS = {
 def default_targets(implementation: Implementation = FAST) -> list[str]:
     """Return the names of the targets that run here when none are named.
 
-    The simulator runs the kernels of `fast`, and those of an implementation that re-exports them.
+    The kernels of `fast`, and those of an implementation that re-exports them, run as machine code
+    where numba-cuda can compile them, and in the simulator elsewhere.
     """
     if torch.cuda.is_available():
         return ["host", "cuda"]
-    return ["host", "sim"] if implementation.is_fast else ["host"]
+    if not implementation.is_fast:
+        return ["host"]
+    return ["host", "sim" if find_spec("numba_cuda") is None else "native"]
 
 
 def choose_targets(
@@ -243,7 +259,7 @@ def choose_targets(
 
     Raises:
         ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, `sim`
-            for an implementation without kernels of `fast`, or a target whose package is not
+            or `native` for an implementation without kernels of `fast`, or a target whose package is not
             installed.
 
     >>> [target.name for target in choose_targets("sim,host")]
@@ -251,7 +267,7 @@ def choose_targets(
     >>> choose_targets("gpu")
     Traceback (most recent call last):
         ...
-    ValueError: target 'gpu' is unknown; there are host, sim, cuda
+    ValueError: target 'gpu' is unknown; there are host, sim, native, cuda
     """
     found = []
     try:
@@ -270,9 +286,9 @@ def choose_targets(
                     f"target {name!r} needs {package}, which is not installed:"
                     f" pip install kvtwin[{extra}]"
                 )
-            if name == "sim" and not implementation.is_fast:
+            if name in {"sim", "native"} and not implementation.is_fast:
                 raise ValueError(
-                    f"target 'sim' runs kernels of fast, of which {implementation.name} has none"
+                    f"target {name!r} runs kernels of fast, of which {implementation.name} has none"
                 )
             label = name if len(implementations) == 1 else f"{implementation.name}:{name}"
             found.append(

@@ -13,7 +13,6 @@ if __name__ == "__main__":
     run("tools.kernels", "-e '.[test,cuda]'")
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -21,8 +20,7 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich import box
@@ -30,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fast.kernels
+from conformance.native.offline_compiler import compile_offline
 from fast.kernels.cuda import KERNELS, Kernel, import_cuda
 
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
@@ -187,38 +186,7 @@ def compile_for(kernel: Kernel, arch: str) -> tuple[str, str]:
     Raises:
         Exception: Whatever numba raises if it cannot be compiled.
     """
-    major, minor = divmod(int(arch.removeprefix("sm_")), 10)
-    with pretended_gpu((major, minor)):
-        return kernel.compile_ptx((major, minor))
-
-
-@contextlib.contextmanager
-def pretended_gpu(capability: tuple[int, int]) -> Iterator[None]:
-    """Let numba-cuda think that this machine has a GPU, for as long as it compiles.
-
-    Numba queries the current device even if the architecture is given. The function that it calls
-    is private, and imported by name into several modules (numba-cuda 0.30): it is replaced in each,
-    and put back. This is the one place that touches numba's insides.
-
-    Args:
-        capability: The pretended GPU's compute capability.
-    """
-    import_cuda()
-    name = "get_current_device"
-    moved_layers = [
-        module
-        for path, module in list(sys.modules.items())
-        if path.startswith("numba.cuda") and name in vars(module)
-    ]
-    originals = [getattr(module, name) for module in moved_layers]
-    gpu = SimpleNamespace(compute_capability=capability)
-    try:
-        for module in moved_layers:
-            setattr(module, name, lambda: gpu)
-        yield
-    finally:
-        for module, original in zip(moved_layers, originals, strict=True):
-            setattr(module, name, original)
+    return compile_offline(kernel, arch)
 
 
 def link(ptx: str, arch: str) -> str:

@@ -115,11 +115,18 @@ class Kernel:
         """Return the kernel as numba compiles it, with numba's `cuda` as its global `cuda`."""
         return _bind(self.py_func)
 
-    def compile_ptx(self, compute_capability: tuple[int, int]) -> tuple[str, str]:
-        """Compile the kernel without a GPU; return the PTX, and the name of the entry in it."""
+    def compile_ptx(
+        self, compute_capability: tuple[int, int], *, lineinfo: bool = False
+    ) -> tuple[str, str]:
+        """Compile the kernel without a GPU; return the PTX, and the name of the entry in it.
+
+        With `lineinfo` the PTX names the lines of the source that instructions come from.
+        """
         cuda = import_cuda()
         with compiling():
-            ptx, _ = cuda.compile_ptx(self.for_numba(), self.signature, cc=compute_capability)
+            ptx, _ = cuda.compile_ptx(
+                self.for_numba(), self.signature, cc=compute_capability, lineinfo=lineinfo
+            )
         entry = next(line for line in ptx.splitlines() if ".entry" in line)
         return ptx, entry.split()[-1].rstrip("(")
 

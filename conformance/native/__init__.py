@@ -1,0 +1,14 @@
+"""Runs the machine code of numba CUDA kernels on the CPU, for machines without a GPU.
+
+numba-cuda and NVVM compile a kernel to PTX, as for a GPU. Its instructions are translated to this
+CPU's, and every access is checked: bounds, alignment, races, and memory that was never written.
+`conformance.simulator` interprets the Python source instead, and sees what is lost on the way to
+PTX: negative indices, which numba wraps, and numbers that do not fit their types.
+"""
+
+from conformance.native.faults import Kind, NativeFault
+from conformance.native.launch import launch_natively
+from conformance.native.offline_compiler import CompileError
+from conformance.native.ptx import UnknownPtxError
+
+__all__ = ["CompileError", "Kind", "NativeFault", "UnknownPtxError", "launch_natively"]

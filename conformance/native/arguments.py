@@ -1,0 +1,86 @@
+"""Checks the arguments of a launch, and the words that the launcher of `fast` makes of them.
+
+Launching by raw words verifies nothing: an int64 tensor where the kernel was compiled for int32 is
+read as garbage on a GPU.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from fast.kernels.cuda import Kernel
+
+_PARAMETER: Final = re.compile(r"(\w+)(?:\[([:, 1]+)\])?")
+
+
+def check_arguments(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> None:
+    """Check arguments against the signature of a kernel.
+
+    Raises:
+        TypeError: There are too few or too many, or one is not what the signature says.
+    """
+    parameters = kernel.signature.removeprefix("void(").removesuffix(")")
+    kinds = [found.groups() for found in _PARAMETER.finditer(parameters)]
+    names = kernel.py_func.__code__.co_varnames
+    where = f"kernel {kernel.name}"
+    if len(kinds) != len(args):
+        raise TypeError(f"{where}: takes {len(kinds)} arguments, but got {len(args)}")
+    for name, (kind, axes), arg in zip(names, kinds, args, strict=False):
+        if not axes:
+            is_fit = not isinstance(arg, torch.Tensor) and -(2**63) <= int(arg) < 2**63
+        else:
+            is_fit = isinstance(arg, torch.Tensor) and (
+                arg.dtype == getattr(torch, kind)
+                and arg.dim() == axes.count(":") - 1
+                and arg.is_contiguous()
+                and arg.device.type == "cpu"
+            )
+        if not is_fit:
+            found = repr(arg)
+            if isinstance(arg, torch.Tensor):
+                found = f"{arg.dtype} of shape {tuple(arg.shape)}, strides {arg.stride()}"
+            raise TypeError(
+                f"{where}: argument {name} is {found}, but its type is"
+                f" {kind}{f'[{axes}]' if axes else ''}"
+            )
+
+
+def check_words(
+    kernel: Kernel, num_words: int, words: Sequence[int], args: Sequence[torch.Tensor | int]
+) -> None:
+    """Check the words of a launch against what numba's kernels take for each argument.
+
+    For an array they are two pointers that kernels do not use, the number of items, the bytes of
+    one, the address, the shape, and the strides in bytes.
+
+    Args:
+        kernel: The kernel.
+        num_words: The parameters of its PTX.
+        words: What the launcher passes.
+        args: The arguments of which they are made.
+
+    Raises:
+        TypeError: There are too few or too many, or one has another value.
+    """
+    where = f"kernel {kernel.name}"
+    if len(words) != num_words:
+        raise TypeError(f"{where}: takes {num_words} words, but {len(words)} are launched")
+    names = kernel.py_func.__code__.co_varnames
+    place = 0
+    for name, arg in zip(names, args, strict=False):
+        expected: list[int]
+        if isinstance(arg, torch.Tensor):
+            size = arg.element_size()
+            strides = [stride * size for stride in arg.stride()]
+            place += 2
+            expected = [arg.numel(), size, arg.data_ptr(), *arg.shape, *strides]
+        else:
+            expected = [int(arg)]
+        found = list(words[place : place + len(expected)])
+        if found != expected:
+            raise TypeError(
+                f"{where}: the words launched for {name} are {found}, expected {expected}"
+            )
+        place += len(expected)

@@ -1,0 +1,202 @@
+"""One launch of a kernel, as machine code of this CPU."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from conformance.native.arguments import check_arguments, check_words
+from conformance.native.compiled import CompiledPtx
+from conformance.native.describing import describe
+from conformance.native.offline_compiler import CompileError, compile_offline
+from conformance.native.ptx import UnknownPtxError
+from conformance.native.shadow import CELLS_OF_BYTE
+from conformance.native.state import NUM_ORDERS, Field
+from fast import direct_launch
+from fast.kernels.cuda import Kernel
+
+DEFAULT_ARCH: Final = "sm_90"
+
+MOST_STEPS: Final = 50_000_000
+"""The basic blocks that a thread may enter; one that goes on is taken for endless."""
+
+_MAX_THREADS: Final = 1024
+_MAX_GRID: Final = (2**31 - 1, 65535)
+
+_LOCK: Final = threading.RLock()
+_COMPILED: Final[WeakKeyDictionary[Kernel, dict[str, CompiledPtx]]] = WeakKeyDictionary()
+
+
+class _Shadow:
+    """The shadow memory of all launches, and the number of their epochs."""
+
+    def __init__(self) -> None:
+        self.cells = np.zeros(0, np.uint64)
+        self.epoch = 0
+
+    def prepare(self, num_bytes: int) -> None:
+        """Make room for the cells of so many bytes; cells of earlier launches count no more."""
+        size = num_bytes * CELLS_OF_BYTE
+        if size > len(self.cells) or self.epoch >= 2**31:
+            self.cells = np.zeros(max(2 * size, len(self.cells)), np.uint64)
+            self.epoch = 0
+
+
+_SHADOW: Final = _Shadow()
+
+
+def launch_natively(
+    kernel: Kernel,
+    grid: tuple[int, int],
+    threads: int,
+    args: Sequence[torch.Tensor | int],
+    *,
+    seed: int = 0,
+    has_shadow: bool = True,
+    arch: str = DEFAULT_ARCH,
+    most_steps: int = MOST_STEPS,
+) -> None:
+    """Run the machine code that numba-cuda makes of a kernel, on the CPU, and check all that it does.
+
+    The kernel's PTX is translated to this CPU's machine code, once for each architecture. The same
+    seed gives the same run.
+
+    Args:
+        kernel: Of `fast`.
+        grid: The blocks along x and y.
+        threads: The threads of a block.
+        args: Tensors on the CPU and ints, one for each parameter. Tensors are written in place.
+        seed: Decides the order of the blocks, and that of the threads after every barrier.
+        has_shadow: Whether races and reads of uninitialised memory are detected. It takes 24 bytes
+            for each byte of the arrays.
+        arch: The GPU for which the kernel is compiled.
+        most_steps: The basic blocks that a thread may enter.
+
+    Raises:
+        CompileError: Numba or NVVM does not compile the kernel.
+        NativeFault: An access is outside all arrays, misaligned, to memory that was never written,
+            or in a race; or not all threads reach a barrier; or a thread does not end.
+        TypeError: The arguments are not those of the kernel's signature, or the launcher of `fast`
+            makes other words of them than the compiled kernel takes.
+        UnknownPtxError: The PTX has what is not translated.
+        ValueError: The grid or the block has no size that CUDA allows.
+    """
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ValueError(f"threads is {threads}, but a block has 1 to {_MAX_THREADS}")
+    if not all(1 <= size <= most for size, most in zip(grid, _MAX_GRID, strict=True)):
+        raise ValueError(f"grid is {grid}, but must be at least 1 and at most {_MAX_GRID}")
+    check_arguments(kernel, args)
+    with _LOCK:
+        compiled = compile_native(kernel, arch)
+        words = direct_launch.make_flatten(kernel.parameters)(*args)
+        check_words(kernel, compiled.entry.num_words, words, args)
+        launch = _Launch(compiled, grid, threads, words, args, seed)
+        launch.state[Field.MOST_STEPS] = most_steps
+        if has_shadow:
+            launch.add_shadow()
+        launch.run()
+    if launch.state[Field.KIND]:
+        raise describe(kernel, compiled, launch.state, launch.blocks, launch.epochs, args)
+
+
+def compile_native(kernel: Kernel, arch: str = DEFAULT_ARCH) -> CompiledPtx:
+    """Return a kernel as machine code of this CPU, compiled once for each architecture."""
+    for_archs = _COMPILED.setdefault(kernel, {})
+    if arch not in for_archs:
+        try:
+            ptx, _ = compile_offline(kernel, arch, lineinfo=True)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise CompileError(f"kernel {kernel.name}: does not compile: {error}") from error
+        try:
+            for_archs[arch] = CompiledPtx(ptx, sum(map(bool, kernel.parameters)))
+        except UnknownPtxError as error:
+            raise UnknownPtxError(f"kernel {kernel.name}: {error}") from error
+    return for_archs[arch]
+
+
+def forget_compiled() -> None:
+    """Forget all that is compiled: a function that kernels call has changed."""
+    _COMPILED.clear()
+
+
+class _Launch:
+    """The state of a launch, and the memory that it points to."""
+
+    def __init__(
+        self,
+        compiled: CompiledPtx,
+        grid: tuple[int, int],
+        threads: int,
+        words: Sequence[int],
+        args: Sequence[torch.Tensor | int],
+        seed: int,
+    ) -> None:
+        self.compiled = compiled
+        self.threads = threads
+        self.arrays = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        chance = np.random.default_rng(seed)
+        self.blocks = chance.permutation(grid[0] * grid[1])
+        self.epochs = np.zeros(len(self.blocks), np.int64)
+        self.orders = np.stack([chance.permutation(threads) for _ in range(NUM_ORDERS)])
+        self.frames = np.empty(threads * compiled.frame_words, np.int64)
+        sizes = compiled.layout.sizes
+        self.shared = _aligned(sizes["shared"])
+        self.local = _aligned(sizes["local"] * threads)
+        self.state = np.zeros(Field.WORDS + len(words) + 3 * len(self.arrays), np.int64)
+        self.state[Field.WORDS : Field.WORDS + len(words)] = words
+        for at, array in zip(self._words_of_arrays(), self.arrays, strict=True):
+            self.state[at : at + 2] = array.data_ptr(), array.nbytes
+        fields = {
+            Field.NUM_THREADS: threads,
+            Field.GRID_X: grid[0],
+            Field.GRID_Y: grid[1],
+            Field.NUM_BLOCKS: len(self.blocks),
+            Field.BLOCKS: self.blocks.ctypes.data,
+            Field.EPOCHS: self.epochs.ctypes.data,
+            Field.ORDERS: self.orders.ctypes.data,
+            Field.FRAMES: self.frames.ctypes.data,
+            Field.SHARED: self.shared.ctypes.data,
+            Field.LOCAL: self.local.ctypes.data,
+        }
+        for field, value in fields.items():
+            self.state[field] = value
+
+    def _words_of_arrays(self) -> range:
+        first = Field.WORDS + self.compiled.layout.num_words
+        return range(first, len(self.state), 3)
+
+    def add_shadow(self) -> None:
+        """Give each byte its cells; arrays that overlap share them."""
+        cell, end = 0, 0
+        order = sorted(range(len(self.arrays)), key=lambda number: self.arrays[number].data_ptr())
+        words = list(self._words_of_arrays())
+        for number in order:
+            begin, size = self.arrays[number].data_ptr(), self.arrays[number].nbytes
+            first = cell - (end - begin) if begin < end else cell
+            end = max(end, begin + size) if begin < end else begin + size
+            cell = max(cell, first + size)
+            self.state[words[number] + 2] = first
+        sizes = self.compiled.layout.sizes
+        self.state[Field.SHARED_CELLS] = cell
+        self.state[Field.LOCAL_CELLS] = cell + sizes["shared"]
+        _SHADOW.prepare(cell + sizes["shared"] + sizes["local"] * self.threads)
+        self.state[Field.CELLS] = _SHADOW.cells.ctypes.data
+
+    def run(self) -> None:
+        """Run it to its end, or to the first fault."""
+        self.state[Field.NOW] = _SHADOW.epoch
+        self.state[Field.LAUNCHED] = _SHADOW.epoch + 1
+        self.compiled.run(self.state.ctypes.data)
+        _SHADOW.epoch = int(self.state[Field.NOW])
+
+
+def _aligned(size: int) -> Any:
+    """Return memory that begins at a multiple of 64 bytes, as that of a block does."""
+    memory = np.empty(size + 64, np.uint8)
+    skipped = -memory.ctypes.data % 64
+    return memory[skipped : skipped + max(size, 1)]

@@ -1,0 +1,236 @@
+"""Reads PTX, as NVVM prints it: one instruction a line.
+
+What is not understood is refused, with its line: nothing is skipped but directives that change no
+result.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+BITS: Final = {
+    "pred": 1,
+    **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
+}
+"""The bits of each type of PTX; there are no floats, with which no kernel computes."""
+
+_WORD = r"[%$\w][\w$.]*"
+_INSTRUCTION: Final = re.compile(rf"(?:@(!?)({_WORD})\s+)?([a-z][\w.]*)\s*(.*);")
+_OPERAND: Final = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^\s,{}\[\]]+")
+_REGISTERS: Final = re.compile(r"\.reg \.(\w+)\s+(%?\w+)(?:<(\d+)>)?;")
+_VARIABLE: Final = re.compile(
+    r"(?:\.visible |\.extern )?\.(shared|local) \.align (\d+) \.b8\s+([\w$]+)\[(\d+)\];?"
+)
+_IGNORED: Final = re.compile(
+    r"\.(version|target|address_size|common \.global|pragma|maxntid|file|section)\b.*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A register of a thread."""
+
+    name: str
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name: of a special register, a variable, a parameter or a label."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place in memory."""
+
+    base: "Register | Symbol | int"
+    offset: int
+
+
+Operand: TypeAlias = "Register | Symbol | int | Address | tuple[Operand, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An array in shared or local memory."""
+
+    space: str
+    name: str
+    align: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A place to which a thread may jump."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction.
+
+    Attributes:
+        opcode: With all its modifiers.
+        operands: The target first.
+        guard: The predicate under which it is executed.
+        is_negated: Whether it is executed where the predicate is false.
+        line: The number of its line of PTX.
+        text: That line.
+        source_line: The line of the Python source that it was compiled from; 0 if it is unknown.
+    """
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: Register | None
+    is_negated: bool
+    line: int
+    text: str
+    source_line: int
+
+
+class Entry(NamedTuple):
+    """The kernel of a PTX module.
+
+    Attributes:
+        num_words: Its parameters, of 8 bytes each.
+        variables: Its arrays in shared and local memory.
+        registers: All of them, in all scopes.
+        body: Its instructions and labels.
+        file: The Python source that lines are of.
+    """
+
+    num_words: int
+    variables: list[Variable]
+    registers: list[Register]
+    body: list[Instruction | Label]
+    file: str
+
+
+class UnknownPtxError(NotImplementedError):
+    """PTX has what is not translated."""
+
+
+def read_entry(ptx: str) -> Entry:
+    """Read the PTX of one kernel.
+
+    Raises:
+        UnknownPtxError: It has anything that is not known.
+
+    Example:
+        >>> entry = read_entry('''
+        ... .visible .entry f(
+        ...   .param .u64 f_param_0
+        ... )
+        ... {
+        ...   .reg .b64 %rd<3>;
+        ...   ld.param.u64 %rd1, [f_param_0];
+        ...   ret;
+        ... }''')
+        >>> entry.num_words, entry.body[0].operands
+        (1, (Register(name='%rd1', bits=64), Address(base=Symbol(name='f_param_0'), offset=0)))
+    """
+    return _Reader(ptx).entry
+
+
+class _Reader:
+    """Reads line by line."""
+
+    def __init__(self, ptx: str) -> None:
+        self._scopes: list[dict[str, Register]] = []
+        self._source_line = 0
+        files = re.findall(r'^\s*\.file\s+\d+ "(.*)"', ptx, re.MULTILINE)
+        self.entry = Entry(0, [], [], [], files[0] if len(files) == 1 else "")
+        is_parameter = False
+        for number, text in enumerate(ptx.splitlines(), 1):
+            line = text.split("//")[0].strip()
+            if re.match(r"(\.visible )?\.entry ", line):
+                is_parameter = not line.endswith(")")
+                if self.entry.num_words or self._scopes:
+                    raise UnknownPtxError(f"PTX line {number}: a second kernel")
+            elif is_parameter:
+                is_parameter = line != ")"
+                self._count_parameter(number, line)
+            elif line:
+                self._read(number, line)
+
+    def _count_parameter(self, number: int, line: str) -> None:
+        """Count a parameter, which must be a word of 8 bytes."""
+        if re.fullmatch(r"\.param \.u64( \.ptr( \.align \d+)?)? \S+?,?", line):
+            self.entry = self.entry._replace(num_words=self.entry.num_words + 1)
+        elif line not in {"(", ")"}:
+            raise UnknownPtxError(f"PTX line {number}: {line}")
+
+    def _read(self, number: int, line: str) -> None:
+        """Read a line that is no parameter."""
+        if line == "{":
+            self._scopes.append({})
+        elif line == "}":
+            self._scopes.pop()
+        elif found := _REGISTERS.fullmatch(line):
+            self._declare(*found.groups(), number=number)
+        elif found := _VARIABLE.fullmatch(line):
+            space, align, name, size = found.groups()
+            self.entry.variables.append(Variable(space, name, int(align), int(size)))
+        elif found := re.match(r"\.loc\s+(\d+) (\d+) \d+", line):
+            self._source_line = int(found[2]) or self._source_line
+        elif found := re.fullmatch(rf"({_WORD}):", line):
+            self.entry.body.append(Label(found[1]))
+        elif (found := _INSTRUCTION.fullmatch(line)) and self._scopes:
+            self.entry.body.append(self._instruction(number, line, found))
+        elif not _IGNORED.fullmatch(line):
+            raise UnknownPtxError(f"PTX line {number}: {line}")
+
+    def _declare(self, kind: str, name: str, count: str | None, *, number: int) -> None:
+        """Declare registers of the innermost scope, whose names may hide those of outer ones."""
+        if kind not in BITS:
+            raise UnknownPtxError(f"PTX line {number}: a register of type {kind}")
+        names = [f"{name}{place}" for place in range(int(count))] if count else [name]
+        inner = f"@{number}" if len(self._scopes) > 1 else ""
+        for each in names:
+            register = Register(each + inner, BITS[kind])
+            self._scopes[-1][each] = register
+            self.entry.registers.append(register)
+
+    def _instruction(self, number: int, line: str, found: re.Match[str]) -> Instruction:
+        """Return the instruction of a line."""
+        negation, guard, opcode, rest = found.groups()
+        try:
+            operands = tuple(self._operand(each) for each in _OPERAND.findall(rest))
+            predicate = self._operand(guard) if guard else None
+        except ValueError:
+            raise UnknownPtxError(f"PTX line {number}: {line}") from None
+        if predicate is not None and not isinstance(predicate, Register):
+            raise UnknownPtxError(f"PTX line {number}: {line}")
+        is_negated = bool(negation)
+        return Instruction(
+            opcode, operands, predicate, is_negated, number, line, self._source_line
+        )
+
+    def _operand(self, text: str) -> Operand:
+        """Return an operand; raise ValueError if it is of no kind that is known."""
+        if text[0] == "{":
+            return tuple(self._operand(each) for each in _split(text))
+        if text[0] == "[":
+            base, _, offset = text.strip("[]").replace(" ", "").partition("+")
+            inside = self._operand(base)
+            if isinstance(inside, Address | tuple):
+                raise ValueError(text)
+            return Address(inside, int(offset or 0))
+        for scope in reversed(self._scopes):
+            if text in scope:
+                return scope[text]
+        if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+U?", text):
+            return int(text.rstrip("U"), 0)
+        if re.fullmatch(_WORD, text) and not text[0].isdigit():
+            return Symbol(text)
+        raise ValueError(text)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the elements of a vector."""
+    yield from (each.strip() for each in text.strip("{}").split(","))
