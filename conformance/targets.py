@@ -259,8 +259,8 @@ def choose_targets(
 
     Raises:
         ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, `sim`
-            or `native` for an implementation without kernels of `fast`, or a target whose package is not
-            installed.
+            or `native` for an implementation without kernels of `fast`, or a target whose package
+            is not installed.
 
     >>> [target.name for target in choose_targets("sim,host")]
     ['sim', 'host']

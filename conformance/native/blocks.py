@@ -1,10 +1,13 @@
 """Builds the function that runs the blocks of a launch, one after another."""
 
-from typing import Any
+from typing import Any, Final
+
+from llvmlite import ir
 
 from conformance.native.faults import Kind
 from conformance.native.memory import Layout
 from conformance.native.state import (
+    I1,
     I8,
     I32,
     I64,
@@ -13,7 +16,7 @@ from conformance.native.state import (
     Field,
     constant,
     counting,
-    ir,
+    define,
     load,
     load_pointer,
     place,
@@ -21,7 +24,7 @@ from conformance.native.state import (
 )
 from conformance.native.thread import ENDED, FAULTED
 
-POISON = 0xA5
+POISON: Final = 0xA5
 """Each byte of shared and local memory when a block begins."""
 
 
@@ -37,85 +40,82 @@ def build_blocks(module: Any, thread: Any, layout: Layout, words_of_frame: int) 
         layout: Of memory.
         words_of_frame: What a thread saves at a barrier.
     """
+    epoch = _build_epoch(module, thread, words_of_frame)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "run")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     [state] = function.args
-    num_threads = load(builder, state, Field.NUM_THREADS)
-    together = builder.alloca(I64)  # where the first thread of an epoch waits
-
-    def fault(kind: Kind | None, index: Any, number: Any) -> None:
-        """Store where a fault happened, and return."""
-        if kind is not None:
-            store(builder, state, Field.KIND, kind)
-        store(builder, state, Field.THREAD, index)
-        store(builder, state, Field.BLOCK, number)
-        builder.ret_void()
-
-    def start_epoch() -> Any:
-        now = builder.add(load(builder, state, Field.NOW), constant(1))
-        store(builder, state, Field.NOW, now)
-        return now
-
     with counting(builder, load(builder, state, Field.NUM_BLOCKS)) as number:
-        blocks = load_pointer(builder, state, Field.BLOCKS)
-        block, width = load(builder, blocks, number), load(builder, state, Field.GRID_X)
-        x = builder.trunc(builder.urem(block, width), I32)
-        y = builder.trunc(builder.udiv(block, width), I32)
-        _poison(builder, state, layout, num_threads)
+        _poison(builder, state, layout)
         began = builder.add(load(builder, state, Field.NOW), constant(1))
         store(builder, state, Field.BEGAN, began)
         store(builder, load_pointer(builder, state, Field.EPOCHS), number, began)
-
         before = builder.block
-        epoch = builder.append_basic_block("epoch")
-        following = builder.append_basic_block("next_block")
-        builder.branch(epoch)
-        builder.position_at_end(epoch)
+        again = builder.append_basic_block("again")
+        builder.branch(again)
+        builder.position_at_end(again)
         waiting = builder.phi(I64)
         waiting.add_incoming(constant(ENDED), before)
-        now = start_epoch()
-        first_row = builder.mul(builder.urem(now, constant(NUM_ORDERS)), num_threads)
-        orders = load_pointer(builder, state, Field.ORDERS)
-        order = place(builder, orders, first_row)
-        first = load(builder, order, 0)
-        with counting(builder, num_threads) as turn:
-            index = load(builder, order, turn)
-            frame = place(
-                builder,
-                load_pointer(builder, state, Field.FRAMES),
-                builder.mul(index, constant(words_of_frame)),
-            )
-            there = builder.call(
-                thread, (state, frame, builder.trunc(index, I32), x, y, waiting)
-            )
-            with builder.if_then(
-                builder.icmp_unsigned("==", there, constant(FAULTED)), likely=False
-            ):
-                fault(None, index, number)
-            is_first = builder.icmp_unsigned("==", turn, constant(0))
-            with builder.if_then(is_first):
-                builder.store(there, together)
-            others = builder.load(together, typ=I64)
-            with builder.if_then(builder.icmp_unsigned("!=", there, others), likely=False):
-                store(builder, state, Field.LINE, there)
-                store(builder, state, Field.OTHER, first)
-                store(builder, state, Field.OTHER_ACCESS, others)
-                fault(Kind.BARRIER, index, number)
-        reached = builder.load(together, typ=I64)
-        store(builder, state, Field.RESULT, load(builder, state, Field.VOTES))
-        store(builder, state, Field.VOTES, 0)
+        reached = builder.call(epoch, (state, number, waiting))
+        with builder.if_then(builder.icmp_unsigned("==", reached, constant(FAULTED)), likely=False):
+            store(builder, state, Field.BLOCK, number)
+            builder.ret_void()
         waiting.add_incoming(reached, builder.block)
+        following = builder.append_basic_block("next_block")
         has_ended = builder.icmp_unsigned("==", reached, constant(ENDED))
-        builder.cbranch(has_ended, following, epoch)
+        builder.cbranch(has_ended, following, again)
         builder.position_at_end(following)
     builder.ret_void()
 
 
-def _poison(builder: Any, state: Any, layout: Layout, num_threads: Any) -> None:
+def _build_epoch(module: Any, thread: Any, words_of_frame: int) -> Any:
+    """Add the function that runs the threads of a block until they end or wait, and return it.
+
+    It takes the state, the place of the block among those that run, and where its threads wait. It
+    returns where they wait then, or `FAULTED`.
+    """
+    function, builder = define(module, "epoch", I64, POINTER, I64, I64)
+    state, number, waiting = function.args
+    together = builder.alloca(I64)  # where the first of the threads waits
+    now = builder.add(load(builder, state, Field.NOW), constant(1))
+    store(builder, state, Field.NOW, now)
+    store(builder, state, Field.RESULT, load(builder, state, Field.VOTES))
+    store(builder, state, Field.VOTES, 0)
+    block = load(builder, load_pointer(builder, state, Field.BLOCKS), number)
+    width = load(builder, state, Field.GRID_X)
+    x = builder.trunc(builder.urem(block, width), I32)
+    y = builder.trunc(builder.udiv(block, width), I32)
+    num_threads = load(builder, state, Field.NUM_THREADS)
+    first_turn = builder.mul(builder.urem(now, constant(NUM_ORDERS)), num_threads)
+    order = place(builder, load_pointer(builder, state, Field.ORDERS), first_turn)
+    frames = load_pointer(builder, state, Field.FRAMES)
+    with counting(builder, num_threads) as turn:
+        index = load(builder, order, turn)
+        frame = place(builder, frames, builder.mul(index, constant(words_of_frame)))
+        reached = builder.call(thread, (state, frame, builder.trunc(index, I32), x, y, waiting))
+        with builder.if_then(builder.icmp_unsigned("==", turn, constant(0))):
+            builder.store(reached, together)
+        has_fault = builder.icmp_unsigned("==", reached, constant(FAULTED))
+        others = builder.load(together, typ=I64)
+        is_apart = builder.icmp_unsigned("!=", reached, others)
+        with builder.if_then(builder.or_(has_fault, is_apart), likely=False):
+            store(builder, state, Field.THREAD, index)
+            with builder.if_then(builder.not_(has_fault)):
+                store(builder, state, Field.KIND, Kind.BARRIER)
+                store(builder, state, Field.LINE, reached)
+                store(builder, state, Field.OTHER, load(builder, order, 0))
+                store(builder, state, Field.OTHER_ACCESS, others)
+            builder.ret(constant(FAULTED))
+    builder.ret(builder.load(together, typ=I64))
+    return function
+
+
+def _poison(builder: Any, state: Any, layout: Layout) -> None:
     """Fill a block's shared and local memory, so that nothing of an earlier block is left."""
     fill = builder.module.declare_intrinsic("llvm.memset", [POINTER, I64])
     for field, space in ((Field.SHARED, "shared"), (Field.LOCAL, "local")):
         if size := layout.sizes[space]:
-            total = builder.mul(constant(size), num_threads) if space == "local" else constant(size)
+            total = constant(size)
+            if space == "local":
+                total = builder.mul(total, load(builder, state, Field.NUM_THREADS))
             pointer = load_pointer(builder, state, field)
-            builder.call(fill, (pointer, constant(POISON, I8), total, constant(0, ir.IntType(1))))
+            builder.call(fill, (pointer, constant(POISON, I8), total, constant(0, I1)))

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]  # it ships no types
+import llvmlite.binding as llvm
+from llvmlite import ir
 
 from conformance.native.blocks import build_blocks
 from conformance.native.memory import Layout
 from conformance.native.ptx import Entry, read_entry
-from conformance.native.state import ir
-from conformance.native.thread import build_thread, frame_words
+from conformance.native.thread import build_thread
+from conformance.native.values import frame_words
 
 
 class CompiledPtx:

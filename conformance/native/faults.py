@@ -45,9 +45,7 @@ class NativeFault(Exception):  # noqa: N818  # the word for what an MMU reports
         line: int = 0,
         ptx_line: int = 0,
     ) -> None:
-        super().__init__(
-            f"kernel {kernel}, block {block}, thread {(thread, 0, 0)}: {message}"
-        )
+        super().__init__(f"kernel {kernel}, block {block}, thread {(thread, 0, 0)}: {message}")
         self.kind = kind
         self.kernel = kernel
         self.block = block

@@ -59,7 +59,7 @@ def launch_natively(
     arch: str = DEFAULT_ARCH,
     most_steps: int = MOST_STEPS,
 ) -> None:
-    """Run the machine code that numba-cuda makes of a kernel, on the CPU, and check all that it does.
+    """Run the machine code that numba-cuda makes of a kernel on the CPU, and check all it does.
 
     The kernel's PTX is translated to this CPU's machine code, once for each architecture. The same
     seed gives the same run.

@@ -1,7 +1,7 @@
 """Checks each access to memory before it is made: bounds, alignment, and shadow memory."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from conformance.native.faults import Kind
 from conformance.native.ptx import Variable
@@ -65,6 +65,26 @@ def base_of(builder: Any, state: Any, layout: Layout, space: str, thread: Any) -
     return base, cell
 
 
+class _Area(NamedTuple):
+    """An array that an access may be inside of; everything but the last is code.
+
+    Attributes:
+        begin: Its address, as PTX has it.
+        num_bytes: Its size.
+        first_cell: The place of its first cell of shadow memory.
+        origin: What is added to an address to get that in this machine's memory.
+        since: The first epoch whose accesses count.
+        is_blank: Whether its bytes must have been stored since, before they are read.
+    """
+
+    begin: Any
+    num_bytes: Any
+    first_cell: Any
+    origin: Any
+    since: Any
+    is_blank: bool
+
+
 def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
     """Return the function that checks accesses of one kind to one space.
 
@@ -76,74 +96,72 @@ def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
         return module.globals[name]
     function, builder = define(module, name, I64, POINTER, I64, I64, I32)
     state, address, size, thread = function.args
-    found = function.append_basic_block("found")
-    real, cell, since = (_phi(builder, found) for _ in range(3))
-    is_blank = _phi(builder, found, I1)
 
-    def fail(kind: Kind) -> None:
-        store(builder, state, Field.KIND, kind)
+    def fail(kind: Kind | None = None) -> None:
+        if kind is not None:
+            store(builder, state, Field.KIND, kind)
         store(builder, state, Field.ADDRESS, address)
         store(builder, state, Field.SIZE, size)
         builder.ret(constant(0))
 
-    def allow(base: Any, num_bytes: Any, first_cell: Any, origin: Any, *, blank: bool) -> None:
-        """Go on if the access is inside an array, which begins at `base` of a memory."""
-        offset = builder.sub(address, base)
-        room = builder.sub(num_bytes, offset)
-        begins = builder.icmp_unsigned("<", offset, num_bytes)
-        is_inside = builder.and_(begins, builder.icmp_unsigned(">=", room, size))
-        following = function.append_basic_block("outside")
-        epoch = load(builder, state, Field.BEGAN if blank else Field.LAUNCHED)
-        incoming = (
-            (real, builder.add(address, origin)),
-            (cell, builder.add(first_cell, offset)),
-            (since, epoch),
-            (is_blank, constant(blank, I1)),
-        )
-        for phi, value in incoming:
-            phi.add_incoming(value, builder.block)
-        builder.cbranch(is_inside, found, following)
-        builder.position_at_end(following)
-
     misplaced = builder.and_(address, builder.sub(size, constant(1)))
     with builder.if_then(builder.icmp_unsigned("!=", misplaced, constant(0)), likely=False):
         fail(Kind.MISALIGNED)
-    if space in {"global", "generic"}:
-        for array in range(layout.num_arrays):
-            at = Field.WORDS + layout.num_words + WORDS_OF_ARRAY * array
-            begin, num_bytes, first_cell = (load(builder, state, at + part) for part in range(3))
-            allow(begin, num_bytes, first_cell, constant(0), blank=False)
-    for memory in ("shared", "local"):
-        if space not in {memory, "generic"} or not layout.of(memory):
-            continue
-        base, first_cell = base_of(builder, state, layout, memory, thread)
-        # A generic address is that of this machine; others count from the memory's beginning.
-        window, origin = (constant(0), base) if space == memory else (base, constant(0))
-        for variable, begin in layout.of(memory):
-            start = builder.add(window, constant(begin))
-            cells = builder.add(first_cell, constant(begin))
-            allow(start, constant(variable.size), cells, origin, blank=True)
-    fail(Kind.OUTSIDE if space in {"global", "generic"} else Kind[f"OUTSIDE_{space.upper()}"])
+    found = function.append_basic_block("found")
+    with builder.goto_block(found):
+        origin, cell, since = (builder.phi(I64) for _ in range(3))
+        is_blank = builder.phi(I1)
+    for area in _areas(builder, state, layout, space, thread):
+        offset = builder.sub(address, area.begin)
+        begins = builder.icmp_unsigned("<", offset, area.num_bytes)
+        ends = builder.icmp_unsigned(">=", builder.sub(area.num_bytes, offset), size)
+        origin.add_incoming(area.origin, builder.block)
+        cell.add_incoming(builder.add(area.first_cell, offset), builder.block)
+        since.add_incoming(area.since, builder.block)
+        is_blank.add_incoming(constant(area.is_blank, I1), builder.block)
+        following = function.append_basic_block("next")
+        builder.cbranch(builder.and_(begins, ends), found, following)
+        builder.position_at_end(following)
+    fail(Kind[f"OUTSIDE_{space.upper()}"] if space in layout.sizes else Kind.OUTSIDE)
 
     builder.position_at_end(found)
+    if not origin.incomings:  # the kernel has no such array
+        builder.unreachable()
+        found.instructions[:] = found.instructions[-1:]
+        return function
     cells = load(builder, state, Field.CELLS)
-    with builder.if_then(builder.icmp_unsigned("!=", cells, constant(0))), counting(
-        builder, size
-    ) as number:
-        at = builder.mul(builder.add(cell, number), constant(8 * CELLS_OF_BYTE))
-        pointer = builder.inttoptr(builder.add(cells, at), POINTER)
-        touch = touching(module, access)
-        with builder.if_then(
-            builder.call(touch, (state, pointer, since, is_blank, thread)), likely=False
-        ):
-            store(builder, state, Field.ADDRESS, address)
-            store(builder, state, Field.SIZE, size)
-            builder.ret(constant(0))
-    builder.ret(real)
+    touch = touching(module, access)
+    with (
+        builder.if_then(builder.icmp_unsigned("!=", cells, constant(0))),
+        counting(builder, size) as number,
+    ):
+        skipped = builder.mul(builder.add(cell, number), constant(8 * CELLS_OF_BYTE))
+        pointer = builder.inttoptr(builder.add(cells, skipped), POINTER)
+        is_wrong = builder.call(touch, (state, pointer, since, is_blank, thread))
+        with builder.if_then(is_wrong, likely=False):
+            fail()
+    builder.ret(builder.add(address, origin))
     return function
 
 
-def _phi(builder: Any, block: Any, kind: Any = I64) -> Any:
-    """Add a phi to a block."""
-    with builder.goto_block(block):
-        return builder.phi(kind)
+def _areas(builder: Any, state: Any, layout: Layout, space: str, thread: Any) -> Iterator[_Area]:
+    """Yield the arrays that an access to a space may be inside of."""
+    if space in {"global", "generic"}:
+        launched = load(builder, state, Field.LAUNCHED)
+        for array in range(layout.num_arrays):
+            first = Field.WORDS + layout.num_words + WORDS_OF_ARRAY * array
+            begin, num_bytes, cell = (
+                load(builder, state, first + word) for word in range(WORDS_OF_ARRAY)
+            )
+            yield _Area(begin, num_bytes, cell, constant(0), launched, is_blank=False)
+    for memory in layout.sizes:
+        if space not in {memory, "generic"} or not layout.of(memory):
+            continue
+        base, first_cell = base_of(builder, state, layout, memory, thread)
+        began = load(builder, state, Field.BEGAN)
+        # A generic address is that of this machine; others count from the memory's beginning.
+        window, origin = (constant(0), base) if space == memory else (base, constant(0))
+        for variable, place in layout.of(memory):
+            begin = builder.add(window, constant(place))
+            cell = builder.add(first_cell, constant(place))
+            yield _Area(begin, constant(variable.size), cell, origin, began, is_blank=True)

@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+from llvmlite import ir
+
 from conformance.native.ptx import BITS
-from conformance.native.state import I32, constant, ir
+from conformance.native.state import I32, constant
 
 Result: TypeAlias = tuple[Any, bool]
 """A value, and whether it has a sign, with which a wider register is filled."""

@@ -207,9 +207,7 @@ class _Reader:
         if predicate is not None and not isinstance(predicate, Register):
             raise UnknownPtxError(f"PTX line {number}: {line}")
         is_negated = bool(negation)
-        return Instruction(
-            opcode, operands, predicate, is_negated, number, line, self._source_line
-        )
+        return Instruction(opcode, operands, predicate, is_negated, number, line, self._source_line)
 
     def _operand(self, text: str) -> Operand:
         """Return an operand; raise ValueError if it is of no kind that is known."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from enum import IntEnum, auto
 from typing import Any, Final
 
-from llvmlite import ir  # type: ignore[import-untyped]  # it ships no types
+from llvmlite import ir
 
 I1: Final = ir.IntType(1)
 I8: Final = ir.IntType(8)

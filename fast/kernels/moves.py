@@ -78,7 +78,7 @@ def _word(size: int) -> Any:  # noqa: ANN401  (llvmlite is untyped)
 
 def _import_ir() -> Any:  # noqa: ANN401  (llvmlite is untyped)
     """Import the IR of numba's compiler."""
-    from llvmlite import ir  # type: ignore[import-untyped]  # noqa: PLC0415  # it ships no types; it comes with numba
+    from llvmlite import ir  # noqa: PLC0415  # it comes with numba
 
     return ir
 

@@ -1,0 +1,127 @@
+"""The values that a thread computes with: its registers, special registers, and constants.
+
+Registers are variables of the thread's function. At a barrier they are saved in the thread's frame,
+from which they are restored when the thread goes on.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+
+from conformance.native.memory import Layout
+from conformance.native.ptx import Entry, Operand, Register, Symbol
+from conformance.native.state import I1, I8, I32, Field, constant, load, place
+
+STEPS: Final = Register("the number of steps", 64)
+"""A register that no kernel has: the basic blocks that the thread has entered."""
+
+_SIZES: Final = {
+    "%ntid.x": Field.NUM_THREADS,
+    "%nctaid.x": Field.GRID_X,
+    "%nctaid.y": Field.GRID_Y,
+}
+_FIXED: Final = {
+    **dict.fromkeys(("%tid.y", "%tid.z", "%ctaid.z"), 0),
+    **dict.fromkeys(("%ntid.y", "%ntid.z", "%nctaid.z"), 1),
+}
+"""Blocks have one dimension, and grids two."""
+
+
+class UnknownOperandError(Exception):
+    """An operand is not one that an instruction can have."""
+
+
+class Values:
+    """The values of a thread.
+
+    Attributes:
+        builder: Of the code of its function.
+        state: The state of the launch.
+        thread: The thread.
+        layout: Of memory.
+
+    Args:
+        builder: At the beginning of the function.
+        arguments: Of the function: the state, the frame, the thread, and the block along x and y.
+        entry: The kernel.
+        layout: Of memory.
+    """
+
+    def __init__(
+        self, builder: Any, arguments: Sequence[Any], entry: Entry, layout: Layout
+    ) -> None:
+        self.builder = builder
+        self.state, self._frame, self.thread, *block = arguments
+        self.layout = layout
+        self._special = dict(
+            zip(("%tid.x", "%ctaid.x", "%ctaid.y"), (self.thread, *block), strict=True)
+        )
+        for name, field in _SIZES.items():
+            self._special[name] = builder.trunc(load(builder, self.state, field), I32)
+        for name, value in _FIXED.items():
+            self._special[name] = constant(value, I32)
+        self._registers = {
+            each: builder.alloca(ir.IntType(each.bits)) for each in (*entry.registers, STEPS)
+        }
+        # A register that is read before it is written has any value; here it is 0 in each run.
+        for each, pointer in self._registers.items():
+            builder.store(constant(0, ir.IntType(each.bits)), pointer)
+
+    def read(self, operand: Operand, bits: int) -> Any:
+        """Return the value of an operand, or the lower bits of a wider one.
+
+        Raises:
+            UnknownOperandError: It is not known, or has fewer bits.
+        """
+        kind = ir.IntType(bits)
+        if isinstance(operand, int):
+            return constant(operand, kind)
+        if isinstance(operand, Register):
+            value = self.builder.load(self._registers[operand], typ=ir.IntType(operand.bits))
+        elif isinstance(operand, Symbol) and operand.name in self._special:
+            value = self._special[operand.name]
+        elif isinstance(operand, Symbol) and operand.name in self.layout.places:
+            value = constant(self.layout.places[operand.name][1])
+        else:
+            raise UnknownOperandError(operand)
+        if value.type.width < bits:
+            raise UnknownOperandError(operand)
+        return value if value.type.width == bits else self.builder.trunc(value, kind)
+
+    def write(self, target: Operand, value: Any, *, is_signed: bool = False) -> None:
+        """Put a value into a register, which may be wider; `_` stands for none.
+
+        Raises:
+            UnknownOperandError: It is no register, or has fewer bits.
+        """
+        if target == Symbol("_"):
+            return
+        if not isinstance(target, Register) or target.bits < value.type.width:
+            raise UnknownOperandError(target)
+        if target.bits > value.type.width:
+            extend = self.builder.sext if is_signed else self.builder.zext
+            value = extend(value, ir.IntType(target.bits))
+        self.builder.store(value, self._registers[target])
+
+    def save(self) -> None:
+        """Save all registers in the frame."""
+        for number, (register, pointer) in enumerate(self._registers.items()):
+            value = self.builder.load(pointer, typ=ir.IntType(register.bits))
+            if register.bits == 1:
+                value = self.builder.zext(value, I8)
+            self.builder.store(value, place(self.builder, self._frame, number))
+
+    def restore(self) -> None:
+        """Restore all registers from the frame."""
+        for number, (register, pointer) in enumerate(self._registers.items()):
+            kind = I8 if register.bits == 1 else ir.IntType(register.bits)
+            value = self.builder.load(place(self.builder, self._frame, number), typ=kind)
+            if register.bits == 1:
+                value = self.builder.trunc(value, I1)
+            self.builder.store(value, pointer)
+
+
+def frame_words(entry: Entry) -> int:
+    """Return the words of a thread's frame."""
+    return len(entry.registers) + 1
