@@ -56,7 +56,7 @@ def prefetch(array: Any, index: Int) -> None:  # noqa: ANN401  (an array)
 @cache
 def _for_numba_only() -> dict[str, Any]:
     """Return what numba compiles for `int32s_at`, `int64s_at` and `prefetch`."""
-    from llvmlite import ir  # type: ignore[import-untyped]  # noqa: PLC0415
+    from llvmlite import ir  # noqa: PLC0415
     from numba import carray, types  # type: ignore[attr-defined]  # noqa: PLC0415  # carray is there
     from numba.core import cgutils  # noqa: PLC0415
     from numba.extending import intrinsic, register_jitable  # noqa: PLC0415

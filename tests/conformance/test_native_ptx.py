@@ -1,0 +1,246 @@
+"""PTX as machine code of this CPU: what each instruction computes, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.native import UnknownPtxError, launch, launch_natively
+from fast.kernels.cuda import Kernel
+
+WORDS_OF_ARRAY = 7
+INTS = st.integers(-(2**63), 2**63 - 1)
+
+TEMPLATE = """
+.version 9.0
+.target sm_90
+.address_size 64
+.visible .shared .align 8 .b8 shared[64];
+.visible .entry k(
+{parameters}
+)
+{{
+	.reg .pred %p<9>;
+	.reg .b16 %rs<9>;
+	.reg .b32 %r<9>;
+	.reg .b64 %rd<9>;
+	ld.param.u64 %rd0, [k_param_4];
+	cvta.to.global.u64 %rd0, %rd0;
+	ld.global.u64 %rd1, [%rd0];
+	ld.global.u64 %rd2, [%rd0+8];
+	ld.global.u64 %rd3, [%rd0+16];
+	cvt.u32.u64 %r1, %rd1;
+	cvt.u32.u64 %r2, %rd2;
+	cvt.u32.u64 %r3, %rd3;
+	cvt.u16.u64 %rs1, %rd1;
+	cvt.u16.u64 %rs2, %rd2;
+	mov.u64 %rd4, 0;
+{body}
+	st.global.u64 [%rd0+24], %rd4;
+	ret;
+}}
+"""
+PARAMETERS = ",\n".join(f"\t.param .u64 k_param_{number}" for number in range(WORDS_OF_ARRAY))
+
+
+def signed(value: int, bits: int = 64) -> int:
+    """Return the lower bits of a number, as one with a sign."""
+    value &= 2**bits - 1
+    return value - (value >> bits - 1 << bits)
+
+
+def unsigned(value: int, bits: int = 64) -> int:
+    """Return the lower bits of a number."""
+    return value & 2**bits - 1
+
+
+def run(body: str, a: int, b: int, c: int = 0, *, threads: int = 1) -> int:
+    """Run PTX that computes `%rd4` of `%rd1` to `%rd3`, whose lower bits `%r1` and `%rs1` hold."""
+    x = torch.tensor([signed(a), signed(b), signed(c), 0])
+    launch_natively(make_kernel(body), (1, 1), threads, (x,), has_shadow=threads == 1)
+    return int(x[3])
+
+
+@functools.cache
+def make_kernel(body: str, parameters: str = PARAMETERS) -> Kernel:
+    """Return a kernel of this PTX."""
+
+    def k(x: object) -> None:
+        """Only its name is used."""
+
+    kernel = Kernel(k, "void(int64[::1])", 32)
+    ptx = TEMPLATE.format(parameters=parameters, body=body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "compile_offline", lambda *_, **__: (ptx, "k"))
+        launch.compile_native(kernel)
+    return kernel
+
+
+def limited(name: str, bits: int) -> Callable[[int, int], int]:
+    """Return what an arithmetic instruction computes of two numbers of some bits."""
+    is_signed = name.endswith(".s")
+
+    def number(value: int) -> int:
+        return signed(value, bits) if is_signed else unsigned(value, bits)
+
+    functions: dict[str, Callable[[int, int], int]] = {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul.lo": lambda a, b: a * b,
+        "mul.hi": lambda a, b: a * b >> bits,
+        "min": min,
+        "max": max,
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "xor": lambda a, b: a ^ b,
+        "div": lambda a, b: truncated(a, b),
+        "rem": lambda a, b: a - b * truncated(a, b),
+        "shl": lambda a, b: a << min(unsigned(b, 32), bits),
+        "shr": lambda a, b: a >> min(unsigned(b, 32), bits),
+    }
+    function = functions[name.rpartition(".")[0]]
+    return lambda a, b: unsigned(function(number(a), number(b)), bits)
+
+
+def truncated(a: int, b: int) -> int:
+    """Return a quotient without its fraction; that of 0 is not defined."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+ARITHMETIC = [
+    (name, bits)
+    for bits in (32, 64)
+    for name in (
+        *(f"{each}.{sign}" for each in ("mul.lo", "mul.hi", "min", "max", "div", "rem", "shr")
+          for sign in "su"),
+        *("add.s", "sub.s", "and.b", "or.b", "xor.b", "shl.b"),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bits"), ARITHMETIC)
+def test_arithmetic(name: str, bits: int) -> None:
+    """Integers wrap around, and shifts move all bits out."""
+    wide = "" if bits == 64 else "\n\tcvt.u64.u32 %rd4, %r4;"
+    registers = {32: ("%r4", "%r1", "%r2"), 64: ("%rd4", "%rd1", "%rd2")}[bits]
+    if name.startswith("sh"):
+        registers = (*registers[:2], "%r2")
+    body = f"\t{name}{bits} {', '.join(registers)};{wide}"
+    expected = limited(name, bits)
+    numbers = st.one_of(INTS, st.sampled_from([0, 1, -1, 2, 31, 32, 63, 64, 2**31, -(2**63)]))
+
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    @given(numbers, numbers)
+    def check(a: int, b: int) -> None:
+        if name.startswith(("div", "rem")) and unsigned(b, bits) == 0:
+            run(body, a, b)  # it has some result, and ends
+            return
+        assert expected(a, b) == unsigned(run(body, a, b)), (a, b)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers", "expected"),
+    [
+        ("mul.wide.s32 %rd4, %r1, %r2;", (-3, 2**31 - 1), -3 * (2**31 - 1)),
+        ("mul.wide.u32 %rd4, %r1, %r2;", (2**32 - 1, 2**31), (2**32 - 1) * 2**31),
+        ("mad.lo.s64 %rd4, %rd1, %rd2, %rd3;", (2**40, 2**40, 5), 5),
+        ("mad.wide.u32 %rd4, %r1, %r2, %rd3;", (2**31, 4, 2**40), 2**33 + 2**40),
+        ("cvt.s64.s32 %rd4, %r1;", (2**31,), -(2**31)),
+        ("cvt.u64.u32 %rd4, %r1;", (2**31,), 2**31),
+        ("cvt.s64.s16 %rd4, %rs1;", (2**15,), -(2**15)),
+        ("neg.s64 %rd4, %rd1;", (-(2**63),), -(2**63)),
+        ("not.b64 %rd4, %rd1;", (5,), -6),
+        ("abs.s64 %rd4, %rd1;", (-5,), 5),
+        ("popc.b64 %r4, %rd1;\n cvt.u64.u32 %rd4, %r4;", (-1,), 64),
+        ("mov.u64 %rd4, 0xFFFFFFFFFFFFFFFF;", (), -1),
+        ("mov.b64 {%r4, %r5}, %rd1;\n cvt.u64.u32 %rd4, %r5;", (7 << 32 | 9,), 7),
+        ("mov.b64 %rd4, {%r2, %r1};", (7, 9), 7 << 32 | 9),
+        ("setp.lt.s64 %p1, %rd1, %rd2;\n selp.u64 %rd4, 1, 2, %p1;", (-1, 1), 1),
+        ("setp.lt.u64 %p1, %rd1, %rd2;\n selp.u64 %rd4, 1, 2, %p1;", (-1, 1), 2),
+        ("setp.ne.s16 %p1, %rs1, 0;\n@%p1 mov.u64 %rd4, 5;", (2**16,), 0),
+        ("setp.ne.s16 %p1, %rs1, 0;\n@!%p1 mov.u64 %rd4, 5;", (2**16,), 5),
+        ("shf.l.wrap.b32 %r4, %r1, %r2, 8;\n cvt.u64.u32 %rd4, %r4;", (0xAB000000, 1), 0x1AB),
+        ("@%p1 bra L1;\n mov.u64 %rd4, 3;\nL1:", (), 3),
+        ("bra.uni L2;\n mov.u64 %rd4, 3;\nL2:", (), 0),
+        ("{\n .reg .b64 %rd1;\n mov.u64 %rd1, 4;\n}\n mov.u64 %rd4, %rd1;", (7,), 7),
+        ("atom.global.add.u64 %rd5, [%rd0], 5;\n ld.global.u64 %rd4, [%rd0];", (4,), 9),
+        ("atom.global.exch.b64 %rd4, [%rd0], 5;", (4,), 4),
+        ("atom.global.cas.b64 %rd5, [%rd0], 4, 6;\n ld.global.u64 %rd4, [%rd0];", (4,), 6),
+        ("atom.global.cas.b64 %rd5, [%rd0], 5, 6;\n ld.global.u64 %rd4, [%rd0];", (4,), 4),
+        ("atom.global.min.s64 %rd5, [%rd0], -6;\n ld.global.u64 %rd4, [%rd0];", (4,), -6),
+        ("red.global.max.u64 [%rd0], 6;\n ld.global.u64 %rd4, [%rd0];", (-4,), -4),
+        ("ld.global.s8 %rd4, [%rd0];", (0x80,), -128),
+        ("ld.global.u8 %rs4, [%rd0];\n cvt.u64.u16 %rd4, %rs4;", (0x180,), 0x80),
+        ("ld.global.v2.u32 {%r4, %r5}, [%rd0];\n cvt.u64.u32 %rd4, %r5;", (7 << 32,), 7),
+        ("st.shared.u64 [shared+8], %rd1;\n ld.shared.u64 %rd4, [shared+8];", (7,), 7),
+        (
+            "mov.u64 %rd5, shared;\n cvta.shared.u64 %rd6, %rd5;\n st.u64 [%rd6+8], %rd1;\n"
+            "ld.shared.u64 %rd4, [%rd5+8];",
+            (7,),
+            7,
+        ),
+    ],
+)
+def test_instructions(body: str, numbers: tuple[int, ...], expected: int) -> None:
+    """Each computes what the PTX manual says."""
+    assert expected == run(body, *(*numbers, 0, 0)[:3])
+
+
+@pytest.mark.parametrize(("vote", "expected"), [("popc.u32", 5), ("and", 0), ("or", 1)])
+def test_votes(vote: str, expected: int) -> None:
+    """All threads of a block get what all have voted."""
+    target, last = ("%r4", "") if vote == "popc.u32" else ("%p2", ".pred")
+    convert = "" if target == "%r4" else "selp.u32 %r4, 1, 0, %p2;"
+    body = f"""
+        mov.u32 %r5, %tid.x;
+        setp.lt.u32 %p1, %r5, 5;
+        bar.red.{vote}{last} {target}, 0, %p1;
+        {convert}
+        cvt.u64.u32 %rd4, %r4;"""
+    assert expected == run(body, 0, 0, threads=64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add.sat.s32 %r1, %r1, %r2;",
+        "add.cc.u32 %r1, %r1, %r2;",
+        "mul24.lo.u32 %r1, %r1, %r2;",
+        "setp.lt.and.s32 %p1, %r1, %r2, %p2;",
+        "cvt.sat.u16.u32 %rs1, %r1;",
+        "shfl.sync.idx.b32 %r1, %r1, 0, 31, -1;",
+        "vote.sync.ballot.b32 %r1, %p1, -1;",
+        "bar.sync 1;",
+        "bar.sync 0, 64;",
+        "bar.warp.sync -1;",
+        "mov.u32 %r1, %clock;",
+        "mov.u32 %r1, %rs1;",
+        "ld.const.u32 %r1, [%rd0];",
+        "atom.global.add.f32 %r1, [%rd0], %r2;",
+        "call.uni f;",
+        "add.f64 %rd1, %rd1, 0d3FF0000000000000;",
+        "bra nowhere;",
+        "brx.idx %r1, table;",
+        ".reg .f64 %fd<2>;",
+        ".reg .b128 %q<2>;",
+        "what is this",
+    ],
+)
+def test_what_is_not_translated_is_refused_by_name(text: str) -> None:
+    """Nothing is skipped, nor taken for something else; the message has the line."""
+    opcode = text.split()[0].removeprefix(".reg")
+    with pytest.raises(UnknownPtxError, match=f"^kernel k: PTX line [0-9]+: .*{opcode}"):
+        run(text, 1, 2)
+
+
+def test_other_parameters_are_refused() -> None:
+    """A kernel takes words of 8 bytes."""
+    with pytest.raises(UnknownPtxError, match=r"PTX line \d+: .param .u32 k_param_0,"):
+        make_kernel("", PARAMETERS.replace("u64 k_param_0", "u32 k_param_0"))
