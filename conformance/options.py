@@ -38,7 +38,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="MODULE_OR_FILE",
         help="what translates its objects, for all implementations or again for each",
     )
-    group.addoption("--target", metavar="A,B", help="targets to run: host, sim, cuda")
+    group.addoption("--target", metavar="A,B", help="targets to run: host, sim, native, cuda")
     group.addoption("--functions", metavar="A,B", help="functions to check (default: all)")
     group.addoption(
         "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"

@@ -47,7 +47,7 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--target=nonsense", "target 'nonsense' is unknown; there are host, sim, cuda"),
+        ("--target=nonsense", "target 'nonsense' is unknown; there are host, sim, native, cuda"),
         ("--profile=nonsense", "--profile 'nonsense' is unknown; there are dev, default, nightly"),
         ("--functions=slot_mapping", "function 'slot_mapping' is unknown; * compute_slot_mapping*"),
         ("--target=host,cuda", "target 'cuda' needs a GPU, and torch sees none"),

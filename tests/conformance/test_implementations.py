@@ -97,11 +97,13 @@ def test_a_file_with_another_module_s_name_is_refused(loaded: Loader) -> None:
 
 
 def test_the_simulator_is_for_kernels_of_fast(loaded: Loader) -> None:
-    """An implementation without anything of `fast` runs on the host alone, and `sim` is refused."""
+    """An implementation without anything of `fast` runs on the host alone."""
     foreign = loaded("foreign_engine.py", "def compute_slot_mapping():\n    pass\n")
-    assert "sim" not in default_targets(foreign)
-    with pytest.raises(ValueError, match="target 'sim' runs kernels of fast, of which foreign_en"):
-        choose_targets("sim", [foreign])
+    assert not {"sim", "native"} & set(default_targets(foreign))
+    for name in ("sim", "native"):
+        message = f"target '{name}' runs kernels of fast, of which foreign_en"
+        with pytest.raises(ValueError, match=message):
+            choose_targets(name, [foreign])
 
 
 def test_without_impl_fast_is_under_test() -> None:
@@ -200,7 +202,9 @@ def test_names_are_cleaned() -> None:
     assert ["host"] == [target.name for target in choose_targets("host, host")]
     with pytest.raises(ValueError, match=r"--functions ' ,' names nothing"):
         choose_functions(" ,")
-    with pytest.raises(ValueError, match=r"--target ',' names nothing; there are host, sim, cuda"):
+    with pytest.raises(
+        ValueError, match=r"--target ',' names nothing; there are host, sim, native, cuda"
+    ):
         choose_targets(",")
     with pytest.raises(ValueError, match="function 'e' is unknown") as refused:
         choose_functions("e")

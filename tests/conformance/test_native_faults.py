@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fast.kernels.cuda import Kernel, cuda
 
 pytest.importorskip("numba_cuda")
 
-Array = Any
+Array: TypeAlias = Any
 
 
 def store_past_end(x: Array, n: int) -> None:
@@ -114,8 +115,8 @@ def store_alike(x: Array, n: int) -> None:
 CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     "past the end": (
         store_past_end, 32, 2, Kind.OUTSIDE,
-        r"block \(1, 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 128 \(it has 128\) "
-        r"is outside all arrays, at test_native_faults.py:{line} \(PTX line \d+: st.global.u32 ",
+        (r"block \(1, 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 128 \(it has 128\) "
+        r"is outside all arrays, at test_native_faults.py:{line} \(PTX line \d+: st.global.u32 "),
     ),
     "before the beginning": (
         store_before, 32, 1, Kind.OUTSIDE,
@@ -127,7 +128,7 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     ),
     "a barrier that some never reach": (
         wait_in_some, 7, 1, Kind.BARRIER,
-        r"thread \(\d+, 0, 0\): (waits at|has returned).*, but thread \(\d+, 0, 0\) (waits|has ret)",
+        r"thread \(\d+, 0, 0\): (waits at|has returned).*, but thread \(\d+, 0, 0\) (waits|has)",
     ),
     "two barriers": (
         wait_in_two_branches, 7, 1, Kind.BARRIER,
@@ -150,23 +151,23 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     ),
     "a race of threads": (
         load_without_waiting, 5, 1, Kind.RACE,
-        r"this (load|store) of 4 bytes at byte \d+ races with the (load|store) by block "
-        r"\(0, 0, 0\), thread \(\d+, 0, 0\): no barrier orders them, at ",
+        (r"this (load|store) of 4 bytes at byte \d+ races with the (load|store) by block "
+        r"\(0, 0, 0\), thread \(\d+, 0, 0\): no barrier orders them, at "),
     ),
     "a race of blocks": (
         store_alike, 3, 2, Kind.RACE,
-        r"block \((\d), 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 12 \(it has 128\) "
-        r"races with the store by block \((?!\1)\d, 0, 0\), thread \(0, 0, 0\): no barrier",
+        (r"block \((\d), 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 12 .it has 128. "
+        r"races with the store by block \((?!\1)\d, 0, 0\), thread \(0, 0, 0\): no barrier"),
     ),
 }  # fmt: skip
 
 
-def declare(function: Any) -> Kernel:
+def declare(function: Callable[..., None]) -> Kernel:
     """Return the kernel of a function of 32 threads."""
     return Kernel(function, "void(int32[::1], int64)", 32)
 
 
-def run(kernel: Kernel, n: int, grid: int, **options: Any) -> torch.Tensor:
+def run(kernel: Kernel, n: int, grid: int, **options: int) -> torch.Tensor:
     """Run a kernel on an array of 32 elements, and return that."""
     x = torch.zeros(32, dtype=torch.int32)
     launch_natively(kernel, (grid, 1), 32, (x, n), most_steps=10**6, **options)
@@ -243,7 +244,7 @@ def test_without_shadow_memory_a_race_is_no_fault(case: str) -> None:
         ((3, 1), "argument x is 3, but its type is int32"),
     ],
 )
-def test_arguments_are_those_of_the_signature(args: Any, message: str) -> None:
+def test_arguments_are_those_of_the_signature(args: tuple[object, ...], message: str) -> None:
     """A GPU would read garbage."""
     with pytest.raises(TypeError, match=f"^kernel store_alike: {message}"):
         launch_natively(declare(store_alike), (1, 1), 32, args)
@@ -274,7 +275,9 @@ def test_sizes_are_those_of_a_gpu(grid: tuple[int, int], threads: int, message: 
     ],
 )
 def test_launched_words_are_those_of_the_arguments(
-    change: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[tuple[int, ...]], tuple[int, ...]],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launcher's words are checked, those that a kernel does not read too."""
     from fast import direct_launch  # noqa: PLC0415

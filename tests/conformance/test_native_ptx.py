@@ -98,7 +98,7 @@ def limited(name: str, bits: int) -> Callable[[int, int], int]:
         "and": lambda a, b: a & b,
         "or": lambda a, b: a | b,
         "xor": lambda a, b: a ^ b,
-        "div": lambda a, b: truncated(a, b),
+        "div": truncated,
         "rem": lambda a, b: a - b * truncated(a, b),
         "shl": lambda a, b: a << min(unsigned(b, 32), bits),
         "shr": lambda a, b: a >> min(unsigned(b, 32), bits),
@@ -181,8 +181,10 @@ def test_arithmetic(name: str, bits: int) -> None:
         ("ld.global.v2.u32 {%r4, %r5}, [%rd0];\n cvt.u64.u32 %rd4, %r5;", (7 << 32,), 7),
         ("st.shared.u64 [shared+8], %rd1;\n ld.shared.u64 %rd4, [shared+8];", (7,), 7),
         (
-            "mov.u64 %rd5, shared;\n cvta.shared.u64 %rd6, %rd5;\n st.u64 [%rd6+8], %rd1;\n"
-            "ld.shared.u64 %rd4, [%rd5+8];",
+            (
+                "mov.u64 %rd5, shared;\n cvta.shared.u64 %rd6, %rd5;\n st.u64 [%rd6+8], %rd1;\n"
+                "ld.shared.u64 %rd4, [%rd5+8];"
+            ),
             (7,),
             7,
         ),
@@ -235,7 +237,7 @@ def test_votes(vote: str, expected: int) -> None:
 )
 def test_what_is_not_translated_is_refused_by_name(text: str) -> None:
     """Nothing is skipped, nor taken for something else; the message has the line."""
-    opcode = text.split()[0].removeprefix(".reg")
+    opcode = text.split(maxsplit=1)[0].removeprefix(".reg")
     with pytest.raises(UnknownPtxError, match=f"^kernel k: PTX line [0-9]+: .*{opcode}"):
         run(text, 1, 2)
 

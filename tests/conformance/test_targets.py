@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance import targets
-from conformance.targets import choose_targets
+from conformance.targets import choose_targets, default_targets
 
 
 @pytest.fixture
@@ -25,16 +25,33 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return hide
 
 
-def test_sim_needs_greenlet(hide: Callable[[str], None]) -> None:
+def test_sim_needs_greenlet(hide: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator's target is refused without its package, requested by name or by default."""
     hide("greenlet")
+    assert ["host"] == [target.name for target in choose_targets("host")]
     message = r"target 'sim' needs greenlet, which is not installed: pip install kvtwin\[test\]"
     with pytest.raises(ValueError, match=message):
         choose_targets("host,sim")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match=message):
-            choose_targets(None)
-    assert ["host"] == [target.name for target in choose_targets("host")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        targets, "find_spec", lambda name: None if name in {"greenlet", "numba_cuda"} else "there"
+    )
+    with pytest.raises(ValueError, match=message):
+        choose_targets(None)
+
+
+def test_kernels_run_as_machine_code_where_numba_cuda_is(
+    hide: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU `native` is the default, and `sim` where numba-cuda is not installed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    hide("")
+    assert ["host", "native"] == default_targets()
+    hide("numba_cuda")
+    assert ["host", "sim"] == default_targets()
+    message = r"target 'native' needs numba_cuda, which is not .*: pip install kvtwin\[cuda\]"
+    with pytest.raises(ValueError, match=message):
+        choose_targets("native")
 
 
 def test_cuda_needs_numba_cuda(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.native import offline_compiler
 from fast.kernels import cuda as kernels_cuda
 from fast.kernels.cuda import Kernel, cuda
 from tools import kernels
@@ -148,12 +149,12 @@ def test_numba_is_left_as_it_was() -> None:
 
     kernels_cuda.import_cuda()
     before = functions()
-    with kernels.pretended_gpu((9, 0)):
+    with offline_compiler.pretended_gpu((9, 0)):
         assert before != functions()
     assert before == functions()
 
     def fail() -> None:
-        with kernels.pretended_gpu((9, 0)):
+        with offline_compiler.pretended_gpu((9, 0)):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -164,8 +165,8 @@ def test_numba_is_left_as_it_was() -> None:
 def test_a_log_without_a_figure_is_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """A linker with another output fails; a missing figure is not zero."""
     kernel = Kernel(double, SIGNATURE, 64)
-    monkeypatch.setattr(kernels, "pretended_gpu", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(Kernel, "compile_ptx", lambda *_: ("", "double"))
+    monkeypatch.setattr(offline_compiler, "pretended_gpu", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(Kernel, "compile_ptx", lambda *_, **__: ("", "double"))
     monkeypatch.setattr(kernels, "link", lambda *_: "used 8 registers")
     with pytest.raises(RuntimeError, match=r"log has nothing like .*spill stores"):
         kernels.measure(kernel, "sm_90")

@@ -85,7 +85,7 @@ def bisect(
         bad: A commit at which it fails.
         impl: The module or the file of the implementation; None for `fast`.
         adapter: The module or the file of its adapter, as it is today; None for its own.
-        target: Where it runs: `host`, `sim` or `cuda`.
+        target: Where it runs: `host`, `sim`, `native` or `cuda`.
         case_seconds: A case that takes longer hangs.
         note: Called with a line for each commit that was tried.
 

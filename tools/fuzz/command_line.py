@@ -220,7 +220,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help=f"default: {MINUTES:g}; with --exhaustive at most {EXHAUSTIVE_MINUTES:g}",
     )
     add("--workers", type=positive, metavar="N", help="default: one for each core")
-    add("--target", metavar="A,B", help="host, sim, cuda; default: those that run here")
+    add("--target", metavar="A,B", help="host, sim, native, cuda; default: those that run here")
     add("--impl", action="append", default=[], metavar="M", help="implementation; default: fast")
     add("--adapter", action="append", default=[], metavar="M", help="adapter for its objects")
     add("--functions", metavar="A,B", help="default: all")
