@@ -26,6 +26,7 @@ from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
 from conformance.summary import CHECKED, RUN, Run, properties_of
+from conformance.supervision import Supervisor, why_unsupervised
 
 collect_ignore = ["failures"]
 """Reproduction scripts, which are named after tests but are not tests."""
@@ -42,7 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     run = config.stash[RUN] = run_of_options(config)
     manager = config.pluginmanager
     manager.register(_Outcomes(run), "conformance-outcomes")
-    manager.register(FailureHooks(config, run), "conformance-failure-hooks")
+    hooks = FailureHooks(config, run)
+    manager.register(hooks, "conformance-failure-hooks")
+    run.unsupervised = why_unsupervised(config, run)
+    if not run.unsupervised:
+        supervisor = Supervisor(config, COVERAGE, hooks.shrink_budgets)
+        manager.register(supervisor, "conformance-supervisor")
     try:
         manager.register(Reporting(config, run, COVERAGE), "conformance-reports")
     except OSError as error:

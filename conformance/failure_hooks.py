@@ -10,8 +10,10 @@ from conformance.adapters import Unsupported
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.corpus import add_to_corpus
+from conformance.crashes import RERUN, Crash, properties_of_death
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
+from conformance.progress import PROGRESS
 from conformance.properties import FAILURES, Check
 from conformance.report import Mismatch, first_line
 from conformance.reports.failure import describe_failure
@@ -34,7 +36,7 @@ class FailureHooks:
     """
 
     def __init__(self, config: pytest.Config, run: Run) -> None:
-        self._shrink_budgets = ShrinkBudgets(run.profile.shrink_seconds)
+        self.shrink_budgets = ShrinkBudgets(run.profile.shrink_seconds)
         self._folder = config.getoption("--failures")
         self._stores = config.getoption("--corpus-add")
         self._reports = config.getoption("--report") is not None
@@ -52,10 +54,15 @@ class FailureHooks:
         FAILURES.clear()
         forget_reproduction(item, self._folder)
         try:
-            with self._shrink_budgets.limiting(
+            with self.shrink_budgets.limiting(
                 check.function, uses_all=isinstance(check, StatefulCheck)
             ):
-                return (yield)
+                result = yield
+                unexplained = RERUN.unexplained()
+                if unexplained is not None:
+                    FAILURES.append(unexplained)
+                    raise unexplained[-1]
+                return result
         except (Absent, Unsupported) as missing:
             pytest.skip(str(missing))
         except (*RAISED, ContextLostError) as error:
@@ -67,7 +74,8 @@ class FailureHooks:
     def _note_failure(self, item: pytest.Item, error: BaseException) -> None:
         """Note what a failed check used and what differs; store its example."""
         check, target = item.stash[CHECKED]
-        uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP)
+        last = {PROGRESS.function.decode()} if isinstance(error, Crash) else set()
+        uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP | last)
         if isinstance(error, Mismatch):
             found = error.difference.line
         else:
@@ -77,6 +85,8 @@ class FailureHooks:
             ("uses", ",".join(uses)),
             ("difference", found),
         ]
+        if RERUN.death is not None:
+            item.user_properties += properties_of_death(RERUN.death)
         if self._reports:
             item.user_properties.append(("failure", describe_failure(failure, error)))
         if isinstance(check, CaseCheck):

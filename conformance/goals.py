@@ -100,6 +100,19 @@ class Coverage:
         for function, names in record["expected"].items():
             self.expect(function, names)
 
+    def take(self) -> dict[str, Any]:
+        """Return the counts as plain values, and count from zero on.
+
+        >>> coverage = Coverage()
+        >>> coverage.count("f", "host", [])
+        >>> coverage.take()["examples"], coverage.take()["examples"]
+        ([['f', 'host', 1]], [])
+        """
+        record = self.to_record()
+        for counter in (self.examples, self.reached, self.launches):
+            counter.clear()
+        return record
+
     def to_record(self) -> dict[str, Any]:
         """Return the counts as plain values, which can be sent between processes."""
         return {

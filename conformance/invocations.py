@@ -17,6 +17,7 @@ from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict
 from conformance.conversion import Converter
+from conformance.progress import PROGRESS
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import is_array, is_immutable, is_object, walk
@@ -151,6 +152,7 @@ class Invocation:
         return True
 
     def _run(self) -> Any:
+        PROGRESS.call_id = id(self.call)
         function = self.target.lookup(self.call.function)
         hints = {name: hint for name, hint in self.hints.items() if self.takes(name)}
         if not self.variant.is_positional:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import threading
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--profile", default="default", metavar="NAME", help="dev, default (the default), nightly"
     )
+    group.addoption(
+        "--hang-seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="a call that takes longer hangs, and its test fails (default: 60)",
+    )
+    group.addoption(
+        "--in-process",
+        action="store_true",
+        help="run tests in this process, for a profiler: a function that crashes ends the run",
+    )
     add_report_options(group)
     group.addoption(
         "--explain",
@@ -100,7 +113,9 @@ def run_of_options(config: pytest.Config) -> Run:
         for option in ("impl", "adapter"):
             found = [_absolute(text) for text in config.getoption(f"--{option}")]
             setattr(config.option, option, found)
+        num_threads = _num_threads()
         implementations = load_implementations(config.option.impl, config.option.adapter)
+        num_threads = _num_threads() - num_threads
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)
@@ -119,6 +134,7 @@ def run_of_options(config: pytest.Config) -> Run:
         profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
     use_trace(trace)
     run = Run(targets, profile, functions)
+    run.has_threads = num_threads > 0
     run.stored_cases, run.is_replay = (
         stored_cases,
         any(map(config.getoption, ("--vectors", "--replay"))),
@@ -133,6 +149,12 @@ def _stored_cases(config: pytest.Config) -> list[CaseCheck]:
         path = replayed.resolve()
         return [case_check(path, read_case(path))]
     return corpus_checks() if vectors is None else vector_checks(vectors.resolve())
+
+
+def _num_threads() -> int:
+    """Return the number of threads of this process, those of compiled code among them."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 
 
 def _absolute(text: str) -> str:
@@ -157,6 +179,8 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
             f"  deviates (declared): {deviation.function}: {deviation.reason}"
             for deviation in implementation.deviations
         ]
+    if run.unsupervised:
+        lines.append(f"a function that crashes ends this run: {run.unsupervised}")
     if run.functions is not None:
         lines.append(f"functions: {', '.join(run.functions)}")
     if config.getoption("--replay") is not None:

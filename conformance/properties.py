@@ -21,6 +21,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.adapters import Unsupported
 from conformance.calls import Call
+from conformance.crashes import RERUN
 from conformance.generation import run_examples
 from conformance.goals import COVERAGE, Goals, reached_goals
 from conformance.gpu_context import ContextLostError, noticing_lost_context
@@ -145,8 +146,7 @@ class Check:
             __tracebackhide__ = True
             COVERAGE.count(self.function, target.name, self.goals_of(example))
             try:
-                with self.watching(target):
-                    self.body(target, example)
+                self.examine(target, example)
             except Unsupported as reason:
                 COVERAGE.note_unsupported(self.function, target.name, str(reason))
             except ContextLostError as error:
@@ -174,6 +174,13 @@ class Check:
         test.__name__, test.__doc__ = run.__name__, run.__doc__
         test.is_hypothesis_test = True  # type: ignore[attr-defined]  # for Hypothesis' pytest plugin
         return test
+
+    def examine(self, target: Target, example: Any) -> None:
+        """Raise if an example contradicts the statement on a target, or crashed there before."""
+        __tracebackhide__ = True
+        with self.watching(target):
+            RERUN.examine(self, target, example)
+            self.body(target, example)
 
     @contextlib.contextmanager
     def watching(self, target: Target) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from conformance.cases.compared import case_of_failure
+from conformance.crashes import Crash
 from conformance.encoding import folder_for, write_case
 from conformance.gpu_context import ContextLostError
 from conformance.properties import Check
@@ -46,8 +47,8 @@ def attach_reproduction(
         command = replay_command(path, target)
         item.user_properties.append(("replay", command))
         shown = f"# {command}\n"
-        # After a lost GPU context nothing can be called in this process.
-        is_safe = not isinstance(error, ContextLostError)
+        # It would crash this process; and after a lost GPU context nothing can be called.
+        is_safe = not isinstance(error, Crash | ContextLostError)
         script = script_of(check, target, example, error) if is_safe else None
         if script is not None:
             path = path.with_suffix(".py")

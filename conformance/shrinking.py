@@ -38,6 +38,9 @@ class ShrinkBudgets:
     Args:
         seconds: The budget of each function in this process.
 
+    Attributes:
+        left: What is left of it, for each function with a failed test.
+
     >>> budgets = ShrinkBudgets(16)
     >>> budgets.allowance("f"), budgets.allowance("f", ["g"])
     (8.0, 8.0)
@@ -48,7 +51,7 @@ class ShrinkBudgets:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._left: dict[str, float] = {}
+        self.left: dict[str, float] = {}
         self._failed_at: float | None = None
         self._allowed = seconds
 
@@ -57,13 +60,13 @@ class ShrinkBudgets:
 
         If one of the functions that it used failed before, that is the likely cause.
         """
-        if any(_root(name) in self._left for name in used if _root(name) != _root(function)):
+        if any(_root(name) in self.left for name in used if _root(name) != _root(function)):
             return MIN_SECONDS
-        return max(self._left.get(_root(function), self.seconds) / 2, MIN_SECONDS)
+        return max(self.left.get(_root(function), self.seconds) / 2, MIN_SECONDS)
 
     def charge(self, function: str, seconds: float) -> None:
         """Subtract the time of a test from the budget of a function."""
-        self._left[_root(function)] = self._left.get(_root(function), self.seconds) - seconds
+        self.left[_root(function)] = self.left.get(_root(function), self.seconds) - seconds
 
     @contextlib.contextmanager
     def limiting(self, function: str, *, uses_all: bool = False) -> Iterator[None]:
@@ -73,7 +76,7 @@ class ShrinkBudgets:
         """
         before, began = engine.MAX_SHRINKING_SECONDS, time.perf_counter()
         self._failed_at = None
-        self._allowed = self.allowance(function, list(self._left) if uses_all else ())
+        self._allowed = self.allowance(function, list(self.left) if uses_all else ())
         _limit(self._allowed)
         _LIMITING.append(self)
         try:

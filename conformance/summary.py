@@ -43,6 +43,8 @@ class Run:
     Attributes:
         stored_cases: The stored cases of the corpus or, in a replay, of test vectors.
         is_replay: Whether only test vectors are replayed.
+        has_threads: Whether importing the implementations started threads.
+        unsupervised: Why a function that crashes ends the run; empty if it does not.
         absent: The names that a function needs and the implementation of a target lacks.
         collected: The collected tests of each function.
         with_kernel: The functions that must launch a kernel in the simulator.
@@ -60,6 +62,8 @@ class Run:
         self.functions = functions
         self.stored_cases: Sequence[CaseCheck] = ()
         self.is_replay = False
+        self.has_threads = False
+        self.unsupervised = ""
         self.absent: dict[tuple[str, str], list[str]] = {}
         self.collected: defaultdict[str, set[str]] = defaultdict(set)
         self.with_kernel: set[str] = set()
@@ -212,12 +216,17 @@ class Run:
             state = State.NOT_CHECKABLE  # no example was supported
         words = {
             State.CONFORMS: f"conforms ({coverage.examples[function, target.name]:,})",
-            State.FAILS: "FAILS",
+            State.FAILS: self._failing_word(function, target.name),
             State.FAILS_WITH: f"fails with {', '.join(others[:1])}",
             State.DEVIATES: "deviates (declared)",
             State.NOT_RUN: "-",
         }
         return words.get(state, state.value)
+
+    def _failing_word(self, function: str, target: str) -> str:
+        """Return FAILS, or CRASHES or HANGS if a test of the function did so."""
+        failed = (properties_of(report) for report, _ in self._failures(function, target))
+        return min((str(found["crash"]) for found in failed if "crash" in found), default="FAILS")
 
     def table(self, coverage: Coverage) -> Iterable[str]:
         """Yield the lines of the summary table: functions by targets."""

@@ -32,6 +32,7 @@ from conformance.conversion import Converter
 from conformance.fresh_memory import filled_memory
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.name_lists import names_in
+from conformance.progress import PROGRESS
 from conformance.simulated_launches import native_launches, simulated_launches
 from conformance.strategies.presets import MINIMAL, REAL, REAL_IN_SIMULATOR, TRAFFIC, Preset
 
@@ -100,6 +101,7 @@ class Target:
         """
         if self.device is not None:
             LOOKED_UP.add(function)
+            PROGRESS.note(function)
         return self.implementation.function(function)
 
     def call(self, name: str, *args: object, **kwargs: object) -> Answer:
@@ -108,7 +110,9 @@ class Target:
 
     def method(self, owner: object, name: str, *args: object, **kwargs: object) -> Answer:
         """Call a method of an object that the implementation made."""
-        return self._run(f"{type(owner).__name__}.{name}", getattr(owner, name), *args, **kwargs)
+        method = f"{type(owner).__name__}.{name}"
+        PROGRESS.note(method)
+        return self._run(method, getattr(owner, name), *args, **kwargs)
 
     def attribute(self, owner: object, name: str) -> Answer:
         """Read a property of an object that the implementation made."""

@@ -160,7 +160,7 @@ def replay_example(case: Json, target: Target) -> None:
     __tracebackhide__ = True
     check, example = decode_example(case)
     try:
-        check.body(target, example)
+        check.examine(target, example)
     except RAISED as error:
         if not target.excuses(case["contract"], error):
             raise
@@ -179,7 +179,7 @@ def replay_call(case: Json, target: Target) -> None:
     if "seed" in case:
         variant = CallVariant(**dict.fromkeys(case["variant"], True))
         try:
-            check.body(target, ValidExample(call, case["seed"], variant))
+            check.examine(target, ValidExample(call, case["seed"], variant))
         except RAISED as error:
             if not target.excuses(contract.function, error):
                 raise

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from conformance.crashes import RERUN
 from conformance.goals import COVERAGE
+from conformance.progress import PROGRESS
 from conformance.stateful import same_reads
 from conformance.stateful.coverage import of_setup, of_step
 from conformance.stateful.invariants import (
@@ -65,6 +69,7 @@ class EngineStateMachine(RuleBasedStateMachine):
     @initialize(setup=_setups())
     def set_up(self, setup: Setup) -> None:
         """Set the engine up."""
+        PROGRESS.examples += 1
         COVERAGE.count(STATEFUL_TEST, self.target.name, (goal.value for goal in of_setup(setup)))
         self.scheduler = PlannedScheduler(setup)
         self.twins = Twins(
@@ -150,6 +155,10 @@ class EngineStateMachine(RuleBasedStateMachine):
         with self.target.running(
             checked=setup.is_checked, seed=setup.seed + snapshot.step.step_index
         ):
+            crash = RERUN.try_in_child(lambda: self.twins.execute(snapshot.step))
+            if crash:
+                died = {self.target.name: f"{PROGRESS.function.decode()} {crash}"}
+                self._fail(snapshot, None, died)
             mismatch = self.twins.execute(snapshot.step)
         runners = {"reference": self.twins.expected, self.target.name: self.twins.actual}
         broken = {
@@ -187,7 +196,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         return None
 
     def _fail(
-        self, snapshot: Snapshot, mismatch: Mismatch | None, broken: dict[str, str | None]
+        self, snapshot: Snapshot, mismatch: Mismatch | None, broken: Mapping[str, str | None]
     ) -> None:
         """Raise what went wrong, with the log."""
         __tracebackhide__ = True

@@ -1,35 +1,23 @@
-"""Try what may crash or hang in a forked child."""
+"""Draw what may crash or hang in a forked child; `conformance.forked_calls` makes calls there."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import resource
-import select
-import signal
 import tempfile
-import warnings
 from collections.abc import Callable
 from typing import IO, Any, Final
 
 from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.gpu_context import ContextLostError, check_can_fork
-from tools.fuzz.worker_process import LOST_CONTEXT_EXIT
+from conformance.forked_calls import HANG, run_in_child
 
 CASE_SECONDS: Final = 20.0
 """A case that takes longer hangs; a worker waits a little longer for one."""
 
 HANG_SECONDS: Final = 3.0
 """One that is like a case that hung for much longer hangs if it takes longer than this."""
-
-MEMORY_EXIT: Final = 77
-"""The exit status of a child that ran out of memory."""
-
-HOW: Final = {0: "", MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context"}
-"""How a child ended, by its exit status."""
 
 
 class ProcessDiedError(Exception):
@@ -40,56 +28,8 @@ class ProcessDiedError(Exception):
     """
 
     def __init__(self, how: str) -> None:
-        super().__init__("the call hangs" if how == "hang" else f"the process died: {how}")
+        super().__init__("the call hangs" if how == HANG else f"the process died: {how}")
         self.how = how
-
-
-def run_in_child(call: Callable[[], None], seconds: float = CASE_SECONDS) -> str:
-    """Call a function in a forked child.
-
-    Args:
-        call: The function; what it raises is ignored.
-        seconds: How long it may take.
-
-    Returns:
-        How the child died; empty if it came to its end.
-
-    Raises:
-        UsedGpuError: This process has used a GPU, so its children cannot.
-
-    >>> run_in_child(lambda: None), run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    ('', 'SIGKILL')
-    """
-    check_can_fork()
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which ours only waits
-        pid = os.fork()
-    if pid == 0:
-        limit = int(seconds) + 2  # of processor time, should this process not be there to kill it
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-        try:
-            call()
-        except MemoryError:
-            os._exit(MEMORY_EXIT)
-        except ContextLostError:
-            os._exit(LOST_CONTEXT_EXIT)
-        except BaseException:  # noqa: BLE001  # a failure of another kind, found without a child
-            os._exit(0)
-        os._exit(0)
-    os.close(writer)
-    try:
-        ready, _, _ = select.select([reader], [], [], seconds)  # it closes when the child ends
-    finally:
-        os.close(reader)
-    if not ready:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return "hang"
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
-    return HOW.get(os.WEXITSTATUS(status), f"exit {os.WEXITSTATUS(status)}")
 
 
 def draw_in_child(

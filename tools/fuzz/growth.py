@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable
 from typing import ClassVar, Final
 
+from conformance.forked_calls import run_in_child
 from tools.fuzz.cases import Input, Status, run_case
-from tools.fuzz.child import run_in_child
 from tools.fuzz.failures import Failure, failure_of_case
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, PropertyJob, properties_of

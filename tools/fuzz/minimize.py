@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
+from conformance.forked_calls import run_in_child
 from conformance.hypothesis_provider import FreshProvider
 from tools.fuzz.cases import Case, Input, Status, run_case, run_data
 from tools.fuzz.child import (
@@ -23,7 +24,6 @@ from tools.fuzz.child import (
     HANG_SECONDS,
     ProcessDiedError,
     draw_in_child,
-    run_in_child,
 )
 from tools.fuzz.coverage import batch_of
 from tools.fuzz.failures import Failure, failure_of_case, key_of, with_artefacts

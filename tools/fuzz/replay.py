@@ -11,9 +11,10 @@ from typing import ClassVar, Final
 
 from conformance.cases.check import replay
 from conformance.encoding import Json
+from conformance.forked_calls import run_in_child
 from conformance.targets import RAISED
 from tools.fuzz.cases import Input, run_case
-from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS, run_in_child
+from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS
 from tools.fuzz.growth import GrowthJob, MemoryGrowthError
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.minimize import TRIES

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from tools.fuzz.child import draw_in_child, run_in_child
+from conformance.forked_calls import run_in_child
+from tools.fuzz.child import draw_in_child
 
 
 @pytest.mark.parametrize(
