@@ -160,7 +160,7 @@ def crash_of(check: Check, target: Target, example: Any, words: str) -> Crash:
     function = PROGRESS.function.decode()
     if call is None:
         call = next(iter(calls), Call(function or check.function, {}))
-    where = f"{function} " if function != call.function else ""
+    where = f"{function} " if function not in {"", call.function} else ""
     expected = "a refusal" if check.kind is Kind.SAME_REFUSAL else "a result"
     difference = Difference(Verdict.OUTCOME, "the call", None, f"{where}{words}", expected)
     return Crash(call, target.name, difference)

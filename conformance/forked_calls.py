@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from conformance.gpu_context import ContextLostError, check_can_fork
@@ -25,7 +28,10 @@ LOST_CONTEXT_EXIT: Final = 78
 HOW: Final = {0: "", MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context"}
 """How a child ended, by its exit status."""
 
-STACK_SECONDS: Final = 0.3
+POLL_SECONDS: Final = 0.5
+"""How often a child is looked at."""
+
+STACK_SECONDS: Final = 1.0
 """What a child that hangs may take to write its stack, if it can."""
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -64,18 +70,48 @@ def run_in_child(
             os._exit(0)
         os._exit(0)
     os.close(writer)
+    watch = Watch(pid, seconds, progress)
     try:
-        before = None
-        while (now := progress()) != before:
-            before = now
-            if select.select([reader], [], [], seconds)[0]:  # it closes when the child ends
-                _, status = os.waitpid(pid, 0)
+        while not watch.hangs():
+            if select.select([reader], [], [], min(seconds, POLL_SECONDS))[0]:
+                _, status = os.waitpid(pid, 0)  # it closes when the child ends
                 return how_it_ended(status)
     finally:
         os.close(reader)
     kill_hanging(pid)
-    os.waitpid(pid, 0)
     return HANG
+
+
+class Watch:
+    """Notices that a child hangs: it computes, or sleeps, for too long without getting further.
+
+    On a busy machine, the time for which it waits for a processor does not count.
+
+    Args:
+        pid: The child.
+        seconds: How long it may take, or how long `progress` may stay the same.
+        progress: Returns another number whenever the child has got further.
+    """
+
+    def __init__(self, pid: int, seconds: float, progress: Callable[[], int]) -> None:
+        self._stat, self._seconds, self._progress = Path(f"/proc/{pid}/stat"), seconds, progress
+        self._last: int | None = None
+        self._waited = self._looked_at = self._computed = 0.0
+
+    def hangs(self) -> bool:
+        """Look at the child, and return whether it hangs."""
+        progress, now, before = self._progress(), time.monotonic(), self._computed
+        is_running = False
+        with contextlib.suppress(OSError):  # where there is no such file, all time counts
+            fields = self._stat.read_text(encoding="ascii").rpartition(")")[2].split()
+            is_running = fields[0] == "R"
+            self._computed = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        if progress != self._last:
+            self._waited = 0.0
+        else:
+            self._waited += self._computed - before if is_running else now - self._looked_at
+        self._last, self._looked_at = progress, now
+        return self._waited >= self._seconds
 
 
 def fork() -> int:
@@ -96,6 +132,7 @@ def kill_hanging(pid: int) -> None:
     os.kill(pid, signal.SIGUSR1)
     select.select([], [], [], STACK_SECONDS)
     os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def how_it_ended(status: int) -> str:

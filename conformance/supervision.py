@@ -24,15 +24,15 @@ from _pytest.runner import runtestprotocol  # pytest has no public name for it
 
 from conformance.cases.check import CaseCheck
 from conformance.crashes import AGAIN_SECONDS, RERUN, STACK, Death, properties_of_death
-from conformance.forked_calls import HANG, fork, how_it_ended, kill_hanging
+from conformance.forked_calls import HANG, POLL_SECONDS, Watch, fork, how_it_ended, kill_hanging
 from conformance.goals import Coverage
 from conformance.progress import PROGRESS
 from conformance.reproduction import replay_command
 from conformance.shrinking import ShrinkBudgets
 from conformance.summary import CHECKED, Run
 
-POLL_SECONDS: Final = 0.5
-"""How often a child is looked at while it says nothing."""
+RERUN_SECONDS: Final = 60.0
+"""How long a rerun may make no progress: it waits for children with a shorter limit."""
 
 OOM_SCORE: Final = "500"
 """A child is killed before its parent when memory runs out."""
@@ -148,7 +148,7 @@ class Supervisor:
         try:
             next_place = None if nextitem is None else self._places[nextitem]
             self.child.connection.send((self._places[item], next_place, death, first))
-            found = self.child.receive(seconds)
+            found = self.child.receive(seconds if death is None else RERUN_SECONDS)
         except BaseException:  # Ctrl-C among them
             self._end()
             raise
@@ -246,8 +246,8 @@ class _Child:
         Args:
             seconds: The child hangs if it makes no progress for so long.
         """
-        waited, total = 0.0, PROGRESS.total
-        while waited < seconds:
+        watch = Watch(self.pid, seconds, lambda: PROGRESS.total)
+        while not watch.hangs() or PROGRESS.is_paused:
             try:
                 if self.connection.poll(POLL_SECONDS):
                     received: _Result | BaseException = self.connection.recv()
@@ -257,10 +257,7 @@ class _Child:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:  # though a process that it forked still has the connection
                 return how_it_ended(status) or "exit 0"
-            is_going = PROGRESS.total != total or PROGRESS.is_paused
-            waited, total = 0.0 if is_going else waited + POLL_SECONDS, PROGRESS.total
         kill_hanging(self.pid)
-        os.waitpid(self.pid, 0)
         return HANG
 
     def end(self) -> None:

@@ -1,0 +1,204 @@
+"""A function that crashes the process, or never returns, fails like any other.
+
+The run says which call did it, leaves its stored case, and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import HEAD, Runner
+
+from conformance.crashes import STACK
+from conformance.forked_calls import run_in_child
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
+TOY = (
+    """
+import collections, ctypes, faulthandler, itertools, os, pathlib, signal, sys, threading, time
+"""
+    + HEAD
+    + """
+calls = []
+
+@law("before", digits, goals={{"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2}})
+def test_before(target, n):
+    "Shows nothing."
+
+@law("crashing", digits)
+def test_crashing(target, n):
+    "Crashes."
+    calls.append(n)
+    {body}
+
+@law("after", digits, goals={{"even": lambda n: n % 2 == 0}})
+def test_after(target, n):
+    "Shows nothing."
+"""
+)
+"""A module of which one check does something; the goals of the others must be counted."""
+
+AT_3 = "if n >= 3: "
+
+BODIES = {
+    "segmentation fault": (f"{AT_3}ctypes.string_at(1)", "crashed with SIGSEGV", "CRASHES"),
+    "abort": (f"{AT_3}os.abort()", "crashed with SIGABRT (Aborted)", "CRASHES"),
+    "exit": (f"{AT_3}os._exit(0)", "ended the process with exit status 0", "CRASHES"),
+    "kill": (
+        f"{AT_3}os.kill(os.getpid(), signal.SIGKILL)",
+        "crashed with SIGKILL (Killed, perhaps because memory ran out)",
+        "CRASHES",
+    ),
+    "stack overflow": (
+        f"{AT_3}sys.setrecursionlimit(10**7); (f := lambda: max([0], key=lambda _: f()))()",
+        "crashed with SIGSEGV",
+        "CRASHES",
+    ),
+    "sleep": (f"{AT_3}time.sleep(1e9)", "did not return within 2 s", "HANGS"),
+    "endless loop in C": (
+        f"{AT_3}collections.deque(itertools.count(), 0)",
+        "did not return within 2 s",
+        "HANGS",
+    ),
+    "deadlock": (
+        f"{AT_3}lock = threading.Lock(); lock.acquire(); lock.acquire()",
+        "did not return within 2 s",
+        "HANGS",
+    ),
+}
+
+
+@pytest.fixture
+def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """Return a maker of small conformance runs."""
+    return Runner(
+        pytester,
+        monkeypatch,
+        "--failures=scripts",
+        "--target=host",
+        "--hang-seconds=2",
+        "--profile=dev",
+    )
+
+
+def summary(text: str) -> list[str]:
+    """Return the lines of a run's table, without the times."""
+    return re.findall(r"^(?:before|crashing|after) .*\S(?= +\d+ s$)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_crash_is_a_failure(runner: Runner, name: str) -> None:
+    """It is reported with its smallest example, and the results of other functions are complete."""
+    body, words, state = BODIES[name]
+    runner.pytester.makepyfile(test_toy=TOY.format(body=body))
+    result = runner.run()
+    text = result.stdout.str()
+    assert {"passed": 4, "failed": 2} == result.parseoutcomes()
+    assert f"the call = {words}" in text
+    assert "example=3," in text
+    expected = ["after conforms (50) 1/1", f"crashing {state} 0/0", "before conforms (50) 2/2"]
+    assert sorted(expected) == sorted(" ".join(line.split()) for line in summary(text))
+    assert 1 == result.ret
+    assert f"FAILS: crashing on host: the call = {words}" in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("-n0",), ("-p", "no:xdist"), ("-n2",), ("-n1", "--max-worker-restart=0")],
+    ids=" ".join,
+)
+def test_each_way_to_run_goes_on(runner: Runner, options: tuple[str, ...]) -> None:
+    """With pytest-xdist and without, no result is lost, and no worker either."""
+    body = f"{AT_3}ctypes.string_at(1)"
+    runner.pytester.makepyfile(test_toy=TOY.format(body=body))
+    result = runner.pytester.runpytest_subprocess(*runner.options, *options)
+    text = result.stdout.str()
+    assert {"passed": 4, "failed": 2} == result.parseoutcomes()
+    assert "test_toy.py:" in text.partition("the call = crashed with SIGSEGV")[2]
+    assert "node down" not in text
+    assert 3 == len(summary(text))
+    assert 1 == result.ret
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("if len(calls) > 6: os.abort()", "crashed with SIGABRT (Aborted), at"),
+        (
+            "p = pathlib.Path('once')\n    if n == 3 and not p.exists(): p.touch(); os.abort()",
+            "crashed with SIGABRT (Aborted), but not when it ran again",
+        ),
+    ],
+    ids=["after other calls", "once"],
+)
+def test_a_crash_that_depends_on_more_than_the_call(runner: Runner, body: str, words: str) -> None:
+    """A rerun makes the calls before it, too; a crash that does not come again is reported."""
+    runner.pytester.makepyfile(test_toy=TOY.format(body=body))
+    text = runner.run().stdout.str()
+    assert f"the call = {words}" in text
+    assert "example=" in text or "--replay scripts/test_toy-test_crashing-host-minimal.json" in text
+    assert "crashing  CRASHES" in text
+
+
+def test_a_crash_outside_of_examples(runner: Runner) -> None:
+    """It has no call to show; the test fails, and those after it run."""
+    runner.pytester.makepyfile(
+        test_toy="import os, sys\ndef test_dies(): sys.stderr.write('last words'); os.abort()\n"
+        "def test_lives(): pass\n"
+    )
+    result = runner.run("-s")
+    assert {"passed": 1, "failed": 1} == result.parseoutcomes()
+    result = runner.run()
+    assert {"passed": 1, "failed": 1} == result.parseoutcomes()
+    assert "test_dies crashed with SIGABRT (Aborted)" in result.stdout.str()
+    assert "last words" in result.stdout.str()
+
+
+def test_what_is_not_supervised(runner: Runner) -> None:
+    """An implementation whose import starts threads cannot be forked, and the header says so."""
+    source = "import threading, time, fast\nfrom fast import *\n"
+    source += "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+    runner.pytester.makepyfile(threaded=source, test_toy=TOY.format(body="pass"))
+    text = runner.run("--impl=threaded.py").stdout.str()
+    assert "a function that crashes ends this run: importing the implementation started" in text
+    text = runner.run("--in-process").stdout.str()
+    assert "a function that crashes ends this run: --in-process" in text
+
+
+def test_ctrl_c_ends_the_child(runner: Runner) -> None:
+    """No process is left behind that hangs."""
+    body = "pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(1e9)"
+    runner.pytester.makepyfile(test_toy=TOY.format(body=body))
+    command = [sys.executable, "-m", "pytest", *runner.options[:-1], "-p", "no:cacheprovider"]
+    pid = Path("pid")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:  # noqa: S603  # our own
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert pytest.ExitCode.INTERRUPTED == process.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_a_stack_names_the_frames_outside_the_harness() -> None:
+    """Those of the harness say nothing of a function that crashed."""
+
+    def act() -> None:
+        STACK.enable()
+        os.abort()
+
+    STACK.clear()
+    assert "SIGABRT" == run_in_child(act, 60)
+    name = Path(__file__).name
+    assert re.fullmatch(rf"{name}:\d+ in act", STACK.place())
+    STACK.clear()
+    assert "" == STACK.place()
