@@ -99,15 +99,24 @@ class Rerun:
         death: How it ended; None while tests run for the first time.
         first: The first example that is tried in a forked child.
         suspect: The check, the target and the example that crashed at first.
+        line: The last crash in a line; empty while there was none.
     """
 
     def __init__(self) -> None:
-        self.death: Death | None = None
-        self.first = 0
-        self.suspect: tuple[Check, Target, Any] | None = None
+        self.begin(None, 0)
 
-    def examine(self, check: Check, target: Target, example: Any) -> None:
+    def begin(self, death: Death | None, first: int) -> None:
+        """Begin a test, which is a rerun if there was a death."""
+        self.death, self.first = death, first
+        self.suspect: tuple[Check, Target, Any] | None = None
+        self.line = ""
+
+    def examine(self, check: Check, target: Target, example: Any) -> bool:
         """Try an example in a forked child, if this is a rerun.
+
+        Returns:
+            Whether that is enough. After a crash this process makes no more calls, so that the same
+            example crashes again even if that depends on earlier calls.
 
         Raises:
             Crash: The child died.
@@ -115,12 +124,14 @@ class Rerun:
         __tracebackhide__ = True
         PROGRESS.examples += 1
         if self.death is None:
-            return
+            return False
         if PROGRESS.examples == self.death.example:
             self.suspect = check, target, example
+        has_crashed = bool(self.line)
         words = self.try_in_child(lambda: check.body(target, example))
         if words:
             raise crash_of(check, target, example, words)
+        return has_crashed
 
     def try_in_child(self, act: Callable[[], object]) -> str:
         """Return how something ends a forked child; empty if it does not, or is not tried."""
@@ -131,7 +142,11 @@ class Rerun:
         seconds = min(self.death.seconds, patience)
         how = run_in_child(lambda: self._alone(act), seconds, lambda: PROGRESS.calls)
         is_same = (how == HANG) is self.death.is_hang
-        return Death(how, PROGRESS.examples, seconds).words if how and is_same else ""
+        if not how or not is_same:
+            return ""
+        words = Death(how, PROGRESS.examples, seconds).words
+        self.line = f"the call = {PROGRESS.function.decode()} {words}, but should be a result"
+        return words
 
     def _alone(self, act: Callable[[], object]) -> None:
         """Do something in a process that ends with it, and prints nothing."""

@@ -79,7 +79,7 @@ class FailureHooks:
         if isinstance(error, Mismatch):
             found = error.difference.line
         else:
-            found = first_line(error, check.description)
+            found = RERUN.line or first_line(error, check.description)
         failure = FAILURES[-1] if FAILURES else None
         item.user_properties += [
             ("uses", ",".join(uses)),

@@ -25,7 +25,7 @@ MEMORY_EXIT: Final = 77
 LOST_CONTEXT_EXIT: Final = 78
 """The exit status of a child whose GPU context was lost."""
 
-HOW: Final = {0: "", MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context"}
+HOW: Final = {MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context"}
 """How a child ended, by its exit status."""
 
 POLL_SECONDS: Final = 0.5
@@ -67,15 +67,19 @@ def run_in_child(
         except ContextLostError:
             os._exit(LOST_CONTEXT_EXIT)
         except BaseException:  # noqa: BLE001  # a failure of another kind, found without a child
-            os._exit(0)
+            pass
+        os.write(writer, b".")
         os._exit(0)
     os.close(writer)
     watch = Watch(pid, seconds, progress)
     try:
         while not watch.hangs():
             if select.select([reader], [], [], min(seconds, POLL_SECONDS))[0]:
-                _, status = os.waitpid(pid, 0)  # it closes when the child ends
-                return how_it_ended(status)
+                has_finished = os.read(
+                    reader, 1
+                )  # nothing if the pipe is closed by the child's end
+                how = how_it_ended(os.waitpid(pid, 0)[1])
+                return "" if has_finished else how
     finally:
         os.close(reader)
     kill_hanging(pid)
@@ -136,7 +140,7 @@ def kill_hanging(pid: int) -> None:
 
 
 def how_it_ended(status: int) -> str:
-    """Return how a process ended, by what `os.waitpid` says; empty for exit status 0.
+    """Return how a process ended, by what `os.waitpid` says.
 
     >>> how_it_ended(3 << 8), how_it_ended(signal.SIGSEGV)
     ('exit 3', 'SIGSEGV')

@@ -108,8 +108,8 @@ class Coverage:
         >>> coverage.take()["examples"], coverage.take()["examples"]
         ([['f', 'host', 1]], [])
         """
-        record = self.to_record()
-        for counter in (self.examples, self.reached, self.launches):
+        record = {**self.to_record(), "expected": {}}
+        for counter in (self.examples, self.reached, self.unsupported, self.launches):
             counter.clear()
         return record
 

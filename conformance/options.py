@@ -66,9 +66,9 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--hang-seconds",
         type=float,
-        default=60.0,
+        default=30.0,
         metavar="SECONDS",
-        help="a call that takes longer hangs, and its test fails (default: 60)",
+        help="a call that takes longer hangs, and its test fails (default: 30)",
     )
     group.addoption(
         "--in-process",

@@ -165,10 +165,10 @@ class Supervisor:
         items = list(self._places)
         while True:
             try:
-                place, next_place, RERUN.death, RERUN.first = connection.recv()
+                place, next_place, *rerun = connection.recv()
             except EOFError:
                 return
-            RERUN.suspect = None
+            RERUN.begin(*rerun)
             item = items[place]
             nextitem = None if next_place is None else items[next_place]
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
@@ -253,10 +253,10 @@ class _Child:
                     received: _Result | BaseException = self.connection.recv()
                     return received
             except (EOFError, OSError):
-                return how_it_ended(os.waitpid(self.pid, 0)[1]) or "exit 0"
+                return how_it_ended(os.waitpid(self.pid, 0)[1])
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:  # though a process that it forked still has the connection
-                return how_it_ended(status) or "exit 0"
+                return how_it_ended(status)
         kill_hanging(self.pid)
         return HANG
 

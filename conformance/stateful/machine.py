@@ -157,8 +157,8 @@ class EngineStateMachine(RuleBasedStateMachine):
         ):
             crash = RERUN.try_in_child(lambda: self.twins.execute(snapshot.step))
             if crash:
-                died = {self.target.name: f"{PROGRESS.function.decode()} {crash}"}
-                self._fail(snapshot, None, died)
+                line = f"{PROGRESS.function.decode()} {crash}"
+                self._fail(snapshot, None, {"reference": None, self.target.name: line})
             mismatch = self.twins.execute(snapshot.step)
         runners = {"reference": self.twins.expected, self.target.name: self.twins.actual}
         broken = {

@@ -23,10 +23,11 @@ from tools.fuzz.child import draw_in_child
         (lambda: None, ""),
         (lambda: 1 / 0, ""),
         (lambda: os._exit(3), "exit 3"),
+        (lambda: os._exit(0), "exit 0"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
         (lambda: bytearray(1 << 60), "out of memory"),
     ],
-    ids=["returns", "raises", "exits", "is killed", "has no memory"],
+    ids=["returns", "raises", "exits", "exits early", "is killed", "has no memory"],
 )
 def test_how_a_child_ends(call: Callable[[], None], how: str) -> None:
     """A death is named by its signal or exit status; an exception is not a death."""
