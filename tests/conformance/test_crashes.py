@@ -104,7 +104,7 @@ def test_a_crash_is_a_failure(runner: Runner, name: str) -> None:
     text = result.stdout.str()
     assert {"passed": 4, "failed": 2} == result.parseoutcomes()
     assert f"the call = {words}" in text
-    assert "example=3," in text
+    assert re.search("example=[3-9]," if state == "HANGS" else "example=3,", text)
     expected = ["after conforms (50) 1/1", f"crashing {state} 0/0", "before conforms (50) 2/2"]
     assert sorted(expected) == sorted(" ".join(line.split()) for line in summary(text))
     assert 1 == result.ret
