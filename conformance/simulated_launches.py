@@ -15,35 +15,46 @@ Simulate: TypeAlias = Callable[..., None]
 OWN_THREADS: Final = 1024
 """So many or fewer, as a kernel declares."""
 
-_COUNTERS: Final[list[Callable[[], None]]] = []
+_OBSERVERS: Final[list[Callable[[Any, int, Any], None]]] = []
 
 
 @contextlib.contextmanager
-def simulated_launches(seed: int) -> Iterator[None]:
-    """Run kernels in the simulator inside, in the order of blocks and threads of a seed."""
+def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
+    """Run kernels in the simulator inside, in the order of blocks and threads of a seed.
+
+    Args:
+        seed: The seed.
+        threads: Threads in a block; None: few, as the seed says.
+    """
     from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
 
-    with _launching(simulate, seed, (2, 8, 32)):
+    with _launching(simulate, seed, (threads,) if threads else (2, 8, 32)):
         yield
 
 
 @contextlib.contextmanager
-def native_launches(seed: int) -> Iterator[None]:
-    """Run kernels as machine code inside, in the order of blocks and threads of a seed."""
+def native_launches(seed: int, threads: int | None = None) -> Iterator[None]:
+    """Run kernels as machine code inside; see `simulated_launches`."""
     from conformance.native import launch_natively  # noqa: PLC0415  # it needs numba-cuda
 
-    with _launching(launch_natively, seed, (2, 32, 64, 128, OWN_THREADS)):
+    sizes = (threads,) if threads else (2, 32, 64, 128, OWN_THREADS)
+    with _launching(launch_natively, seed, sizes):
         yield
 
 
 @contextlib.contextmanager
-def counting_launches(count: Callable[[], None]) -> Iterator[None]:
-    """Call `count` for every kernel that is launched on the CPU inside."""
-    _COUNTERS.append(count)
+def launches_seen(see: Callable[[Any, int, Any], None]) -> Iterator[None]:
+    """Call `see` with the kernel, threads and arguments of every launch on the CPU inside."""
+    _OBSERVERS.append(see)
     try:
         yield
     finally:
-        _COUNTERS.remove(count)
+        _OBSERVERS.remove(see)
+
+
+def counting_launches(count: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Call `count` for every kernel that is launched on the CPU inside."""
+    return launches_seen(lambda *_: count())
 
 
 @contextlib.contextmanager
@@ -66,6 +77,6 @@ class _Launcher:
 
     def __call__(self, kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
         self._seed += 1
-        for count in _COUNTERS:
-            count()
+        for see in _OBSERVERS:
+            see(kernel, threads, args)
         self._simulate(kernel, grid, threads, args, seed=self._seed)

@@ -76,7 +76,7 @@ class Target:
     name: str
     implementation: Implementation = FAST
     device: str | None = "cpu"
-    simulation: Callable[[int], AbstractContextManager[None]] | None = None
+    simulation: Callable[..., AbstractContextManager[None]] | None = None
 
     @property
     def is_simulated(self) -> bool:
