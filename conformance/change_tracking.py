@@ -14,7 +14,7 @@ import torch
 
 from conformance.aliases import address_of
 from conformance.comparison import Difference, Verdict, as_bytes, first_unequal, torch_dtype
-from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.arrays import Array, offset_of, poisoned, same_view
 
 
 @dataclasses.dataclass
@@ -41,16 +41,16 @@ class Memory:
 
     def view(self, array: Array) -> Array | torch.Tensor:
         """Return what a drawn array is in the converted memory."""
-        offset = array.__array_interface__["data"][0] - self.source.__array_interface__["data"][0]
-        offset = offset // array.itemsize if array.size else 0
+        offset = offset_of(array) // array.itemsize
         strides = [stride // array.itemsize for stride in array.strides]
         self.shown.append((array.shape, offset, strides))
         if isinstance(self.converted, torch.Tensor):
             tensor = self.converted.as_strided(array.shape, strides, offset)
             # torch names it so
             return torch._neg_view(tensor) if self.is_negated else tensor  # noqa: SLF001
-        data = self.converted.reshape(-1).view(np.uint8).data
-        return np.ndarray(array.shape, array.dtype, data, offset * array.itemsize, array.strides)
+        view = same_view(array, self.converted)
+        view.flags.writeable = array.flags.writeable
+        return view
 
     def is_seen(self) -> Array:
         """Return which of its elements an argument shows; the others are guard bands."""
@@ -155,9 +155,11 @@ class ChangeTracker:
         """
         for memory in self.memories.values():
             memory.write(contents.get(id(memory.source), memory.drawn))
-        yield
-        for memory in self.memories.values():
-            memory.write(memory.drawn)
+        try:
+            yield
+        finally:
+            for memory in self.memories.values():
+                memory.write(memory.drawn)
 
     def scribble(self) -> None:
         """Overwrite all arguments, as a caller may that uses its buffers again."""

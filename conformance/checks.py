@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
-from conformance.conditions.condition_checks import in_any_memory, under_conditions
+from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts import Contract, InvalidInput
 from conformance.devices import refuses_wrong_device
 from conformance.evaluation import check_answers, check_refusal, check_stays_inside
@@ -56,9 +56,7 @@ def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
     yield "", same_answer(contract)
     if contract.axes:
         yield "_of_all_sizes", same_large_answer(contract)
-    if contract.has_arrays:
-        yield "_in_any_memory", in_any_memory(contract)
-    yield "_under_conditions", under_conditions(contract)
+    yield from condition_checks(contract)
     if contract.invalid_inputs:
         yield "_refuses", same_refusal(contract)
     yield from (("_laws", check) for check in law_checks(contract))

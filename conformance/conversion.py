@@ -20,7 +20,7 @@ from conformance.change_tracking import ChangeTracker, Memory, argument_of, flat
 from conformance.comparison import NUMPY_IN_BOTH_TWINS, torch_dtype
 from conformance.factories import Factory
 from conformance.implementations import Implementation
-from conformance.strategies.arrays import Array
+from conformance.strategies.arrays import Array, base_of
 from conformance.stubs import stub_class
 from conformance.values import (
     PLAIN,
@@ -143,9 +143,7 @@ class Converter:
 
     def _convert_array(self, array: Array, path: str) -> Array | torch.Tensor:
         where = self._place(array, path)
-        drawn = array
-        while isinstance(drawn.base, np.ndarray):
-            drawn = drawn.base
+        drawn = base_of(array)
         if not drawn.flags.c_contiguous:
             raise ValueError(f"{path} lies in memory that is not C-contiguous; draw it in such")
         memory = self.tracker.memories.get((id(drawn), where))

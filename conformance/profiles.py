@@ -24,6 +24,7 @@ class Kind(enum.Enum):
     LARGE = "large"
     MEMORY = "memory"
     CONDITIONS = "conditions"
+    THREADS = "threads"
     STATEFUL = "stateful"
 
 
@@ -44,7 +45,8 @@ class Profile:
         large_examples: Examples of each preset that is large along a size axis, for two sizes; in
             a random run, of each axis.
         memory_examples: Examples of each check in any memory, each in several layouts.
-        condition_examples: Examples of each check under conditions, each of a thousand calls.
+        condition_examples: Examples of each check under conditions, each of up to a thousand calls.
+        thread_examples: Examples of each check in threads, each with a call for each line.
         is_random: Whether each run draws new examples.
         seed: What the draws of all checks come from; None for a new one each time.
         requires_coverage: Whether a coverage goal that no example reached fails the run.
@@ -60,8 +62,9 @@ class Profile:
     requires_coverage: bool = True
     seed: int | None = 0
     large_examples: int = 2
-    memory_examples: int = 25
-    condition_examples: int = 4
+    memory_examples: int = 12
+    condition_examples: int = 3
+    thread_examples: int = 2
     stateful_examples: int = 20
     simulated_stateful_examples: int = 5
     shrink_seconds: float = 16
@@ -72,15 +75,15 @@ class Profile:
         They do not depend on the machine's own Hypothesis profile or on `CI`. In the simulator,
         where a thread costs 50 us, there are fewer examples.
         """
-        plenty = kind is Kind.SAME_ANSWER and not simulated
-        number = self.same_answer_examples if plenty else self.other_examples
-        if kind is Kind.LARGE:
-            number = self.large_examples
-        elif kind is Kind.CONDITIONS or (kind is Kind.MEMORY and simulated):
-            number = self.condition_examples
-        elif kind is Kind.MEMORY:
-            number = self.memory_examples
-        return self._settings(number, shrink=shrink)
+        few, many = self.other_examples, self.same_answer_examples
+        numbers = {
+            Kind.SAME_ANSWER: few if simulated else many,
+            Kind.LARGE: self.large_examples,
+            Kind.MEMORY: self.condition_examples if simulated else self.memory_examples,
+            Kind.CONDITIONS: self.condition_examples,
+            Kind.THREADS: self.thread_examples,
+        }
+        return self._settings(numbers.get(kind, few), shrink=shrink)
 
     def stateful_settings(
         self, *, simulated: bool, large: bool, shrink: bool = True
@@ -109,7 +112,12 @@ class Profile:
             phases=phases,
             print_blob=self.is_random,
             report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            # Some conditions draw the calls of other functions, once in a process.
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.data_too_large,
+                HealthCheck.nested_given,
+            ],
         )
 
 
@@ -124,6 +132,7 @@ PROFILES = {
             large_examples=1,
             memory_examples=3,
             condition_examples=1,
+            thread_examples=1,
             stateful_examples=3,
             simulated_stateful_examples=1,
         ),
@@ -139,6 +148,7 @@ PROFILES = {
             large_examples=300,
             memory_examples=2000,
             condition_examples=300,
+            thread_examples=100,
             shrink_seconds=600,
         ),
     )

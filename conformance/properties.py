@@ -26,6 +26,7 @@ from conformance.generation import run_examples
 from conformance.goals import COVERAGE, Goals, reached_goals
 from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.invocations import Invocation
+from conformance.process_state import ALL_SETTINGS, unchanged_settings
 from conformance.profiles import Kind, Profile
 from conformance.shrinking import note_failure
 from conformance.simulated_launches import counting_launches
@@ -163,7 +164,24 @@ class Check:
         run.__name__ = run.__qualname__ = re.sub(r"\W", "_", name)
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
-        seed = seed_of(profile, run.__name__)
+        test = self._test_of(run, strategy, options, seed_of(profile, run.__name__))
+
+        @functools.wraps(test)
+        def test_in_unchanged_process() -> None:
+            __tracebackhide__ = True
+            # Hypothesis would run a failing example again, but some changes are made only once.
+            with unchanged_settings(ALL_SETTINGS, Call(self.function, {}), target.name):
+                test()
+
+        return test_in_unchanged_process
+
+    @staticmethod
+    def _test_of(
+        run: Callable[[Any], None],
+        strategy: SearchStrategy[Any],
+        options: hypothesis.settings,
+        seed: int | None,
+    ) -> Callable[[], None]:
         if seed is None:
             return options(hypothesis.given(example=strategy)(run))
 

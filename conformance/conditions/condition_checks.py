@@ -1,113 +1,207 @@
-"""The checks of a contract in any memory and under all conditions."""
+"""The checks of a contract under conditions, one for each."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
-from conformance.conditions.interleaving import check_interleaved_calls, check_parallel_calls
+from conformance.conditions import interleaving, lifetimes, sequences
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.conditions.layouts import LAYOUTS, check_layouts, takes_layout
-from conformance.conditions.lifetimes import check_lifetimes
-from conformance.conditions.process_state import check_modes
-from conformance.conditions.read_only import check_read_only
-from conformance.conditions.sequences import (
-    check_after_refusals,
-    check_held_results,
-    check_other_batches,
-    has_other_batches,
-)
+from conformance.conditions.layouts import LAYOUTS, layout_scenarios
+from conformance.conditions.modes import MODES, UNCHANGED, mode_scenarios
+from conformance.conditions.read_only import READ_ONLY, read_only_scenarios
+from conformance.conditions.scenarios import Scenario, Scenarios
 from conformance.contracts import Contract
 from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.strategies import cached as st
 from conformance.strategies.presets import Preset
-from conformance.targets import Target
-
-OTHER_BATCH: Final = "called after another batch in the same memory"
-
-
-def in_any_memory(contract: Contract) -> Check:
-    """Return the check that neither the layout nor the history of memory changes an answer."""
-
-    def examples(preset: Preset) -> SearchStrategy[_Example]:
-        return st.builds(_Example, contract.calls(preset), st.integers(0, 2**16))
-
-    def body(target: Target, example: _Example) -> None:
-        __tracebackhide__ = True
-        with target.running(checked=example.seed % 4 == 3, seed=example.seed):
-            check_other_batches(KnownAnswer.of(contract, example.call), target)
-            check_layouts(contract, target, example.call)
-
-    def goals_of(example: _Example) -> Iterator[str]:
-        yield from (name for name in LAYOUTS if takes_layout(contract, example.call, name))
-        if has_other_batches(KnownAnswer.of(contract, example.call)):
-            yield OTHER_BATCH
-
-    return Check(
-        contract.function,
-        Kind.MEMORY,
-        examples,
-        body,
-        f"{contract.function} answers alike for arrays of any layout, in memory used before.",
-        [OTHER_BATCH, *LAYOUTS],
-        goals_of,
-        contract.has_kernel,
-        contract.has_device_path,
-    )
-
-
-def under_conditions(contract: Contract) -> Check:
-    """Return the check that a target answers as it does alone: in sequence, in threads, in modes.
-
-    It does not run in the simulator: conditions concern the code that launches kernels.
-    """
-
-    def examples(preset: Preset) -> SearchStrategy[_Example]:
-        calls = contract.calls(preset)
-        return st.builds(_Example, calls, st.integers(0, 2**16), calls)
-
-    def body(target: Target, example: _Example) -> None:
-        __tracebackhide__ = True
-        with target.running(checked=example.seed % 4 == 3, seed=example.seed):
-            expected = KnownAnswer.of(contract, example.call)
-            other = KnownAnswer.of(contract, example.other or example.call)
-            check_after_refusals(expected, target)
-            check_held_results(expected, target)
-            check_modes(expected, target)
-            check_lifetimes(expected, target)
-            check_read_only(expected, target)
-            check_interleaved_calls(expected, other, target)
-            check_parallel_calls(expected, other, target)
-
-    return Check(
-        contract.function,
-        Kind.CONDITIONS,
-        examples,
-        body,
-        f"{contract.function} answers as it does alone: in sequence, in threads, in any mode.",
-    )
+from conformance.targets import RAISED, Target
 
 
 @dataclasses.dataclass(frozen=True)
+class Condition:
+    """A condition that a function's answers must not depend on.
+
+    Attributes:
+        name: What the names of its tests end in.
+        kind: The kind of its checks.
+        scenarios: What is done with a call.
+        goals: The scenarios that a contract's calls must have; none where it does not apply.
+        statement: What it says of a function.
+        has_other_calls: Whether it makes another drawn call of the function, too.
+    """
+
+    name: str
+    kind: Kind
+    scenarios: Scenarios
+    goals: Callable[[Contract], Sequence[str]]
+    statement: str
+    has_other_calls: bool = False
+
+
+def _of_arrays(*goals: str) -> Callable[[Contract], Sequence[str]]:
+    return lambda contract: goals if contract.has_arrays else ()
+
+
+def _of_all(*goals: str) -> Callable[[Contract], Sequence[str]]:
+    return lambda _: goals
+
+
+def _of_results(contract: Contract) -> list[str]:
+    """Return the goals of results that do not lie in arguments that each call writes to."""
+    if contract.observe is not None or "self" in contract.changes:
+        return []
+    goals = [sequences.HELD]
+    return [*goals, sequences.HELD_AMONG_OTHERS] if contract.has_arrays else goals
+
+
+def _of_refusals(contract: Contract) -> list[str]:
+    kinds = {bad.is_value for bad in contract.invalid_inputs if not bad.is_hint}
+    goals = {False: sequences.REFUSED, True: sequences.REFUSED_VALUES}
+    return [goals[kind] for kind in sorted(kinds) if contract.observes_refusals]
+
+
+CONDITIONS: Final = (
+    Condition(
+        "in_any_layout",
+        Kind.MEMORY,
+        layout_scenarios,
+        _of_arrays(*LAYOUTS),
+        "answers alike for arrays of any layout",
+    ),
+    Condition(
+        "after_other_batches",
+        Kind.MEMORY,
+        sequences.other_batch_scenarios,
+        _of_arrays(sequences.OTHER_BATCH),
+        "answers alike in memory that held another batch before",
+    ),
+    Condition(
+        "after_refusals",
+        Kind.CONDITIONS,
+        sequences.refusal_scenarios,
+        _of_refusals,
+        "answers alike after calls that were refused",
+    ),
+    Condition(
+        "with_held_results",
+        Kind.CONDITIONS,
+        sequences.held_scenarios,
+        _of_results,
+        "leaves its earlier results as they are",
+        has_other_calls=True,
+    ),
+    Condition(
+        "in_any_mode",
+        Kind.CONDITIONS,
+        mode_scenarios,
+        _of_all(*MODES, UNCHANGED),
+        "answers alike in any mode of torch, and leaves the process as it is",
+    ),
+    Condition(
+        "keeps_nothing",
+        Kind.CONDITIONS,
+        lifetimes.lifetime_scenarios,
+        _of_all(lifetimes.FREED, lifetimes.NO_THREADS),
+        "keeps nothing alive that it was given, returned or started",
+    ),
+    Condition(
+        "with_read_only_arguments",
+        Kind.CONDITIONS,
+        read_only_scenarios,
+        _of_all(READ_ONLY),
+        "writes no argument that it may not change, not even for a moment",
+    ),
+    Condition(
+        "in_threads",
+        Kind.THREADS,
+        interleaving.thread_scenarios,
+        _of_all(*interleaving.names_in_both_modes(interleaving.IN_THREADS)),
+        "answers alike while another thread makes a call between any two of its lines",
+        has_other_calls=True,
+    ),
+    Condition(
+        "in_parallel",
+        Kind.THREADS,
+        interleaving.parallel_scenarios,
+        _of_all(*interleaving.names_in_both_modes(interleaving.IN_PARALLEL)),
+        "answers alike in two threads at the same time",
+        has_other_calls=True,
+    ),
+)
+"""The conditions. They do not run in the simulator, but for those of memory: they concern the code
+that launches kernels."""
+
+
+def condition_checks(contract: Contract) -> Iterator[tuple[str, Check]]:
+    """Yield the checks of a contract, with what is added to its name in the names of tests."""
+    for condition in CONDITIONS:
+        if condition.goals(contract):
+            yield f"_{condition.name}", _check_of(condition, contract)
+
+
+def _check_of(condition: Condition, contract: Contract) -> Check:
+    def examples(preset: Preset) -> SearchStrategy[_Example]:
+        calls = contract.calls(preset)
+        others = calls if condition.has_other_calls else st.none()
+        return st.builds(_Example, calls, st.integers(0, 2**16), others)
+
+    @lru_cache(maxsize=1)
+    def scenarios_of(example: _Example) -> list[Scenario]:
+        expected = other = KnownAnswer.of(contract, example.call)
+        if example.other is not None:
+            other = KnownAnswer.of(contract, example.other)
+        alone = Scenario("called alone", expected.check_alone)
+        return [*condition.scenarios(expected, other)] or [alone]
+
+    def body(target: Target, example: _Example) -> None:
+        __tracebackhide__ = True
+        with target.running(checked=example.seed % 4 == 3, seed=example.seed):
+            for scenario in scenarios_of(example):
+                try:
+                    scenario.check(target)
+                except RAISED as error:
+                    # A declared deviation does not keep later scenarios from being checked.
+                    if not target.excuses(contract.function, error):
+                        raise
+
+    body.__name__ = condition.name
+    is_of_memory = condition.kind is Kind.MEMORY
+    return Check(
+        contract.function,
+        condition.kind,
+        examples,
+        body,
+        f"{contract.function} {condition.statement}.",
+        condition.goals(contract),
+        lambda example: [scenario.name for scenario in scenarios_of(example)],
+        contract.has_kernel and is_of_memory,
+        contract.has_device_path and is_of_memory,
+        is_of_refusals=condition.scenarios is sequences.refusal_scenarios,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Example:
     """A call, and how it is made.
 
     Attributes:
         call: The call.
         seed: The order of simulated threads; every fourth is in checked mode.
-        other: A call for another thread; None for the same one.
+        other: Another call of the same function, if one is made.
     """
 
     call: Call
     seed: int
-    other: Call | None = None
+    other: Call | None
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave out the call, which the report prints better than Hypothesis does."""
-        elsewhere = "" if self.other is None else f"; in another thread {self.other!r}"
-        printer.text(f"the call above, threads in order {self.seed}{elsewhere}")
+        other = "" if self.other is None else f"; the other call is {self.other!r}"
+        printer.text(f"the call above, threads in order {self.seed}{other}")

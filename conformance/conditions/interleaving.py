@@ -11,21 +11,27 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Final
 
 from conformance.actors import actors
 from conformance.conditions.known_answer import KnownAnswer
+from conformance.conditions.scenarios import Scenario
 from conformance.invocations import Invocation
 from conformance.targets import RAISED, Target
 
 SECONDS_FOR_A_LOCK = 0.2
 """How long the first call waits for the other; a longer one waits for a lock of the first."""
 
-NUM_PARALLEL = 20
-"""Calls of each of two threads."""
+NUM_PARALLEL = 10
+"""Calls of each of two threads, in each mode."""
+
+IN_THREADS: Final = "while another thread makes another call"
+IN_PARALLEL: Final = "while another thread calls it"
 
 
 def at_each_line(
@@ -67,6 +73,32 @@ def at_each_line(
         sys.settrace(before)
 
 
+def thread_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenario]:
+    """Yield the call, while another thread makes another between any two of its lines."""
+    return _in_both_modes(IN_THREADS, partial(check_interleaved_calls, expected, other))
+
+
+def parallel_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenario]:
+    """Yield the call, made by two threads at the same time with different arguments."""
+    return _in_both_modes(IN_PARALLEL, partial(check_parallel_calls, expected, other))
+
+
+def _in_both_modes(name: str, check: Callable[[Target], None]) -> Iterator[Scenario]:
+    for is_checked, goal in enumerate(names_in_both_modes(name)):
+
+        def check_in_mode(target: Target, *, is_checked: int = is_checked) -> None:
+            __tracebackhide__ = True
+            with target.running(checked=bool(is_checked)):
+                check(target)
+
+        yield Scenario(goal, check_in_mode)
+
+
+def names_in_both_modes(name: str) -> tuple[str, str]:
+    """Return what a condition is called outside of checked mode and in it."""
+    return name, f"{name}, in checked mode"
+
+
 def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Target) -> None:
     """Raise `Mismatch` where another thread's call, between any two lines, changes an answer.
 
@@ -80,9 +112,12 @@ def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Tar
     __tracebackhide__ = True
     contract = first.contract
     mine, theirs = first.invocation(target), second.invocation(target)
-    condition = "while another thread makes another call"
+    condition = IN_THREADS
     failures: list[BaseException] = []
     with actors(1) as (actor,):
+        # Other threads are in the same mode: blocks that each entered would not restore the mode
+        # of an implementation that has one for the process.
+        context = copy_context()
 
         def call_other() -> None:
             made = second.invocation(target) if contract.changes else theirs
@@ -93,7 +128,7 @@ def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Tar
                 return
             try:
                 mine.check_unchanged(contract.changes)
-                actor.do(call_other, SECONDS_FOR_A_LOCK)
+                actor.do(partial(context.run, call_other), SECONDS_FOR_A_LOCK)
             except RAISED as error:  # not into the implementation
                 failures.append(error)
 
@@ -123,14 +158,14 @@ def check_parallel_calls(first: KnownAnswer, second: KnownAnswer, target: Target
     def repeat(expected: KnownAnswer, made: list[Invocation]) -> None:
         start.wait()
         for invocation in made:
-            expected.check(invocation, "while another thread calls it")
+            expected.check(invocation, IN_PARALLEL)
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(2) as pool:
-            calls = zip(both, invocations, strict=True)
-            for done in [pool.submit(repeat, *one) for one in calls]:
+            calls = [partial(repeat, *one) for one in zip(both, invocations, strict=True)]
+            for done in [pool.submit(copy_context().run, call) for call in calls]:
                 done.result()
     finally:
         sys.setswitchinterval(before)

@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.calls import Call
+from conformance.calls import Call, plain
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
 from conformance.evaluation import changed_by, changes_difference, shown
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
+from conformance.values import children, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,11 @@ class KnownAnswer:
         """Return the call on a target, with arguments of its own."""
         return Invocation(target, self.call, written=self.contract.changes)
 
+    def check_alone(self, target: Target) -> None:
+        """Make the call on a target, and compare its answer."""
+        __tracebackhide__ = True
+        self.check(self.invocation(target), "")
+
     def check(self, invocation: Invocation, condition: str) -> Any:
         """Make the call, compare its answer, and return it.
 
@@ -91,3 +97,16 @@ class KnownAnswer:
             difference = changes_difference(self.contract, self.changed, invocation)
         if difference is not None:
             raise Mismatch(self.call, target.name, difference, condition)
+
+    def can_tell_from(self, other: KnownAnswer) -> bool:
+        """Return whether the answer of another call in place of this one's would be seen.
+
+        A call that neither returns nor changes anything has nothing to tell by.
+        """
+        has_nothing = self.answer is None and not self.changed
+        return has_nothing or self._leaves() != other._leaves()
+
+    def _leaves(self) -> dict[str, Any]:
+        """Return the values in the answer and in what was changed, with arrays as lists."""
+        found = walk([self.answer, self.changed], "")
+        return {path: plain(part) for path, part in found if not children(part)}

@@ -7,17 +7,20 @@ row. Only the values count.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from conformance.calls import Call
+from conformance.comparison import NUMPY_IN_BOTH_TWINS
 from conformance.conditions.known_answer import KnownAnswer
+from conformance.conditions.scenarios import Scenario
 from conformance.contracts import Contract
-from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.arrays import Array, offset_of, poisoned
 from conformance.targets import RAISED, Target
-from conformance.values import is_reference_object, map_children
+from conformance.values import arrays_in, children, is_reference_object, rebuilt
 
 
 def column_major(array: Array) -> Array:
@@ -70,6 +73,15 @@ def _filled(view: Array, values: Array) -> Array:
     return view
 
 
+def from_the_end(array: Array) -> Array:
+    """Return an array whose rows lie in memory from the last to the first, as tensors' cannot.
+
+    >>> from_the_end(np.zeros((2, 3), np.int8)).strides
+    (-3, 1)
+    """
+    return _filled(poisoned(array.shape, array.dtype)[::-1], array)
+
+
 LAYOUTS: Final[Mapping[str, Callable[[Array], Array]]] = {
     "with arrays in column-major order": column_major,
     "with every other row of larger arrays": every_other_row,
@@ -79,50 +91,97 @@ LAYOUTS: Final[Mapping[str, Callable[[Array], Array]]] = {
 """Layouts of arrays, by what a report calls them."""
 
 
-def with_layout(call: Call, layout: Callable[[Array], Array]) -> Call:
-    """Return a call whose arrays have a layout; arrays that are one stay one."""
+def with_layout(call: Call, layout: Callable[[Array], Array], fixed: frozenset[str]) -> Call | None:
+    """Return a call whose arrays have a layout, or None if none of them changes.
+
+    Arrays that are one stay one. What is a NumPy array for all implementations may also lie from
+    the end to the beginning, which takes the place of every other row.
+
+    Args:
+        call: A valid call.
+        layout: The layout.
+        fixed: The arguments that stay as they are.
+    """
     made: dict[int, Any] = {}
 
-    def changed(value: Any) -> Any:
+    def changed(value: Any, name: str) -> Any:
         if id(value) not in made:
-            made[id(value)] = laid_out(value)
+            made[id(value)] = laid_out(value, name)
         return made[id(value)]
 
-    def laid_out(value: Any) -> Any:
+    def laid_out(value: Any, name: str) -> Any:
         if isinstance(value, np.ndarray):
-            return layout(value) if value.ndim else value
-        is_tree = isinstance(value, list | tuple | dict) or is_reference_object(value)
-        return map_children(changed, value) if is_tree else value
+            is_reversed = name in NUMPY_IN_BOTH_TWINS and layout is every_other_row
+            chosen = from_the_end if is_reversed else layout
+            return chosen(value) if value.ndim else value
+        if not (isinstance(value, list | tuple | dict) or is_reference_object(value)):
+            return value
+        parts = {key: changed(part, str(key)) for key, part in children(value).items()}
+        return rebuilt(value, parts) if parts else value
 
-    return dataclasses.replace(call, arguments={k: changed(v) for k, v in call.arguments.items()})
+    arguments = {k: v if k in fixed else changed(v, k) for k, v in call.arguments.items()}
+    arrays = (dict(arrays_in(values, "")) for values in (call.arguments, arguments))
+    pairs = zip(*(found.values() for found in arrays), strict=True)
+    if all(_place(before) == _place(after) for before, after in pairs):
+        return None
+    return dataclasses.replace(call, arguments=arguments)
 
 
-def takes_layout(contract: Contract, call: Call, name: str) -> bool:
-    """Return whether a call's arrays may have a layout; `reference` refuses some for some."""
-    return _known_answer(contract, call, LAYOUTS[name]) is not None
+def _place(array: Array) -> tuple[int, tuple[int, ...]]:
+    return offset_of(array), array.strides
 
 
-def _known_answer(
-    contract: Contract, call: Call, layout: Callable[[Array], Array]
-) -> KnownAnswer | None:
+def layout_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
+    """Yield each layout that the arrays of a call can have.
+
+    `reference` refuses some for what it writes to, which then stays as it is. That is never
+    expanded.
+    """
+    contract = expected.contract
+    for name, layout in LAYOUTS.items():
+        attempts = [(layout, frozenset[str]()), (layout, contract.changes)]
+        if layout is expanded:
+            attempts = [(one, contract.changes) for one in (layout, *_repeating(expected.call))]
+        for one, fixed in attempts:
+            known = _known_answer(contract, with_layout(expected.call, one, fixed))
+            if known is not None:
+                yield Scenario(name, partial(check_layout, known, name))
+                break
+
+
+def _repeating(call: Call) -> Iterator[Callable[[Array], Array]]:
+    """Yield for each array of a call what expands its first row, and leaves all others."""
+    rows = {
+        (array.shape, array.dtype, array.tobytes())
+        for _, array in arrays_in(call.arguments, "")
+        if array.ndim and len(array) > 1
+    }
+    for key in sorted(rows, key=str):
+
+        def layout(array: Array, key: Any = key) -> Array:
+            is_meant = (array.shape, array.dtype, array.tobytes()) == key
+            return np.broadcast_to(array[:1].copy(), array.shape) if is_meant else array
+
+        yield layout
+
+
+def _known_answer(contract: Contract, call: Call | None) -> KnownAnswer | None:
+    """Return a call with its answer; None where `reference` refuses it."""
     try:
-        return KnownAnswer.of(contract, with_layout(call, layout))
+        return None if call is None else KnownAnswer.of(contract, call)
     except RAISED:
         return None
 
 
-def check_layouts(contract: Contract, target: Target, call: Call) -> None:
-    """Raise `Mismatch` where the layout of arguments changes an answer.
+def check_layout(expected: KnownAnswer, name: str, target: Target) -> None:
+    """Raise `Mismatch` where a call whose arrays have a layout is not answered as it should be.
 
     Args:
-        contract: The contract of the function.
+        expected: A valid call, with its answer.
+        name: The layout.
         target: What is called.
-        call: A valid call.
     """
     __tracebackhide__ = True
-    for name, layout in LAYOUTS.items():
-        expected = _known_answer(contract, call, layout)
-        if expected is not None:
-            invocation = expected.invocation(target)
-            expected.check(invocation, name)
-            invocation.check_unchanged(contract.changes)
+    invocation = expected.invocation(target)
+    expected.check(invocation, name)
+    invocation.check_unchanged(expected.contract.changes)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from conformance.calls import Call
-from conformance.strategies.arrays import Array
+from conformance.strategies.arrays import Array, base_of, same_view
 from conformance.values import arrays_in
 
 Contents: TypeAlias = Mapping[int, Array]
@@ -44,13 +44,9 @@ def _reversed_contents(arrays: list[Array]) -> Contents:
     """Return the contents of the memory of arrays after each of them is reversed."""
     contents: dict[int, Array] = {}
     for array in arrays:
-        memory = array
-        while isinstance(memory.base, np.ndarray):
-            memory = memory.base
+        memory = base_of(array)
         copied = contents.setdefault(id(memory), memory.copy())
-        offset = array.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
-        data = copied.reshape(-1).view(np.uint8).data
-        np.ndarray(array.shape, array.dtype, data, offset, array.strides)[...] = _reversed(array)
+        same_view(array, copied)[...] = _reversed(array)
     return contents
 
 

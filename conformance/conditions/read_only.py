@@ -10,16 +10,25 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from conformance.comparison import Difference, Verdict
 from conformance.conditions.interleaving import at_each_line, packages_of
 from conformance.conditions.known_answer import KnownAnswer
+from conformance.conditions.scenarios import Scenario
 from conformance.conversion import Converter
 from conformance.guarded_memory import GuardedMemory
 from conformance.report import Mismatch
 from conformance.strategies.arrays import Array
 from conformance.targets import Target
+
+READ_ONLY: Final = "with arguments that are read-only"
+
+
+def read_only_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
+    """Yield the call, with arguments that raise or are compared when they are written."""
+    yield Scenario(READ_ONLY, partial(check_read_only, expected))
 
 
 def check_read_only(expected: KnownAnswer, target: Target) -> None:
@@ -30,7 +39,6 @@ def check_read_only(expected: KnownAnswer, target: Target) -> None:
         target: What is called.
     """
     __tracebackhide__ = True
-    condition = "with arguments that are read-only"
     contract = expected.contract
     fields = {field.name: getattr(target, field.name) for field in dataclasses.fields(Target)}
     invocation = expected.invocation(_GuardedTarget(**fields))
@@ -48,11 +56,11 @@ def check_read_only(expected: KnownAnswer, target: Target) -> None:
         if isinstance(converter, _GuardedConverter):
             faults = stack.enter_context(converter.reading(contract.changes))
         got = at_each_line(
-            lambda: expected.run(invocation, condition), look, packages, instructions=True
+            lambda: expected.run(invocation, READ_ONLY), look, packages, instructions=True
         )
     for difference in (*changes, *faults):
-        raise Mismatch(expected.call, target.name, difference, condition)
-    expected.compare(got, invocation, condition)
+        raise Mismatch(expected.call, target.name, difference, READ_ONLY)
+    expected.compare(got, invocation, READ_ONLY)
 
 
 class _GuardedTarget(Target):

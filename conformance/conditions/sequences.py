@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import cache, partial
 from itertools import islice
-from typing import Any
+from typing import Final
 
-from conformance.calls import Call, plain
+from conformance.adapters import Unsupported
+from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.neighbours import Contents, neighbours
-from conformance.targets import RAISED, REFERENCE, Target
-from conformance.values import children, walk
+from conformance.conditions.scenarios import Scenario
+from conformance.contracts import InvalidInput
+from conformance.implementations import Absent
+from conformance.invocations import Invocation
+from conformance.process_state import ALL_SETTINGS, read_settings, restore_settings
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target
 
 NUM_NEIGHBOURS = 2
 """Other batches before the call that is compared."""
@@ -24,26 +31,33 @@ NUM_NEIGHBOURS = 2
 NUM_HELD = 1100
 """Results that are held at a time: more than rings and pools of buffers have."""
 
+NUM_CALLS_OF_OTHERS = 3
+"""Calls of each other function while a result is held."""
 
-def check_other_batches(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where other batches in the same memory change an answer.
+OTHER_BATCH: Final = "called after another batch in the same memory"
+REFUSED: Final = "called after a refused call"
+REFUSED_VALUES: Final = "called after values were refused in checked mode"
+HELD: Final = "with a thousand results held"
+HELD_AMONG_OTHERS: Final = "with a result held while other functions are called"
 
-    Args:
-        expected: A valid call, with its answer.
-        target: What is called.
-    """
+
+def other_batch_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
+    """Yield the call after other batches in the same memory, where any has another answer."""
+    others = list(islice(_other_batches(expected), NUM_NEIGHBOURS))
+    if any(other.can_tell_from(expected) for _, other in others):
+        yield Scenario(OTHER_BATCH, partial(_check_other_batches, expected, others))
+
+
+def _check_other_batches(
+    expected: KnownAnswer, others: list[tuple[Contents, KnownAnswer]], target: Target
+) -> None:
     __tracebackhide__ = True
     invocation = expected.invocation(target)
-    for contents, other in islice(_other_batches(expected), NUM_NEIGHBOURS):
+    for contents, other in others:
         expected.check(invocation, "before other batches in the same memory")
         with invocation.converter.tracker.holding(contents):
             other.check(invocation, "after another batch in the same memory")
         expected.check(invocation, "after another batch in the same memory")
-
-
-def has_other_batches(expected: KnownAnswer) -> bool:
-    """Return whether a call's arrays, with their entries in another order, make a valid call."""
-    return next(_other_batches(expected), None) is not None
 
 
 def _other_batches(expected: KnownAnswer) -> Iterator[tuple[Contents, KnownAnswer]]:
@@ -60,65 +74,128 @@ def _other_batches(expected: KnownAnswer) -> Iterator[tuple[Contents, KnownAnswe
         yield contents, other
 
 
-def check_after_refusals(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where a refused call changes the answer of the next one.
+def refusal_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
+    """Yield the call after refused calls: of each argument, one of its type and one of its values.
 
-    One call is refused for each argument.
+    Values are refused in checked mode, late, when much has been computed.
+    """
+    if not expected.contract.observes_refusals:
+        return
+    for name, is_value in ((REFUSED, False), (REFUSED_VALUES, True)):
+        refused = [*refused_calls(expected, is_value=is_value)]
+        if refused:
+            yield Scenario(
+                name, partial(_check_after_refusals, expected, refused, is_checked=is_value)
+            )
+
+
+def refused_calls(expected: KnownAnswer, *, is_value: bool) -> Iterator[tuple[InvalidInput, Call]]:
+    """Yield an invalid call for each argument, made from a valid one.
 
     Args:
-        expected: A valid call, with its answer.
-        target: What is called.
+        expected: The valid call.
+        is_value: Whether values in arrays are invalid, which checked mode alone refuses.
     """
-    __tracebackhide__ = True
-    if not target.validates:
-        return
     seen: set[str] = set()
     for invalid in expected.contract.invalid_inputs:
-        if invalid.is_value or invalid.is_hint or invalid.argument in seen:
-            continue
-        bad = invalid.change(expected.call)
-        if bad is None:
-            continue
-        seen.add(invalid.argument)
+        if invalid.is_value is is_value and not invalid.is_hint and invalid.argument not in seen:
+            bad = invalid.change(expected.call)
+            if bad is not None:
+                seen.add(invalid.argument)
+                yield invalid, bad
+
+
+def _check_after_refusals(
+    expected: KnownAnswer,
+    refused: list[tuple[InvalidInput, Call]],
+    target: Target,
+    *,
+    is_checked: bool,
+) -> None:
+    __tracebackhide__ = True
+    for invalid, bad in refused:
         invocation, is_refused = expected.invocation(target), True
-        with invocation.with_call(bad) as refused, suppress(*RAISED):
-            refused.run()
+        checked_mode = target.running(checked=True) if is_checked else nullcontext()
+        with invocation.with_call(bad) as made, checked_mode, suppress(*RAISED):
+            made.run()
             is_refused = False  # a declared deviation, or a field that the target lacks
-        if is_refused and expected.contract.observes_refusals:
+        if is_refused:
             expected.check(invocation, f"after a refused call ({invalid.name})")
 
 
-def check_held_results(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where later calls change results that the caller holds.
+def held_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenario]:
+    """Yield the results of a call, held while others are computed.
 
-    Results that lie in the caller's own memory are not looked at.
+    None where the call writes to its arguments: its results may lie there.
+    """
+    if expected.contract.changes & expected.call.arguments.keys():
+        return
+    for contents, neighbour in _other_batches(expected):
+        if neighbour.can_tell_from(expected):
+            yield Scenario(HELD, partial(_check_held_neighbours, expected, contents, neighbour))
+            break
+    else:
+        yield Scenario(HELD, partial(_check_held, expected, other))
+    if expected.contract.has_arrays:
+        yield Scenario(HELD_AMONG_OTHERS, partial(_check_held_among_others, expected))
 
-    Args:
-        expected: A valid call, with its answer.
-        target: What is called.
+
+def _check_held_neighbours(
+    expected: KnownAnswer, contents: Contents, other: KnownAnswer, target: Target
+) -> None:
+    """Hold a result while another batch of the same shapes, in its memory, is computed.
+
+    Results that lie in the arguments are right again when these are.
     """
     __tracebackhide__ = True
-    contract = expected.contract
-    if contract.aliases or contract.changes or contract.compares_views:
-        return
     invocation = expected.invocation(target)
     first = expected.check(invocation, "")
-    leaves = _leaves(expected.answer)
-    for contents, other in _other_batches(expected):
-        if _leaves(other.answer) == leaves:  # in the memory of the first, it would not show
-            continue
-        condition = f"called {NUM_HELD} times, the last time"
-        with invocation.converter.tracker.holding(contents):
-            held = [other.run(invocation, condition) for _ in range(NUM_HELD)]
-            other.compare(held[-1], invocation, condition)
-        expected.compare(first, invocation, f"held while {NUM_HELD} other batches are computed")
-        return
+    with invocation.converter.tracker.holding(contents):
+        _hold(other, invocation)
+    expected.compare(first, invocation, f"held while {NUM_HELD} other batches are computed")
 
 
-def _leaves(answer: object) -> dict[str, Any]:
-    """Return the values in an answer by path, with arrays as lists.
+def _check_held(expected: KnownAnswer, other: KnownAnswer, target: Target) -> None:
+    """Hold a result while any other call is made."""
+    __tracebackhide__ = True
+    invocation = expected.invocation(target)
+    first = expected.check(invocation, "")
+    _hold(other, other.invocation(target))
+    expected.compare(first, invocation, f"held while {NUM_HELD} other calls are made")
 
-    >>> _leaves([5, True])
-    {'result[0]': 5, 'result[1]': True}
-    """
-    return {path: plain(part) for path, part in walk(answer, "result") if not children(part)}
+
+def _hold(expected: KnownAnswer, invocation: Invocation) -> None:
+    __tracebackhide__ = True
+    condition = f"called {NUM_HELD} times, the last time"
+    held = [expected.run(invocation, condition) for _ in range(NUM_HELD)]
+    expected.compare(held[-1], invocation, condition)
+
+
+def _check_held_among_others(expected: KnownAnswer, target: Target) -> None:
+    """Hold a result while other functions are called, which may share buffers with this one."""
+    __tracebackhide__ = True
+    invocation = expected.invocation(target)
+    first = expected.check(invocation, "")
+    looked_up, settings = {*LOOKED_UP}, read_settings(ALL_SETTINGS)
+    for call in _calls_of_all():
+        if call.function != expected.call.function and target.implementation.offers(call.function):
+            with suppress(*RAISED, Absent, Unsupported):  # their own checks report it
+                Invocation(target, call).run()
+    restore_settings(settings)
+    LOOKED_UP.intersection_update(looked_up)  # this function does not use them
+    expected.compare(first, invocation, "held while other functions are called")
+
+
+@cache
+def _calls_of_all() -> list[Call]:
+    """Return some small calls of each function of arrays."""
+    # Both import the checks.
+    from conformance.functions import contracts  # noqa: PLC0415
+    from conformance.vectors.drawing import drawn  # noqa: PLC0415
+
+    return [
+        call
+        for contract in contracts().values()
+        if contract.has_arrays
+        for call in drawn(contract.calls(MINIMAL), NUM_CALLS_OF_OTHERS, contract.function)
+    ]

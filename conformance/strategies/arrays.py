@@ -27,6 +27,39 @@ def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
     return array
 
 
+def base_of(array: Array) -> Array:
+    """Return the array that owns the memory of an array: the last `base` that is one.
+
+    >>> base_of(guarded([1, 2], np.int64)).shape
+    (6,)
+    """
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def offset_of(array: Array) -> int:
+    """Return where an array begins in its memory, in bytes; 0 for an empty one.
+
+    >>> offset_of(guarded([1, 2], np.int64))
+    16
+    """
+    if array.size == 0:
+        return 0
+    first = base_of(array).__array_interface__["data"][0]
+    return int(array.__array_interface__["data"][0] - first)
+
+
+def same_view(array: Array, memory: Array) -> Array:
+    """Return the view of a copy of an array's memory that the array is of its own memory.
+
+    >>> same_view(guarded([1, 2], np.int64), np.arange(6)).tolist()
+    [2, 3]
+    """
+    data = memory.reshape(-1).view(np.uint8).data
+    return np.ndarray(array.shape, array.dtype, data, offset_of(array), array.strides)
+
+
 def guarded(values: Sequence[int], dtype: type[np.generic], stride: int = 1) -> Array:
     """Return values as a vector between guard bands, `stride` elements apart in memory.
 

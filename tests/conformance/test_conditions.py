@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import decimal
+import gc
+import itertools
+import os
+import re
+import signal
+import sys
 import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,25 +24,40 @@ import torch
 
 import fast
 import reference
+from conformance.adapters.deviation import Deviation
 from conformance.calls import Call
+from conformance.checks import checks_of
 from conformance.comparison import Verdict
-from conformance.conditions.condition_checks import OTHER_BATCH, in_any_memory
+from conformance.conditions.condition_checks import CONDITIONS, condition_checks
 from conformance.conditions.interleaving import (
     at_each_line,
     check_interleaved_calls,
     check_parallel_calls,
+    parallel_scenarios,
+    thread_scenarios,
 )
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.conditions.layouts import LAYOUTS
-from conformance.conditions.lifetimes import _watched
-from conformance.conditions.process_state import check_modes
+from conformance.conditions.layouts import LAYOUTS, layout_scenarios
+from conformance.conditions.lifetimes import _watched, lifetime_scenarios
+from conformance.conditions.modes import MODES, UNCHANGED, mode_scenarios
+from conformance.conditions.scenarios import Scenarios
+from conformance.conditions.sequences import (
+    HELD_AMONG_OTHERS,
+    OTHER_BATCH,
+    held_scenarios,
+    other_batch_scenarios,
+    refusal_scenarios,
+)
 from conformance.contracts import Contract
 from conformance.functions import contracts
+from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
 from conformance.values import arrays_in
 from conformance.vectors.drawing import drawn
+from fast._checks import IntArray
+from fast.checked_mode import is_checked
 
 HOST = TARGETS["host"]
 
@@ -63,13 +91,221 @@ def test_contracts_say_whether_they_have_arrays(contract: Contract) -> None:
     assert contract.has_arrays == (has_arrays and contract.function not in MAY_LACK_ANOTHER_BATCH)
 
 
-def test_coverage_goals_of_memory() -> None:
-    """A call reaches the layouts that its arrays can have, and another batch."""
-    contract = contracts()["get_dcp_local_seq_lens"]
-    check = in_any_memory(contract)
-    assert {OTHER_BATCH, *LAYOUTS} == set(check.goals)
-    examples = drawn(check.examples(MINIMAL), 20, "memory")
-    assert set(check.goals) == {goal for example in examples for goal in check.goals_of(example)}
+def test_each_condition_has_a_check_and_is_met() -> None:
+    """A contract has a check of each condition, whose examples reach all of its goals."""
+    contract = contracts()[LENGTHS.function]
+    checks = dict(condition_checks(contract))
+    assert [f"_{condition.name}" for condition in CONDITIONS] == [*checks]
+    for name, check in checks.items():
+        examples = drawn(check.examples(MINIMAL), 20, name)
+        reached = {goal for example in examples for goal in check.goals_of(example)}
+        assert set(check.goals) <= reached, name
+
+
+def failures_of(scenarios: Scenarios, call: Call = LENGTHS) -> dict[str, str]:
+    """Return what the scenarios of a call find, by their names."""
+    expected, found = KnownAnswer.of(contracts()[call.function], call), {}
+    for scenario in scenarios(expected, expected):
+        try:
+            scenario.check(HOST)
+        except Mismatch as mismatch:
+            found[scenario.name] = f"{mismatch}"
+    return found
+
+
+def patch_lengths(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[..., object], *, first_only: bool = False
+) -> None:
+    """Have local lengths computed rightly, but something else done with arguments and result."""
+    original: Any = fast.get_dcp_local_seq_lens
+    is_done: list[bool] = []
+
+    def get_dcp_local_seq_lens(seq_lens: object, *args: object, **kwargs: object) -> object:
+        found = None
+        try:
+            found = original(seq_lens, *args, **kwargs)
+        finally:
+            if not (first_only and is_done):
+                is_done.append(True)
+                change(seq_lens, found)
+        return found
+
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
+    "torch.is_grad_enabled()": lambda: torch.set_grad_enabled(False),
+    "torch.get_float32_matmul_precision()": lambda: torch.set_float32_matmul_precision("high"),
+    "torch.get_rng_state()": lambda: torch.manual_seed(1),
+    "numpy.geterr()": lambda: np.seterr(all="ignore"),
+    "decimal.getcontext()": lambda: setattr(decimal.getcontext(), "prec", 9),
+    "warnings.filters": lambda: warnings.simplefilter("ignore"),
+    "os.environ": lambda: os.environ.update(KVTWIN_TEST="1"),
+    "sys.path": lambda: sys.path.append("/nowhere"),
+    "gc.get_threshold()": lambda: gc.set_threshold(10_000),
+    "signal handlers": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+}
+
+
+KINDS = itertools.cycle([Kind.SAME_ANSWER, Kind.SAME_REFUSAL, Kind.CONDITIONS])
+
+
+@pytest.mark.parametrize(("name", "kind"), [*zip(CHANGES, KINDS, strict=False)])
+def test_changes_of_the_process_are_found_and_undone(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: Kind
+) -> None:
+    """A change that only the first call of a process makes fails its test, and no later one."""
+    patch_lengths(monkeypatch, lambda *_: CHANGES[name](), first_only=True)
+    contract = contracts()[LENGTHS.function]
+    check = next(check for _, check in checks_of(contract) if check.kind is kind)
+    test = check.bind(HOST, Profile("few", 2, 2), "minimal")
+    with pytest.raises(Mismatch, match=f"which changes the process: .*\n.*{re.escape(name)}"):
+        test()
+    test()
+
+
+def test_each_mode_looks_at_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mode reports a call that changes a setting, and restores it."""
+    patch_lengths(monkeypatch, lambda *_: torch.set_default_dtype(torch.float16))
+    assert {*MODES, UNCHANGED} == {*failures_of(mode_scenarios)}
+    assert torch.float32 == torch.get_default_dtype()
+
+
+def test_a_deviation_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios behind one that deviates as declared are checked too."""
+
+    def get_dcp_local_seq_lens(seq_lens: torch.Tensor, *args: object, **kwargs: object) -> object:
+        if torch.is_inference_mode_enabled() or np.geterr()["divide"] == "raise":
+            raise RuntimeError(f"{torch.is_inference_mode_enabled()}")
+        return original(seq_lens, *args, **kwargs)
+
+    original: Any = fast.get_dcp_local_seq_lens
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
+    implementation = copy.copy(HOST.implementation)
+    implementation.deviations = (Deviation(LENGTHS.function, "none there", LENGTHS, "True"),)
+    target = dataclasses.replace(HOST, implementation=implementation)
+    check = dict(condition_checks(contracts()[LENGTHS.function]))["_in_any_mode"]
+    with pytest.raises(Mismatch, match="with NumPy's errors raised"):
+        check.bind(target, Profile("few", 2, 2), "minimal")()
+
+
+def test_what_lives_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results in a list, closures over arguments, and exceptions with a traceback are reported."""
+    held: list[object] = []
+    patch_lengths(monkeypatch, lambda seq_lens, _: held.append(seq_lens.shape))
+    assert ["with no memory kept by repeated calls"] == [*failures_of(lifetime_scenarios)]
+    monkeypatch.undo()
+    patch_lengths(monkeypatch, lambda _, found: held.append(lambda: found))
+    assert "with arguments and results freed afterwards" in failures_of(lifetime_scenarios)
+    monkeypatch.undo()
+    patch_lengths(monkeypatch, lambda *_: held.append(sys.exc_info()[1]))
+    assert "with arguments freed after a refusal" in failures_of(lifetime_scenarios)
+
+
+def test_a_kept_view_of_an_array_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a NumPy argument, or a list of ints, is not kept."""
+    contract = contracts()["create_ubatch_slices"]
+    call = drawn(contract.calls(MINIMAL), 5, contract.function)[-1]
+    original: Any = fast.create_ubatch_slices
+    kept: list[object] = []
+
+    def create_ubatch_slices(
+        num_scheduled_tokens: IntArray, *args: object, **kwargs: object
+    ) -> object:
+        kept[:] = [num_scheduled_tokens[:0]]
+        return original(num_scheduled_tokens, *args, **kwargs)
+
+    monkeypatch.setattr(fast, "create_ubatch_slices", create_ubatch_slices)
+    assert "num_scheduled_tokens = kept alive" in str(failures_of(lifetime_scenarios, call))
+
+
+def test_a_pool_of_threads_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that an implementation starts once are no leak; one for each call is."""
+    with ThreadPoolExecutor(8) as pool:
+        patch_lengths(monkeypatch, lambda *_: [*pool.map(time.sleep, [0.001] * 8)])
+        assert {} == failures_of(lifetime_scenarios)
+    end = threading.Event()
+    monkeypatch.undo()
+    patch_lengths(monkeypatch, lambda *_: threading.Thread(target=end.wait, daemon=True).start())
+    assert "with no thread left by each call" in failures_of(lifetime_scenarios)
+    end.set()
+
+
+def test_threads_are_in_the_mode_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of other threads are made in checked mode too, and without it."""
+    seen: set[tuple[str, bool]] = set()
+    patch_lengths(
+        monkeypatch, lambda *_: seen.add((threading.current_thread().name[:6], is_checked()))
+    )
+    for scenarios in (thread_scenarios, parallel_scenarios):
+        assert {} == failures_of(scenarios)
+    others = {"Thread", threading.current_thread().name[:6]}
+    assert {(name, mode) for name in {*others} for mode in (True, False)} <= seen
+    assert not is_checked()
+
+
+def test_a_buffer_that_functions_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result in memory that another function writes to is reported."""
+    original: Any = fast.get_dcp_local_seq_lens
+    buffer = torch.zeros(1 << 16, dtype=torch.int32)
+    places = itertools.count(step=8)
+
+    def get_dcp_local_seq_lens(*args: object, **kwargs: object) -> torch.Tensor:
+        found = original(*args, **kwargs)
+        return buffer[next(places) :][: found.numel()].view(found.shape).copy_(found)
+
+    validate: Any = fast.CommonAttentionMetadata.validate
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
+    monkeypatch.setattr(
+        fast.CommonAttentionMetadata,
+        "validate",
+        lambda *args, **kwargs: (buffer.fill_(-1), validate(*args, **kwargs))[1],
+    )
+    assert [HELD_AMONG_OTHERS] == [*failures_of(held_scenarios)]
+
+
+def test_layouts_leave_out_as_it_is() -> None:
+    """An `out` that `reference` refuses in a layout keeps its own; none is expanded."""
+    out = np.zeros(2, np.int32)
+    call = LENGTHS.replacing(dcp_size=1, dcp_rank=0, out=out, seq_lens=np.array([5, 5], np.int32))
+    names = [
+        one.name
+        for one in layout_scenarios(KnownAnswer.of(known_lengths().contract, call), known_lengths())
+    ]
+    assert [*LAYOUTS] == names
+    assert {} == failures_of(layout_scenarios, call)
+
+
+def test_another_batch_has_another_answer() -> None:
+    """Batches whose answers are equal do not count as other batches."""
+    contract = contracts()[LENGTHS.function]
+    for lengths, names in (([7, 4], [OTHER_BATCH]), ([4, 4], [])):
+        expected = KnownAnswer.of(contract, LENGTHS.replacing(seq_lens=np.array(lengths, np.int32)))
+        assert names == [one.name for one in other_batch_scenarios(expected, expected)]
+
+
+def test_values_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refusal of a value, in checked mode, leaves behind is found in the next answer."""
+    state: list[bool] = []
+    original: Any = fast.get_dcp_local_seq_lens
+
+    def get_dcp_local_seq_lens(seq_lens: object, *args: object, **kwargs: object) -> object:
+        if isinstance(seq_lens, torch.Tensor) and seq_lens.numel() and int(seq_lens.min()) < 0:
+            state.append(True)
+        found = original(seq_lens, *args, **kwargs)
+        return found + 1 if state and state.pop() else found
+
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
+    assert ["called after values were refused in checked mode"] == [*failures_of(refusal_scenarios)]
+
+
+def test_memory_is_filled_again_after_an_error() -> None:
+    """Arguments hold what was drawn after a block that raised, too."""
+    invocation = known_lengths().invocation(HOST)
+    with pytest.raises(KeyError), invocation.converter.tracker.idle_step():
+        raise KeyError
+    invocation.check_unchanged(frozenset())
 
 
 def test_each_line_is_looked_at_once() -> None:
@@ -154,8 +390,9 @@ def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None
         return torch.zeros(found.shape, dtype=torch.int32).copy_(torch.from_numpy(found))
 
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
-    with pytest.raises(Mismatch, match="on host, with another default device: another device"):
-        check_modes(known_lengths(), HOST)
+    found = failures_of(mode_scenarios)
+    assert ["with another default device"] == [*found]
+    assert "on host, with another default device: another device" in str(found)
 
 
 def test_answers_are_copied() -> None:

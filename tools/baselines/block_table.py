@@ -26,7 +26,8 @@ class BlockTables:
         self._num_blocks = [np.zeros(max_num_reqs, np.int64) for _ in widths]
         self._views = [torch.from_numpy(table) for table in self._tables]
         self._gathered = [torch.zeros_like(view) for view in self._views]
-        self._slots = torch.full((len(widths), max_num_batched_tokens), -1, dtype=torch.int64)
+        size = len(widths), max_num_batched_tokens
+        self._slots = torch.full(size, -1, dtype=torch.int64, device="cpu")
         # What the last step filled: no more is cleared.
         self._num_rows = self._num_tokens = 0
 

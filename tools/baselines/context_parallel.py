@@ -16,7 +16,8 @@ def get_dcp_local_seq_lens(
     rounds = torch.div(seq_lens, in_round, rounding_mode="floor")
     rest = seq_lens - rounds * in_round
     if dcp_rank is None:
-        first = torch.arange(dcp_size, dtype=torch.int32) * cp_kv_cache_interleave_size
+        first = torch.arange(dcp_size, dtype=torch.int32, device=seq_lens.device)
+        first *= cp_kv_cache_interleave_size
         rounds, rest = rounds.unsqueeze(1), rest.unsqueeze(1) - first
     else:
         rest = rest - dcp_rank * cp_kv_cache_interleave_size

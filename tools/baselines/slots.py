@@ -21,7 +21,7 @@ def compute_slot_mapping(
     """Compute the slot of every token; arguments are those of `reference`."""
     table, starts, where = block_table.numpy(), query_start_loc.numpy(), positions.numpy()
     if out is None:
-        out = torch.empty(len(where), dtype=torch.int64)
+        out = torch.empty(len(where), dtype=torch.int64, device=positions.device)
     slots = out.numpy()
     num_tokens = int(starts[-1])
     request = np.repeat(np.arange(len(starts) - 1), np.diff(starts))

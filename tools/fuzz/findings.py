@@ -35,11 +35,12 @@ KINDS: Final = (
     "same refusal",
     "law",
     "conditions",
+    "threads",
     "stateful",
 )
 """The kinds of failures, those that say most about a function first."""
 
-CONSEQUENCES: Final = frozenset({"large", "memory", "law", "conditions", "stateful"})
+CONSEQUENCES: Final = frozenset({"large", "memory", "law", "conditions", "threads", "stateful"})
 """The kinds that a wrong answer to a plain call explains."""
 
 

@@ -1,0 +1,110 @@
+"""Modes of torch and NumPy, in which a call must answer as always, and which it must not change."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from conformance.comparison import Difference, Verdict
+from conformance.conditions.known_answer import KnownAnswer
+from conformance.conditions.scenarios import Scenario
+from conformance.process_state import (
+    ALL_SETTINGS,
+    SETTINGS,
+    SLOW_SETTINGS,
+    read_settings,
+    restore_settings,
+    unchanged_settings,
+)
+from conformance.report import Mismatch
+from conformance.targets import Target, deterministic
+from conformance.values import arrays_in
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype inside."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[object]]]] = {
+    "in torch.inference_mode()": torch.inference_mode,
+    "in torch.no_grad()": torch.no_grad,
+    "with gradients enabled": torch.enable_grad,
+    "with torch.float64 as default dtype": lambda: default_dtype(torch.float64),
+    "with torch.bfloat16 as default dtype": lambda: default_dtype(torch.bfloat16),
+    # No other device is there on every machine. What is made on it by mistake has no data.
+    "with another default device": lambda: torch.device("meta"),
+    "with deterministic algorithms": lambda: deterministic("error"),
+    "in torch.autocast()": lambda: torch.autocast("cpu", torch.bfloat16),
+    "with NumPy's errors raised": lambda: np.errstate(all="raise"),
+}
+"""Modes in which a caller may be, by what a report calls them."""
+
+UNCHANGED: Final = "with random states and the environment unchanged"
+
+
+def mode_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
+    """Yield each mode, in which a call must return the same, and change no setting."""
+    for name in MODES:
+        yield Scenario(name, partial(check_mode, expected, name))
+    yield Scenario(UNCHANGED, partial(check_unchanged_process, expected))
+
+
+def check_mode(expected: KnownAnswer, name: str, target: Target) -> None:
+    """Raise `Mismatch` where a mode changes an answer, or a call changes the process.
+
+    Args:
+        expected: A valid call, with its answer.
+        name: The name of the mode.
+        target: What is called.
+    """
+    __tracebackhide__ = True
+    invocation = expected.invocation(target)
+    with MODES[name](), unchanged_settings(SETTINGS, expected.call, target.name):
+        got = expected.run(invocation, name)
+        _check_inference(expected, got, name, target)
+    expected.compare(got, invocation, name)
+
+
+def _check_inference(expected: KnownAnswer, got: object, name: str, target: Target) -> None:
+    """Raise `Mismatch` for tensors made in an earlier call, in inference mode, which it left."""
+    __tracebackhide__ = True
+    if torch.is_inference_mode_enabled():
+        return
+    for path, array in arrays_in(got, "result"):
+        if isinstance(array, torch.Tensor) and array.is_inference():
+            where = f"{path}.is_inference()"
+            difference = Difference(Verdict.IDENTITY, where, None, True, False)
+            raise Mismatch(expected.call, target.name, difference, name)
+
+
+def check_unchanged_process(expected: KnownAnswer, target: Target) -> None:
+    """Raise `Mismatch` where a call changes random states, the environment or another setting.
+
+    Args:
+        expected: A valid call, with its answer.
+        target: What is called.
+    """
+    __tracebackhide__ = True
+    invocation = expected.invocation(target)
+    before = read_settings(SLOW_SETTINGS)
+    try:
+        torch.rand((), device="cpu")  # so that a call that sets the states is seen again
+        np.random.random()  # noqa: NPY002  # the global generator
+        random.random()  # noqa: S311  # likewise
+        with unchanged_settings(ALL_SETTINGS, expected.call, target.name):
+            expected.check(invocation, "")
+    finally:
+        restore_settings(before)
