@@ -112,12 +112,7 @@ class Profile:
             phases=phases,
             print_blob=self.is_random,
             report_multiple_bugs=False,
-            # Some conditions draw the calls of other functions, once in a process.
-            suppress_health_check=[
-                HealthCheck.too_slow,
-                HealthCheck.data_too_large,
-                HealthCheck.nested_given,
-            ],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )
 
 

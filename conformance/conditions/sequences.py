@@ -19,6 +19,7 @@ from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.neighbours import Contents, neighbours
 from conformance.conditions.scenarios import Scenario
 from conformance.contracts import InvalidInput
+from conformance.generation import draw_examples
 from conformance.implementations import Absent
 from conformance.invocations import Invocation
 from conformance.process_state import ALL_SETTINGS, read_settings, restore_settings
@@ -189,13 +190,11 @@ def _check_held_among_others(expected: KnownAnswer, target: Target) -> None:
 @cache
 def _calls_of_all() -> list[Call]:
     """Return some small calls of each function of arrays."""
-    # Both import the checks.
-    from conformance.functions import contracts  # noqa: PLC0415
-    from conformance.vectors.drawing import drawn  # noqa: PLC0415
+    from conformance.functions import contracts  # noqa: PLC0415  # it imports the checks
 
     return [
         call
         for contract in contracts().values()
         if contract.has_arrays
-        for call in drawn(contract.calls(MINIMAL), NUM_CALLS_OF_OTHERS, contract.function)
+        for call in draw_examples(contract.calls(MINIMAL), NUM_CALLS_OF_OTHERS)
     ]
