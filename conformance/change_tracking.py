@@ -66,11 +66,11 @@ class Memory:
         return self.drawn.tobytes() == self.as_numpy.tobytes()
 
     def write(self, values: Array) -> None:
-        """Write values to all of the converted memory."""
-        if isinstance(self.converted, torch.Tensor):
+        """Write values to all of the converted memory, by NumPy where it can: unseen by torch."""
+        if self.as_numpy is not None:
+            self.as_numpy[...] = values
+        elif isinstance(self.converted, torch.Tensor):
             self.converted.copy_(flat_tensor(values, "cpu"))
-        else:
-            self.converted[...] = values
 
     def holds(self, address: int) -> bool:
         """Return whether an address lies in the converted memory."""

@@ -87,20 +87,15 @@ def check_lifetimes(expected: KnownAnswer, target: Target) -> None:
 
 
 def _check_refusals(refused: list[Call], target: Target) -> None:
-    """Raise `Mismatch` if arguments of a refused call live on: in an exception that was kept.
-
-    Of several calls, the first that has arrays or objects is made.
-    """
+    """Raise `Mismatch` if arguments of a refused call live on: in an exception that was kept."""
     __tracebackhide__ = True
     for bad in refused if target.validates else ():
         invocation = Invocation(target, bad)
         watched = _watched_in(invocation.arguments.items())
-        if watched:
-            with suppress(*RAISED):
-                invocation.run()
-            del invocation
-            _check_freed(bad, target, watched)
-            return
+        with suppress(*RAISED):
+            invocation.run()
+        del invocation
+        _check_freed(bad, target, watched)
 
 
 def _check_freed(call: Call, target: Target, watched: list[tuple[str, Callable[[], bool]]]) -> None:
