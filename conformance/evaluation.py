@@ -49,6 +49,7 @@ def check_answers(
     does not crash. The two results must not share memory. `seed` decides the order of threads.
     """
     __tracebackhide__ = True
+    variant = variant.supported_by(target)
     once = dataclasses.replace(variant, follows_idle_step=False)
     made = Invocation(REFERENCE, call, once, contract.changes)
     result = made.run()

@@ -47,6 +47,15 @@ class CallVariant:
         """Return the names of what is so, under which a run counts it."""
         return [name for field, name in CALL_VARIANTS.items() if getattr(self, field)]
 
+    def supported_by(self, target: Target) -> CallVariant:
+        """Return this variant with only what a target takes, as its adapter declares."""
+        adapter = target.implementation.adapter
+        return dataclasses.replace(
+            self,
+            has_numpy_scalars=self.has_numpy_scalars and adapter.takes_numpy_scalars,
+            has_own_objects=self.has_own_objects and adapter.takes_own_objects,
+        )
+
 
 CALL_VARIANTS = {
     "has_numpy_scalars": "called with NumPy's scalars",
@@ -83,12 +92,6 @@ class Invocation:
     hints: Arguments = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        adapter = self.target.implementation.adapter
-        self.variant = dataclasses.replace(
-            self.variant,
-            has_numpy_scalars=self.variant.has_numpy_scalars and adapter.takes_numpy_scalars,
-            has_own_objects=self.variant.has_own_objects and adapter.takes_own_objects,
-        )
         # Only `fast` has to support torch's lazy negations.
         self.converter = self.target.converter(
             has_own_objects=self.variant.has_own_objects,

@@ -157,7 +157,7 @@ class _Pair:
         """Do one operation to both and raise `SessionMismatch` where they differ."""
         __tracebackhide__ = True
         operation, device = self.example.session.operations[step], self.target.device or "cpu"
-        variant = PLAIN if operation.refused else self.example.variant
+        variant = PLAIN if operation.refused else self.example.variant.supported_by(self.target)
         self._overwrite(operation)
         expected = perform(REFERENCE, self.ours, operation, variant)
         got = perform(self.target, self.theirs, operation, variant)

@@ -253,6 +253,7 @@ def _slot_or_none(call: Call, token: int) -> int:
         ),
     },
     has_kernel=True,
+    is_of_refusals=True,  # an invalid call, which reference would reject
 )
 def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
     """Without checked mode a token that reference refuses gets -1, never a neighbour's slot."""

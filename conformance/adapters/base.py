@@ -184,15 +184,16 @@ class Adapter:
         Raises:
             Unsupported: An argument has a value that is not supported.
         """
+        parameters = inspect.signature(operator.attrgetter(function)(reference)).parameters
+        given = {**_by_name(function, args), **kwargs}
         values = self.unsupported.get(function, {})
-        for name, value in {**_by_name(function, args), **kwargs}.items():
-            if name in values and values[name](value):
+        for name, is_unsupported in values.items():
+            if is_unsupported(given.get(name, parameters[name].default)):
                 raise Unsupported(f"{name} of {function}")
-        defaults = inspect.signature(operator.attrgetter(function)(reference)).parameters
         return {
             name: value
             for name, value in kwargs.items()
-            if name not in values or value is not defaults[name].default
+            if name not in values or value is not parameters[name].default
         }
 
     def new(self, class_name: str, **fields: Any) -> Any:

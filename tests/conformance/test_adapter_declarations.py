@@ -108,6 +108,17 @@ def test_a_value_that_is_not_supported_has_a_reason() -> None:
         function(lengths, 2, 0)
 
 
+def test_a_default_may_be_a_value_that_is_not_supported() -> None:
+    """An engine with four regions does not support calls that leave the default of three."""
+    name = "reorder_batch_to_split_decodes_and_prefills"
+
+    class FourRegions(FastAdapter):
+        unsupported: ClassVar[Mapping[str, Any]] = {name: {"regions": lambda number: number != 4}}
+
+    with pytest.raises(Unsupported, match=f"regions of {name}"):
+        target_of(FourRegions).lookup(name)(None, None)
+
+
 def test_classes_of_exceptions_are_those_that_they_stand_for() -> None:
     """`exceptions` maps the implementation's classes to ours; messages stay."""
 
@@ -124,14 +135,13 @@ def test_classes_of_exceptions_are_those_that_they_stand_for() -> None:
 
 def test_an_adapter_says_which_values_are_taken() -> None:
     """NumPy's scalars and a caller's own objects are only passed to those that take them."""
-    call = drawn(check_of(LENGTHS).examples(MINIMAL), 1, "scalars")[0].call
     variant = CallVariant(has_numpy_scalars=True, has_own_objects=True)
 
     class Plain(Adapter):
         pass
 
     for adapter, expected in ((FastAdapter, True), (Plain, False)):
-        made = Invocation(target_of(adapter), call, variant).variant
+        made = variant.supported_by(target_of(adapter))
         assert (expected, expected) == (made.has_numpy_scalars, made.has_own_objects)
 
 
