@@ -108,6 +108,7 @@ class ChangeTracker:
         self.memories: dict[tuple[int, str], Memory] = {}
         self._arrays: list[_TrackedArray] = []
         self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
+        self._paths: dict[int, str] = {}
 
     def track_array(self, path: str, drawn: Array, memory: Memory) -> Array | torch.Tensor:
         """Return an array in its converted memory, and remember where it lies."""
@@ -121,17 +122,18 @@ class ChangeTracker:
             return
         if isinstance(value, list | dict | set) or hasattr(value, "__dict__"):
             self._holders.append((path, value, _held(value)))
+            self._paths.setdefault(id(value), path)
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:
         """Forget afterwards what is converted inside."""
-        memories = dict(self.memories)
+        memories, paths = dict(self.memories), dict(self._paths)
         num_arrays, num_holders = len(self._arrays), len(self._holders)
         views = [(memory, len(memory.shown)) for memory in memories.values()]
         try:
             yield
         finally:
-            self.memories = memories
+            self.memories, self._paths = memories, paths
             del self._arrays[num_arrays:], self._holders[num_holders:]
             for memory, number in views:
                 del memory.shown[number:]
@@ -172,7 +174,7 @@ class ChangeTracker:
     def owner(self, value: Any) -> str | None:
         """Return the argument that an object is, or in whose memory an array lies; None if none."""
         if not isinstance(value, np.ndarray | torch.Tensor):
-            return next((path for path, holder, _ in self._holders if holder is value), None)
+            return self._paths.get(id(value))
         address = address_of(value)
         owners = (memory.path for memory in self.memories.values() if memory.holds(address))
         return next(owners, None) if address else None
