@@ -10,12 +10,16 @@ from typing import Any
 import torch
 
 from conformance.actors import Actor, actors
+from conformance.profiles import Kind
 from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import Target
 
 NUM_THREADS = 3
+
+NUM_BLOCKS = 1000
+"""Blocks of one thread: counters of a byte wrap."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +78,7 @@ def _overlap(example: Blocks) -> bool:
 def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
     """In a block a thread's calls are checked as it says; after all blocks nothing has changed."""
     checks = target.lookup("checks")
-
-    def refuses() -> bool:
-        lengths = torch.tensor([-1], dtype=torch.int32, device=target.device)
-        try:
-            target.lookup("get_dcp_local_seq_lens")(lengths)
-        except ValueError:
-            return True
-        return False
+    refuses = partial(_refuses, target)
 
     def enter(*, enabled: bool) -> Any:
         return checks(enabled=enabled).__enter__()
@@ -112,6 +109,32 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
             found = [thread.do(refuses) for thread in threads]
             checks(enabled=outside)
         assert [False] * NUM_THREADS == found
+
+
+def _refuses(target: Target) -> bool:
+    """Return whether values of tensors are checked now."""
+    lengths = torch.tensor([-1], dtype=torch.int32, device=target.device)
+    try:
+        target.lookup("get_dcp_local_seq_lens")(lengths)
+    except ValueError:
+        return True
+    return False
+
+
+@law("checks", lambda _: st.booleans(), presets=[MINIMAL], kind=Kind.CONDITIONS)
+def test_a_thousand_blocks_hold(target: Target, example: bool) -> None:
+    """Each of many blocks holds, one after the other and one in the other."""
+    checks = target.lookup("checks")
+    with target.running(checked=not example):
+        for _ in range(NUM_BLOCKS):
+            with checks(enabled=example):
+                assert example is _refuses(target)
+            assert example is not _refuses(target)
+        entered = [checks(enabled=example).__enter__() for _ in range(NUM_BLOCKS)]
+        while entered:
+            assert example is _refuses(target)
+            entered.pop().__exit__(None, None, None)
+        assert example is not _refuses(target)
 
 
 def _leave(thread: Actor, inside: list[tuple[bool, Any]]) -> None:
