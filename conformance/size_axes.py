@@ -63,6 +63,16 @@ class Axis:
         return list(dict.fromkeys(map(band_of, self.sizes(0))))
 
 
+def of_ints(size: Callable[[Any], int], first: int = 0) -> Axis:
+    """Return the axis of an int without an upper bound, up to one that no machine's int holds."""
+    return Axis(size, 2**64 + 1, first=first)
+
+
+def of_objects(size: Callable[[Any], int], first: int = 0, last: int = 1025) -> Axis:
+    """Return the axis of a number of objects, of which each call of a target has its own."""
+    return Axis(size, last, "to make and compare more objects takes seconds", first)
+
+
 Axes: TypeAlias = Mapping[str, Axis]
 """Axes by name."""
 

@@ -16,12 +16,20 @@ from conformance.invalid_inputs.attention_layers import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import of_ints, of_objects
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import (
     ATTENTION,
+    BLOCK_SIZE,
+    GROUPS,
+    HEAD_SIZE,
+    HEADS,
+    LAYERS,
+    LAYERS_OF_A_GROUP,
     MIXER,
     MLA_ATTENTION,
     MOE,
+    WINDOW,
     WORKSPACES,
     context_of,
     get_kv_cache_spec_calls,
@@ -78,6 +86,7 @@ test_get_layers = Contract(
         ),
         "an engine's own configuration": _is_own,
     },
+    axes={LAYERS: of_objects(lambda call: len(call.facts))},
     invalid_inputs=GET_LAYERS_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
@@ -102,6 +111,23 @@ def _kinds(*kinds: str) -> Any:
     return lambda call: any(kind in call.facts.values() for kind in kinds)
 
 
+def _largest(attribute: str) -> Any:
+    """Return the size of calls that is the largest of an attribute of their layers."""
+
+    def size(call: Call) -> int:
+        layers = context_of(call["vllm_config"]).values()
+        return max((layer.attributes.get(attribute) or 0 for layer in layers), default=0)
+
+    return size
+
+
+def _block_size(call: Call) -> int:
+    config = call["vllm_config"]
+    cache = (config.attributes if _is_own(call) else vars(config))["cache_config"]
+    size: int = (cache.attributes if _is_own(call) else vars(cache))["block_size"]
+    return size
+
+
 test_get_kv_cache_spec = Contract(
     "get_kv_cache_spec",
     get_kv_cache_spec_calls,
@@ -121,6 +147,13 @@ test_get_kv_cache_spec = Contract(
             isinstance(layer.attributes.get("num_kv_heads"), np.integer)
             for layer in context_of(call["vllm_config"]).values()
         ),
+    },
+    axes={
+        LAYERS: of_objects(lambda call: len(call.facts)),
+        BLOCK_SIZE: of_ints(_block_size, 1),
+        HEADS: of_ints(_largest("num_kv_heads"), 1),
+        HEAD_SIZE: of_ints(_largest("head_size"), 1),
+        WINDOW: of_ints(_largest("sliding_window"), 1),
     },
     pairs=(("a layer with a window", "a layer that shares and has a window"),),
     invalid_inputs=GET_KV_CACHE_SPEC_INVALID_INPUTS,
@@ -182,6 +215,14 @@ test_init_attn_backend = Contract(
         "layers in another order than the context's": lambda call: (
             [name for plan in call.facts for name in plan.names]
             != [n for n in context_of(call["vllm_config"]) if n.endswith("attn")]
+        ),
+    },
+    axes={
+        GROUPS: of_objects(lambda call: len(call.facts), last=257),
+        LAYERS_OF_A_GROUP: of_objects(
+            lambda call: max((len(plan.names) for plan in call.facts), default=0),
+            1,
+            last=257,
         ),
     },
     invalid_inputs=INIT_ATTN_BACKEND_INVALID_INPUTS,

@@ -15,9 +15,12 @@ from conformance.invalid_inputs.backend import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.backend import (
     FIELDS,
+    FIELDS_OF_A_CLASS,
+    PREFIX_LENGTH,
     subclass_backend_calls,
     subclass_metadata_calls,
 )
@@ -59,6 +62,8 @@ def test_a_backend_must_say(target: Target, said: set[str]) -> None:
     assert "auto" == shape["cache_dtype_str"].default
 
 
+OF_NAMES = {PREFIX_LENGTH: Axis(lambda call: len(call["name_prefix"]), 65_537)}
+
 test_subclass_attention_backend = Contract(
     "subclass_attention_backend",
     subclass_backend_calls,
@@ -68,6 +73,7 @@ test_subclass_attention_backend = Contract(
         "a backend with a metaclass": lambda call: call["attention_backend_cls"].is_alike,
         "an engine's own builders": lambda call: call["builder_cls"].is_own,
     },
+    axes=OF_NAMES,
     invalid_inputs=SUBCLASS_BACKEND_INVALID_INPUTS,
 )
 
@@ -112,6 +118,12 @@ test_subclass_attention_metadata = Contract(
         ),
         "fields in a tuple": lambda call: isinstance(call["fields"], tuple),
         "a field in a list": lambda call: any(isinstance(f, list) for f in call["fields"]),
+    },
+    axes={
+        **OF_NAMES,
+        FIELDS_OF_A_CLASS: Axis(
+            lambda call: len(call["fields"]), 257, "to make a dataclass takes a while"
+        ),
     },
     pairs=(("a frozen class", "a class that compares by identity"),),
     invalid_inputs=SUBCLASS_METADATA_INVALID_INPUTS,

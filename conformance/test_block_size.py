@@ -15,8 +15,13 @@ from conformance.invalid_inputs.block_size import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import of_ints, of_objects
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import (
+    ATTENTION_GROUPS,
+    BLOCK_SIZE,
+    GROUPS,
+    SUPPORTED_SIZES,
     divisors,
     is_of_attention,
     multiple_of_calls,
@@ -30,6 +35,7 @@ test_multiple_of = Contract(
     "MultipleOf",
     multiple_of_calls,
     {"past 2**31": lambda call: call["base"] >= 2**31},
+    axes={BLOCK_SIZE: of_ints(lambda call: call["base"], 1)},
     invalid_inputs=MULTIPLE_OF_INVALID_INPUTS,
 )
 
@@ -123,6 +129,11 @@ test_select_common_block_size = Contract(
             group.backend.methods for group in call["attn_groups"]
         ),
     },
+    axes={
+        BLOCK_SIZE: of_ints(lambda call: call["kv_manager_block_size"], 1),
+        ATTENTION_GROUPS: of_objects(lambda call: len(call["attn_groups"])),
+        SUPPORTED_SIZES: of_objects(lambda call: max(map(len, _listed(call)), default=0), 1),
+    },
     invalid_inputs=SELECT_INVALID_INPUTS,
     takes_objects=True,
 )
@@ -201,6 +212,20 @@ test_prepare_kernel_block_sizes = Contract(
                 _reference_answer(call),
                 strict=True,
             )
+        ),
+    },
+    axes={
+        GROUPS: of_objects(lambda call: len(_kinds(call)), last=257),
+        ATTENTION_GROUPS: of_objects(lambda call: max(map(len, call["attn_groups"]), default=0)),
+        BLOCK_SIZE: of_ints(
+            lambda call: max(
+                (
+                    group.kv_cache_spec.block_size
+                    for group in call["kv_cache_config"].kv_cache_groups
+                ),
+                default=0,
+            ),
+            1,
         ),
     },
     invalid_inputs=PREPARE_INVALID_INPUTS,

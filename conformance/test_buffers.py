@@ -10,12 +10,21 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
+from conformance.checks import along_axes
 from conformance.comparison import torch_dtype
 from conformance.evaluation import check_equal, exception_of, is_named
 from conformance.implementations import is_of_fast
 from conformance.profiles import Kind
 from conformance.properties import law
-from conformance.strategies.buffers import NO_NUMPY, Copies, copies
+from conformance.size_axes import Axis
+from conformance.strategies.buffers import (
+    DIMENSIONS,
+    NO_NUMPY,
+    ROW_LENGTH,
+    ROWS,
+    Copies,
+    copies,
+)
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
@@ -84,6 +93,17 @@ def test_buffers_copy(target: Target, example: Copies) -> None:
     with target.running(checked=True):
         expected, got = _play(REFERENCE, example), _play(target, example)
     check_equal(target, Call("CpuGpuBuffer", vars(example)), expected, got)
+
+
+test_buffers_copy_of_all_sizes = along_axes(
+    test_buffers_copy,
+    {
+        ROWS: Axis(lambda e: e.size[0], 65_537),
+        ROW_LENGTH: Axis(lambda e: e.size[-1] if len(e.size) > 1 else 0, 65_537),
+        DIMENSIONS: Axis(lambda e: len(e.size), 32, "NumPy 1 has no more", 1),
+    },
+    lambda example: example,
+)
 
 
 @law("CpuGpuBuffer", copies, presets=[MINIMAL], kind=Kind.CONDITIONS)

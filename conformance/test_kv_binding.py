@@ -11,7 +11,16 @@ from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_binding import BIND_INVALID_INPUTS, EXTRACT_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
-from conformance.strategies.kv_binding import bind_calls, extract_calls
+from conformance.size_axes import Axis, of_ints, of_objects
+from conformance.strategies.kv_binding import (
+    ATTENTION_MODULES,
+    COMPONENTS,
+    LAYER_INDEX,
+    LAYERS,
+    LAYERS_WITHOUT_CACHE,
+    bind_calls,
+    extract_calls,
+)
 from conformance.targets import Target
 
 
@@ -50,6 +59,11 @@ test_extract_layer_index = Contract(
         "empty components": lambda call: "" in call["layer_name"].split("."),
         "modules are None": lambda call: call.get("num_attn_module", 1) is None,
     },
+    axes={
+        LAYER_INDEX: of_ints(lambda call: max(map(int, _integers(call["layer_name"])))),
+        ATTENTION_MODULES: of_ints(_modules, 1),
+        COMPONENTS: Axis(lambda call: call["layer_name"].count("."), 65_537),
+    },
     invalid_inputs=EXTRACT_INVALID_INPUTS,
 )
 
@@ -75,7 +89,7 @@ def bound(arguments: Mapping[str, Any]) -> object:
         if not isinstance(held, list | tuple):
             return held if held is None else type(held).__name__
         kind = type(held).__name__
-        return kind, [names.get(id(cache), repr(cache)) for cache in held]
+        return kind, [names[id(c)] if id(c) in names else repr(c) for c in held]
 
     context = arguments["forward_context"]
     layers = context if isinstance(context, dict) else {}
@@ -124,6 +138,15 @@ test_bind_kv_cache = Contract(
         ),
         "two layers with one cache": lambda call: (
             len({id(cache) for cache in call["kv_caches"].values()}) < len(call["kv_caches"])
+        ),
+    },
+    axes={
+        LAYERS: of_objects(lambda call: len(call["kv_caches"])),
+        LAYERS_WITHOUT_CACHE: of_objects(
+            lambda call: len(call["forward_context"]) - len(call["kv_caches"])
+        ),
+        LAYER_INDEX: of_ints(
+            lambda call: min((int(_integers(name)[0]) for name in call["kv_caches"]), default=0)
         ),
     },
     invalid_inputs=BIND_INVALID_INPUTS,

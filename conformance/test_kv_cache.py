@@ -17,7 +17,15 @@ from conformance.goals import Goals
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
-from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
+from conformance.size_axes import Axes, Axis, of_objects
+from conformance.strategies.kv_binding import LAYERS_WITHOUT_CACHE
+from conformance.strategies.kv_cache import Layer, allocate_calls, init_calls, is_encoder_only
+from conformance.strategies.kv_plans import (
+    BLOCKS,
+    GROUPS,
+    LAYERS_OF_A_UNIFORM_GROUP,
+    TENSORS,
+)
 from conformance.targets import Target
 from conformance.values import is_array
 
@@ -46,6 +54,29 @@ GOALS: Goals = {
     ),
 }
 
+
+def _num_blocks(call: Call) -> int:
+    return min(map(call.facts.num_blocks, call.facts.layers), default=0)
+
+
+def _is_of_uniform_group(call: Call, layer: Layer) -> bool:
+    return any(
+        layer.name in getattr(group.kv_cache_spec, "kv_cache_specs", {})
+        for group in call.facts.config.kv_cache_groups
+    )
+
+
+AXES: Axes = {
+    GROUPS: of_objects(lambda call: len({layer.group for layer in call.facts.layers}), last=257),
+    TENSORS: of_objects(lambda call: len(_tensors(call)), 1, last=257),
+    LAYERS_OF_A_UNIFORM_GROUP: of_objects(
+        lambda call: len([one for one in call.facts.layers if _is_of_uniform_group(call, one)]),
+        1,
+        last=257,
+    ),
+    BLOCKS: Axis(_num_blocks, 4097, "all bytes are compared"),
+}
+
 test_allocate_kv_cache = Contract(
     "_allocate_kv_cache",
     allocate_calls,
@@ -60,6 +91,7 @@ test_allocate_kv_cache = Contract(
             != [layer.name for layer in call.facts.layers]
         ),
     },
+    axes=AXES,
     invalid_inputs=ALLOCATE_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
@@ -130,6 +162,12 @@ test_init_kv_cache = Contract(
         "several attention modules": lambda call: call.facts.num_attn_module > 1,
         "layers that have no cache": lambda call: (
             len(call["forward_context"]) > len(call.facts.layers)
+        ),
+    },
+    axes={
+        **AXES,
+        LAYERS_WITHOUT_CACHE: of_objects(
+            lambda call: len(call["forward_context"]) - len(call.facts.layers)
         ),
     },
     invalid_inputs=INIT_INVALID_INPUTS,

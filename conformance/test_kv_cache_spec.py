@@ -23,14 +23,30 @@ from conformance.invalid_inputs.kv_cache_spec import (
 from conformance.invalid_inputs.spec_memory import MAX_MEMORY_INVALID_INPUTS, kind_of
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import Axes, of_ints, of_objects
 from conformance.strategies.kv_cache_spec import (
     ATTENTION,
+    BLOCK_SIZE,
+    CHUNK_SIZE,
     DTYPES,
+    ENCODER_TOKENS,
     FULL,
+    HEAD_SIZE,
+    HEADS,
     KINDS,
+    MODEL_LENGTH,
+    NEW_BLOCK_SIZE,
+    PADDED_PAGE,
+    RANKS,
     READS,
+    SPECS,
+    SPECULATIVE_BLOCKS,
+    STATE_LENGTH,
+    STATES,
+    STEP_TOKENS,
     UNIFORM,
     UNIFORM_FIELD,
+    WINDOW,
     class_of,
     constructor_calls,
     copy_calls,
@@ -52,6 +68,44 @@ def _given(name: str) -> Callable[[Call], Any]:
     return lambda call: call.get(name)
 
 
+def _field(name: str) -> Callable[[Call], int]:
+    """Return the size of calls that is a field of the spec that they make, or are about."""
+
+    def size(call: Call) -> int:
+        value = call.get(name) if "self" not in call else getattr(call["self"], name, None)
+        return int(value or 0)
+
+    return size
+
+
+def _states(call: Call) -> tuple[Any, ...]:
+    shapes = call["shapes"] if "self" not in call else getattr(call["self"], "shapes", ())
+    return tuple(shapes)
+
+
+ATTENTION_AXES: Axes = {
+    BLOCK_SIZE: of_ints(_field("block_size"), 1),
+    HEADS: of_ints(_field("num_kv_heads"), 1),
+    HEAD_SIZE: of_ints(_field("head_size"), 1),
+}
+
+STATE_AXES: Axes = {
+    STATES: of_objects(lambda call: len(_states(call)), 1),
+    STATE_LENGTH: of_ints(
+        lambda call: max((max(s, default=1) for s in _states(call)), default=0), 2
+    ),
+    PADDED_PAGE: of_ints(_field("page_size_padded"), 1),
+}
+
+UNIFORM_AXES: Axes = {
+    SPECS: of_objects(
+        lambda call: len(
+            call.get("kv_cache_specs") or getattr(call.get("self"), "kv_cache_specs", ())
+        ),
+        1,
+    )
+}
+
 test_attention_specs = Contract(
     "KVCacheSpec",
     constructor_calls("KVCacheSpec", *ATTENTION, *FULL),
@@ -66,6 +120,11 @@ test_attention_specs = Contract(
         "a number past 2**31": lambda call: (
             max(v for v in call.arguments.values() if isinstance(v, int)) >= 2**31
         ),
+    },
+    axes={
+        **ATTENTION_AXES,
+        WINDOW: of_ints(_field("sliding_window"), 1),
+        CHUNK_SIZE: of_ints(_field("attention_chunk_size"), 1),
     },
     invalid_inputs=ATTENTION_INVALID_INPUTS,
 )
@@ -86,6 +145,11 @@ test_mamba_specs = Contract(
         "scalar types for dtypes": lambda call: isinstance(call["dtypes"][0], type),
         "no speculative blocks": lambda call: call.get("num_speculative_blocks") == 0,
     },
+    axes={
+        **STATE_AXES,
+        BLOCK_SIZE: of_ints(_field("block_size"), 1),
+        SPECULATIVE_BLOCKS: of_ints(_field("num_speculative_blocks")),
+    },
     invalid_inputs=MAMBA_INVALID_INPUTS,
 )
 
@@ -100,6 +164,7 @@ test_uniform_specs = Contract(
             lambda call: type(next(iter(call["kv_cache_specs"].values()))).__name__,
         ),
     },
+    axes=UNIFORM_AXES,
     invalid_inputs=UNIFORM_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
@@ -118,6 +183,7 @@ test_page_size_bytes = Contract(
         ),
         "a padded page": lambda call: getattr(call["self"], "page_size_padded", None) is not None,
     },
+    axes={**ATTENTION_AXES, **STATE_AXES, **UNIFORM_AXES},
     invalid_inputs=PAGE_SIZE_INVALID_INPUTS,
 )
 
@@ -125,6 +191,10 @@ test_page_size_bytes = Contract(
 def _config(call: Call, path: str) -> Any:
     part, name = path.split(".")
     return getattr(getattr(call["vllm_config"], part), name, None)
+
+
+def _read(path: str) -> Callable[[Call], int]:
+    return lambda call: int(_config(call, path) or 0)
 
 
 def _limit(call: Call) -> int:
@@ -194,6 +264,16 @@ test_max_memory_usage_bytes = Contract(
             > 1
         ),
     },
+    axes={
+        **ATTENTION_AXES,
+        **UNIFORM_AXES,
+        WINDOW: of_ints(_field("sliding_window"), 1),
+        CHUNK_SIZE: of_ints(_field("attention_chunk_size"), 1),
+        MODEL_LENGTH: of_ints(_read("model_config.max_model_len"), 1),
+        STEP_TOKENS: of_ints(_read("scheduler_config.max_num_batched_tokens"), 1),
+        ENCODER_TOKENS: of_ints(_read("scheduler_config.max_num_encoder_input_tokens")),
+        RANKS: of_ints(_read("parallel_config.decode_context_parallel_size"), 1),
+    },
     invalid_inputs=MAX_MEMORY_INVALID_INPUTS,
 )
 
@@ -208,6 +288,11 @@ test_copy_with_new_block_size = Contract(
             call["block_size"] % call["self"].block_size != 0
             and call["self"].block_size % call["block_size"] != 0
         ),
+    },
+    axes={
+        NEW_BLOCK_SIZE: of_ints(lambda call: call["block_size"], 1),
+        BLOCK_SIZE: of_ints(_field("block_size"), 1),
+        **UNIFORM_AXES,
     },
     invalid_inputs=COPY_INVALID_INPUTS,
 )

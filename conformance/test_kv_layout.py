@@ -13,9 +13,21 @@ from unittest import mock
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.evaluation import check_equal
+from conformance.profiles import Kind
 from conformance.properties import law
-from conformance.strategies.kv_layout import LAYOUTS, Step, histories, is_valid_calls
+from conformance.size_axes import Axis
+from conformance.strategies.kv_layout import (
+    LAYOUTS,
+    TEXT_LENGTH,
+    Step,
+    histories,
+    is_valid_calls,
+)
+from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
+
+NUM_STEPS = 1000
+"""Steps of a long history: counters of a byte wrap."""
 
 VARIABLE = "VLLM_KV_CACHE_LAYOUT"
 OVERRIDE = "_KV_CACHE_LAYOUT_OVERRIDE"
@@ -30,6 +42,7 @@ test_is_valid_kv_cache_layout = Contract(
         "an array": lambda call: hasattr(call["value"], "dtype"),
         "what has no hash": lambda call: isinstance(call["value"], list | dict | set),
     },
+    axes={TEXT_LENGTH: Axis(lambda call: len(call["value"]), 65_537)},
 )
 
 
@@ -138,6 +151,12 @@ def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
     shows = _holder(target) is not None
     expected, got = (_play(one, history, shows_override=shows) for one in (REFERENCE, target))
     check_equal(target, call, expected, got, "answers")
+
+
+@law("get_kv_cache_layout", histories, presets=[MINIMAL], kind=Kind.CONDITIONS)
+def test_the_layout_after_a_thousand_steps(target: Target, history: tuple[Step, ...]) -> None:
+    """A layout is in force as it was set, after many steps, too."""
+    test_the_layout_in_force.body(target, history * (NUM_STEPS // len(history)))
 
 
 @law(

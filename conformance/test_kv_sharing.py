@@ -11,7 +11,14 @@ from conformance.goals import Goals
 from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
-from conformance.strategies.kv_sharing import add_calls, initialize_calls
+from conformance.size_axes import Axes, of_objects
+from conformance.strategies.kv_sharing import (
+    GROUPS,
+    LAYERS_OF_A_GROUP,
+    SHARING_LAYERS,
+    add_calls,
+    initialize_calls,
+)
 from conformance.targets import Target
 
 
@@ -58,6 +65,16 @@ GOALS: Goals = {
 }
 
 
+AXES: Axes = {
+    GROUPS: of_objects(lambda call: len(call["kv_cache_groups"]), last=257),
+    LAYERS_OF_A_GROUP: of_objects(
+        lambda call: max((len(group.layer_names) for group in call["kv_cache_groups"]), default=0),
+        1,
+    ),
+    SHARING_LAYERS: of_objects(lambda call: len(_pairs(call))),
+}
+
+
 def _had(call: Call, *, its_targets: bool) -> bool:
     caches = call["kv_caches"]
     return any(
@@ -74,6 +91,7 @@ test_initialize_kv_cache_for_kv_sharing = Contract(
         "a layer that had a cache of its own": lambda call: _had(call, its_targets=False),
         "a layer that had its target's": lambda call: _had(call, its_targets=True),
     },
+    axes=AXES,
     invalid_inputs=INITIALIZE_INVALID_INPUTS,
     changes=frozenset({"kv_cache_groups", "kv_caches"}),
     observe=shared,
@@ -91,6 +109,7 @@ test_add_kv_sharing_layers_to_kv_cache_groups = Contract(
         "a set that knows others": lambda call: bool(call.get("runner_only_attn_layers")),
     },
     pairs=(("an empty set", "a layer in its target's group already"),),
+    axes=AXES,
     invalid_inputs=ADD_INVALID_INPUTS,
     changes=frozenset({"kv_cache_groups", "runner_only_attn_layers"}),
     observe=shared,

@@ -15,6 +15,7 @@ from conformance.strategies.kv_cache import Cache, Layer, is_encoder_only
 from conformance.strategies.kv_cache_spec import DTYPES
 from conformance.strategies.kv_plans import SMALL
 from conformance.strategies.kv_views import reshape_calls
+from conformance.test_kv_cache import AXES
 
 
 def _mamba(call: Call) -> list[Layer]:
@@ -173,6 +174,7 @@ test_reshape_kv_cache = Contract(
         ("kernel blocks that split a block", "an encoder-only group before one with a cache"),
         ("kernel blocks that split a block", "a uniform group"),
     ),
+    axes=AXES,
     invalid_inputs=[*RESHAPE_INVALID_INPUTS, *BACKEND_INVALID_INPUTS],
     refusal_presets=SMALL,
     compares_views=True,

@@ -12,10 +12,13 @@ from conformance.invalid_inputs.layer_params import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import of_ints, of_objects
+from conformance.strategies.attention_layers import LAYERS, WINDOW, context_of
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import (
     FLASHINFER_IMPL,
     IMPL,
+    OTHER_LAYERS,
     get_per_layer_parameters_calls,
     infer_global_hyperparameters_calls,
     per_layer_parameters_calls,
@@ -31,6 +34,7 @@ test_per_layer_parameters = Contract(
         "a cap of 0.0": lambda call: call["logits_soft_cap"] == 0.0,
         "no cap": lambda call: call["logits_soft_cap"] is None,
     },
+    axes={WINDOW: of_ints(lambda call: call["window_left"])},
 )
 
 
@@ -69,6 +73,10 @@ def _is_there(impl: Own, name: str) -> bool:
     return impl.attributes.get(name) is not None
 
 
+def _window_left(impl: Own) -> int:
+    return int((impl.attributes.get("sliding_window") or [0])[0])
+
+
 test_get_per_layer_parameters = Contract(
     "get_per_layer_parameters",
     get_per_layer_parameters_calls,
@@ -96,6 +104,13 @@ test_get_per_layer_parameters = Contract(
             call["cls_"] is IMPL and any(i.cls is FLASHINFER_IMPL for i in call.facts)
         ),
         "an engine's own configuration": lambda call: isinstance(call["vllm_config"], Own),
+    },
+    axes={
+        LAYERS: of_objects(lambda call: len(call["layer_names"])),
+        OTHER_LAYERS: of_objects(
+            lambda call: len(context_of(call["vllm_config"])) - len(call.facts)
+        ),
+        WINDOW: of_ints(lambda call: max(map(_window_left, call.facts), default=0)),
     },
     invalid_inputs=GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     takes_objects=True,
@@ -129,6 +144,10 @@ test_infer_global_hyperparameters = Contract(
             bool(call.facts)
             and next(iter(call["per_layer_params"].values())).has_same_all_params is True
         ),
+    },
+    axes={
+        LAYERS: of_objects(lambda call: len(call["per_layer_params"]), 1),
+        WINDOW: of_ints(lambda call: next(iter(call["per_layer_params"].values())).window_left, 1),
     },
     invalid_inputs=INFER_INVALID_INPUTS,
     takes_objects=True,

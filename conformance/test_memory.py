@@ -14,8 +14,15 @@ from conformance.evaluation import exception_of
 from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
-from conformance.strategies.memory import MAX_INT64, request_calls, snapshot_calls
+from conformance.strategies.memory import (
+    FREE_MEMORY,
+    MAX_INT64,
+    TOTAL_MEMORY,
+    request_calls,
+    snapshot_calls,
+)
 from conformance.targets import Target
 
 test_memory_snapshot = Contract(
@@ -25,6 +32,10 @@ test_memory_snapshot = Contract(
         "more is free than there is": lambda call: call["free_memory"] > call["total_memory"],
         "no device": lambda call: call.get("device") is None,
         "a device": lambda call: call.get("device") is not None,
+    },
+    axes={
+        TOTAL_MEMORY: Axis(lambda call: call["total_memory"], MAX_INT64),
+        FREE_MEMORY: Axis(lambda call: call["free_memory"], MAX_INT64),
     },
 )
 
@@ -59,6 +70,10 @@ test_request_memory = Contract(
         ),
         "past 2**53": lambda call: _total(call) > 2**53,
         "the most that there can be": lambda call: _total(call) >= MAX_INT64 // 2,
+    },
+    axes={
+        TOTAL_MEMORY: Axis(_total, MAX_INT64 // 2),
+        FREE_MEMORY: Axis(lambda call: call["init_snapshot"].free_memory, MAX_INT64, first=1),
     },
     invalid_inputs=REQUEST_INVALID_INPUTS,
     takes_objects=True,

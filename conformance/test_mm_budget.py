@@ -18,10 +18,20 @@ from conformance.invalid_inputs.mm_budget import (
     MODALITY_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.profiles import Kind
 from conformance.properties import law
+from conformance.size_axes import Axes, Axis, of_ints
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
+    CACHE_SIZE,
     CACHES,
+    ENCODER_TOKENS,
+    ITEM_TOKENS,
+    ITEMS,
+    MODEL_LENGTH,
+    NUM_MODALITIES,
+    REQUESTS,
+    STEP_TOKENS,
     Budget,
     budget_calls,
     compute_budget_calls,
@@ -47,6 +57,45 @@ def _scheduler(holds: Any) -> Any:
 
     return is_so
 
+
+def _of_scheduler(name: str) -> Any:
+    """Return the size of calls that is a number of the scheduler's configuration."""
+
+    def size(call: Call) -> int:
+        config = _arguments(call)["scheduler_config"]
+        attributes = config.attributes if isinstance(config, Own) else vars(config or object)
+        return int(attributes.get(name, 0))
+
+    return size
+
+
+def _arguments(call: Call) -> Any:
+    """Return the arguments of a call, or of that which makes the budget."""
+    return call.arguments if call.facts is None else call.facts.arguments
+
+
+def _all_tokens(call: Call) -> Any:
+    given = _arguments(call)
+    return given.get("max_tokens_by_modality") or getattr(given.get("mm_registry"), "tokens", {})
+
+
+COMPUTE_AXES: Axes = {
+    NUM_MODALITIES: Axis(lambda call: len(_all_tokens(call)), 65_537),
+    ITEM_TOKENS: of_ints(lambda call: _largest(_all_tokens(call))),
+    ENCODER_TOKENS: of_ints(_of_scheduler("max_num_encoder_input_tokens")),
+    CACHE_SIZE: of_ints(_of_scheduler("encoder_cache_size")),
+}
+
+BUDGET_AXES: Axes = {
+    **COMPUTE_AXES,
+    NUM_MODALITIES: Axis(
+        lambda call: len(_all_tokens(call)), 4097, "to compare more modalities takes seconds"
+    ),
+    ITEMS: of_ints(lambda call: _largest(_arguments(call)["mm_registry"].limits)),
+    MODEL_LENGTH: of_ints(lambda call: _arguments(call)["model_config"].max_model_len, 1),
+    REQUESTS: of_ints(_of_scheduler("max_num_seqs"), 1),
+    STEP_TOKENS: of_ints(_of_scheduler("max_num_batched_tokens"), 1),
+}
 
 test_compute_mm_encoder_budget = Contract(
     "compute_mm_encoder_budget",
@@ -81,10 +130,14 @@ test_compute_mm_encoder_budget = Contract(
             lambda config, largest: config.max_num_batched_tokens < largest
         ),
     },
+    axes=COMPUTE_AXES,
     invalid_inputs=COMPUTE_INVALID_INPUTS,
     takes_objects=True,
 )
 
+
+NUM_RESETS = 1000
+"""Resets of one budget: counters of a byte wrap."""
 
 ATTRIBUTES = (
     *("max_model_len", "max_num_reqs", "mm_limits", "max_tokens_by_modality"),
@@ -115,6 +168,7 @@ test_multimodal_budget = Contract(
         **{f"a registry with {kind}": _cache(kind) for kind in CACHES},
         "prompts are not spread": lambda call: not call["scheduler_config"].enable_chunked_prefill,
     },
+    axes=BUDGET_AXES,
     invalid_inputs=BUDGET_INVALID_INPUTS,
     changes=frozenset({"mm_registry"}),
     observe=_asked,
@@ -160,6 +214,7 @@ test_get_encoder_budget = Contract(
             _made(call).encoder_cache_size > _made(call).encoder_compute_budget
         ),
     },
+    axes={name: BUDGET_AXES[name] for name in (ENCODER_TOKENS, CACHE_SIZE)},
 )
 
 
@@ -186,6 +241,10 @@ test_get_modality_with_max_tokens = Contract(
             and max(n for n, t in _tokens(call).items() if t == max(_order(call)))
             == next(iter(_tokens(call)))
         ),
+    },
+    axes={
+        ITEM_TOKENS: BUDGET_AXES[ITEM_TOKENS],
+        NUM_MODALITIES: dataclasses.replace(BUDGET_AXES[NUM_MODALITIES], first=1),
     },
     invalid_inputs=MODALITY_INVALID_INPUTS,
 )
@@ -272,6 +331,10 @@ test_get_max_items = Contract(
             _is_spread(call) and _prompts(call)[1] < _prompts(call)[0]
         ),
     },
+    axes={
+        **BUDGET_AXES,
+        ITEM_TOKENS: of_ints(lambda call: call["max_tokens_per_item"]),
+    },
     invalid_inputs=MAX_ITEMS_INVALID_INPUTS,
 )
 
@@ -321,6 +384,20 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
         cleared = None if registry.cache is None else registry.cache.cleared
         assert (None if registry.cache is None else times) == cleared
     assert calls == registry.calls
+
+
+@law(
+    "MultiModalBudget.reset_cache",
+    partial(method_calls, method="reset_cache", cache="a cache"),
+    kind=Kind.CONDITIONS,
+)
+def test_each_of_a_thousand_resets_clears_the_cache(target: Target, call: Call) -> None:
+    """The cache is cleared by each reset, however many there were, and in between is empty."""
+    invocation = Invocation(target, call)
+    registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
+    for times in range(1, NUM_RESETS + 1):
+        invocation.answer(checked=False)
+        assert times == registry.cache.cleared
 
 
 @law("MultiModalBudget", budget_calls)

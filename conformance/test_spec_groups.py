@@ -13,18 +13,31 @@ from conformance.goals import Goals, one_for_each
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import Axes, of_ints, of_objects
 from conformance.strategies import cached as st
 from conformance.strategies.kv_cache_spec import (
     FULL,
     KINDS,
+    SPECS,
     UNIFORM,
     UNIFORM_FIELD,
     class_of,
     specs,
 )
 from conformance.strategies.presets import Preset
-from conformance.strategies.spec_groups import container_calls, merge_calls, uniform_calls
+from conformance.strategies.spec_groups import (
+    LAYERS,
+    NUMBER,
+    container_calls,
+    merge_calls,
+    uniform_calls,
+)
 from conformance.targets import Target
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
+
 
 test_containers = Contract(
     "KVCacheConfig",
@@ -34,6 +47,10 @@ test_containers = Contract(
         "layers that are not a list": lambda call: "no list" in call.arguments.values(),
         "a negative number": lambda call: -1 in call.arguments.values(),
         "no spec": lambda call: call.get("kv_cache_spec", 0) is None,
+    },
+    axes={
+        LAYERS: of_objects(lambda call: max(map(_length, call.arguments.values()))),
+        NUMBER: of_ints(lambda call: call.get("size", call.get("num_blocks", 0))),
     },
     compares_views=True,
 )
@@ -61,6 +78,8 @@ def _is_found_later(call: Call, field: str) -> bool:
     return values[0] is None and any(value is not None for value in values)
 
 
+AXES: Axes = {SPECS: of_objects(lambda call: len(call["specs"]), 1)}
+
 test_merge = Contract(
     "KVCacheSpec.merge",
     merge_calls,
@@ -77,6 +96,7 @@ test_merge = Contract(
         ),
         "a cache format": lambda call: any(_values(call, "cache_dtype_str")),
     },
+    axes=AXES,
     invalid_inputs=MERGE_INVALID_INPUTS,
 )
 
@@ -116,6 +136,7 @@ test_is_uniform_type = Contract(
     f"{UNIFORM}.is_uniform_type",
     uniform_calls("is_uniform_type"),
     UNIFORM_TYPE,
+    axes=AXES,
     invalid_inputs=UNIFORM_TYPE_INVALID_INPUTS,
     takes_objects=True,
 )
@@ -125,6 +146,7 @@ test_from_specs = Contract(
     f"{UNIFORM}.from_specs",
     uniform_calls("from_specs"),
     UNIFORM_TYPE,
+    axes=AXES,
     invalid_inputs=UNIFORM_TYPE_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,

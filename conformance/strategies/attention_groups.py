@@ -192,7 +192,7 @@ def models(draw: st.DrawFn, preset: Preset) -> Model:
     num_bytes = seen[0].num_blocks * page_bytes
     arguments: Arguments = {
         "runner_kv_caches": [],
-        "forward_context": forward_contexts(draw, list(found)),
+        "forward_context": forward_contexts(draw, preset, list(found)),
         "kv_cache_config": reference.KVCacheConfig(
             seen[0].num_blocks,
             [reference.KVCacheTensor(num_bytes, shuffled(draw, n)) for n in tensors.values()],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
+from hypothesis.strategies import SearchStrategy
 
 import reference
 from conformance.calls import Call
@@ -20,7 +21,17 @@ from conformance.strategies.engines import (
     Own,
     OwnClass,
 )
+from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import lists, repeated
+
+LAYERS: Final = "layers"
+GROUPS: Final = "groups"
+LAYERS_OF_A_GROUP: Final = "layers of a group"
+BLOCK_SIZE: Final = "block size"
+HEADS: Final = "heads"
+HEAD_SIZE: Final = "head size"
+WINDOW: Final = "window"
 
 ATTENTION = OwnClass("Attention")
 MLA_ATTENTION = OwnClass("MLAAttention", ATTENTION)
@@ -64,10 +75,11 @@ def context_of(config: Any) -> dict[str, Any]:
     return dict(config)
 
 
-def number(draw: st.DrawFn, *values: int) -> Any:
-    """Draw one of some ints, as Python's or NumPy's."""
+def number(draw: st.DrawFn, values: SearchStrategy[int]) -> Any:
+    """Draw an int, as Python's or NumPy's."""
+    value = draw(values)
     kind = draw(st.sampled_from((int, int, np.int32, np.int64)))
-    return kind(draw(st.sampled_from(values)))
+    return kind(value) if value < 2**31 else value
 
 
 def full_spec(block_size: int = 16, num_kv_heads: int = 2) -> reference.FullAttentionSpec:
@@ -84,11 +96,9 @@ def builder_classes(draw: st.DrawFn, *, methods: Sequence[str] = ()) -> BuilderC
 @st.composite
 def get_layers_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_layers_from_vllm_config`: layers of all kinds, some of them named."""
-    maximum = min(preset.max_num_reqs, 6)
-    kinds = draw(
-        st.lists(st.sampled_from((ATTENTION, MLA_ATTENTION, MIXER, MOE)), max_size=maximum)
-    )
-    names = [f"layers.{i}" for i in draw(st.permutations(range(len(kinds))))]
+    known = st.sampled_from((ATTENTION, MLA_ATTENTION, MIXER, MOE))
+    kinds = lists(draw, preset, LAYERS, known, max_size=min(preset.max_num_reqs, 6))
+    names = [f"layers.{i}" for i in shuffled(draw, range(len(kinds)))]
     context = {name: Own(cls, name) for name, cls in zip(names, kinds, strict=True)}
     arguments: dict[str, Any] = {
         "vllm_config": config_of(context, is_own=draw(st.booleans())),
@@ -98,8 +108,8 @@ def get_layers_calls(draw: st.DrawFn, preset: Preset) -> Call:
     if how == "None":
         arguments["layer_names"] = None
     elif how != "omitted":
-        few = draw(st.permutations(names))[: draw(st.integers(0, len(names)))]
-        arguments["layer_names"] = few
+        few = draw(st.one_of(st.integers(0, len(names)), st.just(len(names))))
+        arguments["layer_names"] = shuffled(draw, names)[:few]
     return Call("get_layers_from_vllm_config", arguments, context)
 
 
@@ -107,41 +117,52 @@ LAYER_KINDS = ("full", "window", "full", "window", "shares", "shares bare", "sha
 OTHER_KINDS = ("no attention", "no attention, with a window")
 
 
-def _layer_of(draw: st.DrawFn, kind: str, name: str) -> Own:
-    """Draw a layer of a kind."""
+VALUES = (BLOCK_SIZE, HEADS, HEAD_SIZE, WINDOW)
+"""The axes that are values of a layer's spec."""
+
+
+@st.composite
+def _layers(draw: st.DrawFn, preset: Preset) -> tuple[str, Own]:
+    """Draw a layer's kind, and the layer, without a name."""
+    kinds = ("window",) if preset.axis in VALUES else (*LAYER_KINDS, *OTHER_KINDS)
+    kind = draw(st.sampled_from(kinds))
     if kind == "shares bare":
         # Nothing of it is to be read but this.
         target = {"kv_sharing_target_layer_name": "layers.0", "attn_type": "encoder"}
-        return Own(ATTENTION, name, target)
+        return kind, Own(ATTENTION, "", target)
+    windows = preset.sizes(WINDOW, st.sampled_from((1, 4, 4096)))
     attributes = {
         "attn_type": reference.AttentionType.DECODER,
-        "num_kv_heads": number(draw, 1, 2, 8),
-        "head_size": number(draw, 1, 64, 128),
-        "sliding_window": number(draw, 1, 4, 4096) if "window" in kind else None,
+        "num_kv_heads": number(draw, preset.sizes(HEADS, st.sampled_from((1, 2, 8)))),
+        "head_size": number(draw, preset.sizes(HEAD_SIZE, st.sampled_from((1, 64, 128)))),
+        "sliding_window": number(draw, windows) if "window" in kind else None,
     }
     if kind.startswith("no attention"):
         del attributes["attn_type"]
-        return Own(MOE, name, attributes if "window" in kind else {})
+        return kind, Own(MOE, "", attributes if "window" in kind else {})
     if kind.startswith("shares"):
         # A name without a letter is a name.
         attributes["kv_sharing_target_layer_name"] = draw(st.sampled_from(("layers.0", "")))
     elif draw(st.booleans()):
         attributes["kv_sharing_target_layer_name"] = None
-    return Own(ATTENTION, name, attributes)
+    return kind, Own(ATTENTION, "", attributes)
 
 
 @st.composite
 def get_kv_cache_spec_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_kv_cache_spec`; the facts are the kinds of the layers by name."""
-    maximum = min(preset.max_num_reqs, 6)
-    kinds = draw(st.lists(st.sampled_from((*LAYER_KINDS, *OTHER_KINDS)), max_size=maximum))
-    order = draw(st.sampled_from((1, -1)))
-    named = [(f"layers.{i}", kind) for i, kind in enumerate(kinds)][::order]
-    context = {name: _layer_of(draw, kind, name) for name, kind in named}
-    cache = reference.CacheConfig(block_size=draw(st.sampled_from((1, *preset.block_sizes))))
+    drawn = _layers(preset)
+    layers = lists(draw, preset, LAYERS, drawn, max_size=min(preset.max_num_reqs, 6))
+    if preset.axis in VALUES:
+        layers.append(draw(drawn))
+    named = [(f"layers.{i}", layer) for i, layer in enumerate(layers)]
+    named = named[:: draw(st.sampled_from((1, -1)))]
+    context = {name: dataclasses.replace(layer, name=name) for name, (_, layer) in named}
+    block_sizes = preset.sizes(BLOCK_SIZE, st.sampled_from((1, *preset.block_sizes)))
+    cache = reference.CacheConfig(block_size=draw(block_sizes))
     config = config_of(context, is_own=draw(st.booleans()), cache_config=cache)
     arguments = {"vllm_config": config, "kv_cache_dtype": draw(st.sampled_from(DTYPES))}
-    return Call("get_kv_cache_spec", arguments, dict(named))
+    return Call("get_kv_cache_spec", arguments, {name: kind for name, (kind, _) in named})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,31 +216,38 @@ def _spec_of(kind: str, names: Sequence[str], block_size: int) -> Any:
 @st.composite
 def init_attn_backend_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `init_attn_backend`; the facts are the plans of the groups."""
-    count = draw(st.sampled_from((0, 1, 2, 3, 3, 3)))
+    is_small = preset.axis not in {GROUPS, LAYERS_OF_A_GROUP}
+    count = draw(st.sampled_from((0, 1, 2, 3, 3, 3) if is_small else (3, 1)))
     shares = st.sampled_from(("shares", "shares under a longer name"))
     workspace = st.one_of(shares, st.sampled_from(tuple(WORKSPACES)))
-    plans: list[GroupPlan] = []
-    for g in range(count):
-        names = tuple(f"layers.{i}.attn" for i in range(3 * g, 3 * g + draw(st.integers(1, 3))))
+    drawn: list[tuple[int, str, BackendClass, str]] = []
+    for _ in range(count):
+        num_layers = draw(preset.sizes(LAYERS_OF_A_GROUP, st.integers(1, 3)))
         kind = draw(st.sampled_from(SPECS))
         use = draw(workspace)
-        if not plans and draw(st.RARELY):
+        if not drawn and draw(st.RARELY):
             use = "none"  # the first that shares is not the first builder
         backend_name, methods = WORKSPACES[use]
         builder = draw(builder_classes(methods=methods))
         backend = BackendClass(backend_name, builder, draw(st.booleans()), draw(st.booleans()))
-        if plans and draw(st.sampled_from((True, False, False))):
-            backend, use = plans[-1].backend, plans[-1].workspace
+        if drawn and draw(st.sampled_from((True, False, False))):
+            *_, backend, use = drawn[-1]
+        drawn.append((num_layers, kind, backend, use))
+    plans: list[GroupPlan] = []
+    for g, (num_layers, kind, backend, use) in enumerate(repeated(draw, preset, GROUPS, drawn)):
+        names = tuple(f"layers.{g}.{i}.attn" for i in range(num_layers))
         spec = _spec_of(kind, names, preset.block_sizes[-1])
         plans.append(GroupPlan(names, spec, backend, use, kind))
     context: dict[str, Any] = {"layers.98.moe": Own(MOE, "layers.98.moe")}
+    cls = draw(st.sampled_from((ATTENTION, MIXER)))
     for plan in plans[:: draw(st.sampled_from((1, -1)))]:
-        cls = draw(st.sampled_from((ATTENTION, MIXER)))
         context |= {name: Own(cls, name, backend=plan.backend) for name in plan.names}
     groups = [reference.KVCacheGroupSpec(list(plan.names), plan.spec) for plan in plans]
+    # Each builder has the configuration, so that to compare many would take a while.
+    is_own = preset.axis == GROUPS or draw(st.booleans())
     arguments = {
         "kv_cache_config": reference.KVCacheConfig(3, [], groups),
-        "vllm_config": config_of(context, is_own=draw(st.booleans())),
+        "vllm_config": config_of(context, is_own=is_own),
         "device": DEVICE,
     }
     return Call("init_attn_backend", arguments, tuple(plans))

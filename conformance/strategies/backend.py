@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
@@ -11,14 +11,25 @@ from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import builder_classes
 from conformance.strategies.engines import BackendClass
 from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import repeated
+
+PREFIX_LENGTH: Final = "length of the prefix"
+FIELDS_OF_A_CLASS: Final = "fields"
+
+
+def _prefixes(draw: st.DrawFn, preset: Preset) -> str:
+    """Draw what the name of a class begins with."""
+    if preset.axis == PREFIX_LENGTH:
+        return "".join(repeated(draw, preset, PREFIX_LENGTH, "ABC_"))
+    return draw(st.sampled_from(("", "Fast", "Custom_")))
 
 
 @st.composite
-def subclass_backend_calls(draw: st.DrawFn, _: Preset) -> Call:
+def subclass_backend_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `subclass_attention_backend`, of the package's backends and an engine's own."""
     own = BackendClass("PLAIN", draw(builder_classes()), draw(st.booleans()), draw(st.booleans()))
     arguments = {
-        "name_prefix": draw(st.sampled_from(("", "Fast", "Custom_"))),
+        "name_prefix": _prefixes(draw, preset),
         "attention_backend_cls": own,
         "builder_cls": draw(builder_classes()),
     }
@@ -59,17 +70,20 @@ FIELDS = (("num_padded", int, 0), ("note", str, "none"), ("scale", float, None),
 
 
 @st.composite
-def subclass_metadata_calls(draw: st.DrawFn, _: Preset) -> Call:
+def subclass_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `subclass_attention_metadata`, of dataclasses and of plain classes."""
     flags = {name: draw(st.booleans()) for name in ("is_own", "has_eq", "is_frozen")}
     is_dataclass = draw(st.MOSTLY)
     fields: Any = draw(st.permutations(FIELDS))[: draw(st.integers(0, len(FIELDS)))]
+    if preset.axis == FIELDS_OF_A_CLASS:
+        number = draw(preset.sizes(FIELDS_OF_A_CLASS, st.nothing()))
+        fields = [(f"field_{i}", int, i) for i in range(number)]
     if draw(st.sampled_from((True, False, False))):
         fields = [list(field) for field in fields]
     if draw(st.booleans()):
         fields = tuple(fields)
     arguments = {
-        "name_prefix": draw(st.sampled_from(("", "Fast", "Custom_"))),
+        "name_prefix": _prefixes(draw, preset),
         "metadata_cls": MetadataClass(is_dataclass=is_dataclass, **flags),
         "fields": fields,
     }

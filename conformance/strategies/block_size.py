@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,21 +11,29 @@ import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
+from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache_spec import ATTENTION, kind_of, spec_of
 from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.repeated import lists, repeated
+
+BLOCK_SIZE: Final = "block size"
+ATTENTION_GROUPS: Final = "attention groups"
+SUPPORTED_SIZES: Final = "supported sizes of a backend"
+GROUPS: Final = "groups"
 
 
 @st.composite
-def multiple_of_calls(draw: st.DrawFn, _: Preset) -> Call:
+def multiple_of_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `MultipleOf`."""
-    return Call("MultipleOf", {"base": draw(st.one_of(st.integers(1, 64), st.just(2**40)))})
+    usual = st.one_of(st.integers(1, 64), st.just(2**40))
+    return Call("MultipleOf", {"base": draw(preset.sizes(BLOCK_SIZE, usual))})
 
 
 def manager_sizes(preset: Preset) -> st.SearchStrategy[int]:
     """Return block sizes of a KV cache manager, which have many divisors."""
     if preset is MINIMAL:
         return st.sampled_from((1, 2, 4, 6, 8, 12))
-    return st.sampled_from((16, 32, 48, 64, 96, 128, 256, 544, 2**33))
+    return preset.sizes(BLOCK_SIZE, st.sampled_from((16, 32, 48, 64, 96, 128, 256, 544, 2**33)))
 
 
 def divisors(size: int) -> list[int]:
@@ -38,12 +46,19 @@ def divisors(size: int) -> list[int]:
 
 
 def _supported_sizes(
-    draw: st.DrawFn, manager_size: int, common: int, *, is_answer: bool, is_reluctant: bool
+    draw: st.DrawFn,
+    preset: Preset,
+    manager_size: int,
+    common: int,
+    *,
+    is_answer: bool,
+    is_reluctant: bool,
 ) -> list[object]:
     """Draw the block sizes that a backend supports.
 
     Args:
         draw: Hypothesis' `draw`.
+        preset: The sizes.
         manager_size: The manager's block size.
         common: A divisor of it that the backend supports.
         is_answer: Whether the manager's size may be needed, since all backends support it.
@@ -60,13 +75,15 @@ def _supported_sizes(
         entries = [*known, *map(reference.MultipleOf, known)]
         size = manager_size if is_answer else common
         needed = draw(st.sampled_from((size, *map(reference.MultipleOf, divisors(common)))))
-    found = draw(st.permutations([needed, *draw(st.lists(st.sampled_from(entries), max_size=4))]))
-    return draw(st.sampled_from(([*found], [*found], [*found, *found])))
+    more = lists(draw, preset, SUPPORTED_SIZES, st.sampled_from(entries), max_size=4)
+    found = shuffled(draw, [needed, *more])
+    return found * draw(st.sampled_from((1, 1, 2)))
 
 
-def attention_groups(draw: st.DrawFn, manager_size: int) -> list[SimpleNamespace]:
+def attention_groups(draw: st.DrawFn, preset: Preset, manager_size: int) -> list[SimpleNamespace]:
     """Draw attention groups whose backends have a block size in common that suits a manager's."""
-    number = draw(st.integers(0, 3))
+    is_large = preset.axis in {ATTENTION_GROUPS, SUPPORTED_SIZES}
+    number = draw(st.integers(int(is_large), 3))
     common = draw(st.sampled_from(divisors(manager_size)))
     # The manager's own size is the answer where all support it; one that does not is enough.
     reluctant = draw(st.sampled_from((None, 0, number - 1))) if number else None
@@ -75,6 +92,7 @@ def attention_groups(draw: st.DrawFn, manager_size: int) -> list[SimpleNamespace
     for i in range(number):
         drawn = _supported_sizes(
             draw,
+            preset,
             manager_size,
             common,
             is_answer=is_answer,
@@ -86,12 +104,12 @@ def attention_groups(draw: st.DrawFn, manager_size: int) -> list[SimpleNamespace
             methods=_tupled(drawn) if draw(st.booleans()) else {},
         )
         found.append(SimpleNamespace(backend=backend, layer_names=[]))
-    return found
+    return repeated(draw, preset, ATTENTION_GROUPS, found)
 
 
 def _tupled(drawn: list[Any]) -> dict[str, Any]:
     """Return a method that gives ints as NumPy's, in a tuple; none where there are multiples."""
-    if not all(isinstance(entry, int) for entry in drawn):
+    if not all(isinstance(entry, int) and entry < 2**63 for entry in drawn):
         return {}
     return {"get_supported_kernel_block_sizes": lambda: tuple(np.int64(entry) for entry in drawn)}
 
@@ -102,7 +120,7 @@ def select_calls(draw: st.DrawFn, preset: Preset) -> Call:
     size = draw(manager_sizes(preset))
     arguments: Arguments = {
         "kv_manager_block_size": size,
-        "attn_groups": attention_groups(draw, size),
+        "attn_groups": attention_groups(draw, preset, size),
     }
     return Call("select_common_block_size", arguments)
 
@@ -110,9 +128,9 @@ def select_calls(draw: st.DrawFn, preset: Preset) -> Call:
 @st.composite
 def prepare_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `prepare_kernel_block_sizes`: groups of every kind, in any order."""
-    groups, lists = [], []
+    drawn = []
     kinds = (*ATTENTION, "MambaSpec")
-    for i in range(draw(st.integers(0, 3))):
+    for i in range(draw(st.integers(int(bool(preset.axis)), 3))):
         kind = draw(st.sampled_from((*kinds, "EncoderOnlyAttentionSpec", "MambaSpec")))
         size = draw(manager_sizes(preset))
         spec = spec_of(draw, preset, kind, block_size=size)
@@ -121,14 +139,16 @@ def prepare_calls(draw: st.DrawFn, preset: Preset) -> Call:
             if draw(st.booleans()):
                 inner[f"layers.{i}.mixer"] = spec_of(draw, preset, *kinds, block_size=size)
             spec = reference.UniformTypeKVCacheSpecs(size, inner)
-        groups.append(reference.KVCacheGroupSpec([f"layers.{i}.attn"], spec))
-        lists.append(attention_groups(draw, size))
-    attn_groups = lists
+        group = reference.KVCacheGroupSpec([f"layers.{i}.attn"], spec)
+        drawn.append((group, attention_groups(draw, preset, size)))
+    drawn = repeated(draw, preset, GROUPS, drawn)
+    groups, of_each = [group for group, _ in drawn], [own for _, own in drawn]
+    attn_groups = of_each
     if draw(st.booleans()):
         # What needs no list has none at the end; or there is one too many.
         needs = [is_of_attention(group.kv_cache_spec) for group in groups]
         last = max((i for i, is_needed in enumerate(needs) if is_needed), default=-1)
-        attn_groups = draw(st.sampled_from((lists[: last + 1], [*lists, []])))
+        attn_groups = draw(st.sampled_from((of_each[: last + 1], [*of_each, []])))
     tensors: list[reference.KVCacheTensor] = []
     config = reference.KVCacheConfig(0, tensors, groups)
     arguments: Arguments = {"kv_cache_config": config, "attn_groups": attn_groups}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
 from conformance.strategies import cached as st
 from conformance.strategies.presets import Preset
+
+ROWS: Final = "rows"
+ROW_LENGTH: Final = "length of a row"
+DIMENSIONS: Final = "dimensions"
 
 DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
 NO_NUMPY = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
@@ -32,10 +36,15 @@ class Copies:
 
 
 @st.composite
-def copies(draw: st.DrawFn, _: Preset) -> Copies:
+def copies(draw: st.DrawFn, preset: Preset) -> Copies:
     """Draw a buffer and what is copied between its halves."""
     size = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
-    if draw(st.RARELY):
+    if preset.axis == DIMENSIONS:
+        size = (2,) + (1,) * (draw(preset.sizes(DIMENSIONS, st.nothing())) - 1)
+    elif preset.axis:
+        rows, length = (preset.sizes(axis, st.just(2)) for axis in (ROWS, ROW_LENGTH))
+        size = draw(rows), draw(length)
+    elif draw(st.RARELY):
         size = draw(st.sampled_from(((0, 2**31), (2**40, 0))))
     number = st.one_of(st.none(), st.integers(0, size[0]))
     half = st.sampled_from(("cpu", "gpu"))

@@ -15,8 +15,15 @@ from conformance.strategies.backends import Backend, backends
 from conformance.strategies.block_size import divisors
 from conformance.strategies.kv_binding import forward_contexts, layer_names, shuffled
 from conformance.strategies.kv_cache_spec import kind_of
-from conformance.strategies.kv_plans import CACHED, Plan, plan_of_one_page, plan_of_uniform_groups
+from conformance.strategies.kv_plans import (
+    CACHED,
+    LAYERS_OF_A_UNIFORM_GROUP,
+    Plan,
+    plan_of_one_page,
+    plan_of_uniform_groups,
+)
 from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import MAX_DRAWN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,31 +122,34 @@ def caches(draw: st.DrawFn, preset: Preset, *, is_viewed: bool = True) -> Cache:
 
     A cache that is viewed has backends.
     """
-    kind = draw(st.sampled_from(KINDS_OF_GROUPS))
+    is_uniform = preset.axis == LAYERS_OF_A_UNIFORM_GROUP
+    large = ("uniform",) if is_uniform else ("one page", "hybrid")
+    kind = draw(st.sampled_from(large if preset.axis else KINDS_OF_GROUPS))
     attention = st.sampled_from(CACHED)
     if kind == "uniform":
         plan = plan_of_uniform_groups(draw, preset)
     else:
         kinds = {
-            "one page": draw(st.lists(attention, min_size=0, max_size=3)),
+            "one page": draw(st.lists(attention, min_size=int(bool(preset.axis)), max_size=3)),
             "hybrid": shuffled(draw, ["MambaSpec", draw(attention), draw(attention)]),
             "Mamba": ["MambaSpec"] * draw(st.integers(1, 2)),
         }
         plan = plan_of_one_page(draw, preset, tuple(kinds[kind]))
     num_layers = sum(map(len, plan.groups))
-    names, num_attn_module = layer_names(draw, num_layers + 1)
+    names, num_attn_module = layer_names(draw, preset, num_layers + 1)
     *names, encoder_name = names
     groups, layers = _named_groups(plan, names)
     if draw(st.SOMETIMES):
         spec = _encoder_only(draw, encoder_name)
         group = reference.KVCacheGroupSpec([encoder_name], spec)
         groups.insert(draw(st.integers(0, len(groups))), group)
-    shared_by = [
-        [layer.name for layer in layers if layer.tensor == t] for t in range(len(plan.sizes))
-    ]
+    shared_by: list[list[str]] = [[] for _ in plan.sizes]
+    for layer in shuffled(draw, layers):
+        shared_by[layer.tensor].append(layer.name)
     order = shuffled(draw, range(len(plan.sizes)))
-    tensors = [reference.KVCacheTensor(plan.sizes[t], shuffled(draw, shared_by[t])) for t in order]
-    layers = [dataclasses.replace(layer, tensor=order.index(layer.tensor)) for layer in layers]
+    tensors = [reference.KVCacheTensor(plan.sizes[t], shared_by[t]) for t in order]
+    places = {t: place for place, t in enumerate(order)}
+    layers = [dataclasses.replace(layer, tensor=places[layer.tensor]) for layer in layers]
     config = reference.KVCacheConfig(draw(st.integers(0, 3)), tensors, groups)
     if not is_viewed:
         return Cache(config, tuple(layers), {}, None, num_attn_module)
@@ -182,35 +192,38 @@ def is_encoder_only(spec: Any) -> bool:
 def _kernel_block_sizes(draw: st.DrawFn, groups: list[reference.KVCacheGroupSpec]) -> list[int]:
     """Draw a kernel block size for each group that keeps a cache: divisors, not of Mamba alone."""
     found = []
-    for group in groups:
+    turns = draw(st.lists(st.integers(0, 59), min_size=1, max_size=MAX_DRAWN))
+    for g, group in enumerate(groups):
+        turn = turns[g % len(turns)]
         spec: Any = group.kv_cache_spec
         inner = list(getattr(spec, "kv_cache_specs", {"": spec}).values())
         are_mamba = {isinstance(one, reference.MambaSpec) for one in inner}
         if is_encoder_only(spec):
             continue
         if are_mamba == {True}:
-            found.append(draw(st.integers(1, 7)))
+            found.append(1 + turn % 7)
         elif isinstance(inner[0], reference.MambaSpec):
             found.append(spec.block_size)
         else:
-            proper = divisors(spec.block_size)[:-1] or [1]
-            found.append(draw(st.sampled_from((*proper, spec.block_size))))
+            known = divisors(spec.block_size)
+            found.append(known[turn % len(known)])
     return found
 
 
 def _backends(draw: st.DrawFn, layers: list[Layer]) -> dict[str, Backend]:
     """Draw the backend of each layer: one for those of a group that are alike, at times."""
     found: dict[str, Backend] = {}
+    has_needless = draw(st.booleans())
     made: dict[tuple[int, bool, bool], Backend] = {}
     for layer in layers:
         if layer.is_mamba:
-            if draw(st.booleans()):
+            if has_needless:
                 found[layer.name] = Backend(name="MAMBA")
             continue
         has_kv = not isinstance(layer.spec, reference.MLAAttentionSpec)
         knows_dtype = getattr(layer.spec, "cache_dtype_str", None) is not None
-        key = layer.group, has_kv, knows_dtype
-        if key not in made or draw(st.SOMETIMES):
+        key = layer.group % MAX_DRAWN, has_kv, knows_dtype
+        if key not in made or (len(found) < MAX_DRAWN and draw(st.SOMETIMES)):
             backend = draw(backends(has_kv=has_kv))
             made[key] = dataclasses.replace(backend, knows_dtype=knows_dtype)
         found[layer.name] = made[key]
@@ -231,7 +244,7 @@ def init_calls(draw: st.DrawFn, preset: Preset) -> Call:
     cache = draw(caches(preset))
     arguments: Arguments = {
         "runner_kv_caches": [],
-        "forward_context": forward_contexts(draw, [layer.name for layer in cache.layers]),
+        "forward_context": forward_contexts(draw, preset, [one.name for one in cache.layers]),
         "kv_cache_config": cache.config,
         "attn_backends": cache.backends,
         "device": DEVICE,

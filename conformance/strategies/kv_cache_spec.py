@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,23 @@ import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.repeated import repeated
+
+BLOCK_SIZE: Final = "block size"
+HEADS: Final = "heads"
+HEAD_SIZE: Final = "head size"
+WINDOW: Final = "window"
+CHUNK_SIZE: Final = "chunk size"
+STATES: Final = "states"
+STATE_LENGTH: Final = "length of a state"
+PADDED_PAGE: Final = "bytes of a padded page"
+SPECULATIVE_BLOCKS: Final = "speculative blocks"
+SPECS: Final = "specs"
+MODEL_LENGTH: Final = "length of the model"
+STEP_TOKENS: Final = "tokens of a step"
+ENCODER_TOKENS: Final = "encoder tokens"
+RANKS: Final = "context-parallel ranks"
+NEW_BLOCK_SIZE: Final = "new block size"
 
 Dtype: TypeAlias = "np.dtype[Any]"
 
@@ -30,6 +47,17 @@ BOUNDED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec
 ATTENTION = ("AttentionSpec", *FULL, *BOUNDED, "EncoderOnlyAttentionSpec")
 KINDS = ("KVCacheSpec", *ATTENTION, "MambaSpec")
 UNIFORM = "UniformTypeKVCacheSpecs"
+
+KINDS_ALONG: Final = {
+    **dict.fromkeys((HEADS, HEAD_SIZE), ("FullAttentionSpec", "SlidingWindowSpec")),
+    **dict.fromkeys((WINDOW, STEP_TOKENS), ("SlidingWindowSpec",)),
+    CHUNK_SIZE: ("ChunkedLocalAttentionSpec",),
+    ENCODER_TOKENS: ("CrossAttentionSpec",),
+    **dict.fromkeys((MODEL_LENGTH, RANKS), FULL),
+    **dict.fromkeys((STATES, STATE_LENGTH, PADDED_PAGE, SPECULATIVE_BLOCKS), ("MambaSpec",)),
+    SPECS: (UNIFORM,),
+}
+"""The kinds of specs that are large along an axis; along others all kinds are."""
 
 
 def class_of(call: Call) -> str:
@@ -63,15 +91,15 @@ def sizes(preset: Preset) -> SearchStrategy[int]:
 def block_sizes(preset: Preset) -> SearchStrategy[int]:
     """Return block sizes, powers of two or not."""
     odd = (3, 5) if preset is MINIMAL else (48, 544)
-    return st.sampled_from((*preset.block_sizes, *odd))
+    return preset.sizes(BLOCK_SIZE, st.sampled_from((*preset.block_sizes, *odd)))
 
 
 def attention_fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
     """Draw what a spec of attention is made with; what has a default is left out at times."""
     found: Arguments = {
         "block_size": draw(block_sizes(preset)),
-        "num_kv_heads": draw(sizes(preset)),
-        "head_size": draw(sizes(preset)),
+        "num_kv_heads": draw(preset.sizes(HEADS, sizes(preset))),
+        "head_size": draw(preset.sizes(HEAD_SIZE, sizes(preset))),
         "dtype": dtypes(draw),
     }
     if kind in FULL:
@@ -81,9 +109,9 @@ def attention_fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
     if kind == "MLAAttentionSpec" and draw(st.MOSTLY):
         found["cache_dtype_str"] = draw(st.sampled_from(CACHE_DTYPES))
     if kind == "SlidingWindowSpec":
-        found["sliding_window"] = draw(sizes(preset))
+        found["sliding_window"] = draw(preset.sizes(WINDOW, sizes(preset)))
     if kind == "ChunkedLocalAttentionSpec":
-        found["attention_chunk_size"] = draw(sizes(preset))
+        found["attention_chunk_size"] = draw(preset.sizes(CHUNK_SIZE, sizes(preset)))
     return found
 
 
@@ -119,6 +147,10 @@ def mamba_fields(draw: st.DrawFn, preset: Preset) -> Arguments:
     """Draw what a `MambaSpec` is made with."""
     page_size = draw(st.integers(4, 64)) if preset is MINIMAL else draw(st.integers(64, 2**20))
     shapes, kinds = states(draw, page_size)
+    if preset.axis == STATE_LENGTH:
+        shapes, kinds = ((2, draw(preset.sizes(STATE_LENGTH, st.nothing())), 1),), DTYPES[:1]
+    pairs = repeated(draw, preset, STATES, list(zip(shapes, kinds, strict=True)))
+    shapes, kinds = tuple(shape for shape, _ in pairs), tuple(kind for _, kind in pairs)
     if draw(st.booleans()):
         shapes = draw(st.sampled_from((list, tuple)))(list(shape) for shape in shapes)
         kinds = [dtype.type for dtype in kinds]
@@ -128,11 +160,15 @@ def mamba_fields(draw: st.DrawFn, preset: Preset) -> Arguments:
         for shape, dtype in zip(shapes, kinds, strict=True)
     )
     if draw(st.MOSTLY):
-        found["page_size_padded"] = draw(st.sampled_from((None, minimum, minimum + 1, page_size)))
+        padded = (None, minimum, minimum + 1, max(page_size, minimum))
+        found["page_size_padded"] = draw(st.sampled_from(padded))
+    if preset.axis == PADDED_PAGE:
+        length = draw(preset.sizes(PADDED_PAGE, st.nothing()))
+        found |= {"shapes": ((1,),), "dtypes": (np.dtype(np.int8),), "page_size_padded": length}
     if draw(st.booleans()):
         found["mamba_type"] = draw(st.sampled_from(("mamba1", "mamba2", "short_conv")))
-    if draw(st.booleans()):
-        found["num_speculative_blocks"] = draw(st.integers(0, 3))
+    if draw(st.booleans()) or preset.axis == SPECULATIVE_BLOCKS:
+        found["num_speculative_blocks"] = draw(preset.sizes(SPECULATIVE_BLOCKS, st.integers(0, 3)))
     return found
 
 
@@ -167,8 +203,6 @@ UNIFORM_FIELD = {
 }
 """The kinds that may be uniform, and the field that must be one then."""
 
-LAYER_NAMES = ("layers.0.attn", "layers.1.attn", "layers.2.attn", "layers.3.attn")
-
 
 def uniform_specs(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     """Draw the specs of layers that are of one kind and one block size, by layer name."""
@@ -179,8 +213,9 @@ def uniform_specs(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     field = UNIFORM_FIELD[kind]
     if field:
         fixed[field] = draw(st.integers(1, 5))
-    number = draw(st.integers(1, 3))
-    return {name: spec_of(draw, preset, *kinds, **fixed) for name in LAYER_NAMES[:number]}
+    drawn = [spec_of(draw, preset, *kinds, **fixed) for _ in range(draw(st.integers(1, 3)))]
+    specs = repeated(draw, preset, SPECS, drawn)
+    return {f"layers.{i}.attn": spec for i, spec in enumerate(specs)}
 
 
 CHANCES = st.integers(0, 2**16)
@@ -205,7 +240,7 @@ def constructor_calls(*kinds: str) -> Any:
 
     @st.composite
     def calls(draw: st.DrawFn, preset: Preset) -> Call:
-        kind = draw(st.sampled_from(kinds))
+        kind = draw(st.sampled_from(KINDS_ALONG.get(preset.axis, kinds)))
         return Call(kind, fields(draw, preset, kind), draw(CHANCES))
 
     return calls
@@ -215,15 +250,17 @@ def constructor_calls(*kinds: str) -> Any:
 def page_size_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of the property `page_size_bytes`."""
     usual = ("MLAAttentionSpec", "MLAAttentionSpec", UNIFORM)
-    spec = spec_of(draw, preset, *ATTENTION, "MambaSpec", *usual)
+    kinds = (*ATTENTION, "MambaSpec", *usual)
+    spec = spec_of(draw, preset, *KINDS_ALONG.get(preset.axis, kinds))
     return Call(f"{type(spec).__name__}.page_size_bytes", {"self": spec})
 
 
 @st.composite
 def copy_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `copy_with_new_block_size`."""
-    spec = spec_of(draw, preset, *KINDS, UNIFORM, UNIFORM)
-    arguments = {"self": spec, "block_size": draw(st.one_of(block_sizes(preset), sizes(preset)))}
+    spec = spec_of(draw, preset, *KINDS_ALONG.get(preset.axis, (*KINDS, UNIFORM, UNIFORM)))
+    usual = st.one_of(block_sizes(preset), sizes(preset))
+    arguments = {"self": spec, "block_size": draw(preset.sizes(NEW_BLOCK_SIZE, usual))}
     return Call(f"{type(spec).__name__}.copy_with_new_block_size", arguments)
 
 
@@ -231,21 +268,27 @@ def copy_calls(draw: st.DrawFn, preset: Preset) -> Call:
 def configs(draw: st.DrawFn, preset: Preset) -> reference.VllmConfig:
     """Draw the configuration of an engine, as far as specs read it."""
     lengths = st.integers(1, 24 if preset is MINIMAL else 2**20)
+    if preset.axis:  # a length that bounds nothing
+        lengths = st.just(2**70)
     parallel = st.sampled_from((1, 1, 2, 3, 8))
     return reference.VllmConfig(
-        model_config=reference.ModelConfig(max_model_len=draw(lengths)),
+        model_config=reference.ModelConfig(max_model_len=draw(preset.sizes(MODEL_LENGTH, lengths))),
         cache_config=reference.CacheConfig(
             mamba_cache_mode=draw(st.sampled_from(("none", "align", "all")))
         ),
         parallel_config=reference.ParallelConfig(
             tensor_parallel_size=draw(st.sampled_from((1, 4))),
-            decode_context_parallel_size=draw(parallel),
+            decode_context_parallel_size=draw(preset.sizes(RANKS, parallel)),
             prefill_context_parallel_size=draw(parallel),
         ),
         scheduler_config=reference.SchedulerConfig(
-            max_num_batched_tokens=draw(st.integers(1, 12 if preset is MINIMAL else 16384)),
+            max_num_batched_tokens=draw(
+                preset.sizes(STEP_TOKENS, st.integers(1, 12 if preset is MINIMAL else 16384))
+            ),
             max_num_seqs=draw(st.integers(1, 256)),
-            max_num_encoder_input_tokens=draw(st.one_of(st.just(0), lengths)),
+            max_num_encoder_input_tokens=draw(
+                preset.sizes(ENCODER_TOKENS, st.one_of(st.just(0), lengths))
+            ),
         ),
     )
 
@@ -266,7 +309,7 @@ READS = {
 def max_memory_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `max_memory_usage_bytes`; what a kind does not read is not there at times."""
     kinds = (*READS, "SlidingWindowSpec", "MambaSpec", "MambaSpec", UNIFORM)
-    spec = spec_of(draw, preset, *kinds)
+    spec = spec_of(draw, preset, *KINDS_ALONG.get(preset.axis, kinds))
     config: Any = draw(configs(preset))
     if kind_of(spec) == "SlidingWindowSpec":
         config.parallel_config.decode_context_parallel_size = 1

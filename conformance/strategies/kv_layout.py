@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import repeated
+
+TEXT_LENGTH: Final = "length of the text"
 
 LAYOUTS = ("NHD", "HND")
 
@@ -50,8 +53,11 @@ class Step:
 
 
 @st.composite
-def is_valid_calls(draw: st.DrawFn, _preset: Preset) -> Call:
+def is_valid_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `is_valid_kv_cache_layout`, of values of any type."""
+    if preset.axis == TEXT_LENGTH:
+        text = "".join(repeated(draw, preset, TEXT_LENGTH, "NHD"))
+        return Call("is_valid_kv_cache_layout", {"value": text}, text)
     number = draw(st.one_of(st.sampled_from(LAYOUTS), st.integers(0, NUM_CARRIED - 1), st.none()))
     return Call("is_valid_kv_cache_layout", {"value": Step("", number).made()}, number)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,9 +14,20 @@ from conformance.strategies.block_size import divisors
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache_spec import DTYPES, states
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.strategies.repeated import MAX_DRAWN, repeated
+
+GROUPS: Final = "groups"
+TENSORS: Final = "tensors"
+BLOCKS: Final = "blocks"
+LAYERS_OF_A_UNIFORM_GROUP: Final = "layers of a uniform group"
 
 SMALL = (MINIMAL, FEW_PAIRS)
 """The presets of caches of a few bytes."""
+
+
+def is_small(preset: Preset) -> bool:
+    """Return whether pages have a few bytes."""
+    return preset in SMALL or bool(preset.axis)
 
 
 CACHED = (
@@ -28,13 +39,13 @@ CACHED = (
 
 def page_sizes(draw: st.DrawFn, preset: Preset) -> int:
     """Draw the bytes of a page; it is even, and often a page of the format `fp8_ds_mla`."""
-    is_small = preset in SMALL
-    if draw(st.RARELY):
-        return FP8_DS_MLA_BYTES * (2 if is_small else 16)
-    blocks = draw(st.sampled_from((2, 3, 4) if is_small else (16, 32)))
+    few = is_small(preset)
+    if not preset.axis and draw(st.RARELY):
+        return FP8_DS_MLA_BYTES * (2 if few else 16)
+    blocks = draw(st.sampled_from((2, 3, 4) if few else (16, 32)))
     heads = draw(st.sampled_from((1, 2)))
-    size = draw(st.sampled_from((1, 2, 3, 4) if is_small else (8, 20, 32)))
-    itemsize = draw(st.sampled_from((1, 2, 4) if is_small else (1, 2)))
+    size = draw(st.sampled_from((1, 2, 3, 4) if few else (8, 20, 32)))
+    itemsize = draw(st.sampled_from((1, 2, 4) if few else (1, 2)))
     return int(2 * blocks * heads * size * itemsize)
 
 
@@ -99,23 +110,26 @@ class Plan:
 def plan_of_one_page(draw: st.DrawFn, preset: Preset, kinds: tuple[str, ...]) -> Plan:
     """Draw groups of one page size, whose n-th layers lie in the n-th tensor."""
     page_size = page_sizes(draw, preset)
-    num_tensors = draw(st.integers(1, 2 if preset in SMALL else 3))
-    num_blocks = draw(st.sampled_from((2, 1, 2, 3, 3, 2, 0)))
+    num_tensors = draw(preset.sizes(TENSORS, st.integers(1, 2 if is_small(preset) else 3)))
+    num_blocks = draw(preset.sizes(BLOCKS, st.sampled_from((2, 1, 2, 3, 3, 2, 0))))
     plan = Plan([], [], [])
-    for _ in range(num_tensors):
-        extra = draw(st.sampled_from((0, 0, 0, 1)))
-        plan.sizes.append((num_blocks + extra) * page_size)
+    extra = [draw(st.sampled_from((0, 0, 0, 1))) for _ in range(min(num_tensors, MAX_DRAWN))]
+    for t in range(num_tensors):
+        plan.sizes.append((num_blocks + extra[t % len(extra)]) * page_size)
     if page_size % FP8_DS_MLA_BYTES == 0:
         first = next((kind for kind in kinds if kind != "MambaSpec"), None)
         kinds = tuple("MLAAttentionSpec" if kind == first else kind for kind in kinds)
     for kind in kinds:
         spec = _spec_of_page(draw, kind, page_size)
-        layers = [(t, spec, True) for t in range(num_tensors) if t == 0 or draw(st.booleans())]
+        are_there = [True, *(draw(st.booleans()) for _ in extra[1:])]
+        layers = [(t, spec, True) for t in range(num_tensors) if are_there[t % len(extra)]]
         if draw(st.SOMETIMES):
             # One that shares another's cache, and is in the group already.
             layers.append(draw(st.sampled_from(layers)))
         plan.groups.append(shuffled(draw, layers))
         plan.specs.append(spec)
+    groups = repeated(draw, preset, GROUPS, list(zip(plan.groups, plan.specs, strict=True)))
+    plan.groups, plan.specs = [group for group, _ in groups], [spec for _, spec in groups]
     if draw(st.RARELY):
         plan.sizes.append(draw(st.sampled_from((0, 7))))  # no layer uses it
     return plan
@@ -126,22 +140,27 @@ def plan_of_uniform_groups(draw: st.DrawFn, preset: Preset) -> Plan:
     plan = Plan([], [], [])
     num_blocks = draw(st.sampled_from((1, 2, 3)))
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
-        block_size = draw(st.sampled_from((2, 3) if preset in SMALL else (16, 32)))
+        block_size = draw(st.sampled_from((2, 3) if is_small(preset) else (16, 32)))
         first = draw(st.sampled_from(("FullAttentionSpec", "SlidingWindowSpec", "AttentionSpec")))
         rest = draw(st.lists(st.sampled_from((first, "MLAAttentionSpec")), max_size=2))
         if draw(st.SOMETIMES):
             rest = ["MambaSpec"]
-        layers: list[tuple[int, Any, bool]] = []
+        pages: list[tuple[int, list[Any]]] = []
         for kind in shuffled(draw, [first, *rest]):
             page_size = 2 * block_size * draw(st.sampled_from((4, 8, 12))) * 4
-            for _ in range(draw(st.sampled_from((1, 1, 2)))):
-                # Two of one page size may share a tensor, and view it differently.
-                spec = _spec_of_page(draw, kind, page_size, block_size=block_size)
-                layers.append((len(plan.sizes), spec, True))
+            # Two of one page size may share a tensor, and view it differently.
+            number = 1 if preset.axis else draw(st.sampled_from((1, 1, 2)))
+            specs = [
+                _spec_of_page(draw, kind, page_size, block_size=block_size) for _ in range(number)
+            ]
+            pages.append((page_size, specs))
+        layers: list[tuple[int, Any, bool]] = []
+        for page_size, specs in repeated(draw, preset, LAYERS_OF_A_UNIFORM_GROUP, pages):
+            layers += [(len(plan.sizes), spec, True) for spec in specs]
             plan.sizes.append(num_blocks * page_size)
         owners = shuffled(draw, layers)
         named = [*owners]
-        for _ in range(draw(st.integers(0, 2))):
+        for _ in range(0 if preset.axis else draw(st.integers(0, 2))):
             tensor = draw(st.sampled_from(named))[0]
             first = next(spec for t, spec, _ in named if t == tensor)
             position = draw(st.integers(0, len(owners)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 import reference
@@ -9,24 +11,33 @@ from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.repeated import MAX_DRAWN, lists, repeated
+
+GROUPS: Final = "groups"
+LAYERS_OF_A_GROUP: Final = "layers of a group"
+SHARING_LAYERS: Final = "sharing layers"
 
 
 def _sharing(draw: st.DrawFn, preset: Preset) -> tuple[dict[str, str], list[list[str]]]:
     """Draw sharing layers with their targets, and the layers of groups, which may have them."""
     maximum = 3 if preset is MINIMAL else 12
+    layers = preset.sizes(LAYERS_OF_A_GROUP, st.integers(1, maximum))
+    sizes = [draw(layers) for _ in range(draw(st.integers(1, 3)))]
     groups = [
-        [f"layers.{100 * g + i}.attn" for i in range(draw(st.integers(1, maximum)))]
-        for g in range(draw(st.integers(1, 3)))
+        [f"layers.{g}.{i}.attn" for i in range(size)]
+        for g, size in enumerate(repeated(draw, preset, GROUPS, sizes))
     ]
     shared: dict[str, str] = {}
     owners = [(name, group) for group in groups for name in group]
-    for i in range(draw(st.integers(0, maximum))):
-        target, group = draw(st.sampled_from(owners))
-        layer = f"layers.{900 - i}.attn"
+    places = st.integers(0, 2**16)
+    pairs = lists(draw, preset, SHARING_LAYERS, st.tuples(places, st.SOMETIMES), max_size=maximum)
+    for i, (place, is_in_group) in enumerate(pairs if owners else ()):
+        target, group = owners[(place + i // 8) % len(owners)]
+        layer = f"layers.{10**6 - i}.attn"
         shared[layer] = target
         # As after an earlier call, or as where the layer was in its group from the beginning.
-        if draw(st.SOMETIMES):
-            group.insert(draw(st.integers(0, len(group))), layer)
+        if is_in_group:
+            group.insert(place % (len(group) + 1), layer)
     return shared, groups
 
 
@@ -40,9 +51,11 @@ def initialize_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `initialize_kv_cache_for_kv_sharing`."""
     shared, layers = _sharing(draw, preset)
     names = [name for group in layers for name in group if name not in shared]
-    caches = {name: np.full(2, i, np.int8) for i, name in enumerate(shuffled(draw, names))}
-    for layer, target in shared.items():
-        before = draw(st.sampled_from(("nothing", "nothing", "its target's", "its own")))
+    caches = {name: np.full(2, i % 99, np.int8) for i, name in enumerate(shuffled(draw, names))}
+    had = st.sampled_from(("nothing", "nothing", "its target's", "its own"))
+    drawn = draw(st.lists(had, min_size=1, max_size=MAX_DRAWN))
+    for i, (layer, target) in enumerate(shared.items()):
+        before = drawn[i % len(drawn)]
         if before != "nothing":
             caches[layer] = caches[target] if before == "its target's" else np.full(2, 99, np.int8)
     arguments: Arguments = {

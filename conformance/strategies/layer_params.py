@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,9 +11,13 @@ import reference
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.attention_layers import ATTENTION, config_of
+from conformance.strategies.attention_layers import ATTENTION, LAYERS, WINDOW, config_of
 from conformance.strategies.engines import Own, OwnClass
+from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import MAX_DRAWN, lists
+
+OTHER_LAYERS: Final = "layers that are not named"
 
 IMPL = OwnClass("AttentionImpl")
 FLASHINFER_IMPL = OwnClass("FlashInferImpl", IMPL)
@@ -27,10 +31,14 @@ ABSENT = "absent"
 
 
 @st.composite
-def _impls(draw: st.DrawFn, cls: OwnClass) -> Own:
+def _impls(draw: st.DrawFn, preset: Preset) -> Own:
     """Draw what a layer computes with: each attribute there, None, or absent."""
+    cls = draw(st.sampled_from((IMPL, FLASHINFER_IMPL)))
+    windows: Any = st.sampled_from((*WINDOWS, None, ABSENT))
+    if preset.axis == WINDOW:
+        windows = preset.sizes(WINDOW, st.nothing()).map(lambda left: (left, 0))
     drawn = {
-        "sliding_window": draw(st.sampled_from((*WINDOWS, None, ABSENT))),
+        "sliding_window": draw(windows),
         "logits_soft_cap": draw(st.sampled_from((*CAPS, None, ABSENT))),
         "scale": draw(st.sampled_from((0.125, 0.0883883, 1))),
         "sinks": draw(st.sampled_from((guarded([0, 1, 2], np.float32), None, None, ABSENT))),
@@ -43,15 +51,19 @@ def _impls(draw: st.DrawFn, cls: OwnClass) -> Own:
 def get_per_layer_parameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_per_layer_parameters`; the facts are the named layers' implementations."""
     maximum = min(preset.max_num_reqs, 5)
-    classes = draw(st.lists(st.sampled_from((IMPL, FLASHINFER_IMPL)), max_size=maximum))
-    names = [f"layers.{i}.attn" for i in range(len(classes))]
-    impls = {name: draw(_impls(cls)) for name, cls in zip(names, classes, strict=True)}
+    drawn = lists(draw, preset, LAYERS, _impls(preset), max_size=maximum)
+    if preset.axis == WINDOW:
+        drawn.append(draw(_impls(preset)))
+    impls = {f"layers.{i}.attn": impl for i, impl in enumerate(drawn)}
     context = {name: Own(ATTENTION, name, {"impl": impl}) for name, impl in impls.items()}
     # A layer that is not named is ignored.
-    context["layers.98.moe"] = Own(OTHER_IMPL, "layers.98.moe")
-    named = draw(st.permutations(names))[draw(st.sampled_from((0, 0, 1))) :]
+    for i in range(draw(preset.sizes(OTHER_LAYERS, st.just(1)))):
+        context[f"layers.{i}.moe"] = Own(OTHER_IMPL, "moe")
+    named = shuffled(draw, impls)
+    if not preset.axis:
+        named = named[draw(st.sampled_from((0, 0, 1))) :]
     cls_ = IMPL
-    if set(classes) == {FLASHINFER_IMPL} and draw(st.booleans()):
+    if {impl.cls for impl in drawn} == {FLASHINFER_IMPL} and draw(st.booleans()):
         cls_ = FLASHINFER_IMPL
     arguments = {
         "vllm_config": config_of(context, is_own=draw(st.booleans())),
@@ -74,11 +86,12 @@ def infer_global_hyperparameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
     The facts are the field in which a layer differs from the first, by its index.
     """
-    count = draw(st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5))))
+    usual = st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5)))
+    count = draw(preset.sizes(LAYERS, usual))
     # What an earlier call may have said of them counts for nothing.
     said = st.sampled_from((None, True, False))
     first = reference.PerLayerParameters(
-        draw(st.sampled_from((-1, 127))),
+        draw(preset.sizes(WINDOW, st.sampled_from((-1, 127)))),
         draw(st.sampled_from((None, None, 50.0))),
         0.125,
         False,
@@ -94,20 +107,20 @@ def infer_global_hyperparameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
         params[index] = dataclasses.replace(params[index], **{field: value})
         if index:
             unlike[index] = field
-    for index in range(1, count):
+    for index in range(1, min(count, MAX_DRAWN)):
         if draw(st.booleans()):
             again: Any = {"has_same_window_lefts": draw(said), "has_same_all_params": draw(said)}
             params[index] = dataclasses.replace(params[index], **again)
-    names = [f"layers.{i}" for i in draw(st.permutations(range(count)))]
+    names = [f"layers.{i}" for i in shuffled(draw, range(count))]
     arguments = {"per_layer_params": dict(zip(names, params, strict=True))}
     return Call("infer_global_hyperparameters", arguments, unlike)
 
 
 @st.composite
-def per_layer_parameters_calls(draw: st.DrawFn, _: Preset) -> Call:
+def per_layer_parameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of the class `PerLayerParameters`, with each of its defaults and without."""
     arguments: dict[str, Any] = {
-        "window_left": draw(st.sampled_from((-1, 0, 4095))),
+        "window_left": draw(preset.sizes(WINDOW, st.sampled_from((-1, 0, 4095)))),
         "logits_soft_cap": draw(st.sampled_from((None, 0.0, 30.0))),
         "sm_scale": draw(st.sampled_from((0.125, 1.0))),
     }

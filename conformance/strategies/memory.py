@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,6 +11,9 @@ import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL, Preset
+
+TOTAL_MEMORY: Final = "bytes of memory"
+FREE_MEMORY: Final = "bytes that are free"
 
 MAX_INT64 = 2**63 - 1
 
@@ -35,7 +38,8 @@ def utilizations() -> st.SearchStrategy[Any]:
 @st.composite
 def snapshot_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `MemorySnapshot`."""
-    free, total = draw(totals(preset)), draw(totals(preset))
+    free = draw(preset.sizes(FREE_MEMORY, totals(preset)))
+    total = draw(preset.sizes(TOTAL_MEMORY, totals(preset)))
     arguments: Arguments = {"free_memory": free, "total_memory": total}
     if draw(st.booleans()):
         arguments["device"] = draw(st.sampled_from(DEVICES))
@@ -46,11 +50,13 @@ def snapshot_calls(draw: st.DrawFn, preset: Preset) -> Call:
 def request_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `request_memory`: just enough is free, or more."""
     share = draw(utilizations())
-    total = draw(totals(preset))
+    usual = st.just(1) if preset.axis == FREE_MEMORY else totals(preset)
+    total = draw(preset.sizes(TOTAL_MEMORY, usual))
     if math.ceil(total * float(share)) > MAX_INT64:
         total //= 2
     requested = math.ceil(total * float(share))
-    free = draw(st.one_of(st.just(requested), st.integers(requested, max(total, requested))))
+    more = st.one_of(st.just(requested), st.integers(requested, max(total, requested)))
+    free = max(draw(preset.sizes(FREE_MEMORY, more)), requested)
     snapshot = reference.MemorySnapshot(free, total, draw(st.sampled_from(DEVICES)))
     arguments: Arguments = {
         "init_snapshot": snapshot,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+from hypothesis.strategies import SearchStrategy
 
 import reference
 from conformance.calls import Call
@@ -12,6 +14,16 @@ from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.repeated import lists
+
+NUM_MODALITIES: Final = "modalities"
+ITEM_TOKENS: Final = "tokens of an item"
+ITEMS: Final = "items of a prompt"
+MODEL_LENGTH: Final = "length of the model"
+REQUESTS: Final = "requests"
+STEP_TOKENS: Final = "tokens of a step"
+ENCODER_TOKENS: Final = "encoder tokens of a step"
+CACHE_SIZE: Final = "size of the encoder cache"
 
 MODALITIES = ("image", "video", "audio", "", "Image")
 
@@ -113,28 +125,42 @@ class Budget(Factory):
         return converter.implementation.find("MultiModalBudget")(**given)
 
 
+def _bounds(preset: Preset, usual: SearchStrategy[int]) -> SearchStrategy[int]:
+    """Return the other bounds of what is large along an axis: so large that they hide nothing."""
+    return st.just(2**70) if preset.axis else usual
+
+
 @st.composite
 def _tokens(draw: st.DrawFn, preset: Preset) -> dict[str, int]:
     """Draw the largest items of some modalities, equals among them."""
     sizes = (0, 1, 3, 3, 5, 8) if preset is MINIMAL else (0, 576, 576, 1024, 1500)
-    names = draw(st.permutations(MODALITIES))[: draw(st.integers(0, 3))]
-    return {name: draw(st.sampled_from(sizes)) for name in names}
+    tokens = preset.sizes(ITEM_TOKENS, st.sampled_from(sizes))
+    if preset.axis == NUM_MODALITIES:
+        found = lists(draw, preset, NUM_MODALITIES, tokens, max_size=0)
+        return {f"modality {i}": number for i, number in enumerate(found)}
+    number = draw(st.integers(int(bool(preset.axis)), 3))
+    return {name: draw(tokens) for name in draw(st.permutations(MODALITIES))[:number]}
 
 
 @st.composite
-def scheduler_configs(draw: st.DrawFn, tokens: Mapping[str, int]) -> reference.SchedulerConfig:
+def scheduler_configs(
+    draw: st.DrawFn, preset: Preset, tokens: Mapping[str, int]
+) -> reference.SchedulerConfig:
     """Draw configurations with room for about the largest of these items, for it and for more."""
     largest = max(tokens.values(), default=0)
     near = st.sampled_from((largest, 0, largest + 1, 2 * largest, max(largest - 1, 0), 5 * largest))
+    requests = st.sampled_from((1, 2, 3, 64))
     is_whole = draw(st.SOMETIMES)
     step = max(largest, 1) + draw(st.sampled_from((0, 1, 0, 7, 2 * largest)))
     if not is_whole and draw(st.booleans()):
         step = draw(st.integers(1, step))
+    if preset.axis:
+        is_whole, step = False, draw(preset.sizes(STEP_TOKENS, st.just(2**70)))
     return reference.SchedulerConfig(
         max_num_batched_tokens=step,
-        max_num_seqs=draw(st.sampled_from((1, 2, 3, 64))),
-        max_num_encoder_input_tokens=draw(near),
-        encoder_cache_size=draw(near),
+        max_num_seqs=draw(preset.sizes(REQUESTS, _bounds(preset, requests))),
+        max_num_encoder_input_tokens=draw(preset.sizes(ENCODER_TOKENS, _bounds(preset, near))),
+        encoder_cache_size=draw(preset.sizes(CACHE_SIZE, _bounds(preset, near))),
         enable_chunked_prefill=draw(st.booleans()),
         disable_chunked_mm_input=is_whole,
     )
@@ -149,7 +175,7 @@ def without(config: reference.SchedulerConfig, *names: str) -> Any:
 def compute_budget_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `compute_mm_encoder_budget`; where nothing is read there is nothing to read."""
     tokens = draw(_tokens(preset))
-    config: Any = draw(scheduler_configs(tokens))
+    config: Any = draw(scheduler_configs(preset, tokens))
     if not tokens:
         config = draw(st.sampled_from((None, own_config())))
     elif draw(st.SOMETIMES):
@@ -160,26 +186,39 @@ def compute_budget_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 @st.composite
-def budget_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `MultiModalBudget`, of all kinds of registries."""
+def budget_calls(draw: st.DrawFn, preset: Preset, *, cache: str | None = None) -> Call:
+    """Draw calls of `MultiModalBudget`, of all kinds of registries unless one is given."""
     tokens = draw(_tokens(preset))
-    limits = {name: draw(st.sampled_from((1, 2, 0, 9, 999))) for name in (*tokens, "text")}
+    some = st.lists(
+        preset.sizes(ITEMS, _bounds(preset, st.sampled_from((1, 2, 0, 9, 999)))),
+        min_size=4,
+        max_size=4,
+    )
+    drawn = draw(some)
+    limits = {name: drawn[i % 4] for i, name in enumerate((*tokens, "text"))}
     largest = max(tokens.values(), default=0)
     length = draw(st.sampled_from((1, largest - 1, largest, 2 * largest, 2 * largest + 1, 10**4)))
     arguments = {
-        "model_config": reference.ModelConfig(max_model_len=max(length, 1)),
-        "scheduler_config": draw(scheduler_configs(tokens)),
-        "mm_registry": Registry(limits, tokens, draw(st.sampled_from(CACHES))),
+        "model_config": reference.ModelConfig(
+            max_model_len=draw(preset.sizes(MODEL_LENGTH, _bounds(preset, st.just(max(length, 1)))))
+        ),
+        "scheduler_config": draw(scheduler_configs(preset, tokens)),
+        "mm_registry": Registry(limits, tokens, cache or draw(st.sampled_from(CACHES))),
     }
     return Call("MultiModalBudget", arguments)
 
 
 @st.composite
 def method_calls(
-    draw: st.DrawFn, preset: Preset, *, method: str, has_modalities: bool = False
+    draw: st.DrawFn,
+    preset: Preset,
+    *,
+    method: str,
+    has_modalities: bool = False,
+    cache: str | None = None,
 ) -> Call:
     """Draw calls of a method without arguments; the facts are the call that makes the budget."""
-    call = draw(budget_calls(preset))
+    call = draw(budget_calls(preset, cache=cache))
     if has_modalities and not call.arguments["mm_registry"].tokens:
         call.arguments["mm_registry"] = Registry({"image": 1}, {"image": 1})
     return Call(f"MultiModalBudget.{method}", {"self": Budget(call.arguments)}, call)
@@ -194,6 +233,6 @@ def max_items_calls(draw: st.DrawFn, preset: Preset) -> Call:
     length = call.facts.arguments["model_config"].max_model_len
     step = scheduler.max_num_batched_tokens
     sizes = (1, 0, 2, 3, registry.tokens.get(modality, 5), length, length + 1, step, step + 1)
-    size = draw(st.sampled_from(sizes))
+    size = draw(preset.sizes(ITEM_TOKENS, st.sampled_from(sizes)))
     items: Call = call.replacing(modality=modality, max_tokens_per_item=size)
     return items

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import reference
 from conformance.calls import Arguments, Call
@@ -12,6 +12,7 @@ from conformance.strategies.kv_cache_spec import (
     CHANCES,
     FULL,
     KINDS,
+    SPECS,
     UNIFORM,
     UNIFORM_FIELD,
     block_sizes,
@@ -21,23 +22,33 @@ from conformance.strategies.kv_cache_spec import (
     uniform_specs,
 )
 from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import repeated
+
+LAYERS: Final = "layers"
+NUMBER: Final = "bytes or blocks"
 
 
 @st.composite
 def container_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of the three classes that describe a model's cache, which check nothing."""
-    names = draw(st.sampled_from((["layers.0.attn", "layers.1.attn"], [], "no list", None)))
+    names: Any = draw(st.sampled_from((["layers.0.attn", "layers.1.attn"], [], "no list", None)))
+    if preset.axis == LAYERS:
+        names = [f"layers.{i}" for i in range(draw(preset.sizes(LAYERS, st.nothing())))]
+    usual = preset.sizes(NUMBER, st.sampled_from((4, 0, -1, 9, 2**40)))
     spec = draw(st.one_of(specs(preset), st.none()))
     arguments: dict[str, Arguments] = {
-        "KVCacheTensor": {"size": draw(st.sampled_from((4, -1, 2**40))), "shared_by": names},
+        "KVCacheTensor": {"size": draw(usual), "shared_by": names},
         "KVCacheGroupSpec": {"layer_names": names, "kv_cache_spec": spec},
         "KVCacheConfig": {
-            "num_blocks": draw(st.sampled_from((0, -1, 9))),
-            "kv_cache_tensors": [reference.KVCacheTensor(4, ["layers.0.attn"])],
+            "num_blocks": draw(usual),
+            "kv_cache_tensors": []
+            if preset.axis
+            else [reference.KVCacheTensor(4, ["layers.0.attn"])],
             "kv_cache_groups": names,
         },
     }
-    kind = draw(st.sampled_from(tuple(arguments)))
+    kinds = [kind for kind in arguments if preset.axis != NUMBER or kind != "KVCacheGroupSpec"]
+    kind = draw(st.sampled_from(kinds))
     return Call(kind, arguments[kind])
 
 
@@ -66,6 +77,7 @@ def merge_calls(draw: st.DrawFn, preset: Preset) -> Call:
         merged = [
             dataclasses.replace(spec, **(limited if is_so else free)) for is_so in are_limited
         ]
+    merged = repeated(draw, preset, SPECS, merged)
     return Call(f"{kind}.merge", {"specs": merged}, draw(CHANCES))
 
 

@@ -1,0 +1,38 @@
+"""Lists that may be large: Hypothesis draws a few elements, each of which is there many times.
+
+It cannot draw thousands.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+from hypothesis.strategies import SearchStrategy
+
+from conformance.strategies import cached as st
+from conformance.strategies.presets import Preset
+
+T = TypeVar("T")
+
+MAX_DRAWN: Final = 8
+"""The most elements that are drawn for a large list."""
+
+
+def repeated(draw: st.DrawFn, preset: Preset, axis: str, elements: Sequence[T]) -> list[T]:
+    """Draw a list of these elements: each once, or so many as the preset says of the axis."""
+    if preset.axis != axis:
+        return list(elements)
+    size = draw(preset.sizes(axis, st.nothing()))
+    order = random.Random(draw(st.integers(0, 2**16)))  # noqa: S311  # no secret
+    return order.choices(elements, k=size)
+
+
+def lists(
+    draw: st.DrawFn, preset: Preset, axis: str, elements: SearchStrategy[Any], *, max_size: int
+) -> list[Any]:
+    """Draw a list; of one that is large along the axis, a few elements are drawn."""
+    is_large = preset.axis == axis
+    drawn = st.lists(elements, min_size=int(is_large), max_size=MAX_DRAWN if is_large else max_size)
+    return repeated(draw, preset, axis, draw(drawn))
