@@ -61,7 +61,10 @@ def add_options(parser: pytest.Parser) -> None:
         "installed package, ./conformance-failures)",
     )
     group.addoption(
-        "--profile", default="default", metavar="NAME", help="dev, default (the default), nightly"
+        "--profile",
+        default="default",
+        metavar="NAME",
+        help="brief, dev, default (the default), nightly",
     )
     group.addoption(
         "--hang-seconds",

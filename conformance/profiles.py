@@ -1,7 +1,8 @@
 """How many examples a run spends, and whether it is the same run each time.
 
-`--profile NAME` chooses. The default run draws the same examples every time, so that its
-result does not change by chance; the nightly run draws new ones, from a seed that it prints.
+`--profile NAME` chooses. The brief run shows whether everything works at all, as with another
+version of Python. The default run draws the same examples every time, so that its result does not
+change by chance; the nightly run draws new ones, from a seed that it prints.
 """
 
 from __future__ import annotations
@@ -119,6 +120,18 @@ class Profile:
 PROFILES = {
     profile.name: profile
     for profile in (
+        Profile(
+            "brief",
+            8,
+            8,
+            requires_coverage=False,
+            large_examples=1,
+            memory_examples=1,
+            condition_examples=1,
+            thread_examples=1,
+            stateful_examples=1,
+            simulated_stateful_examples=1,
+        ),
         Profile(
             "dev",
             25,

@@ -48,7 +48,10 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
     ("arguments", "line"),
     [
         ("--target=nonsense", "target 'nonsense' is unknown; there are host, sim, native, cuda"),
-        ("--profile=nonsense", "--profile 'nonsense' is unknown; there are dev, default, nightly"),
+        (
+            "--profile=nonsense",
+            "--profile 'nonsense' is unknown; there are brief, dev, default, nightly",
+        ),
         ("--functions=slot_mapping", "function 'slot_mapping' is unknown; * compute_slot_mapping*"),
         ("--target=host,cuda", "target 'cuda' needs a GPU, and torch sees none"),
         ("--trace nowhere.csv", "--trace nowhere.csv: *No such file*"),
