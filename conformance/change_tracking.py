@@ -198,7 +198,8 @@ class ChangeTracker:
             The first changed element of an argument, attribute of an object, or element of the
             memory around an argument; or None.
         """
-        return next(self._changes(allowed), None)
+        found = next(self._changes(allowed), None)
+        return None if found is None else dataclasses.replace(found, verdict=Verdict.CHANGE)
 
     def _changes_of_holders(self, allowed: frozenset[str]) -> Iterator[Difference]:
         for path, holder, held in self._holders:

@@ -21,6 +21,9 @@ from conformance.values import child_path, children, has_entries
 
 Index: TypeAlias = tuple[int, ...]
 
+ResultName: TypeAlias = str | tuple[str, ...]
+"""The name of a result, or those of the entries of a tuple that is returned."""
+
 NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
 """Fields that hold a NumPy array in `fast` too."""
 
@@ -34,16 +37,21 @@ class Verdict(enum.Enum):
     OUTCOME = "outcome"
     TYPE = "type"
     SHAPE = "shape"
+    STRIDES = "strides"
     DTYPE = "dtype"
     DEVICE = "device"
     IDENTITY = "identity"
     VALUE = "value"
     WORDING = "wording of the refusal"
+    CHANGE = "change"
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
     """The first place where an answer is not the expected one.
+
+    Of an outcome, `got` and `expected` say what the call did and should do: "raised TypeError: ..."
+    and "return a result".
 
     Attributes:
         verdict: What kind of difference it is.
@@ -62,12 +70,35 @@ class Difference:
     @property
     def line(self) -> str:
         """The one form of message: `field[index] = got, but should be expected`."""
+        got, expected = (_shown(value) for value in (self.got, self.expected))
+        if self.verdict is Verdict.OUTCOME:
+            return f"{self.path} {got}, but should {expected}"
+        return f"{self.place} = {got}, but should be {expected}"
+
+    @property
+    def place(self) -> str:
+        """The field, and its element."""
         index = "" if self.index is None else f"[{', '.join(map(str, self.index))}]"
-        return f"{self.path}{index} = {self.got}, but should be {self.expected}"
+        return f"{self.path}{index}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as text, with quotes where white space would be invisible."""
+    text = str(value)
+    return text if text == text.strip() != "" else repr(text)
+
+
+def raised(error: BaseException) -> str:
+    """Return what a call did that raised, for a difference of outcomes.
+
+    >>> raised(ValueError("longest is 9"))
+    'raised ValueError: longest is 9'
+    """
+    return f"raised {type(error).__name__}: {error}"
 
 
 def first_difference(
-    expected: object, actual: object, path: str = "result", device: str = "cpu"
+    expected: object, actual: object, path: ResultName = "result", device: str = "cpu"
 ) -> Difference | None:
     """Return the first difference of an answer from the expected one, or None.
 
@@ -75,7 +106,7 @@ def first_difference(
         expected: What `reference` answered: NumPy arrays, Python scalars, None, slices, and tuples,
             lists, dicts and dataclasses of these.
         actual: What a target answered: the same with torch tensors for arrays.
-        path: The name of the whole in messages.
+        path: The name of the whole in messages; or, of a tuple, the names of its entries.
         device: The type of device on which tensors must lie; those of fields whose name ends in
             `_cpu` must lie on the CPU.
 
@@ -89,6 +120,8 @@ def first_difference(
     'result.dtype = torch.int64, but should be torch.int32'
     >>> first_difference({"slots": np.arange(3)}, {"slots": torch.tensor([0, 1, 9])}).line
     "result['slots'][2] = 9, but should be 2"
+    >>> first_difference((1, 2), (1, 3), ("num_decodes", "num_prefills")).line
+    'num_prefills = 3, but should be 2'
     >>> first_difference((np.arange(3), 5), (torch.arange(3), 5)) is None
     True
     """
@@ -110,18 +143,19 @@ def first_difference(
 _Leaf: TypeAlias = tuple[object, object, str]
 
 
-def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
+def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two trees side by side, or the first difference of their shapes."""
     inside, is_entry = children(expected), has_entries(expected)
+    whole = path if isinstance(path, str) else "result"
     if not (inside or is_entry):
-        yield expected, actual, path
+        yield expected, actual, whole
         return
-    difference = _tree_difference(expected, actual, path)
+    difference = _tree_difference(expected, actual, whole)
     if difference is not None:
         yield difference
         return
     for key, child in inside.items():
-        where = child_path(path, key, is_entry=is_entry)
+        where = path[key] if isinstance(path, tuple) else child_path(path, key, is_entry=is_entry)
         if is_entry:
             yield from _walk(child, actual[key], where)
         elif hasattr(actual, key):

@@ -20,6 +20,7 @@ from conformance.cases.check import CaseCheck
 from conformance.checks import checks_in
 from conformance.explain import explain
 from conformance.failure_hooks import WHERE, FailureHooks
+from conformance.failure_summary import FailureSummary
 from conformance.functions import is_about
 from conformance.goals import COVERAGE
 from conformance.options import add_options, header_lines, run_of_options
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     manager.register(_Outcomes(run), "conformance-outcomes")
     hooks = FailureHooks(config, run)
     manager.register(hooks, "conformance-failure-hooks")
+    manager.register(FailureSummary(run), "conformance-failure-summary")
     run.unsupervised = why_unsupervised(config, run)
     if not run.unsupervised:
         supervisor = Supervisor(config, COVERAGE, hooks.shrink_budgets)

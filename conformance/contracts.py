@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.aliases import Alias
 from conformance.calls import Call
+from conformance.comparison import ResultName
 from conformance.goals import Goals
 from conformance.laws.interpretation import Interpretation
 from conformance.size_axes import Axes
@@ -82,6 +83,7 @@ class Contract:
         compares_views: Whether the result's arrays are compared as views too: strides, where in
             which memory they lie, and which of them are one object. `aliases` is not looked at.
         shows: What is compared of a result that is no tree of data, such as an object with methods.
+        returns: What reports call the result; of a tuple, the names of its entries.
         has_kernel: Whether it has a kernel, so that it is run in the simulator again.
         has_device_path: Whether it goes another way on a device without a kernel of its own, so
             that this way is run on `sim` again.
@@ -107,6 +109,7 @@ class Contract:
     aliases: Sequence[Alias] = ()
     compares_views: bool = False
     shows: Callable[[Any], object] | None = None
+    returns: ResultName = "result"
     has_kernel: bool = False
     has_device_path: bool = False
     has_arrays: bool = False

@@ -145,7 +145,7 @@ class Rerun:
         if not how or not is_same:
             return ""
         words = Death(how, PROGRESS.examples, seconds).words
-        self.line = f"the call = {PROGRESS.function.decode()} {words}, but should be a result"
+        self.line = f"the call of {PROGRESS.function.decode()} {words}, but should return a result"
         return words
 
     def _alone(self, act: Callable[[], object]) -> None:
@@ -175,8 +175,8 @@ def crash_of(check: Check, target: Target, example: Any, words: str) -> Crash:
     function = PROGRESS.function.decode()
     if call is None:
         call = next(iter(calls), Call(function or check.function, {}))
-    where = f"{function} " if function not in {"", call.function} else ""
-    expected = "a refusal" if check.kind is Kind.SAME_REFUSAL else "a result"
+    where = f"of {function} " if function not in {"", call.function} else ""
+    expected = "raise" if check.kind is Kind.SAME_REFUSAL else "return a result"
     difference = Difference(Verdict.OUTCOME, "the call", None, f"{where}{words}", expected)
     return Crash(call, target.name, difference)
 

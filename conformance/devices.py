@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict
+from conformance.comparison import Difference, Verdict, raised
 from conformance.contracts import Contract
 from conformance.evaluation import exception_of, is_named
 from conformance.invocations import Invocation
@@ -95,7 +95,7 @@ def check_refuses_wrong_device(
         error = exception_of(run)
     if is_named(ValueError, name, error):
         return
-    got = "a result" if error is None else f"raised {type(error).__name__}: {error}"
+    got = "returned a result" if error is None else raised(error)
     mode = "" if checked else ", with checks off"
-    expected = f"ValueError naming {name} ({path} is on the device {OTHER_DEVICE!r}{mode})"
+    expected = f"raise ValueError naming {name} ({path} is on the device {OTHER_DEVICE!r}{mode})"
     raise Mismatch(call, target.name, Difference(Verdict.OUTCOME, "the call", None, got, expected))

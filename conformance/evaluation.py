@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.aliases import Alias, shared_memory
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, raised
 from conformance.contracts import Contract, InvalidInput
 from conformance.invocations import CallVariant, Invocation
 from conformance.report import Mismatch
@@ -80,11 +80,11 @@ def check_answer(
         try:
             got = actual.run()
         except RAISED as error:
-            difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
+            difference = _outcome(raised(error), "return a result")
             raise Mismatch(call, target.name, difference) from error
     device = target.device or "cpu"
     found = (
-        first_difference(expected.result, shown(contract, got), "result", device)
+        first_difference(expected.result, shown(contract, got), contract.returns, device)
         or _aliasing(contract, expected, actual, got)
         or changes_difference(contract, expected.changed, actual)
     )
@@ -173,13 +173,13 @@ def check_refusal(
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
-    expected_result = f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
+    expected = f"raise {invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
     before = copy.deepcopy(observe(invocation.arguments)) if observe else None
     with invocation.target.running(checked=checked):
         try:
             result = invocation.run()
         except RAISED as error:  # any exception is compared
-            got = f"{type(error).__name__}: {error}"
+            got = raised(error)
             if all(
                 is_named(invalid.error, name, error) for name in (invalid.argument, invalid.also)
             ):
@@ -191,7 +191,7 @@ def check_refusal(
                 return error
         else:
             got = f"returned {result!r}"
-    raise Mismatch(invocation.call, invocation.target.name, _outcome(got, expected_result))
+    raise Mismatch(invocation.call, invocation.target.name, _outcome(got, expected))
 
 
 def is_named(expected_result: type[Exception] | None, argument: str, error: object) -> bool:
@@ -218,11 +218,9 @@ def check_stays_inside(
             invocation.run()
         except RAISED as error:
             if str(error).startswith("kernel "):  # the simulator's; all others are refusals
-                got = f"{type(error).__name__}: {error}"
-                expected_result = f"an answer or a refusal ({invalid.name}, with checks off)"
-                raise Mismatch(
-                    invocation.call, invocation.target.name, _outcome(got, expected_result)
-                ) from error
+                expected = f"stay inside its memory ({invalid.name}, with checks off)"
+                difference = _outcome(raised(error), expected)
+                raise Mismatch(invocation.call, invocation.target.name, difference) from error
     arrays = {n: a for n, a in invocation.call.arguments.items() if isinstance(a, np.ndarray)}
     written = [arrays[name] for name in changes & arrays.keys()]
     # A bad `out` may be an input; then that changes with it.

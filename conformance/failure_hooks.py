@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from conformance.adapters import Unsupported
+from conformance.called_functions import called_functions
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.corpus import add_to_corpus
 from conformance.crashes import RERUN, Crash, properties_of_death
+from conformance.failure_text import difference_of, failure_text, text_of_other_test
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
 from conformance.progress import PROGRESS
 from conformance.properties import FAILURES, Check
-from conformance.report import Mismatch, first_line
+from conformance.report import shortened
 from conformance.reports.failure import describe_failure
-from conformance.reproduction import attach_reproduction, forget_reproduction, replay_command
-from conformance.shrinking import ShrinkBudgets, without_shrink_warning
+from conformance.reproduction import (
+    attach_reproduction,
+    forget_reproduction,
+    replay_command,
+    rerun_command,
+)
+from conformance.shrinking import SHRINK_NOTE, WARNING, ShrinkBudgets
 from conformance.stateful.check import StatefulCheck
 from conformance.summary import CHECKED, Run
-from conformance.targets import LOOKED_UP, RAISED
+from conformance.targets import LOOKED_UP, RAISED, Target
 
 WHERE = pytest.StashKey[str]()
 """Where an item's check stands, as the corpus names it."""
+
+TEXT = pytest.StashKey[str]()
+"""What a person reads of an item that failed."""
+
+NUM_CAPTURED = 12
+"""Lines of a failed test's own output that are shown."""
 
 
 class FailureHooks:
@@ -74,16 +88,15 @@ class FailureHooks:
     def _note_failure(self, item: pytest.Item, error: BaseException) -> None:
         """Note what a failed check used and what differs; store its example."""
         check, target = item.stash[CHECKED]
-        last = {PROGRESS.function.decode()} if isinstance(error, Crash) else set()
-        uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP | last)
-        if isinstance(error, Mismatch):
-            found = error.difference.line
-        else:
-            found = RERUN.line or first_line(error, check.description)
         failure = FAILURES[-1] if FAILURES else None
+        uses = {"*"} if isinstance(check, StatefulCheck) else set(LOOKED_UP)
+        if isinstance(error, Crash):
+            uses.add(PROGRESS.function.decode())
+        elif failure is not None and not isinstance(error, ContextLostError):
+            uses |= called_functions(target, failure[1])
         item.user_properties += [
-            ("uses", ",".join(uses)),
-            ("difference", found),
+            ("uses", ",".join(sorted(uses))),
+            ("difference", difference_of(error, check)),
         ]
         if RERUN.death is not None:
             item.user_properties += properties_of_death(RERUN.death)
@@ -97,16 +110,38 @@ class FailureHooks:
             attach_reproduction(item, target, failure, where, self._folder)
             if self._stores and WHERE in item.stash:
                 item.user_properties.append(("stored", _store(item.stash[WHERE], failure)))
+        properties = dict(item.user_properties)
+        again = [str(properties.get("replay") or rerun_command(item, target))]
+        if "script" in properties:
+            again.append(f"python {properties['script']}")
+        item.stash[TEXT] = failure_text(check, target, failure, error, again)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
-        """Say how long an example was made smaller, where Hypothesis says "five minutes"."""
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, Any, Any]:
+        """Report a failed check in its own words, without what pytest and Hypothesis add."""
         report: pytest.TestReport = yield
-        if CHECKED in item.stash:
-            report.sections = [
-                (head, without_shrink_warning(text) if head == "Hypothesis" else text)
-                for head, text in report.sections
-            ]
+        if report.when != "call" or not report.failed or call.excinfo is None:
+            return report
+        target = getattr(getattr(item, "callspec", None), "params", {}).get("target")
+        if TEXT not in item.stash and isinstance(target, Target):  # a test without examples
+            statement = " ".join(str(item.obj.__doc__).split())  # type: ignore[attr-defined]
+            again = rerun_command(item, target)
+            text = text_of_other_test(item.name, statement, call.excinfo.value, again)
+            item.stash[TEXT] = text
+        if TEXT not in item.stash:
+            return report
+        if item.config.option.fulltrace:
+            return report
+        report.longrepr = item.stash[TEXT]
+        if any(WARNING.search(text) for _, text in report.sections):
+            report.longrepr += f"\n{SHRINK_NOTE}"
+        report.sections = [
+            (head, "\n".join(shortened(text.splitlines(), NUM_CAPTURED)))
+            for head, text in report.sections
+            if head != "Hypothesis" and not WARNING.search(text)
+        ]
         return report
 
 

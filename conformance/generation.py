@@ -31,6 +31,9 @@ SIMPLEST: Final = (ChoiceTemplate("simplest", count=None),)
 MAX_REJECTED: Final = 20
 """The most examples of a test that are rejected here; Hypothesis says if more are too many."""
 
+PASSED_AGAIN: Final = "The same examples passed when they were run again."
+"""The note of a failure that Hypothesis cannot repeat."""
+
 Test = Callable[[Any], None]
 """A test of one example, its argument `example`."""
 
@@ -57,7 +60,7 @@ def run_examples(
         failure = error
     hypothesis.seed(seed)(options(hypothesis.given(example=strategy)(test)))()
     if failure is not None:
-        failure.add_note("The same examples passed when they were run again.")
+        failure.add_note(PASSED_AGAIN)
         raise failure
 
 

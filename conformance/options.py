@@ -11,6 +11,7 @@ import pytest
 
 from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.corpus import corpus_checks
+from conformance.failure_summary import add_failure_options
 from conformance.functions import choose_functions
 from conformance.implementations import load_implementations
 from conformance.profiles import PROFILES
@@ -79,6 +80,7 @@ def add_options(parser: pytest.Parser) -> None:
         help="run tests in this process, for a profiler: a function that crashes ends the run",
     )
     add_report_options(group)
+    add_failure_options(group)
     group.addoption(
         "--explain",
         metavar="FUNCTION",

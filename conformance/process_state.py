@@ -213,7 +213,7 @@ def restore_settings(values: Mapping[str, Any]) -> Difference | None:
         if write is not None:
             write(before)
         got, expected = _without_common_entries(now, before)
-        first = first or Difference(Verdict.VALUE, name, None, got, expected)
+        first = first or Difference(Verdict.CHANGE, name, None, got, expected)
     return first
 
 

@@ -57,7 +57,7 @@ def attach_reproduction(
             shown += f"# {path}\n{script}"
     except Exception as trouble:  # noqa: BLE001  # the test's own failure is what must be reported
         shown = f"# It cannot be stored: {type(trouble).__name__}: {trouble}\n"
-    item.add_report_section("call", "as a script", shown)
+    item.user_properties.append(("source", shown))
 
 
 def forget_reproduction(item: pytest.Item, directory: Path | None = None) -> None:
@@ -88,13 +88,26 @@ def replay_command(path: Path, target: Target) -> str:
     >>> replay_command(Path("failures/a.json"), TARGETS["sim"])
     'python -m conformance --replay failures/a.json --target sim'
     """
-    words = ["python", "-m", "conformance", "--replay", str(path)]
+    return shlex.join(["python", "-m", "conformance", "--replay", str(path), *_options(target)])
+
+
+def rerun_command(item: pytest.Item, target: Target) -> str:
+    """Return the command line that runs a test again, for one whose example cannot be stored."""
+    name, option = item.nodeid.rpartition("/")[2], item.config.getoption
+    words = ["python", "-m", "conformance", name, *_options(target), "--profile", option("profile")]
+    seed = option("--hypothesis-seed")
+    return shlex.join(words if seed is None else [*words, f"--hypothesis-seed={seed}"])
+
+
+def _options(target: Target) -> list[str]:
+    """Return the options that name what is under test."""
+    words = []
     module, adapter = target.implementation.module, type(target.implementation.adapter)
     if module.__name__ != "fast":
         words += ["--impl", _named(module)]
     if adapter.__module__ != module.__name__ and not adapter.__module__.startswith("conformance."):
         words += ["--adapter", _named(sys.modules[adapter.__module__])]
-    return shlex.join([*words, "--target", target.name.rpartition(":")[2]])
+    return [*words, "--target", target.name.rpartition(":")[2]]
 
 
 def _named(module: ModuleType) -> str:

@@ -21,7 +21,7 @@ import reference
 from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
 from conformance.checks import InvalidExample, ValidExample
-from conformance.comparison import NUMPY_IN_BOTH_TWINS
+from conformance.comparison import NUMPY_IN_BOTH_TWINS, ResultName, Verdict, raised
 from conformance.contracts import InvalidInput
 from conformance.functions import find_contract
 from conformance.properties import Check
@@ -66,7 +66,7 @@ COMPARING = """\
 ours, theirs = arguments(reference, np.array), arguments(impl, tensor)
 expected = reference.{function}(**ours)
 got = call(theirs)
-pairs = [(expected, got, "result"), *((ours[name], theirs[name], name) for name in ours)]
+pairs = [(expected, got, {returns}), *((ours[name], theirs[name], name) for name in ours)]
 for pair in pairs:
     found = first_difference(*pair)
     if found is not None:
@@ -77,10 +77,10 @@ REFUSING = """\
 try:
     got = f"returned {{call(arguments(impl, tensor))!r}}"
 except Exception as error:
-    got = f"{{type(error).__name__}}: {{error}}"
+    got = f"raised {{type(error).__name__}}: {{error}}"
     if type(error) is {error} and all(re.search(name, str(error)) for name in {names}):
         sys.exit()
-sys.exit(f"the call = {{got}}, but should be {error} naming {naming}")
+sys.exit(f"the call {{got}}, but should raise {error} naming {naming}")
 """
 
 
@@ -104,7 +104,8 @@ def script_of(check: Check, target: Target, example: Any, error: BaseException) 
     if call is None:
         return None
     try:
-        script = _written(call, invalid, target, f"{check.function}: {error.difference.line}")
+        about = f"{check.function}: {error.difference.line}"
+        script = _written(call, invalid, target, about, contract.returns)
     except _NotPlainError:
         return None
     is_short = script.count("\n") <= MAX_LINES
@@ -122,13 +123,15 @@ def _call_of(example: Any, error: Mismatch) -> tuple[Call | None, InvalidInput |
     )
 
 
-def _written(call: Call, invalid: InvalidInput | None, target: Target, about: str) -> str:
+def _written(
+    call: Call, invalid: InvalidInput | None, target: Target, about: str, returns: ResultName
+) -> str:
     module = target.implementation.module
     folders = dict.fromkeys(filter(None, map(_folder_of, (reference, module))))
     if invalid is None:
         standard = "import sys\n"
         harness = "from conformance.comparison import first_difference\n"
-        tail = COMPARING.format(function=call.function)
+        tail = COMPARING.format(function=call.function, returns=repr(returns).replace("'", '"'))
     else:
         standard, harness = "import re\nimport sys\n", ""
         names = [rf"\b{name}\b" for name in (invalid.argument, invalid.also) if name]
@@ -224,11 +227,11 @@ def _shows(script: str, target: Target, error: Mismatch) -> bool:
             exec(compile(script, "script", "exec"), {"__name__": "script"})  # noqa: S102  # our own
     except SystemExit as ended:
         said = str(ended.code)
-        return said == error.difference.line or said.startswith(
-            f"the call = {error.difference.got}"
-        )
-    except Exception as raised:  # noqa: BLE001  # the call raises, where an answer is due
-        return error.difference.got == f"raised {type(raised).__name__}: {raised}"
+        is_outcome = error.difference.verdict is Verdict.OUTCOME
+        about = f"the call {error.difference.got}" if is_outcome else error.difference.line
+        return said.startswith(about)
+    except Exception as raised_error:  # noqa: BLE001  # the call raises, where an answer is due
+        return error.difference.got == raised(raised_error)
     finally:
         sys.path[:] = before
     return False

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
 from conformance.aliases import address_of
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, raised
 from conformance.evaluation import is_named
 from conformance.goals import Goals, reached_goals
 from conformance.implementations import is_of_fast
@@ -26,7 +27,7 @@ from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import arrays_in
 from conformance.wording import compare_wording
 
-NUM_SHOWN = 16
+NUM_SHOWN = 10
 """Operations that a report shows, of the first and of the last before the one that failed."""
 
 
@@ -37,13 +38,25 @@ class SessionMismatch(Mismatch):
         done = session.operations[: step + 1]
         call = Call(f"{session.constructor.function}.{done[-1].method}", done[-1].arguments)
         super().__init__(call, target, difference)
-        lines = [line for op in done for line in (*op.overwrites, Call(op.method, op.arguments))]
-        steps_before = ["made by " + repr(session.constructor), *map(repr, lines[:-1])]
+        steps_before = ["made by " + repr(session.constructor), *_steps_of(done[:-1])]
+        steps_before += map(repr, done[-1].overwrites)
         if len(steps_before) > 2 * NUM_SHOWN:
             left_out = f"... {len(steps_before) - 2 * NUM_SHOWN} more operations ..."
             steps_before[NUM_SHOWN:-NUM_SHOWN] = [left_out]
         story = "\n".join(f"    {line}" for line in steps_before)
-        self.args = (f"{self.args[0]}\n  after\n{story}",)
+        self.args = (f"{self.args[0]}\nafter\n{story}",)
+
+
+def _steps_of(operations: Sequence[Operation]) -> Iterator[str]:
+    """Yield a line for each operation and each overwrite; one for refused calls in a row."""
+    for is_refused, group in groupby(operations, lambda one: one.refused is not None):
+        found = list(group)
+        if is_refused and len(found) > 1:
+            yield f"{len(found) - 1} refused calls"
+            found = found[-1:]
+        for one in found:
+            yield from map(repr, one.overwrites)
+            yield repr(Call(one.method, one.arguments)) + (", refused" if is_refused else "")
 
 
 def session_check(
@@ -224,13 +237,13 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
     if operation.refused is None:
         if not isinstance(outcome, BaseException):
             return None
-        got, expected = f"raised {type(outcome).__name__}: {outcome}", "a result"
+        got, expected = raised(outcome), "return a result"
     else:
         if is_named(operation.error, operation.argument, outcome):
             return None
-        got = repr(outcome)
+        got = raised(outcome) if isinstance(outcome, BaseException) else f"returned {outcome!r}"
         name = operation.error.__name__ if operation.error else ""
-        expected = f"{name} naming {operation.argument} ({operation.refused})"
+        expected = f"raise {name} naming {operation.argument} ({operation.refused})"
     return Difference(Verdict.OUTCOME, f"the call of {whose}", None, got, expected)
 
 

@@ -17,13 +17,10 @@ from hypothesis.internal.conjecture import engine
 MIN_SECONDS = 0.25
 """The budget of a test when nothing is left: enough to remove most of a large example."""
 
-WARNING = re.compile(r"WARNING: Hypothesis has spent.*?\n\n.*?(\n|$)", re.DOTALL)
-"""Hypothesis' warning at the end of shrinking, which is wrong with shorter limits."""
+WARNING = re.compile(r"WARNING: Hypothesis has spent")
+"""Hypothesis' warning that shrinking took too long."""
 
-SHRINK_NOTE = (
-    "The example may not be minimal: the failing tests of a function share the time for shrinking. "
-    "Run this test alone for a smaller one.\n"
-)
+SHRINK_NOTE = "The time to shrink the example was over: run this test alone for a smaller one."
 
 
 _LIMITING: list[ShrinkBudgets] = []
@@ -99,17 +96,6 @@ def note_failure(function: str, used: Iterable[str]) -> None:
     """Report a failing example to the active shrink budgets, and the functions used so far."""
     for budgets in _LIMITING[-1:]:
         budgets.note(function, used)
-
-
-def without_shrink_warning(text: str) -> str:
-    r"""Return Hypothesis' report of a test, without the misleading warning.
-
-    >>> without_shrink_warning(
-    ...     "WARNING: Hypothesis has spent more than five ...\n\nPLEASE ..."
-    ... ) == SHRINK_NOTE
-    True
-    """
-    return WARNING.sub(SHRINK_NOTE, text)
 
 
 def _limit(seconds: float) -> None:

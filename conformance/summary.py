@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conformance.goals import Coverage
+from conformance.profiles import Kind
 
 if TYPE_CHECKING:
     from conformance.cases.check import CaseCheck
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
     from conformance.profiles import Profile
     from conformance.properties import Check
     from conformance.targets import Target
+
+
+ORDER = [
+    kind.value
+    for kind in (
+        Kind.SAME_ANSWER,
+        Kind.SAME_REFUSAL,
+        Kind.LAW,
+        Kind.MEMORY,
+        Kind.LARGE,
+        Kind.CONDITIONS,
+        Kind.THREADS,
+        Kind.STATEFUL,
+    )
+]
+"""Kinds of tests, those first whose failures are easiest to understand."""
 
 
 class State(enum.Enum):
@@ -166,33 +183,39 @@ class Run:
     def failing_with(self, function: str, target: str) -> list[str]:
         """Return the other functions whose failures may have caused those of a function.
 
-        This is empty if a failing test of the function used no other function.
+        This is empty if a failing test of the function used no other function that fails.
         """
-        uses = [uses for _, uses in self._failures(function, target)]
-        alone = [
+        if not self._needs_others(function, target):
+            return []
+        used = {name for _, names in self._failures(function, target) for name in names}
+        return [
             other
             for other, where in self.outcomes
-            if where == target
-            and other != function
-            and any(not used - {_root(other)} for _, used in self._failures(other, target))
+            if where == target and other in used and not self._needs_others(other, target)
         ]
-        if any(not used - {_root(function)} for used in uses):
-            return []
-        return [
-            other for other in alone if any("*" in used or _root(other) in used for used in uses)
-        ]
+
+    def _needs_others(self, function: str, target: str) -> bool:
+        """Return whether each failing test of a function used another function that fails."""
+        return all(used for _, used in self._failures(function, target))
 
     def _failures(
         self, function: str, target: str
     ) -> list[tuple[pytest.TestReport, frozenset[str]]]:
-        """Return the failed tests, each with the checked functions that it used."""
-        rows = {_root(name) for name, where in self.outcomes if where == target} | {"*"}
+        """Return the failed tests, each with the other failing functions that it used."""
+        reports = self.outcomes.get((function, target), [])
+        failed = [report for report in reports if report.failed]
+        if not failed:
+            return []
+        failing = {
+            name
+            for name in self.failed - {function}
+            if any(report.failed for report in self.outcomes.get((name, target), []))
+        }
         found = []
-        for report in self.outcomes.get((function, target), []):
-            if report.failed:
-                used = properties_of(report).get("uses", "")
-                names = {_root(name) for name in str(used).split(",")}
-                found.append((report, frozenset(names & rows)))
+        for report in failed:
+            uses = str(properties_of(report).get("uses", "")).split(",")
+            names = {name for use in uses for name in (use, _root(use))} - {_root(function)}
+            found.append((report, frozenset(failing if "*" in names else failing & names)))
         return found
 
     def verdict(self, function: str, target: Target) -> tuple[State, list[str]]:
@@ -257,16 +280,17 @@ class Run:
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
 
-        Tests that use no other function come first, then tests of small examples, tests that name
-        the field that differs, and tests that are not of laws.
+        The plain test of valid calls comes first; among tests of one kind, those that use no other
+        function, then tests of small examples, and tests that name the field that differs.
         """
 
-        def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | str, ...]:
+        def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | int | str, ...]:
             report, used = failure
             found = properties_of(report)
+            kind = ORDER.index(found.get("kind", ORDER[-1]))
             is_error = re.match(r"\w+: ", str(found.get("difference", "Error: "))) is not None
-            is_law = found.get("kind") == "law"
-            return len(used) > 1, "minimal" not in report.nodeid, is_error, is_law, report.nodeid
+            is_large = "minimal" not in report.nodeid
+            return kind, bool(used), is_large, is_error, report.nodeid
 
         return [report for report, _ in sorted(self._failures(function, target), key=rank)]
 
@@ -287,6 +311,29 @@ class Run:
                 yield f"not checked: {function} on {target}, {number} of {len(reports)}: {reason}"
         for (function, target, reason), number in sorted(coverage.unsupported.items()):
             yield f"not supported: {function} on {target}, {number:,} examples: {reason}"
+
+    def first_failures(self) -> list[list[pytest.TestReport]]:
+        """Return the failed tests of each function that fails by itself, in the order of reading.
+
+        Of a function that fails on several targets, those on the first are returned.
+        """
+        found: dict[str, list[pytest.TestReport]] = {}
+        for target in self.targets:
+            for function, where in self.outcomes:
+                if where != target.name:
+                    continue
+                failed = self.failed_tests(function, where)
+                if failed and not self.failing_with(function, where):
+                    found.setdefault(function, failed)
+        causes = Counter(
+            cause
+            for function, where in self.outcomes
+            for cause in self.failing_with(function, where)
+        )
+        order = sorted(
+            found, key=lambda f: (-causes[f], ORDER.index(properties_of(found[f][0])["kind"]))
+        )
+        return [found[function] for function in order]
 
     def failure_lines(self) -> Iterable[str]:
         """Yield a line with the first difference of each failing function."""

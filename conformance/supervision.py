@@ -188,7 +188,7 @@ class Supervisor:
     def _report_of_death(self, item: pytest.Item, death: Death, printed: str) -> pytest.TestReport:
         """Return the report of a test that ended its process outside of any example."""
         function = PROGRESS.function.decode() or _function_of(item)
-        line = f"the call = {function} {death.words}, but should be a result"
+        line = f"the call of {function} {death.words}, but should return a result"
         properties = list(item.user_properties)
         if CHECKED in item.stash:
             check, target = item.stash[CHECKED]

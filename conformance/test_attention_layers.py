@@ -228,6 +228,7 @@ test_init_attn_backend = Contract(
     invalid_inputs=INIT_ATTN_BACKEND_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
+    returns=("attn_backends", "builders"),
 )
 
 

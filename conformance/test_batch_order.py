@@ -168,6 +168,7 @@ test_split_decodes_and_prefills = Contract(
     on_device=("common_attn_metadata.query_start_loc_cpu",),
     axes=metadata_axes(),
     has_arrays=True,
+    returns=("num_decodes", "num_prefills", "num_decode_tokens", "num_prefill_tokens"),
 )
 
 
@@ -208,6 +209,14 @@ test_split_decodes_prefills_and_extends = Contract(
     ),
     axes=metadata_axes(),
     has_arrays=True,
+    returns=(
+        "num_decodes",
+        "num_extends",
+        "num_prefills",
+        "num_decode_tokens",
+        "num_extend_tokens",
+        "num_prefill_tokens",
+    ),
 )
 
 

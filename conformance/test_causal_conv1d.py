@@ -103,6 +103,7 @@ test_compute_causal_conv1d_metadata = Contract(
     interpretation=PROGRAMS,
     on_device=("query_start_loc_p_cpu",),
     has_arrays=True,
+    returns=("nums_dict", "batch_ptr", "token_chunk_offset_ptr"),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict
+from conformance.comparison import Difference, Verdict, raised
 from conformance.contracts import Contract
 from conformance.evaluation import check_equal
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
@@ -202,6 +202,7 @@ def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
         except TypeError as refusal:
             error = refusal
         if error is None or "Queries" not in str(error):
-            expected = "TypeError naming Queries"
-            difference = Difference(Verdict.OUTCOME, "build", None, repr(error), expected)
+            got = "returned a result" if error is None else raised(error)
+            expected = "raise TypeError naming Queries"
+            difference = Difference(Verdict.OUTCOME, "build", None, got, expected)
             raise Mismatch(call, twin.name, difference)

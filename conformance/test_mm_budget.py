@@ -133,6 +133,7 @@ test_compute_mm_encoder_budget = Contract(
     axes=COMPUTE_AXES,
     invalid_inputs=COMPUTE_INVALID_INPUTS,
     takes_objects=True,
+    returns=("compute_budget", "cache_size"),
 )
 
 
@@ -336,6 +337,7 @@ test_get_max_items = Contract(
         ITEM_TOKENS: of_ints(lambda call: call["max_tokens_per_item"]),
     },
     invalid_inputs=MAX_ITEMS_INVALID_INPUTS,
+    returns=("items_per_prompt", "items_per_batch"),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.comparison import first_difference
+from conformance.comparison import Difference, first_difference
 from conformance.summary import RUN
 from conformance.targets import REFERENCE, Target
 from conformance.views import first_view_difference
@@ -83,8 +83,8 @@ def test_a_model_is_deployed_alike(target: Target, model: str, budget: Budget) -
     expected, actual = budget.deploy(REFERENCE, model), budget.deploy(target, model)
     assert budget.num_blocks == expected.kv_cache_config.num_blocks
     expected_state, got = observe(REFERENCE, expected), observe(target, actual)
-    assert first_difference(expected_state, got, "deployment", target.device or "cpu") is None
-    assert first_memory_difference(expected, actual) is None
+    check_none(first_difference(expected_state, got, "deployment", target.device or "cpu"))
+    check_none(first_memory_difference(expected, actual))
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
@@ -100,10 +100,16 @@ def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool)
             results.append(build_metadata(twin, deployment, **step))
         assert sorted(deployment.layers) == sorted(results[-1])
         handed_in.append({name: step[name] for name in ("block_tables", "slot_mappings")})
-    assert first_difference(results[0], results[1], "metadata", target.device or "cpu") is None
+    check_none(first_difference(results[0], results[1], "metadata", target.device or "cpu"))
     assert first_of_each(results[0]) == first_of_each(results[1])
     tables = [{name: tables_and_slots(built[name]) for name in built} for built in results]
-    assert first_view_difference(*tables, *handed_in) is None
+    check_none(first_view_difference(*tables, *handed_in))
+
+
+def check_none(difference: Difference | None) -> None:
+    """Raise with a difference, if there is one."""
+    if difference is not None:
+        raise AssertionError(difference.line)
 
 
 def first_of_each(built: dict[str, Any]) -> list[str]:
@@ -177,7 +183,7 @@ def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> No
                 deployment.kernel_block_sizes,
             )
         at_once, one_by_one = (dict(sorted(c.items())) for c in (deployment.kv_caches, caches))
-        assert first_view_difference(at_once, one_by_one, {}, {}) is None
+        check_none(first_view_difference(at_once, one_by_one, {}, {}))
         order = names_in_order(deployment.kv_caches, deployment.runner_kv_caches)
         shared = shared_kv_cache_layers(deployment.serving)
         twin.call("initialize_kv_cache_for_kv_sharing", shared, config.kv_cache_groups, caches)

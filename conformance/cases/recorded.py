@@ -13,7 +13,7 @@ from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.cases.recording import invalid_input_of
 from conformance.cases.sessions import construct, is_as_meant, perform, untouched
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, raised
 from conformance.contracts import Contract
 from conformance.encoding import Decoder, Json, decode_call
 from conformance.evaluation import Expected, check_answer, check_refusal, check_stays_inside
@@ -144,12 +144,10 @@ def _play(session: _Session, target: Target, *, checked: bool) -> None:
         outcome = perform(target, subject, step)
         is_error = isinstance(outcome, BaseException)
         if not is_as_meant(outcome, invalid):
-            got = f"{type(outcome).__name__}: {outcome}" if is_error else f"returned {outcome!r}"
-            due = (
-                f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name})"
-                if invalid
-                else "an answer"
-            )
+            got = raised(outcome) if is_error else f"returned {outcome!r}"
+            due = "return a result"
+            if invalid:
+                due = f"raise {invalid.error.__name__} naming {invalid.naming} ({invalid.name})"
             difference = Difference(Verdict.OUTCOME, where, None, got, due)
         elif "result" in step:
             difference = first_difference(expected, outcome, where, target.device or "cpu")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.calls import Call, plain
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, raised
 from conformance.contracts import Contract
 from conformance.evaluation import changed_by, changes_difference, shown
 from conformance.invocations import Invocation
@@ -83,8 +83,8 @@ class KnownAnswer:
         try:
             return invocation.run()
         except RAISED as error:
-            raised = f"raised {type(error).__name__}: {error}"
-            difference = Difference(Verdict.OUTCOME, "the call", None, raised, "a result")
+            got, expected = raised(error), "return a result"
+            difference = Difference(Verdict.OUTCOME, "the call", None, got, expected)
             raise Mismatch(self.call, invocation.target.name, difference, condition) from error
 
     def compare(self, got: object, invocation: Invocation, condition: str) -> None:
@@ -92,7 +92,8 @@ class KnownAnswer:
         __tracebackhide__ = True
         target = invocation.target
         found = shown(self.contract, got)
-        difference = first_difference(self.answer, found, device=target.device or "cpu")
+        device = target.device or "cpu"
+        difference = first_difference(self.answer, found, self.contract.returns, device)
         if difference is None:
             difference = changes_difference(self.contract, self.changed, invocation)
         if difference is not None:

@@ -102,7 +102,7 @@ class _GuardedConverter(Converter):
             path, got, wanted = next(written, None), "written during the call", "only read"
             if path is None:
                 path, got, wanted = "arguments", "memory outside of them is accessed", "none"
-            differences.append(Difference(Verdict.VALUE, path, None, got, wanted))
+            differences.append(Difference(Verdict.CHANGE, path, None, got, wanted))
 
     def _copied(self, drawn: Array) -> Array:
         copied, *pages = self._memory.place(drawn, at_end=True)

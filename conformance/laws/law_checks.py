@@ -16,7 +16,7 @@ from conformance.laws.law import Law, LawCase
 from conformance.laws.statements import LAWS, PAIRS
 from conformance.profiles import Kind
 from conformance.properties import Check
-from conformance.report import render
+from conformance.report import CALLED_WITH, render
 from conformance.strategies import cached as st
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
@@ -36,6 +36,7 @@ class LawViolation(AssertionError):  # noqa: N818  # a finding, not an error of 
         lines = [
             f"{call.function} on {law_case.target.name} violates {law.name}: {law.statement}",
             f"    {how}",
+            CALLED_WITH,
             render(call),
         ]
         if law_case.interpretation.groups is not None:

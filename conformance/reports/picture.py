@@ -56,7 +56,11 @@ def mark_of(call: Call, difference: Difference) -> Mark | None:
     Mark(request=1, token=None, column=None)
     """
     is_outside = difference.path.startswith("memory around") or call.function in RENUMBERING
-    if difference.verdict is not Verdict.VALUE or not difference.index or is_outside:
+    if (
+        difference.verdict not in {Verdict.VALUE, Verdict.CHANGE}
+        or not difference.index
+        or is_outside
+    ):
         return None
     name, (first, *rest) = field_name(difference.path), difference.index
     part = _part(call, difference.path)

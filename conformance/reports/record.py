@@ -21,9 +21,6 @@ from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 SCHEMA_VERSION = "1.1"
 """The first number changes if old readers would misread it, the second if something is added."""
 
-SCRIPT = "as a script"
-"""The section of a test's report that has the script."""
-
 
 @dataclasses.dataclass
 class RunInfo:
@@ -157,7 +154,6 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
     properties = properties_of(report)
     failure = dict(properties.get("failure") or {})
     message = failure.pop("message", "") or report.longreprtext
-    scripts = [text for title, text in report.sections if title.startswith(f"Captured {SCRIPT}")]
     return {
         "test": report.nodeid,
         "seconds": round(report.duration, 3),
@@ -165,7 +161,7 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
         **NO_DETAILS,
         **failure,
         "message": message,
-        "script": next(iter(scripts), None),
+        "script": properties.get("source"),
         "stored": properties.get("stored"),
     }
 

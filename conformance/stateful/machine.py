@@ -193,7 +193,7 @@ class EngineStateMachine(RuleBasedStateMachine):
             f"{STATEFUL_TEST} on {self.target.name} fails",
             *(f"    {line}" for line in lines),
         ]
-        report += ["  after", *(f"    {line}" for line in self.scheduler.log)]
+        report += ["after", *(f"    {line}" for line in self.scheduler.log)]
         raise StatefulMismatchError("\n".join(report))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, raised
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.targets import RAISED, REFERENCE, TARGETS, Answer, Target
 from conformance.traffic.layers import deploy_small
@@ -166,10 +166,10 @@ class Twins:
         if expected is None and actual is None:
             return None
         raising = self._timed[0 if actual is None else 1]
-        got = "an answer" if actual is None else repr(actual)
-        expected_outcome = "an answer" if expected is None else repr(expected)
+        got = "returned a result" if actual is None else raised(actual)
+        expected_outcome = "return a result" if expected is None else f"raise {expected!r}"
         if type(expected) is type(actual):
-            got, expected_outcome = f"{got} in both twins", "an answer"
+            got, expected_outcome = f"{got} in both twins", "return a result"
         return Difference(Verdict.OUTCOME, raising.calls.last, None, got, expected_outcome)
 
 

@@ -360,7 +360,7 @@ def test_a_failure_in_both_threads_is_raised(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     for check in (check_interleaved_calls, check_parallel_calls):
-        with pytest.raises(Mismatch, match=r"while another thread .*: another outcome"):
+        with pytest.raises(Mismatch, match=r"while another thread .*: an error"):
             check(known_lengths(), known_lengths(), HOST)
 
 
@@ -392,7 +392,7 @@ def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     found = failures_of(mode_scenarios)
     assert ["with another default device"] == [*found]
-    assert "on host, with another default device: another device" in str(found)
+    assert "on host, with another default device: wrong device" in str(found)
 
 
 def test_answers_are_copied() -> None:

@@ -103,12 +103,12 @@ def test_a_crash_is_a_failure(runner: Runner, name: str) -> None:
     result = runner.run()
     text = result.stdout.str()
     assert {"passed": 4, "failed": 2} == result.parseoutcomes()
-    assert f"the call = {words}" in text
-    assert re.search("example=[3-9]," if state == "HANGS" else "example=3,", text)
+    assert f"the call {words}" in text
+    assert re.search("example = [3-9]\n" if state == "HANGS" else "example = 3\n", text)
     expected = ["after conforms (50) 1/1", f"crashing {state} 0/0", "before conforms (50) 2/2"]
     assert sorted(expected) == sorted(" ".join(line.split()) for line in summary(text))
     assert 1 == result.ret
-    assert f"FAILS: crashing on host: the call = {words}" in text
+    assert f"FAILS: crashing on host: the call {words}" in text
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_each_way_to_run_goes_on(runner: Runner, options: tuple[str, ...]) -> No
     result = runner.pytester.runpytest_subprocess(*runner.options, *options)
     text = result.stdout.str()
     assert {"passed": 4, "failed": 2} == result.parseoutcomes()
-    assert "test_toy.py:" in text.partition("the call = crashed with SIGSEGV")[2]
+    assert "test_toy.py:" in text.partition("the call crashed with SIGSEGV")[2]
     assert "node down" not in text
     assert 3 == len(summary(text))
     assert 1 == result.ret
@@ -144,7 +144,7 @@ def test_a_crash_that_depends_on_more_than_the_call(runner: Runner, body: str, w
     """A rerun makes the calls before it, too; a crash that does not come again is reported."""
     runner.pytester.makepyfile(test_toy=TOY.format(body=body))
     text = runner.run().stdout.str()
-    assert f"the call = {words}" in text
+    assert f"the call {words}" in text
     assert "example=" in text or "--replay scripts/test_toy-test_crashing-host-minimal.json" in text
     assert "crashing  CRASHES" in text
 

@@ -64,13 +64,16 @@ def test_metadata_is_a_table_of_requests() -> None:
 def test_a_call_without_starts_is_a_list() -> None:
     """A call that has no requests is reported argument by argument."""
     call = Call("map_to_kernel_blocks", {"block_ids": np.array([0, 3]), "blocks_per_kv_block": 2})
-    assert render(call).splitlines() == ["    block_ids = [0, 3]", "    blocks_per_kv_block = 2"]
+    assert render(call).splitlines() == [
+        "    block_ids = [0, 3]  (int64)",
+        "    blocks_per_kv_block = 2",
+    ]
 
 
 def test_starts_that_are_none_are_a_list() -> None:
     """Bad starts are reported as they are."""
     bad = SLOTS.replacing(query_start_loc=np.array([0, 3, 1]))
-    assert "    query_start_loc = [0, 3, 1]" in render(bad).splitlines()
+    assert "    query_start_loc = [0, 3, 1]  (int64)" in render(bad).splitlines()
 
 
 def test_long_values_are_cut() -> None:
@@ -102,7 +105,7 @@ def test_a_mismatch_is_reported_in_full() -> None:
     """A failure is what, where, and with which call."""
     lines = str(Mismatch(SLOTS, "sim", value_at("result", 4))).splitlines()
     assert lines[:3] == [
-        "compute_slot_mapping on sim: another value",
+        "compute_slot_mapping on sim: wrong value",
         "    result[4] = 1, but should be 2  (request 2, token 2 of its 3)",
-        "    block_size = 2",
+        "called with",
     ]

@@ -100,7 +100,7 @@ def planted_bugs() -> Iterator[Planted]:
     source = wrong_result(slots, "if len(result): result[-1:] = -1")
     yield Planted(test, source, "result[", target="sim")
     yield Planted(test, SLOTS_THAT_CHANGE_POSITIONS, "positions[", has_script=True)
-    yield Planted(f"{test}_refuses", SLOTS_OF_ANY_RANK, "the call = returned", has_script=True)
+    yield Planted(f"{test}_refuses", SLOTS_OF_ANY_RANK, "the call returned", has_script=True)
     source = wrong_result(slots, "result[1:] = result[:1]")
     yield Planted(f"{test}_laws/slots_are_distinct", source)
     source = wrong_result("split_attn_metadata", "result[-1].max_query_len += 1")
@@ -113,7 +113,7 @@ def planted_bugs() -> Iterator[Planted]:
     shows = "result = seq_lens itself, or a view of it"
     yield Planted(f"context_parallel:test_{lengths}", LENGTHS_THAT_ARE_A_VIEW, shows)
     body = "def unpadded(self, *args, **keywords): raise ValueError('no')"
-    shows = "the call = raised ValueError: no, but should be a result"
+    shows = "the call raised ValueError: no, but should return a result"
     source = wrong_method("CommonAttentionMetadata", body)
     yield Planted("metadata:test_unpadded", source, shows, has_script=True)
     yield Planted("kv_cache:test_init_kv_cache", CACHES_THAT_ARE_LOST)

@@ -253,10 +253,10 @@ def test_a_failure_is_reported_with_all_previous_steps() -> None:
     assert [
         "stateful test on host fails",
         (
-            "    step 2: split_attn_metadata = ValueError('refused'), but should be an answer "
-            "(of request-0)"
+            "    step 2: split_attn_metadata raised ValueError: refused, but should return a "
+            "result (of request-0)"
         ),
-        "  after",
+        "after",
     ] == lines[:3]
     assert lines[3].startswith("    an engine with full attention in blocks of 2 and chunked_local")
     assert [

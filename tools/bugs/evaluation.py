@@ -85,7 +85,9 @@ class Catch:
 
     def shows(self, bug: Bug) -> bool:
         """Return whether the harness found the bug; otherwise the patch itself is broken."""
-        is_expected = re.search(bug.message, str(self.error), re.MULTILINE) is not None
+        # A report wraps a long difference.
+        line = self.error.difference.line if isinstance(self.error, Mismatch) else ""
+        is_expected = re.search(bug.message, f"{line}\n{self.error}", re.MULTILINE) is not None
         return is_expected and is_finding(self.error)
 
 

@@ -121,7 +121,7 @@ def test_a_bug_in_one_combination_is_found(plant: Any) -> None:
     assert expected == list(found)
     assert 0 < len(expected) < scope.cases.count / 20
     example = example_of("slots of batches", expected[0], 0)
-    with pytest.raises(AssertionError, match=r"compute_slot_mapping on host: another value"):
+    with pytest.raises(AssertionError, match=r"compute_slot_mapping on host: wrong value"):
         example.check.body(HOST, example.value)
     assert not failures_in("slots in place")  # which has one request
 
@@ -138,7 +138,7 @@ def test_a_missing_refusal_is_found(plant: Any) -> None:
     plant("create_ubatch_slices", accepting)
     lines = set(failures_in("created micro-batches").values())
     assert lines
-    assert all(line.startswith("the call = a result, but should be raised") for line in lines)
+    assert all(line.startswith("the call returned a result, but should raise") for line in lines)
 
     def mistyped(right: Any, **arguments: Any) -> Any:
         try:

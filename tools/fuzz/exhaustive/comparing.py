@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, raised
 from conformance.contracts import Contract
 from conformance.conversion import Converter
 from conformance.functions import contracts
@@ -127,8 +127,13 @@ class Comparer:
         if isinstance(expected, BaseException) or isinstance(actual, BaseException):
             if type(expected) is type(actual):
                 return None
-            got, should_be = _described(actual), _described(expected)
-            return Difference(Verdict.OUTCOME, "the call", None, got, should_be)
+            is_error = isinstance(actual, BaseException)
+            got = raised(actual) if is_error else "returned a result"
+            is_error = isinstance(expected, BaseException)
+            should = (
+                f"raise {type(expected).__name__}: {expected}" if is_error else "return a result"
+            )
+            return Difference(Verdict.OUTCOME, "the call", None, got, should)
         if is_same(expected, actual, path):
             return None
         return first_difference(expected, actual, path, self._device)
@@ -188,9 +193,3 @@ class Comparer:
 def _copies(converter: Converter, values: Arguments) -> Arguments:
     """Return new copies of arguments, whose changes the converter finds."""
     return {name: converter.convert(value, name) for name, value in values.items()}
-
-
-def _described(outcome: object) -> str:
-    if isinstance(outcome, BaseException):
-        return f"raised {type(outcome).__name__}: {outcome}"
-    return "a result"

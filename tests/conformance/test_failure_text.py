@@ -1,0 +1,370 @@
+"""What a person reads of bugs of ten kinds, in two screens at most."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from small_runs import HEAD, Runner
+
+import fast
+from conformance.calls import Call
+from conformance.checks import ValidExample, same_answer, same_refusal
+from conformance.conditions.condition_checks import condition_checks
+from conformance.contracts import Contract
+from conformance.evaluation import exception_of
+from conformance.failure_text import MAX_LINES, failure_text
+from conformance.formatting import WIDTH
+from conformance.functions import find_contract
+from conformance.implementations import Implementation
+from conformance.invocations import PLAIN, CallVariant
+from conformance.laws.law_checks import law_checks
+from conformance.profiles import PROFILES
+from conformance.properties import FAILURES, Check
+from conformance.strategies.arrays import guarded
+from conformance.strategies.batches import Batch, Layout
+from conformance.targets import Target
+from reference import PerLayerParameters
+
+pytest_plugins = ["pytester"]
+
+BATCH = Batch((2, 0, 3), (3, 0, 1), Layout(2), ((4, 9, 7), (), (1, 5)), num_padding_tokens=1)
+LARGE = Batch((1,) * 5000, (3,) * 5000, Layout(2), tuple((i, i + 1) for i in range(1, 10000, 2)))
+
+
+def slots(batch: Batch) -> Call:
+    """Return a call of `compute_slot_mapping`."""
+    arguments = {
+        "block_table": batch.block_table(),
+        "query_start_loc": batch.query_start_loc(),
+        "positions": batch.positions(),
+        "block_size": 2,
+    }
+    return Call("compute_slot_mapping", arguments, facts=batch)
+
+
+def split(batch: Batch) -> Call:
+    """Return a call of `split_decodes_and_prefills`."""
+    metadata = {"common_attn_metadata": batch.metadata()}
+    return Call("split_decodes_and_prefills", metadata, facts=batch)
+
+
+def lengths() -> Call:
+    """Return a call of `get_dcp_local_seq_lens`."""
+    arguments = {"seq_lens": guarded([5, 8], np.int32), "dcp_size": 2, "dcp_rank": 0}
+    return Call("get_dcp_local_seq_lens", arguments)
+
+
+def micro_batches() -> Call:
+    """Return a call of `create_ubatch_slices`."""
+    return Call(
+        "create_ubatch_slices",
+        {"num_scheduled_tokens": guarded([2, 1], np.int32), "split_points": [1]},
+    )
+
+
+def parameters() -> Call:
+    """Return a call of `infer_global_hyperparameters`, with a layer that differs in one field."""
+    params = {f"layers.{i}.attn": PerLayerParameters(1023, None, 0.125) for i in range(40)}
+    params["layers.33.attn"] = PerLayerParameters(1023, None, 0.125, has_sinks=True)
+    return Call("infer_global_hyperparameters", {"per_layer_params": params})
+
+
+def contract_of(call: Call) -> Contract:
+    """Return the contract of a function, with one valid call."""
+    found = find_contract(call.function)
+    assert found is not None
+    calls = st.just(call)
+    return dataclasses.replace(found, calls=lambda _: calls, goals={}, pairs=(), axes={})
+
+
+def planted(function: str, change: Callable[..., Any]) -> Target:
+    """Return a target that is `fast`, except that a function's result is changed by another."""
+    module, right = ModuleType("mine"), getattr(fast, function)
+    vars(module).update(vars(fast))
+
+    @functools.wraps(right)
+    def body(*args: Any, **keywords: Any) -> Any:  # noqa: ANN401  # as the right one
+        return change(lambda: right(*args, **keywords), *args, *keywords.values())
+
+    setattr(module, function, body)
+    return Target("host", Implementation("mine", module))
+
+
+def text_of(check: Check, target: Target, *, shrink: bool = False) -> list[str]:
+    """Return the lines that a failing check prints."""
+    FAILURES.clear()
+    error = exception_of(check.bind(target, PROFILES["dev"], "minimal", shrink=shrink))
+    assert error is not None
+    lines = failure_text(check, target, FAILURES[-1], error, ["a command"]).splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert ["To see it again:", "    a command"] == lines[-2:]
+    return lines[:-2]
+
+
+def text_of_answer(
+    call: Call, change: Callable[..., Any], variant: CallVariant = PLAIN
+) -> list[str]:
+    """Return the lines about the answer of one call."""
+    example = ValidExample(call, 0, variant)
+    check = dataclasses.replace(same_answer(contract_of(call)), examples=lambda _: st.just(example))
+    return text_of(check, planted(call.function, change))
+
+
+def changed(index: int) -> Callable[..., Any]:
+    """Return a change of one element of a result."""
+
+    def change(right: Callable[[], torch.Tensor], *_: object) -> torch.Tensor:
+        result = right()
+        result[index] += 1
+        return result
+
+    return change
+
+
+def test_a_wrong_number_deep_in_a_large_array() -> None:
+    """The element and its request come first; the table shows the requests around it."""
+    lines = text_of_answer(slots(LARGE), changed(4321))
+    assert [
+        "compute_slot_mapping on host: wrong value",
+        "    result[4321] = 17290, but should be 17289  (request 4321, token 0 of its 1)",
+        "called with",
+        "    block_size = 2",
+        "    request  tokens      block_table  positions",
+        "    0        0..0        1 2          3",
+        "    ...      ...         ...          ...",
+        "    4316     4316..4316  8633 8634    3",
+    ] == lines[:8]
+    assert "    4321     4321..4321  8643 8644    3" in lines
+    assert len(lines) < 24
+
+
+def test_a_wrong_dtype() -> None:
+    """The difference names both dtypes."""
+    assert [
+        "get_dcp_local_seq_lens on host: wrong dtype",
+        "    result.dtype = torch.int64, but should be torch.int32",
+        "called with",
+        "    seq_lens = [5, 8]  (int32)",
+        "    dcp_size = 2",
+        "    dcp_rank = 0",
+    ] == text_of_answer(lengths(), lambda right, *_: right().long())
+
+
+def test_a_result_in_the_memory_of_an_argument() -> None:
+    """The argument is named, in whose memory the result lies."""
+    lines = text_of_answer(lengths(), lambda right, seq_lens, *_: seq_lens.copy_(right()))
+    assert [
+        "get_dcp_local_seq_lens on host: wrong object or memory",
+        "    result = seq_lens itself, or a view of it, but should be new memory",
+    ] == lines[:2]
+
+
+def test_a_changed_argument() -> None:
+    """The report says that it was an argument, and what it held."""
+    lines = text_of_answer(lengths(), lambda right, seq_lens, *_: (right(), seq_lens.zero_())[0])
+    assert [
+        "get_dcp_local_seq_lens on host: changes what it must leave as it was",
+        "    seq_lens[0] = 0, but should be 5  (request 0)",
+    ] == lines[:2]
+
+
+def test_an_exception() -> None:
+    """What is raised, where in the implementation, and how the call was made."""
+
+    def change(*_: object) -> None:
+        raise KeyError("rank")
+
+    lines = text_of_answer(lengths(), change, CallVariant(has_numpy_scalars=True))
+    assert [
+        "get_dcp_local_seq_lens on host: an error",
+        "    the call raised KeyError: 'rank', but should return a result",
+        "called with NumPy's scalars:",
+    ] == lines[:3]
+    assert "Raised in" in lines
+    assert lines[-1].endswith('raise KeyError("rank")')
+
+
+REFUSALS: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+
+
+def refusal(*expected: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that notes how a wrong refusal is reported."""
+
+    def decorate(change: Callable[..., Any]) -> Callable[..., Any]:
+        REFUSALS[change.__name__] = change, list(expected)
+        return change
+
+    return decorate
+
+
+@refusal("create_ubatch_slices on host: no error")
+def accepts(right: Callable[[], Any], *_: object) -> object:
+    """Accept what must be refused."""
+    try:
+        return right()
+    except (TypeError, ValueError):
+        return []
+
+
+@refusal("create_ubatch_slices on host: wrong error")
+def raises_another_class(right: Callable[[], Any], *_: object) -> object:
+    """Raise an exception of another class."""
+    try:
+        return right()
+    except (TypeError, ValueError) as error:
+        raise IndexError(str(error)) from None
+
+
+@refusal("create_ubatch_slices on host: wrong error message")
+def names_no_element(right: Callable[[], Any], *_: object) -> object:
+    """Raise an exception whose message does not name the element."""
+    try:
+        return right()
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("[", " ")) from None
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_wrong_refusal(name: str) -> None:
+    """A missing error, another class and another message have titles of their own."""
+    change, expected = REFUSALS[name]
+    lines = text_of(
+        same_refusal(contract_of(micro_batches())), planted("create_ubatch_slices", change)
+    )
+    assert expected == lines[:1]
+    assert any(line.startswith("    but should") for line in lines[1:4]), lines
+
+
+def test_a_field_of_a_nested_object() -> None:
+    """Of forty layers that differ in a field, the first is shown, and others by what differs."""
+
+    def change(right: Callable[[], Any], *_: object) -> object:
+        return dataclasses.replace(right(), has_same_window_lefts=False)
+
+    lines = text_of_answer(parameters(), change)
+    assert [
+        "infer_global_hyperparameters on host: wrong value",
+        "    result.has_same_window_lefts = False, but should be True",
+        "called with",
+        "    per_layer_params = {",
+    ] == lines[:4]
+    assert lines[4].startswith("        'layers.0.attn': PerLayerParameters(window_left=1023, ")
+    assert "        'layers.1.attn': as ['layers.0.attn']" in lines
+
+
+def test_results_have_the_names_of_the_definition() -> None:
+    """At 4,097 requests and more, the wrong number has a name, and its request is in the table."""
+
+    def change(right: Callable[[], Any], *_: object) -> object:
+        num_decodes, *rest = right()
+        return min(num_decodes, 4096), *rest
+
+    lines = text_of_answer(split(LARGE), change)
+    assert [
+        "split_decodes_and_prefills on host: wrong value",
+        "    num_decodes = 4096, but should be 5000",
+    ] == lines[:2]
+    assert any(line.startswith("    4096     4096..4096") for line in lines)
+
+
+def test_a_flaky_answer() -> None:
+    """A function that fails now and then is reported by how often it did."""
+    count = itertools.count()
+
+    def change(right: Callable[[], Any], *_: object) -> object:
+        return right() + (next(count) % 7 == 6)
+
+    check = same_answer(contract_of(lengths()))
+    target = planted("get_dcp_local_seq_lens", change)
+    lines = text_of(check, target, shrink=True)
+    assert "get_dcp_local_seq_lens on host: different results for the same arguments" == lines[0]
+    assert re.fullmatch(r"    the same call, made 50 times again, fails \d+ times", lines[1])
+    assert not any("ypothesis" in line or "Flaky" in line for line in lines)
+
+
+def test_a_broken_law() -> None:
+    """The law is stated, and how it is broken."""
+    check = next(check for check in law_checks(contract_of(slots(BATCH))) if check.law)
+    target = planted("compute_slot_mapping", changed(0))
+    lines = text_of(check, target)
+    assert lines[0].startswith(f"compute_slot_mapping on host violates {check.law}: ")
+    assert "called with" in lines
+
+
+def test_a_condition() -> None:
+    """The condition under which an answer is wrong stands next to the function."""
+
+    def change(right: Callable[[], Any], *_: object) -> object:
+        return right() + (threading.current_thread() is not threading.main_thread())
+
+    arguments = {"block_ids": guarded([1, 3], np.int32), "blocks_per_kv_block": 2}
+    contract = contract_of(Call("map_to_kernel_blocks", arguments))
+    [check] = [check for name, check in condition_checks(contract) if name.endswith("in_threads")]
+    lines = text_of(check, planted("map_to_kernel_blocks", change))
+    assert re.fullmatch(r"map_to_kernel_blocks on host, .*thread.*: wrong value", lines[0])
+
+
+TOY = (
+    HEAD
+    + """
+from conformance.targets import LOOKED_UP
+
+@law("slow", digits)
+def test_first(target, n):
+    "Nine is no digit."
+    LOOKED_UP.add("slow")
+    assert n < 9
+
+@law("slow", digits)
+def test_second(target, n):
+    "There are no large digits."
+    assert n < 5
+
+@law("user", digits)
+def test_user(target, n):
+    "It uses what is slow."
+    LOOKED_UP.update(["slow", "user"])
+    assert n < 7
+"""
+)
+
+
+def test_a_run_prints_the_first_failure_of_a_function(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tests of the function are a line; so are functions that use it. All are counted."""
+    runner = Runner(pytester, monkeypatch, "--failures=scripts", "--target=host")
+    pytester.makepyfile(test_toy=TOY)
+    result = runner.run()
+    result.assert_outcomes(failed=6)
+    result.stdout.fnmatch_lines(
+        [
+            "slow on host contradicts: Nine is no digit.",
+            "    assert 9 < 9",
+            "    example = 9",
+            "To see it again:",
+            "    python -m conformance --replay *",
+            "3 more of its tests fail (law 3); --all-failures prints them.",
+            "user * fails with slow *",
+            "FAILS: slow on host: *",
+            "fails with slow: user on host",
+            "FAILED *test_first*host-minimal*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*contradicts: It uses*")
+    result.stdout.no_fnmatch_line("*properties.py*")
+    assert len(result.outlines) < 50
+    result = runner.run("--all-failures")
+    result.stdout.fnmatch_lines(["user on host contradicts: It uses what is slow."])
