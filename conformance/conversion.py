@@ -156,7 +156,7 @@ class Converter:
     def _convert_memory(self, drawn: Array, path: str, where: str) -> Memory:
         is_numpy = where == "numpy"
         is_negated = not is_numpy and self._negates(drawn, path, where)
-        values = np.negative(drawn) if is_negated else drawn
+        values = np.asarray(np.negative(drawn)) if is_negated else drawn
         copied = self._copied(values)
         converted = copied if is_numpy else flat_tensor(copied, where)
         as_numpy = copied if is_numpy or where == "cpu" else None

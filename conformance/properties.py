@@ -221,6 +221,17 @@ def seed_of(profile: Profile, name: str) -> int | None:
     return None if profile.seed is None else zlib.crc32(f"{profile.seed} {name}".encode())
 
 
+class FixedCheck(Check):
+    """A check of one example, which is always the same, so that it is made once."""
+
+    def bind(
+        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
+    ) -> Callable[[], None]:
+        """Return a test of this statement on a target, a function of no arguments."""
+        once = dataclasses.replace(profile, other_examples=1, large_examples=1, is_random=False)
+        return super().bind(target, once, size, shrink=shrink)
+
+
 def seeded(profile: Profile, name: str) -> Callable[[Any], Any]:
     """Return a decorator that gives a test the examples of a profile's seed and its own name."""
     seed = seed_of(profile, name)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
+import random
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 from unittest import mock
 
+from conformance.actors import actors
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.evaluation import check_equal
 from conformance.profiles import Kind
-from conformance.properties import law
+from conformance.properties import FixedCheck, law
 from conformance.size_axes import Axis
+from conformance.strategies import cached as st
 from conformance.strategies.kv_layout import (
     LAYOUTS,
     TEXT_LENGTH,
@@ -77,13 +81,27 @@ def _possible(target: Target, history: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(step for step in history if has_attribute or step.what != "attribute")
 
 
-def _play(target: Target, history: tuple[Step, ...], *, shows_override: bool) -> list[object]:
-    """Return what each step answers, and the override after it where it is shown."""
+def _play(
+    target: Target,
+    history: tuple[Step, ...],
+    *,
+    shows_override: bool = False,
+    reading: Callable[[Callable[[], object]], object] = lambda read: read(),
+) -> list[object]:
+    """Return what each step answers.
+
+    Args:
+        target: What is called.
+        history: The steps.
+        shows_override: Whether the override after each step is returned, too.
+        reading: What each read is done by.
+    """
     seen: list[object] = []
     with _as_found(target) as module:
         for step in history:
             try:
-                seen.append(_do(target, module, step))
+                do = functools.partial(_do, target, module, step)
+                seen.append(reading(do) if step.what == "get" else do())
             except Exception as error:  # noqa: BLE001  # its class is the answer
                 named = [name for name in LAYOUTS if name in str(error)]
                 seen.append(f"{type(error).__name__} naming {', '.join(named)}")
@@ -91,6 +109,48 @@ def _play(target: Target, history: tuple[Step, ...], *, shows_override: bool) ->
                 override = getattr(module, OVERRIDE)
                 seen.append(override if isinstance(override, str) else type(override))
     return seen
+
+
+PUBLIC_STEPS: Final = (
+    *(Step("set", layout) for layout in (*LAYOUTS, None)),
+    *(Step("environment", layout) for layout in (*LAYOUTS, None)),
+)
+"""Steps by public names, each of which succeeds."""
+
+REFUSED_STEPS: Final = (Step("set", 0), Step("environment", 0))
+"""A set that is refused, and a value of the environment that each read refuses."""
+
+
+def _public_histories() -> Iterator[tuple[Step, ...]]:
+    """Yield all short histories, shorter ones first, and a long one; all by public names."""
+    for length in (1, 2, 3):
+        yield from itertools.product(PUBLIC_STEPS + REFUSED_STEPS, repeat=length)
+    yield from itertools.product(PUBLIC_STEPS, repeat=4)
+    yield tuple(random.Random(0).choices(PUBLIC_STEPS + REFUSED_STEPS, k=3000))  # noqa: S311  # no secret
+
+
+def _play_public_histories(target: Target, _: object) -> None:
+    """Check each history, and the short ones with reads in another thread."""
+    __tracebackhide__ = True
+    with actors(1) as (actor,):
+        for history in _public_histories():
+            steps = tuple(part for step in history for part in (step, Step("get")))
+            call = Call("get_kv_cache_layout", {"history": steps})
+            expected = _play(REFERENCE, steps)
+            check_equal(target, call, expected, _play(target, steps), "answers")
+            if len(history) < 3:
+                got = _play(target, steps, reading=actor.do)
+                check_equal(target, call, expected, got, "answers in another thread")
+
+
+test_every_short_history = FixedCheck(
+    "get_kv_cache_layout",
+    Kind.LAW,
+    lambda _preset: st.just(None),
+    _play_public_histories,
+    "Histories by public names are answered as reference answers them, in any thread.",
+    presets=(MINIMAL,),
+)
 
 
 def _do(target: Target, module: Any, step: Step) -> object:

@@ -19,8 +19,8 @@ from conformance.conditions.known_answer import KnownAnswer
 from conformance.evaluation import check_equal
 from conformance.functions import contracts
 from conformance.goals import COVERAGE
-from conformance.profiles import Kind, Profile
-from conformance.properties import Check
+from conformance.profiles import Kind
+from conformance.properties import FixedCheck
 from conformance.simulated_launches import launches_seen, simulated_launches
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout
@@ -197,19 +197,12 @@ LAUNCHES: Final[dict[str, Callable[[], Sequence[Launches]]]] = {
 """The launches of each function, which are made when they are needed."""
 
 
-class LaunchCheck(Check):
+class LaunchCheck(FixedCheck):
     """A check of fixed launches, where kernels run on the CPU."""
 
     def runs_on(self, target: Target) -> bool:
         """Return whether a target runs kernels on the CPU."""
         return target.is_simulated
-
-    def bind(
-        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
-    ) -> Callable[[], None]:
-        """Return a test of this statement, which makes the fixed launches once."""
-        once = dataclasses.replace(profile, large_examples=1, is_random=False)
-        return super().bind(target, once, size, shrink=shrink)
 
 
 def large_launches(function: str) -> LaunchCheck:
