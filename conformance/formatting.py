@@ -21,6 +21,9 @@ from conformance.values import children, has_entries
 WIDTH: Final = 100
 """Columns of a terminal."""
 
+MAX_VALUE: Final = 160
+"""Characters of a value that differs; a longer one is shown from the difference on."""
+
 NUM_ELEMENTS: Final = 40
 """Elements of an array, or entries of a list, that are shown of a longer one."""
 
@@ -227,7 +230,7 @@ def _unlike(first: tuple[str, Any], other: Any) -> str:
     return f"as {name}" + (f", but {', '.join(different)}" if different else "")
 
 
-def around_difference(got: str, expected: str, maximum: int = 160) -> tuple[str, str]:
+def around_difference(got: str, expected: str, maximum: int = MAX_VALUE) -> tuple[str, str]:
     """Return two long texts without what both begin with, so that the difference is seen.
 
     >>> around_difference("a" * 99 + "b", "a" * 99 + "c", 60)[0]

@@ -205,7 +205,7 @@ def render(call: Call, difference: Difference | None = None) -> str:
     width = WIDTH - len(INDENT)
     lines = []
     for name, value in (*values.items(), *((f"hint {n}", v) for n, v in call.hints.items())):
-        if value is not None:
+        if value is not None or name in call.arguments:
             lines += value_lines(f"{name} = ", value, width=width, matters=matters)
     lines = shortened([*lines, *table], MAX_LINES)
     return "\n".join(f"{INDENT}{line}" for line in lines)

@@ -72,7 +72,8 @@ def _difference(path: str, expected_views: View | str, got: View | str) -> Diffe
     if isinstance(expected_views, View) and isinstance(got, View):
         if got.strides != expected_views.strides:
             where = f"{path}.strides"
-            return Difference(Verdict.STRIDES, where, None, got.strides, expected_views.strides)
+            facts = f"{got.strides} bytes", f"{expected_views.strides} bytes"
+            return Difference(Verdict.STRIDES, where, None, *facts)
         if got.offset != expected_views.offset:
             facts = f"{got.offset} bytes", f"{expected_views.offset} bytes"
             return Difference(Verdict.IDENTITY, f"{path}.offset", None, *facts)

@@ -14,9 +14,12 @@ import torch
 
 import fast
 import reference
+from conformance.failure_text import FULL, MAX_LINES, failure_text
+from conformance.formatting import MAX_VALUE, WIDTH
 from conformance.implementations import load_implementation
 from conformance.profiles import PROFILES, Kind, Profile
-from conformance.targets import Target
+from conformance.report import Mismatch
+from conformance.targets import TARGETS, Target
 from fast._native.compiler import COMPILED
 from fast.kernels import block_table
 from tools.bugs.catalogue import FOLDER, Bug, read_catalogue
@@ -34,6 +37,20 @@ def test_bugs_are_caught(bug: Bug, record_property: Callable[[str, object], None
     assert found is not None, f"not caught: {bug.name}. {bug.why}"
     record_property("examples", found.drawn)
     assert found.shows(bug), f"{type(found.error).__name__}: {found.error}"
+    check_report(found.error)
+
+
+def check_report(error: Exception) -> None:
+    """Assert that a report fits in a terminal, and has both values of the difference in full."""
+    if not isinstance(error, FULL):
+        return
+    lines = failure_text(None, TARGETS["host"], None, error, []).splitlines()
+    assert len(lines) <= MAX_LINES, lines
+    assert max(map(len, lines)) <= WIDTH, lines
+    if isinstance(error, Mismatch):
+        text = "".join("".join(lines).split())
+        for value in (str(error.difference.got), str(error.difference.expected)):
+            assert len(value) > MAX_VALUE or "".join(value.split()) in text
 
 
 CHECKED_TABLES = fast.BlockTables

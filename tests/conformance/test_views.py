@@ -45,7 +45,7 @@ def test_the_same_view_is_right(make: Callable[[Any], Any]) -> None:
         (
             lambda raw: raw.reshape(2, 12),
             lambda raw: raw.as_strided((2, 12), (1, 2)),
-            "result.strides = (1, 2), but should be (12, 1)",
+            "result.strides = (1, 2) bytes, but should be (12, 1) bytes",
         ),
         (
             lambda raw: raw[8:],
