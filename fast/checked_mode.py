@@ -69,6 +69,7 @@ class ProcessMode:
     `checks(True)` switches the mode of the process before it can know whether it starts a `with`
     block, and a block must leave the process unchanged. So each switch is remembered while its
     object lives: entering the object undoes the switch, dropping it makes the switch permanent.
+    Until it is entered, other threads see the switch too, outside of their own blocks.
     """
 
     def __init__(self, enabled: bool) -> None:

@@ -41,8 +41,8 @@ PERMANENT: Final = (type, FunctionType, enum.Enum)
 NUM_REPEATED: Final = 64
 """Calls after which memory is compared, with as many before to fill caches."""
 
-MAX_POOL: Final = 40
-"""Threads that an implementation may keep: more than a `ThreadPoolExecutor` has by default."""
+MAX_POOL: Final = 130
+"""Threads that an implementation may keep: a pool has one for each core, or several."""
 
 FREED: Final = "with arguments and results freed afterwards"
 FREED_AFTER_REFUSAL: Final = "with arguments freed after a refusal"
@@ -100,12 +100,19 @@ def _check_refusals(refused: list[Call], target: Target) -> None:
 
 def _check_freed(call: Call, target: Target, watched: list[tuple[str, Callable[[], bool]]]) -> None:
     __tracebackhide__ = True
+    _wait(target)
     for generation in (1, 2):  # the youngest objects, which is cheap; all of them before a report
         if any(is_alive() for _, is_alive in watched):
             gc.collect(generation)
     for path, is_alive in watched:
         if is_alive():
             raise _kept_alive(call, target, path)
+
+
+def _wait(target: Target) -> None:
+    """Wait for the device: what it works on may be held until it is done."""
+    if target.device == "cuda":
+        torch.cuda.synchronize()
 
 
 def _kept_alive(call: Call, target: Target, path: str) -> Mismatch:
@@ -187,6 +194,7 @@ def _check_growth(expected: KnownAnswer, target: Target) -> None:
         before = sys.getallocatedblocks()
         for _ in range(NUM_REPEATED):
             invocation.run()
+        _wait(target)
         return sys.getallocatedblocks() - before
 
     repeat()
