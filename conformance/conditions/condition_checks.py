@@ -14,6 +14,7 @@ from conformance.conditions import interleaving, lifetimes, sequences
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.layouts import LAYOUTS, layout_scenarios
 from conformance.conditions.modes import MODES, UNCHANGED, mode_scenarios
+from conformance.conditions.names import goals_of_names, name_scenarios
 from conformance.conditions.read_only import READ_ONLY, read_only_scenarios
 from conformance.conditions.scenarios import Scenario, Scenarios
 from conformance.contracts import Contract
@@ -117,6 +118,13 @@ CONDITIONS: Final = (
         read_only_scenarios,
         _of_all(READ_ONLY),
         "writes no argument that it may not change, not even for a moment",
+    ),
+    Condition(
+        "with_alike_names",
+        Kind.CONDITIONS,
+        name_scenarios,
+        goals_of_names,
+        "distinguishes names that look alike, and classes of one name",
     ),
     Condition(
         "in_threads",

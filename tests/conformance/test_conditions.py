@@ -95,7 +95,9 @@ def test_each_condition_has_a_check_and_is_met() -> None:
     """A contract has a check of each condition, whose examples reach all of its goals."""
     contract = contracts()[LENGTHS.function]
     checks = dict(condition_checks(contract))
-    assert [f"_{condition.name}" for condition in CONDITIONS] == [*checks]
+    names = [condition.name for condition in CONDITIONS]
+    names.remove("with_alike_names")  # lengths have none
+    assert [f"_{name}" for name in names] == [*checks]
     for name, check in checks.items():
         examples = drawn(check.examples(MINIMAL), 20, name)
         reached = {goal for example in examples for goal in check.goals_of(example)}

@@ -1,0 +1,226 @@
+"""Names and classes that look alike: what is remembered by too little of them shows.
+
+Names of layers differ in case only, or are equal when they are normalized, stripped or cut. Classes
+that differ have one name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+from conformance.calls import Call
+from conformance.conditions.known_answer import KnownAnswer
+from conformance.conditions.scenarios import Scenario
+from conformance.contracts import Contract
+from conformance.factories import Factory
+from conformance.targets import RAISED, Target
+from conformance.values import is_reference_object
+
+
+def differing_in_case(number: int) -> str:
+    """Return one of the names that are equal in small letters.
+
+    >>> differing_in_case(0), differing_in_case(2)
+    ('decoder.attention', 'dEcoder.attention')
+    """
+    letters = "decoder.attention"
+    return "".join(c.upper() if number >> k & 1 else c for k, c in enumerate(letters))
+
+
+def equal_when_normalized(number: int) -> str:
+    """Return one of the names that are equal when Unicode is normalized.
+
+    >>> [len(equal_when_normalized(number)) for number in (0, 1, 3)]
+    [12, 13, 14]
+    """
+    forms = unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")
+    return "".join(forms[number >> k & 1] for k in range(12))
+
+
+def prefixes(number: int) -> str:
+    """Return one of the names that begin with 300 equal characters, each a prefix of the next.
+
+    >>> len(prefixes(0)), prefixes(3)[-5:]
+    (300, 'xxaaa')
+    """
+    return "x" * 300 + "a" * number
+
+
+def with_empty_parts(number: int) -> str:
+    """Return one of the names that differ in dots at their end.
+
+    >>> with_empty_parts(2)
+    '.attn...'
+    """
+    return ".attn." + "." * number
+
+
+ALIKE: Final[Mapping[str, Callable[[int], str]]] = {
+    "with names that differ in case": differing_in_case,
+    "with names that are equal when normalized": equal_when_normalized,
+    "with long names that begin alike": prefixes,
+    "with names that differ in empty parts": with_empty_parts,
+}
+"""Names by their numbers, by what a report calls them."""
+
+ONE_NAME: Final = "with classes of one name"
+
+
+TAKE_NAMES: Final = frozenset(
+    {
+        "UniformTypeKVCacheSpecs",
+        "UniformTypeKVCacheSpecs.from_specs",
+        "UniformTypeKVCacheSpecs.is_uniform_type",
+        "_allocate_kv_cache",
+        "_reshape_kv_cache",
+        "add_kv_sharing_layers_to_kv_cache_groups",
+        "bind_kv_cache",
+        "get_kv_cache_spec",
+        "get_layers_from_vllm_config",
+        "get_per_layer_parameters",
+        "infer_global_hyperparameters",
+        "init_attn_backend",
+        "init_kv_cache",
+        "initialize_kv_cache_for_kv_sharing",
+        "prepare_kernel_block_sizes",
+    }
+)
+"""Functions that take names of layers."""
+
+TAKE_CLASSES: Final = frozenset(
+    {
+        "create_fast_prefill_custom_backend",
+        "get_kv_cache_spec",
+        "get_layers_from_vllm_config",
+        "get_per_layer_parameters",
+        "init_attn_backend",
+    }
+)
+"""Functions that take classes of an engine, or objects of them."""
+
+
+def goals_of_names(contract: Contract) -> list[str]:
+    """Return the scenarios that calls of a contract must have."""
+    goals = [*ALIKE] if contract.function in TAKE_NAMES else []
+    return [*goals, ONE_NAME] if contract.function in TAKE_CLASSES else goals
+
+
+def name_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
+    """Yield a call with other names of layers, and of classes, where it has some.
+
+    Names have no index, or that which they had, where `reference` needs it.
+    """
+    names = {name: number for number, name in enumerate(_keys(expected.call.arguments))}
+    for condition, alike in ALIKE.items():
+        for tail in ("", ".{}"):
+            renamed = {name: alike(k) + tail.format(name) for name, k in names.items()}
+            known = _known_answer(expected, renamed.get) if names else None
+            if known is not None:
+                yield Scenario(condition, partial(_check, expected, known, condition))
+                break
+    known = _known_answer(expected, lambda _: None, class_name="LAYER")
+    if known is not None:
+        yield Scenario(ONE_NAME, partial(_check, expected, known, ONE_NAME))
+
+
+def _check(first: KnownAnswer, second: KnownAnswer, condition: str, target: Target) -> None:
+    """Raise `Mismatch` where a target mistakes one call for the other."""
+    __tracebackhide__ = True
+    for expected in (first, second, first):
+        expected.check(expected.invocation(target), condition)
+
+
+def _keys(value: Any) -> list[str]:
+    """Return the texts that are keys of the dicts in a value, if they have a dot."""
+    found: dict[str, None] = {}
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            found.update(dict.fromkeys(key for key in part if isinstance(key, str) and "." in key))
+        for inner in _parts(part).values():
+            look(inner)
+
+    for argument in value.values():
+        look(argument)
+    return list(found)
+
+
+def _parts(value: Any) -> Mapping[Any, Any]:
+    """Return what is in a value; of a factory, its fields."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
+    if is_reference_object(value) or _is_factory(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {}
+
+
+def _is_factory(value: object) -> bool:
+    return isinstance(value, Factory) and dataclasses.is_dataclass(value)
+
+
+def _known_answer(
+    expected: KnownAnswer, rename: Callable[[str], str | None], class_name: str = ""
+) -> KnownAnswer | None:
+    """Return a call with other names, and its answer; None if nothing changes, or it is refused."""
+    renaming = _Renaming(rename, class_name)
+    call = expected.call
+    arguments = {name: renaming.changed(value) for name, value in call.arguments.items()}
+    if not renaming.has_changed:
+        return None
+    try:
+        return KnownAnswer.of(expected.contract, Call(call.function, arguments, call.facts))
+    except RAISED:
+        return None
+
+
+class _Renaming:
+    """Copies values with other names; the copies of one object are one object.
+
+    Args:
+        rename: Returns the new name of a layer; None for a text that is no name.
+        class_name: The new name of all classes; empty: they keep theirs.
+
+    Attributes:
+        has_changed: Whether something has another name now.
+    """
+
+    def __init__(self, rename: Callable[[str], str | None], class_name: str) -> None:
+        self._rename = rename
+        self._class_name = class_name
+        self._made: dict[int, Any] = {}
+        self.has_changed = False
+
+    def changed(self, value: Any) -> Any:
+        """Return a value with other names."""
+        if isinstance(value, str):
+            new = self._rename(value)
+            self.has_changed |= new is not None
+            return value if new is None else new
+        if id(value) not in self._made:
+            self._made[id(value)] = self._rebuilt(value)
+        return self._made[id(value)]
+
+    def _rebuilt(self, value: Any) -> Any:
+        parts = {key: self.changed(part) for key, part in _parts(value).items()}
+        is_class = _is_factory(value) and type(value).__name__.endswith("Class")
+        if self._class_name and is_class and "name" in parts:
+            self.has_changed = True
+            parts["name"] = self._class_name
+        if not parts:
+            return value
+        if isinstance(value, dict):
+            return {self.changed(key): part for key, part in parts.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(parts.values())
+        if isinstance(value, SimpleNamespace):
+            return SimpleNamespace(**parts)
+        return dataclasses.replace(value, **parts)
