@@ -131,8 +131,10 @@ test_select_common_block_size = Contract(
     },
     axes={
         BLOCK_SIZE: of_ints(lambda call: call["kv_manager_block_size"], 1),
-        ATTENTION_GROUPS: of_objects(lambda call: len(call["attn_groups"])),
-        SUPPORTED_SIZES: of_objects(lambda call: max(map(len, _listed(call)), default=0), 1),
+        ATTENTION_GROUPS: of_objects(lambda call: len(call["attn_groups"]), last=4097),
+        SUPPORTED_SIZES: of_objects(
+            lambda call: max(map(len, _listed(call)), default=0), 1, last=4097
+        ),
     },
     invalid_inputs=SELECT_INVALID_INPUTS,
     takes_objects=True,

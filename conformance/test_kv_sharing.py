@@ -71,7 +71,7 @@ AXES: Axes = {
         lambda call: max((len(group.layer_names) for group in call["kv_cache_groups"]), default=0),
         1,
     ),
-    SHARING_LAYERS: of_objects(lambda call: len(_pairs(call))),
+    SHARING_LAYERS: of_objects(lambda call: len(_pairs(call)), last=4097),
 }
 
 

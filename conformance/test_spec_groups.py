@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from typing import Any
 
@@ -49,7 +50,7 @@ test_containers = Contract(
         "no spec": lambda call: call.get("kv_cache_spec", 0) is None,
     },
     axes={
-        LAYERS: of_objects(lambda call: max(map(_length, call.arguments.values()))),
+        LAYERS: of_objects(lambda call: max(map(_length, call.arguments.values())), last=4097),
         NUMBER: of_ints(lambda call: call.get("size", call.get("num_blocks", 0))),
     },
     compares_views=True,
@@ -78,7 +79,7 @@ def _is_found_later(call: Call, field: str) -> bool:
     return values[0] is None and any(value is not None for value in values)
 
 
-AXES: Axes = {SPECS: of_objects(lambda call: len(call["specs"]), 1)}
+AXES: Axes = {SPECS: of_objects(lambda call: len(call["specs"]), 1, last=4097)}
 
 test_merge = Contract(
     "KVCacheSpec.merge",
@@ -146,7 +147,7 @@ test_from_specs = Contract(
     f"{UNIFORM}.from_specs",
     uniform_calls("from_specs"),
     UNIFORM_TYPE,
-    axes=AXES,
+    axes={SPECS: dataclasses.replace(AXES[SPECS], last=1025)},
     invalid_inputs=UNIFORM_TYPE_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
