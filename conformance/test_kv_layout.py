@@ -30,9 +30,6 @@ from conformance.strategies.kv_layout import (
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
 
-NUM_STEPS = 1000
-"""Steps of a long history: counters of a byte wrap."""
-
 VARIABLE = "VLLM_KV_CACHE_LAYOUT"
 OVERRIDE = "_KV_CACHE_LAYOUT_OVERRIDE"
 
@@ -211,12 +208,6 @@ def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
     shows = _holder(target) is not None
     expected, got = (_play(one, history, shows_override=shows) for one in (REFERENCE, target))
     check_equal(target, call, expected, got, "answers")
-
-
-@law("get_kv_cache_layout", histories, presets=[MINIMAL], kind=Kind.CONDITIONS)
-def test_the_layout_after_a_thousand_steps(target: Target, history: tuple[Step, ...]) -> None:
-    """A layout is in force as it was set, after many steps, too."""
-    test_the_layout_in_force.body(target, history * (NUM_STEPS // len(history)))
 
 
 @law(
