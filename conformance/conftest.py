@@ -155,6 +155,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if CHECKED in item.stash:
         check, target = item.stash[CHECKED]
         COVERAGE.expect(check.function, check.goals)
+        for name, axis in check.axes.items():
+            COVERAGE.axes.setdefault(check.function, {})[name] = axis.to_record()
         item.user_properties += [
             ("function", check.function),
             ("target", target.name),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from conformance.reports.rendering import make_environment
+from conformance.reports.sizes import size_lines
 from conformance.reports.statistics import added, draw_share
 from conformance.reports.words import (
     cell_words,
@@ -16,8 +17,11 @@ from conformance.reports.words import (
     goals_words,
     headline,
 )
+from conformance.size_axes import BANDS
 
-ENVIRONMENT: Final = make_environment(words=cell_words, goals=goals_words, share=draw_share)
+ENVIRONMENT: Final = make_environment(
+    words=cell_words, goals=goals_words, share=draw_share, size_lines=size_lines
+)
 
 
 def html_of(record: Mapping[str, Any]) -> str:
@@ -36,6 +40,7 @@ def html_of(record: Mapping[str, Any]) -> str:
         tone="good" if record["run"]["exit_status"] == "ok" else "bad",
         facts=facts(record),
         modules=sorted(by_module.items()),
+        bands=list(BANDS.values()),
         tiles=tiles(record),
         longest=max((function["seconds"] for function in functions), default=0) or 1,
         total=added(function["statistics"] for function in functions),

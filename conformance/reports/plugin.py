@@ -14,6 +14,7 @@ from conformance.goals import Coverage
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
 from conformance.reports.record import RunInfo, record_of
+from conformance.reports.sizes import axes_of, size_lines
 from conformance.reports.statistics import added, collecting, statistics_lines
 from conformance.summary import CHECKED, Run, properties_of
 
@@ -117,6 +118,12 @@ class Reporting:
             show_all = self.config.getoption("--hypothesis-show-statistics")
             terminalreporter.section("examples that Hypothesis drew")
             for line in statistics_lines(statistics, show_all=bool(show_all)):
+                terminalreporter.write_line(line)
+        if self.folder is not None:
+            functions = sorted(self.coverage.axes)
+            table = [{"name": name, "axes": axes_of(self.coverage, name)} for name in functions]
+            terminalreporter.section("sizes: examples in each band of each size axis")
+            for line in size_lines(table):
                 terminalreporter.write_line(line)
         if self.report_error:
             terminalreporter.write_line(f"no report: {self.report_error}", red=True)

@@ -13,12 +13,13 @@ import reference
 from conformance.goals import Coverage
 from conformance.implementations import Absent
 from conformance.reports.failure import NO_DETAILS
+from conformance.reports.sizes import axes_of
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
 from conformance.summary import Run, properties_of, skip_reason
 from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 """The first number changes if old readers would misread it, the second if something is added."""
 
 
@@ -110,6 +111,7 @@ def _function(run: Run, coverage: Coverage, name: str, *, is_complete: bool) -> 
             {"name": goal, "count": coverage.reached[name, goal]}
             for goal in coverage.expected.get(name, ())
         ],
+        "axes": axes_of(coverage, name),
         "statistics": {kind: round(number, 4) for kind, number in statistics.items()},
         "cells": [_cell(run, coverage, name, target) for target in run.targets],
     }
