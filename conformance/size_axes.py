@@ -38,7 +38,7 @@ class Axis:
     """
 
     size: Callable[[Any], int]
-    last: int
+    last: int = 65_537
     why: str = ""
     first: int = 0
 
@@ -101,8 +101,8 @@ def presets_of_axes(axes: Axes, function: str) -> Iterator[Preset]:
     turn = zlib.crc32(function.encode())
     for place, (name, axis) in enumerate(axes.items()):
         sizes = axis.sizes(turn + place)
-        # A small size goes with a large one: examples come in pairs, and the first is simple.
-        for first, second in zip(sizes[::2], [*sizes[1::2], sizes[-1]], strict=False):
+        pairs = sizes[:1] * (len(sizes) % 2) + sizes
+        for first, second in zip(pairs[::2], pairs[1::2], strict=True):
             yield large_along(name, first, second)
 
 

@@ -17,9 +17,18 @@ from conformance.laws.access import Access, as_reference
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies.arrays import guarded
-from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
+from conformance.strategies.attn_metadata import (
+    BOUNDS,
+    LAYERS,
+    NUM_GROUPS,
+    SPARE_ELEMENTS,
+    Buffer,
+    build_attn_metadata_calls,
+)
 from conformance.strategies.batches import BATCH_GOALS, METADATA_GOALS
+from conformance.strategies.large_batches import batch_axes
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
 
@@ -87,6 +96,9 @@ def _raised(call: Call) -> list[int | None]:
     return [None if g is None else g - m for g, m in zip(given, maxima, strict=True)]
 
 
+MANY = "the metadata of every layer is compared, which takes seconds for thousands"
+
+
 test_build_attn_metadata = Contract(
     "build_attn_metadata",
     build_attn_metadata_calls,
@@ -130,6 +142,12 @@ test_build_attn_metadata = Contract(
         ("no requests", "an old step's lengths after the batch"),
         ("several groups", "strided arrays"),
     ),
+    axes={
+        **batch_axes(of=lambda call: call.facts.batch),
+        NUM_GROUPS: Axis(lambda call: len(call.facts.batches), 65, MANY),
+        LAYERS: Axis(lambda call: max(map(len, call.facts.names), default=0), 257, MANY, first=1),
+        SPARE_ELEMENTS: Axis(lambda call: len(call.facts.tail[0])),
+    },
     invalid_inputs=BUILD_ATTN_METADATA_INVALID_INPUTS,
     refusal_presets=(MINIMAL, FEW_PAIRS),  # larger calls take twice the time and show no more
     compares_views=True,

@@ -26,8 +26,12 @@ from conformance.laws.interpretation import (
     with_batch,
 )
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies.batch_order import (
     MAX_TOKENS,
+    PROMPT,
+    SPARE,
+    THRESHOLD,
     InputBatch,
     SchedulerOutput,
     regions_of,
@@ -37,7 +41,12 @@ from conformance.strategies.batch_order import (
     split_decodes_prefills_and_extends_calls,
 )
 from conformance.strategies.batches import of_batch
-from conformance.strategies.large_batches import metadata_axes
+from conformance.strategies.large_batches import (
+    COMPUTED_TOKENS,
+    REQUESTS,
+    TOKENS,
+    metadata_axes,
+)
 from conformance.targets import Target
 
 
@@ -128,6 +137,15 @@ def _first_long(call: Call) -> int:
     return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
 
 
+THRESHOLDS = Axis(lambda call: call.get("decode_threshold", 1), 2**31 - 1, first=1)
+
+
+def _own_tokens(call: Call) -> list[int]:
+    """Return the tokens of each request of a reordering call."""
+    scheduled = call["scheduler_output"].num_scheduled_tokens
+    return [scheduled[name] for name in call["input_batch"].req_ids]
+
+
 test_split_decodes_and_prefills = Contract(
     "split_decodes_and_prefills",
     split_decodes_and_prefills_calls,
@@ -166,7 +184,7 @@ test_split_decodes_and_prefills = Contract(
     laws=("split_partitions", "padding_adds_nothing"),
     interpretation=KINDS,
     on_device=("common_attn_metadata.query_start_loc_cpu",),
-    axes=metadata_axes(),
+    axes={**metadata_axes(), THRESHOLD: THRESHOLDS},
     has_arrays=True,
     returns=("num_decodes", "num_prefills", "num_decode_tokens", "num_prefill_tokens"),
 )
@@ -207,7 +225,7 @@ test_split_decodes_prefills_and_extends = Contract(
         "common_attn_metadata.query_start_loc_cpu",
         "common_attn_metadata.num_computed_tokens_cpu",
     ),
-    axes=metadata_axes(),
+    axes={**metadata_axes(), THRESHOLD: THRESHOLDS},
     has_arrays=True,
     returns=(
         "num_decodes",
@@ -235,6 +253,12 @@ def _scheduled(call: Call) -> Any:
     return call["scheduler_output"].num_scheduled_tokens.values()
 
 
+def _most(call: Call, name: str) -> int:
+    """Return the greatest of the numbers of the requests' tokens."""
+    batch = call["input_batch"]
+    return max(getattr(batch, name)[: len(batch.req_ids)], default=0)
+
+
 def _misplaced(call: Call) -> int:
     found = regions_of(call)
     return sum(a != b for a, b in zip(found, sorted(found), strict=True))
@@ -258,6 +282,20 @@ test_reorder = Contract(
         "every region of four": lambda call: len(set(regions_of(call))) == 4,
         "tokens at the threshold": lambda call: _threshold(call) in _scheduled(call),
         "as many tokens as an int64 holds": lambda call: MAX_TOKENS in _scheduled(call),
+    },
+    axes={
+        REQUESTS: Axis(
+            lambda call: len(call["input_batch"].req_ids), 4097, "65,537 swaps take half a minute"
+        ),
+        TOKENS: Axis(lambda call: max(_own_tokens(call), default=0), 2**63 - 1),
+        COMPUTED_TOKENS: Axis(lambda call: _most(call, "num_computed_tokens_cpu"), 2**63 - 1),
+        PROMPT: Axis(lambda call: _most(call, "num_prompt_tokens"), 2**63 - 1),
+        SPARE: Axis(
+            lambda call: (
+                len(call["input_batch"].num_prompt_tokens) - len(call["input_batch"].req_ids)
+            )
+        ),
+        THRESHOLD: THRESHOLDS,
     },
     invalid_inputs=REORDER_INVALID_INPUTS,
     changes=frozenset({"input_batch"}),

@@ -13,6 +13,7 @@ import torch
 
 import reference
 from conformance.calls import Call
+from conformance.checks import along_axes
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
@@ -27,16 +28,22 @@ from conformance.laws.interpretation import Interpretation, Reader
 from conformance.profiles import Kind
 from conformance.properties import law
 from conformance.sessions import construct, perform, session_check
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.attn_metadata import regrouped
 from conformance.strategies.batches import Batch, batches
 from conformance.strategies.block_table import (
+    GROUPS,
+    LENGTH,
+    SLOTS,
     TABLE_EVENTS,
+    TOKENS,
     Operation,
     Session,
     block_tables_sessions,
     long_sessions,
 )
+from conformance.strategies.large_batches import BLOCK_IDS, BLOCK_SIZE
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import REFERENCE, Target
 
@@ -169,6 +176,18 @@ def _everything(tables: Any, session: Session) -> Any:
     )
 
 
+def _ids(session: Session) -> list[int]:
+    """Return the block ids that a session appends."""
+    lists = [
+        ids
+        for operation in session.operations
+        for ids in operation.arguments.get("new_block_ids", ())
+    ]
+    return [block for ids in lists for block in ids]
+
+
+SLOW_SESSION = "all tables are compared after every operation, which takes seconds"
+
 test_block_tables = session_check(
     "BlockTables",
     block_tables_sessions,
@@ -197,6 +216,25 @@ test_block_tables = session_check(
     },
     has_kernel=True,
 )
+
+
+def _constructed(name: str) -> Any:
+    return lambda session: session.constructor[name]
+
+
+test_block_tables_of_all_sizes = along_axes(
+    test_block_tables,
+    {
+        GROUPS: Axis(lambda s: len(s.constructor["block_sizes"]), 65, SLOW_SESSION),
+        SLOTS: Axis(_constructed("max_num_reqs"), 4097, SLOW_SESSION, first=1),
+        TOKENS: Axis(_constructed("max_num_batched_tokens"), 4097, SLOW_SESSION, first=1),
+        LENGTH: Axis(_constructed("max_model_len"), 65_537, first=1),
+        BLOCK_SIZE: Axis(lambda s: max(s.constructor["block_sizes"], default=1), 2**26, first=1),
+        BLOCK_IDS: Axis(lambda s: max(_ids(s), default=0), 2**31 - 1000, first=64),
+    },
+    lambda example: example.session,
+)
+
 
 test_block_tables_refuse = session_check(
     "BlockTables",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
 import types
 from typing import Any
@@ -19,9 +20,13 @@ from conformance.invalid_inputs.builders import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch
 from conformance.strategies.builders import (
+    BUILDERS,
+    DRAFT_INDEX,
+    LAYERS,
     Wish,
     build_for_cudagraph_capture_calls,
     build_for_drafting_calls,
@@ -31,6 +36,7 @@ from conformance.strategies.builders import (
     use_cascade_attention_calls,
 )
 from conformance.strategies.engines import BuilderClass, Own
+from conformance.strategies.large_batches import request_axes
 from conformance.targets import Target
 
 BUILDER = "AttentionMetadataBuilder"
@@ -138,6 +144,11 @@ test_init_reorder_batch_threshold = Contract(
         ("no order", "ranks that take one token"),
         ("the threshold is above the drafts", "no ranks to lower it"),
     ),
+    axes={
+        "threshold": Axis(lambda call: call.facts.threshold, 2**53 + 1, first=1),
+        "speculative tokens": Axis(lambda call: call.facts.num_drafts, 2**53 + 1),
+        "ranks": Axis(lambda call: call.facts.num_ranks, 2**31 - 1, first=1),
+    },
     invalid_inputs=THRESHOLD_INVALID_INPUTS,
     changes=frozenset({"self"}),
 )
@@ -166,6 +177,7 @@ test_build_for_cudagraph_capture = Contract(
     f"{BUILDER}.build_for_cudagraph_capture",
     build_for_cudagraph_capture_calls,
     of_batch("no requests", "padded requests at the end"),
+    axes=request_axes(),
     compares_views=True,
 )
 
@@ -176,6 +188,10 @@ test_build_for_drafting = Contract(
     {
         **of_batch("no requests"),
         "a later step of the draft": lambda call: call["draft_index"] > 0,
+    },
+    axes={
+        **request_axes(),
+        DRAFT_INDEX: Axis(lambda call: call["draft_index"], 2**31 - 1),
     },
     compares_views=True,
     has_arrays=True,
@@ -189,10 +205,16 @@ test_use_cascade_attention = Contract(
         "a common prefix": lambda call: bool(call.get("common_prefix_len")),
         "nothing is known": lambda call: len(call.arguments) == 1,
     },
+    axes={
+        name: Axis(functools.partial(Call.get, name=name, default=0), 2**31 - 1)
+        for name in ("common_prefix_len", "num_query_heads")
+    },
 )
 
 
 # --- groups
+
+MANY = "every builder and its layers are observed, which takes seconds for thousands"
 
 test_create_with_metadata_builders = Contract(
     "AttentionGroup.create_with_metadata_builders",
@@ -203,6 +225,10 @@ test_create_with_metadata_builders = Contract(
         "no layers": lambda call: not call["layer_names"],
         "an engine's own builders": lambda call: call["backend"].builder.is_own,
         "an engine's own backend": lambda call: call["backend"].is_own,
+    },
+    axes={
+        LAYERS: Axis(lambda call: len(call["layer_names"]), 257, MANY),
+        BUILDERS: Axis(lambda call: call.get("num_metadata_builders", 1), 257, MANY, first=1),
     },
     invalid_inputs=CREATE_GROUP_INVALID_INPUTS,
     compares_views=True,
@@ -249,6 +275,7 @@ test_get_metadata_builder = Contract(
             call.get("ubatch_id") == 0 and len(call["self"].metadata_builders) > 1
         ),
     },
+    axes={BUILDERS: Axis(lambda call: len(call["self"].metadata_builders), 257, MANY, first=1)},
     invalid_inputs=GET_METADATA_BUILDER_INVALID_INPUTS,
     compares_views=True,
 )

@@ -18,9 +18,10 @@ from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.statements import BLOCK_M
 from conformance.properties import law, same_in_any_order
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout
-from conformance.strategies.causal_conv1d import compute_conv1d_calls
+from conformance.strategies.causal_conv1d import LENGTH, SEQUENCES, compute_conv1d_calls
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
 
@@ -96,6 +97,10 @@ test_compute_causal_conv1d_metadata = Contract(
         "the starts are on the CPU too": lambda call: bool(call.hints),
     },
     pairs=(("strided starts", "more programs than the least room"),),
+    axes={
+        SEQUENCES: Axis(lambda call: len(call.facts)),
+        LENGTH: Axis(lambda call: max(call.facts, default=0)),
+    },
     invalid_inputs=CONV1D_INVALID_INPUTS,
     compares_views=True,
     has_kernel=True,

@@ -16,10 +16,12 @@ from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
-from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
+from conformance.strategies.context_parallel import LENGTH, dcp_local_seq_lens_calls
+from conformance.strategies.large_batches import INTERLEAVE, RANKS, REQUESTS, ROOM
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import layouts
 from conformance.targets import Target
@@ -97,6 +99,15 @@ test_get_dcp_local_seq_lens = Contract(
         "out is longer than the lengths": lambda call: (
             len(call.get("out", ())) > len(call["seq_lens"])
         ),
+    },
+    axes={
+        REQUESTS: Axis(lambda call: len(call["seq_lens"])),
+        LENGTH: Axis(lambda call: max(call["seq_lens"], default=0), 2**31 - 1),
+        RANKS: Axis(lambda call: call.get("dcp_size", 1), first=1),
+        INTERLEAVE: Axis(
+            lambda call: call.get("cp_kv_cache_interleave_size", 1), 2**29 - 1, first=1
+        ),
+        ROOM: Axis(lambda call: max(len(call.get("out", ())) - len(call["seq_lens"]), 0)),
     },
     pairs=(
         ("every rank's length", "a length near 2**31"),

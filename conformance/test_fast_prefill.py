@@ -18,10 +18,11 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import law, same_in_any_order
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import of_batch, of_metadata
-from conformance.strategies.fast_prefill import FIELD_NAMES, fast_prefill_calls
+from conformance.strategies.fast_prefill import FIELD_NAMES, PADDING, fast_prefill_calls
 from conformance.strategies.large_batches import metadata_axes
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
@@ -177,7 +178,12 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
     takes_objects=True,
     laws=("logits_tokens_keep_their_reads", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=LOGITS_TOKENS,
-    axes=metadata_axes(),
+    axes={
+        **metadata_axes(),
+        PADDING: Axis(
+            lambda call: len(metadata_of(call).logits_indices_padded) - len(logits_indices_of(call))
+        ),
+    },
     has_arrays=True,
 )
 

@@ -12,9 +12,10 @@ from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.interpretation import Interpretation, Reader, changing, positions_of
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies.batches import of_batch, of_metadata
-from conformance.strategies.large_batches import metadata_axes
-from conformance.strategies.local_attention import local_attention_calls
+from conformance.strategies.large_batches import BLOCK_SIZE, metadata_axes
+from conformance.strategies.local_attention import CHUNK_BLOCKS, local_attention_calls
 from conformance.targets import Target
 
 
@@ -96,7 +97,11 @@ test_local_attention = Contract(
     ),
     interpretation=VIRTUAL_REQUESTS,
     on_device=("common_attn_metadata.query_start_loc_cpu", "common_attn_metadata.seq_lens_cpu"),
-    axes=metadata_axes(),
+    axes={
+        **metadata_axes(),
+        CHUNK_BLOCKS: Axis(lambda call: call["attn_chunk_size"] // call["block_size"], first=1),
+        BLOCK_SIZE: Axis(lambda call: call["block_size"], 2**29 - 1, first=1),
+    },
     has_arrays=True,
 )
 

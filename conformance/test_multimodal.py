@@ -18,10 +18,15 @@ from conformance.invalid_inputs.multimodal import (
 )
 from conformance.invocations import Invocation
 from conformance.properties import Check, law, same_in_any_order
+from conformance.size_axes import Axis
 from conformance.strategies.multimodal import (
+    ELEMENTS,
     FLOATS,
+    ITEMS,
     LAYOUTS,
     NAN_BITS,
+    PLACEHOLDERS,
+    TOKENS,
     Rows,
     gather_calls,
     sanity_check_calls,
@@ -79,6 +84,12 @@ PAIRS = (
 )
 
 
+ROW_AXES = {
+    PLACEHOLDERS: Axis(lambda call: len(call.facts.mask)),
+    ELEMENTS: Axis(lambda call: call.facts.embed_dim),
+}
+
+
 def _has_no_mask(call: Call) -> bool:
     return call.facts is None and "out" not in call
 
@@ -90,6 +101,7 @@ test_scatter_mm_placeholders = Contract(
     "scatter_mm_placeholders",
     scatter_calls,
     ROW_GOALS,
+    axes=ROW_AXES,
     pairs=PAIRS,
     invalid_inputs=SCATTER_INVALID_INPUTS,
     changes=frozenset({"out"}),
@@ -111,6 +123,7 @@ test_gather_mm_placeholders = Contract(
             call.facts is not None and not call.hints and "out" not in call
         ),
     },
+    axes=ROW_AXES,
     pairs=PAIRS,
     invalid_inputs=GATHER_INVALID_INPUTS,
     changes=frozenset({"out"}),
@@ -131,6 +144,12 @@ test_sanity_check_mm_encoder_outputs = Contract(
         "one array": lambda call: isinstance(call["mm_embeddings"], np.ndarray),
         "several items": lambda call: len(call["mm_embeddings"]) > 1,
         "an item of no tokens": lambda call: any(not len(item) for item in call["mm_embeddings"]),
+    },
+    axes={
+        ITEMS: Axis(
+            lambda call: len(call["mm_embeddings"]), 4097, "65,537 tensors take eight seconds"
+        ),
+        TOKENS: Axis(lambda call: max(map(len, call["mm_embeddings"]), default=0)),
     },
     invalid_inputs=SANITY_INVALID_INPUTS,
 )

@@ -9,8 +9,15 @@ from conformance.contracts import Contract
 from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies.engines import Own
-from conformance.strategies.sequence_parallel import is_scattered_calls, whole
+from conformance.strategies.sequence_parallel import (
+    NUM_SIZES,
+    RANKS,
+    TOKENS,
+    is_scattered_calls,
+    whole,
+)
 from conformance.targets import Target
 
 
@@ -58,6 +65,13 @@ test_is_residual_scattered_for_sp = Contract(
         "sizes are None": lambda call: _is_by_size(call) and call.facts["compile_sizes"] is None,
         "no tokens": lambda call: _is_armed(call) and not call["num_input_tokens"],
         "a configuration of what is read": lambda call: isinstance(call["vllm_config"], Own),
+    },
+    axes={
+        RANKS: Axis(lambda call: call.facts["tensor_parallel_size"], 2**31 - 1, first=1),
+        TOKENS: Axis(
+            lambda call: call["num_input_tokens"] // call.facts["tensor_parallel_size"], 2**31 - 1
+        ),
+        NUM_SIZES: Axis(lambda call: len(call.facts["compile_sizes"] or ())),
     },
     invalid_inputs=SP_INVALID_INPUTS,
     takes_objects=True,

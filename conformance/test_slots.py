@@ -22,12 +22,23 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change, InManagersBlocks
 from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import Batch, batches, of_batch
-from conformance.strategies.large_batches import batch_axes
+from conformance.strategies.large_batches import (
+    BLOCK_IDS,
+    BLOCK_SIZE,
+    INTERLEAVE,
+    KERNEL_BLOCKS,
+    RANKS,
+    ROOM,
+    batch_axes,
+)
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
+    DIMENSIONS,
+    NUM_IDS,
     compute_slot_mapping_calls,
     layouts,
     map_to_kernel_blocks_calls,
@@ -157,7 +168,14 @@ test_compute_slot_mapping = Contract(
     ),
     interpretation=SLOTS,
     on_device=("query_start_loc", "positions", "out"),
-    axes=batch_axes(),
+    axes={
+        **batch_axes(),
+        BLOCK_SIZE: Axis(lambda call: call.facts.layout.block_size, 2**29 - 1, first=1),
+        RANKS: Axis(lambda call: call.facts.layout.cp_world_size, first=1),
+        INTERLEAVE: Axis(_layout(lambda of: of.cp_kv_cache_interleave_size), first=1),
+        KERNEL_BLOCKS: Axis(_layout(lambda layout: layout.blocks_per_kv_block), first=1),
+        ROOM: Axis(lambda call: max(len(call.get("out", ())) - call.facts.num_actual_tokens, 0)),
+    },
     has_arrays=True,
 )
 
@@ -191,6 +209,12 @@ test_map_to_kernel_blocks = Contract(
     invalid_inputs=KERNEL_BLOCKS_INVALID_INPUTS,
     laws=("kernel_blocks_rename", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=MAPPED_TABLE,
+    axes={
+        NUM_IDS: Axis(lambda call: call["block_ids"].size),
+        BLOCK_IDS: Axis(lambda call: call["block_ids"].max(initial=0), 2**58),
+        KERNEL_BLOCKS: Axis(_pieces, first=1),
+        DIMENSIONS: Axis(lambda call: call["block_ids"].ndim, 33, "NumPy has no more than 64", 1),
+    },
     has_arrays=True,
 )
 

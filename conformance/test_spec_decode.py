@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -11,7 +12,8 @@ from conformance.contracts import Contract
 from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.properties import law
-from conformance.strategies.spec_decode import reshape_output_calls, reshape_query_calls
+from conformance.size_axes import Axis
+from conformance.strategies.spec_decode import AXES, reshape_output_calls, reshape_query_calls
 from conformance.targets import Target
 
 
@@ -37,6 +39,12 @@ test_reshape_query_for_spec_decode = Contract(
         ),
         "a dtype that NumPy lacks": lambda call: call["query"].dtype.name == "bfloat16",
     },
+    axes={
+        "requests": Axis(lambda call: call["batch_size"], first=1),
+        "tokens of a request": Axis(lambda call: len(call["query"]) // call["batch_size"]),
+        "heads": Axis(lambda call: call["query"].shape[1]),
+        "head size": Axis(lambda call: call["query"].shape[2]),
+    },
     invalid_inputs=QUERY_INVALID_INPUTS,
     aliases=(Alias("", Relation.VIEW, "query"),),
     has_arrays=True,
@@ -49,6 +57,11 @@ def _output(call: Call) -> Any:
 
 def _has(axes: int) -> Any:
     return lambda call: _output(call).ndim == axes
+
+
+def _length(call: Call, place: int) -> int:
+    length: int = _output(call).shape[place]
+    return length
 
 
 test_reshape_attn_output_for_spec_decode = Contract(
@@ -68,6 +81,7 @@ test_reshape_attn_output_for_spec_decode = Contract(
         "one request": lambda call: _has(4)(call) and _output(call).shape[0] == 1,
         "no tokens": lambda call: _has(4)(call) and 0 in _output(call).shape[:2],
     },
+    axes={name: Axis(functools.partial(_length, place=place)) for place, name in enumerate(AXES)},
     invalid_inputs=OUTPUT_INVALID_INPUTS,
     aliases=(
         Alias("", Relation.VIEW, "attn_output"),

@@ -24,9 +24,16 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
 from conformance.properties import law
+from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches, is_padded, of_batch, of_metadata
-from conformance.strategies.large_batches import metadata_axes
+from conformance.strategies.large_batches import (
+    REQUESTS,
+    SPLIT_POINTS,
+    TOKENS,
+    metadata_axes,
+    request_axes,
+)
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
@@ -37,6 +44,8 @@ from conformance.strategies.ubatch import (
     split_attn_metadata_calls,
 )
 from conformance.targets import Target
+
+MANY_PARTS = "`reference` takes seconds for thousands, and engines split into two or three"
 
 ONE_TOKEN = Batch((1,), (0,), Layout(2), ((3,),))
 """A batch of one token, used if the drawn batch has no tokens."""
@@ -63,7 +72,7 @@ def _cut_lengths(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `create_ubatch_slices` whose facts are a batch."""
     batch = draw(batches(preset))
     batch = batch if batch.num_tokens else ONE_TOKEN
-    points = draw(cuts(batch.num_tokens, batch.query_lens))
+    points = draw(cuts(preset, batch.num_tokens, batch.query_lens))
     return _cut_at(Call("create_ubatch_slices", {}), batch, points)
 
 
@@ -241,6 +250,11 @@ test_create_ubatch_slices = Contract(
     invalid_inputs=CREATE_INVALID_INPUTS,
     laws=("split_partitions", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=CREATED,
+    axes={
+        REQUESTS: Axis(lambda call: len(call["num_scheduled_tokens"]), first=1),
+        TOKENS: Axis(lambda call: call["num_scheduled_tokens"].sum(), 2**31 - 32, first=1),
+        SPLIT_POINTS: Axis(lambda call: len(points_of(call)), 1025, MANY_PARTS),
+    },
     has_arrays=True,
 )
 
@@ -261,7 +275,7 @@ test_slice_query_start_locs = Contract(
     invalid_inputs=SLICE_STARTS_INVALID_INPUTS,
     laws=("a_slice_keeps_its_tokens", "writes_are_read_back", "padding_adds_nothing"),
     interpretation=STARTS,
-    axes=metadata_axes(),
+    axes=request_axes(last_length=2**31 - 32),
     has_arrays=True,
 )
 
@@ -338,7 +352,10 @@ test_split_attn_metadata = Contract(
         "any_order_means_the_same",
     ),
     interpretation=MICRO_BATCHES,
-    axes=metadata_axes(),
+    axes={
+        **metadata_axes(),
+        SPLIT_POINTS: Axis(lambda call: max(len(call["ubatch_slices"]) - 1, 0), 65, MANY_PARTS),
+    },
     has_arrays=True,
 )
 

@@ -5,6 +5,7 @@ Layers that only read another layer's cache need no other tokens in a prefill.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
@@ -113,11 +114,8 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     all_starts: list[int] = common_attn_metadata.query_start_loc.tolist()
     indices = _check_indices(logits_indices_padded, int(num_logits_indices), all_starts[-1])
 
-    starts = [0]
-    for request in range(len(all_starts) - 1):
-        start, stop = all_starts[request], all_starts[request + 1]
-        num_logits = sum(1 for index in indices if start <= index < stop)
-        starts.append(starts[-1] + num_logits)
+    # As many logits tokens as lie before each request's first token.
+    starts = [bisect.bisect_left(indices, start) for start in all_starts]
     query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
     changes: dict[str, Any] = {
         "query_start_loc": np.array(starts, dtype=np.int32),

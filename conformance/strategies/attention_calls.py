@@ -17,7 +17,7 @@ from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between
 
 
-def _points(draw: st.DrawFn, batch: Batch, total: int) -> list[int]:
+def _points(draw: st.DrawFn, preset: Preset, batch: Batch, total: int) -> list[int]:
     """Draw where a batch is cut: anywhere, and between requests where it is not causal."""
     longest = max(batch.query_lens, default=0)
     if not batch.causal:
@@ -29,7 +29,7 @@ def _points(draw: st.DrawFn, batch: Batch, total: int) -> list[int]:
         inside = draw(st.sets(st.integers(1, longest - 1), min_size=maximum, max_size=maximum))
         start = batch.starts[batch.query_lens.index(longest)]
         return sorted(start + point for point in inside)
-    found: list[int] = draw(cuts(total, batch.query_lens))
+    found: list[int] = draw(cuts(preset, total, batch.query_lens))
     return found
 
 
@@ -39,7 +39,7 @@ def cut_layers(draw: st.DrawFn, preset: Preset) -> Example:
     layer = draw(layers(preset))
     batch = layer.batch
     total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
-    slices = slices_between(batch, _points(draw, batch, total)) if batch.num_tokens else []
+    slices = slices_between(batch, _points(draw, preset, batch, total)) if batch.num_tokens else []
     arguments = {"ubatch_slices": slices, "common_attn_metadata": batch.metadata()}
     return Example(layer, Call("split_attn_metadata", arguments, batch))
 
@@ -63,7 +63,7 @@ def scheduled_layers(draw: st.DrawFn, preset: Preset) -> Example:
     batch = layer.batch
     arguments = {
         "num_scheduled_tokens": guarded(batch.query_lens, np.int32, batch.stride),
-        "split_points": _points(draw, batch, batch.num_tokens),
+        "split_points": _points(draw, preset, batch, batch.num_tokens),
     }
     return Example(layer, Call("create_ubatch_slices", arguments, batch))
 

@@ -77,6 +77,10 @@ class Step:
         return max(lengths, default=0)
 
 
+NUM_GROUPS = "groups"
+LAYERS = "layers of a group"
+SPARE_ELEMENTS = "elements of a buffer past the batch"
+
 BOUNDS = ("max_query_len", "max_seq_len")
 
 TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), ((), ()))
@@ -107,15 +111,20 @@ def build_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `build_attn_metadata`; the facts are the `Step`."""
     kind = draw(st.sampled_from((None, None, None, None, None, "none")))
     batch = dataclasses.replace(draw(batches(preset, kind=kind)), raised=0, causal=True)
-    count = draw(st.sampled_from((0, 1, 2, 2, 3)))
+    count = draw(preset.sizes(NUM_GROUPS, st.sampled_from((0, 1, 2, 2, 3))))
     has_one_table = count > 1 and draw(st.SOMETIMES)
     is_alike = [g == 0 or has_one_table for g in range(count)]
     groups = tuple(batch if is_alike[g] else regrouped(batch, g) for g in range(count))
+    most = 3 if preset.axis != LAYERS else 2**17
+    numbers = [draw(preset.sizes(LAYERS, st.integers(1, 3))) for _ in range(count)]
     names = tuple(
-        tuple(f"layers.{i}.attn" for i in range(3 * g, 3 * g + draw(st.integers(1, 3))))
-        for g in range(count)
+        tuple(f"layers.{i}.attn" for i in range(most * g, most * g + number))
+        for g, number in enumerate(numbers)
     )
     tail = draw(st.sampled_from(TAILS))
+    if preset.axis:
+        spare = draw(preset.sizes(SPARE_ELEMENTS, st.just(2)))
+        tail = (2**30,) * spare, (-1,) * spare
     how = draw(st.sampled_from(("list", "list", "tuple", "one array")))
     cls = BuilderClass(is_own=draw(st.booleans()))
     step = Step(groups, batch, tail, names, how, has_one_table)

@@ -10,7 +10,12 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.batches import batches
-from conformance.strategies.presets import Preset
+from conformance.strategies.large_batches import COMPUTED_TOKENS, REQUESTS, TOKENS
+from conformance.strategies.presets import Preset, long_lists
+
+THRESHOLD = "decode_threshold"
+PROMPT = "prompt tokens"
+SPARE = "spare rows of the batch"
 
 MAX_TOKENS = 2**63 - 1
 """The most tokens that a scheduler may give a request: what an int64 holds."""
@@ -27,7 +32,8 @@ def split_decodes_and_prefills_calls(draw: st.DrawFn, preset: Preset) -> Call:
     batch = draw(batches(preset, kind=kind, is_first_idle=is_first_idle))
     arguments: Arguments = {"common_attn_metadata": batch.metadata()}
     longest = max(batch.query_lens, default=0)
-    threshold = draw(st.sampled_from((None, 1, 2, 4, max(longest, 1), max(longest, 1))))
+    usual = st.sampled_from((None, 1, 2, 4, max(longest, 1), max(longest, 1)))
+    threshold = draw(preset.sizes(THRESHOLD, usual))
     if threshold is not None:
         arguments["decode_threshold"] = threshold
     if is_uniform is not None:
@@ -40,8 +46,8 @@ def split_decodes_prefills_and_extends_calls(draw: st.DrawFn, preset: Preset) ->
     """Draw calls of `split_decodes_prefills_and_extends`, of batches in any order."""
     batch = draw(batches(preset))
     arguments: Arguments = {"common_attn_metadata": batch.metadata()}
-    if draw(st.booleans()):
-        arguments["decode_threshold"] = draw(st.integers(1, 5))
+    if draw(st.booleans()) or preset.axis == THRESHOLD:
+        arguments["decode_threshold"] = draw(preset.sizes(THRESHOLD, st.integers(1, 5)))
     return Call("split_decodes_prefills_and_extends", arguments, batch)
 
 
@@ -86,28 +92,36 @@ def reorder_calls(draw: st.DrawFn, preset: Preset, *, regions: int | None = None
     maximum = 6 if preset.name == "minimal" else 40
     num_reqs = draw(st.one_of(st.integers(0, maximum), st.sampled_from((0, 2, 3, maximum))))
     small = st.integers(0, threshold + 2)
-    kinds = draw(
-        st.lists(
-            st.tuples(small, st.integers(0, 3), st.integers(0, 5)),
-            min_size=num_reqs,
-            max_size=num_reqs,
+    each = st.tuples(small, st.integers(0, 3), st.integers(0, 5))
+    if preset.axis:
+        threshold = draw(preset.sizes(THRESHOLD, st.just(threshold)))
+        num_reqs = draw(preset.sizes(REQUESTS, st.just(5)))
+        kinds = draw(long_lists(each, num_reqs))
+        largest = (
+            draw(preset.sizes(TOKENS, st.just(threshold + 1))),
+            draw(preset.sizes(COMPUTED_TOKENS, st.just(4))),
+            draw(preset.sizes(PROMPT, st.just(6))),
         )
-    )
+        tokens, computed, prompt = largest
+        kinds = [(min(t, tokens), min(c, computed), min(p, prompt)) for t, c, p in kinds]
+        kinds[-1:] = [largest] * len(kinds[-1:])
+    else:
+        kinds = draw(st.lists(each, min_size=num_reqs, max_size=num_reqs))
     if draw(st.booleans()):
         kinds.sort(key=lambda k: (k[0] > threshold, k[1] == 0))
         if num_reqs > 1:
             i, j = draw(st.integers(0, num_reqs - 1)), draw(st.integers(0, num_reqs - 1))
             kinds[i], kinds[j] = kinds[j], kinds[i]
     ids = [f"r{i}" for i in range(num_reqs)]
-    dtype = draw(st.sampled_from((np.int32, np.int64)))
-    spare = [draw(st.integers(0, 3))] * 2
+    dtype: Any = draw(st.sampled_from((np.int64,) if preset.axis else (np.int32, np.int64)))
+    spare = [draw(st.integers(0, 3))] * draw(preset.sizes(SPARE, st.just(2)))
     batch = InputBatch(
         ids,
         np.array([computed for _, computed, _ in kinds] + spare, dtype),
         np.array([prompt for _, _, prompt in kinds] + spare, dtype),
     )
     scheduled = {name: kinds[i][0] for i, name in enumerate(ids)} | {"elsewhere": 1}
-    if bool(ids) and draw(st.RARELY):
+    if bool(ids) and not preset.axis and draw(st.RARELY):
         scheduled[draw(st.sampled_from(ids))] = draw(st.sampled_from((2**31, MAX_TOKENS)))
     arguments: Arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput(scheduled)}
     if threshold > 1 or draw(st.booleans()):

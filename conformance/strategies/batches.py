@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -237,7 +237,9 @@ def batches(
     if layout is None:
         layout = Layout(draw(preset.sizes(BLOCK_SIZE, st.sampled_from(preset.block_sizes))))
     if preset.axis:
-        query_lens, computed = draw(large_requests(preset, kind))
+        query_lens, computed = draw(
+            large_requests(preset, kind, layout.block_size * layout.cp_world_size)
+        )
     elif preset.is_traffic:
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
@@ -327,8 +329,8 @@ def _rows(
     elif is_high:
         ids = [2**31 // n - 1 - i for i in ids]
     rows: list[list[int]] = []
-    for i, count in enumerate(counts):
-        row, ids = ids[:count], ids[count:]
+    for i, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
+        row = ids[start:stop]
         if i:
             # Only whole blocks, computed in both, can be shared.
             common = min(shareable[i], shareable[0]) // (layout.block_size * layout.cp_world_size)

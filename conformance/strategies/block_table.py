@@ -18,7 +18,8 @@ from conformance.calls import Arguments, Call
 from conformance.overwrites import WAYS, Overwrite
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.presets import Preset
+from conformance.strategies.large_batches import BLOCK_IDS, BLOCK_SIZE
+from conformance.strategies.presets import Preset, long_lists
 from reference import PAD_SLOT_ID
 
 
@@ -150,6 +151,15 @@ class TableModel:
         return list(range(first, first + count))
 
 
+GROUPS = "groups"
+SLOTS = "request slots"
+TOKENS = "tokens of a slot mapping"
+LENGTH = "longest sequence"
+OPERATIONS = "operations"
+
+MOST_DRAWN = 64
+"""The most requests whose entries are drawn one by one."""
+
 OperationMaker: TypeAlias = Callable[[TableModel], Operation | None]
 """Makes an operation that must be refused; None where the tables offer nothing to break."""
 
@@ -168,13 +178,20 @@ def block_tables_sessions(
     """
     is_minimal = preset.name == "minimal"
     sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
-    num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
+    if preset.axis:
+        num_groups = draw(preset.sizes(GROUPS, st.just(2)))
+        block_sizes = [draw(preset.sizes(BLOCK_SIZE, st.just(4)))] * num_groups
+        longest = draw(preset.sizes(LENGTH, st.just(5 * max(block_sizes, default=1))))
+    else:
+        num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
+        block_sizes = draw(st.lists(sizes, min_size=num_groups, max_size=num_groups))
+        longest = draw(st.integers(1, 9 if is_minimal else 300))
     model = TableModel(
-        draw(st.lists(sizes, min_size=num_groups, max_size=num_groups)),
-        draw(st.integers(1, 4 if is_minimal else 8)),
-        draw(st.integers(1, 8 if is_minimal else 48)),
-        draw(st.integers(1, 9 if is_minimal else 300)),
-        next_id=draw(st.sampled_from((1, 2**31 - 1000))),
+        block_sizes,
+        draw(preset.sizes(SLOTS, st.integers(1, 4 if is_minimal else 8))),
+        draw(preset.sizes(TOKENS, st.integers(1, 8 if is_minimal else 48))),
+        longest,
+        next_id=draw(preset.sizes(BLOCK_IDS, st.sampled_from((1, 2**31 - 1000)))),
     )
     arguments = {
         "block_sizes": model.block_sizes,
@@ -186,7 +203,7 @@ def block_tables_sessions(
     }
 
     def valid() -> list[Operation]:
-        count = draw(st.sampled_from(counts))
+        count = draw(preset.sizes(OPERATIONS, st.sampled_from((8,) if preset.axis else counts)))
         return [_operation(model, draw) for _ in range(count)]
 
     operations = valid()
@@ -291,9 +308,12 @@ def _clear(model: TableModel, draw: st.DrawFn) -> Operation:
 
 def _gather(model: TableModel, draw: st.DrawFn) -> Operation:
     entries = st.integers(-1, model.max_num_reqs - 1)
-    if draw(st.booleans()):
+    if model.max_num_reqs <= MOST_DRAWN and draw(st.booleans()):
         mapping = draw(st.permutations(range(model.max_num_reqs)))
         mapping = mapping[draw(st.sampled_from((0, 1))) :]
+    elif model.max_num_reqs > MOST_DRAWN:
+        number = draw(st.sampled_from((model.max_num_reqs, model.max_num_reqs // 2)))
+        mapping = draw(long_lists(entries, number))
     else:
         mapping = draw(st.lists(entries, max_size=model.max_num_reqs))
     for group, lengths in enumerate(model.lengths):
@@ -315,7 +335,11 @@ def _gather(model: TableModel, draw: st.DrawFn) -> Operation:
 def _slots(model: TableModel, draw: st.DrawFn) -> Operation:
     num_reqs = draw(st.integers(0, model.max_num_reqs))
     num_positions = draw(st.integers(0, model.max_num_tokens))
-    cuts = draw(st.lists(st.integers(0, num_positions), min_size=num_reqs, max_size=num_reqs))
+    cut = st.integers(0, num_positions)
+    if num_reqs > MOST_DRAWN:
+        cuts = draw(long_lists(cut, num_reqs))
+    else:
+        cuts = draw(st.lists(cut, min_size=num_reqs, max_size=num_reqs))
     # Every column of the buffer may be read: what was not gathered there is nulls.
     last = min((w * s for w, s in zip(model.widths, model.block_sizes, strict=True)), default=1) - 1
     held = [max(row) * size for row, size in zip(model.gathered, model.block_sizes, strict=True)]

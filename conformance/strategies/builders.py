@@ -15,9 +15,14 @@ from conformance.strategies.attention_layers import (
     full_spec,
     own_config,
 )
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batches import Batch, Layout, batches
 from conformance.strategies.engines import BackendClass, Builder, BuilderClass
 from conformance.strategies.presets import Preset
+
+THRESHOLD_AXES = ("threshold", "speculative tokens", "ranks")
+DRAFT_INDEX = "draft_index"
+LAYERS = "layers"
+BUILDERS = "builders"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +49,15 @@ NUMBERS: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 @st.composite
-def threshold_calls(draw: st.DrawFn, _: Preset) -> Call:
+def threshold_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_init_reorder_batch_threshold`, with and without each of its defaults."""
     # What matters together is drawn often: thresholds, their drafts, and ranks that lower them.
     kind = draw(st.sampled_from(("any", "any", "drafts and ranks", "few drafts")))
     threshold, num_drafts, num_ranks = (draw(st.sampled_from(some)) for some in NUMBERS[kind])
+    if preset.axis:
+        kind, few = "few drafts", (3, 2, 1)
+        sizes = zip(THRESHOLD_AXES, few, strict=True)
+        threshold, num_drafts, num_ranks = (draw(preset.sizes(n, st.just(s))) for n, s in sizes)
     speculative = reference.SpeculativeConfig(num_speculative_tokens=num_drafts)
     has_drafts = num_drafts is not None or draw(st.booleans())
     config: Any = reference.VllmConfig(
@@ -87,10 +96,10 @@ BATCHES = (
 
 
 @st.composite
-def build_for_cudagraph_capture_calls(draw: st.DrawFn, _: Preset) -> Call:
+def build_for_cudagraph_capture_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `build_for_cudagraph_capture`, of any batch."""
     builder = Builder(BuilderClass(), full_spec(), ["layers.0"])
-    batch = draw(st.sampled_from(BATCHES))
+    batch = draw(batches(preset) if preset.axis else st.sampled_from(BATCHES))
     arguments = {"self": builder, "common_attn_metadata": batch.metadata()}
     return Call("AttentionMetadataBuilder.build_for_cudagraph_capture", arguments, batch)
 
@@ -99,24 +108,28 @@ def build_for_cudagraph_capture_calls(draw: st.DrawFn, _: Preset) -> Call:
 def build_for_drafting_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `build_for_drafting`, of any batch and step of the draft."""
     call = draw(build_for_cudagraph_capture_calls(preset))
-    index = draw(st.integers(0, 3))
+    index = draw(preset.sizes(DRAFT_INDEX, st.integers(0, 3)))
     arguments = {**call.arguments, "draft_index": index}
     return Call("AttentionMetadataBuilder.build_for_drafting", arguments, call.facts)
 
 
 @st.composite
-def use_cascade_attention_calls(draw: st.DrawFn, _: Preset) -> Call:
+def use_cascade_attention_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `use_cascade_attention` with some of what a runner knows of the batch."""
     names = ("common_prefix_len", "num_query_heads", "use_alibi")
-    known = {name: draw(st.integers(0, 9)) for name in names if draw(st.booleans())}
+    known = {
+        name: draw(preset.sizes(name, st.integers(0, 9)))
+        for name in names
+        if name == preset.axis or draw(st.booleans())
+    }
     builder = Builder(BuilderClass(), full_spec(), ["layers.0"])
     return Call("AttentionMetadataBuilder.use_cascade_attention", {"self": builder, **known})
 
 
 @st.composite
-def create_group_calls(draw: st.DrawFn, _: Preset) -> Call:
+def create_group_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `AttentionGroup.create_with_metadata_builders`: one builder, and several."""
-    layers = [f"layers.{i}.attn" for i in range(draw(st.integers(0, 3)))]
+    layers = [f"layers.{i}.attn" for i in range(draw(preset.sizes(LAYERS, st.integers(0, 3))))]
     arguments: dict[str, Any] = {
         "backend": BackendClass("PLAIN", draw(builder_classes()), draw(st.booleans())),
         "layer_names": layers,
@@ -124,17 +137,18 @@ def create_group_calls(draw: st.DrawFn, _: Preset) -> Call:
         "vllm_config": config_of({}, is_own=draw(st.booleans())),
         "device": DEVICE,
     }
-    number_of_builders = draw(st.sampled_from((None, 1, 2, 3)))
+    number_of_builders = draw(preset.sizes(BUILDERS, st.sampled_from((None, 1, 2, 3))))
     if number_of_builders is not None:
         arguments["num_metadata_builders"] = number_of_builders
     return Call("AttentionGroup.create_with_metadata_builders", arguments)
 
 
 @st.composite
-def get_metadata_builder_calls(draw: st.DrawFn, _: Preset) -> Call:
+def get_metadata_builder_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `AttentionGroup.get_metadata_builder`, of groups with several builders."""
     cls, names, spec = draw(builder_classes()), ["layers.0"], full_spec()
-    builders = [Builder(cls, spec, names) for _ in range(draw(st.integers(1, 3)))]
+    number = draw(preset.sizes(BUILDERS, st.integers(1, 3)))
+    builders = [Builder(cls, spec, names) for _ in range(number)]
     group = reference.AttentionGroup(BackendClass("PLAIN", cls), builders, names, spec)
     arguments: dict[str, Any] = {"self": group}
     if draw(st.sampled_from((True, True, True, False))):

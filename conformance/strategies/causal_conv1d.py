@@ -9,7 +9,10 @@ import numpy as np
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.presets import MINIMAL, Preset, long_lists
+
+SEQUENCES = "sequences"
+LENGTH = "tokens of a sequence"
 
 LENGTHS = (0, 1, 8, 9, 7, 16, 17, 15, 24, 3)
 """About the tokens of a program, and of two."""
@@ -25,7 +28,12 @@ def compute_conv1d_calls(draw: st.DrawFn, preset: Preset, *, is_long: bool | Non
     Where sizes are real, some calls have a sequence of `LONG`.
     """
     lengths = draw(st.lists(st.sampled_from(LENGTHS), max_size=2 * preset.max_num_reqs))
-    if draw(st.booleans()) if is_long is None and preset is not MINIMAL else is_long:
+    if preset.axis:
+        number = draw(preset.sizes(SEQUENCES, st.just(3)))
+        longest = draw(preset.sizes(LENGTH, st.just(max(LENGTHS))))
+        lengths = draw(long_lists(st.sampled_from(LENGTHS), number))
+        lengths = [*(min(length, longest) for length in lengths[1:]), longest][:number]
+    elif draw(st.booleans()) if is_long is None and preset is not MINIMAL else is_long:
         if draw(st.SOMETIMES):
             lengths = [0, 0]
         lengths.insert(draw(st.integers(0, len(lengths))), draw(st.sampled_from(LONG)))

@@ -7,7 +7,10 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned_rows_out
-from conformance.strategies.presets import Preset
+from conformance.strategies.large_batches import INTERLEAVE, RANKS, REQUESTS, ROOM
+from conformance.strategies.presets import Preset, long_lists
+
+LENGTH = "sequence length"
 
 
 @st.composite
@@ -15,7 +18,10 @@ def dcp_local_seq_lens_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `get_dcp_local_seq_lens`: lengths around multiples of a round of the ranks."""
     maximum = 2**31 - 1
     size, interleave = draw(st.integers(1, 5)), draw(st.sampled_from((1, 2, 3, 16)))
-    if draw(st.RARELY):
+    if preset.axis:
+        size = draw(preset.sizes(RANKS, st.just(3)))
+        interleave = draw(preset.sizes(INTERLEAVE, st.just(2)))
+    elif draw(st.RARELY):
         # As large a round as may be. As many ranks would be one too, for which an implementation
         # that counts for all of them first has no room.
         size, interleave = 1, maximum
@@ -29,7 +35,14 @@ def dcp_local_seq_lens_calls(draw: st.DrawFn, preset: Preset) -> Call:
         ),
         st.integers(max(maximum - 2 * round_of_ranks, 0), maximum),
     )
-    lens = draw(st.lists(length, max_size=preset.max_num_reqs))
+    if preset.axis:
+        number = draw(preset.sizes(REQUESTS, st.just(3)))
+        lens = draw(long_lists(length, number))
+        lens[-1:] = [draw(preset.sizes(LENGTH, st.just(min(4 * round_of_ranks, maximum))))] * len(
+            lens[-1:]
+        )
+    else:
+        lens = draw(st.lists(length, max_size=preset.max_num_reqs))
     arguments: Arguments = {"seq_lens": guarded(lens, np.int32, draw(st.sampled_from((1, 2))))}
     rank = draw(st.one_of(st.none(), st.integers(0, size - 1)))
     for name, value, default in (
@@ -39,7 +52,7 @@ def dcp_local_seq_lens_calls(draw: st.DrawFn, preset: Preset) -> Call:
     ):
         if value != default or draw(st.booleans()):
             arguments[name] = value
-    room = draw(st.sampled_from((None, 0, 3)))
+    room = draw(preset.sizes(ROOM, st.sampled_from((None, 0, 3))))
     if room is not None:
         columns = (size,) if rank is None else ()
         arguments["out"] = poisoned_rows_out((len(lens) + room, *columns), np.int32)

@@ -13,6 +13,8 @@ from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import FILLERS, Batch, batches
 from conformance.strategies.presets import Preset
 
+PADDING = "padding of the logits indices"
+
 FIELD_NAMES = ["logits_indices_padded", "num_logits_indices"]
 """The fields of metadata made for fast prefill."""
 
@@ -58,25 +60,27 @@ def fast_prefill_calls(
             encoder_seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
             dcp_local_seq_lens=guarded([s // 2 for s in batch.seq_lens], np.int32, batch.stride),
         )
-    if which is not None or draw(st.integers(0, 5)):
+    if which is not None or preset.axis or draw(st.integers(0, 5)):
         which = draw(st.sampled_from(LOGITS_CHOICES)) if which is None else which
         indices = logits_tokens(batch, which, draw(st.integers(0, 2**16)))
         number: Any = np.int32 if batch.has_numpy_ints else int
         metadata = dataclasses.replace(
             metadata,
-            logits_indices_padded=draw(_padded(indices)),
+            logits_indices_padded=draw(_padded(preset, indices)),
             num_logits_indices=number(len(indices)),
         )
         if draw(st.booleans()):
-            hints["logits_indices_cpu"] = draw(_padded(indices))
+            hints["logits_indices_cpu"] = draw(_padded(preset, indices))
     arguments: Arguments = {"common_attn_metadata": metadata}
     name = "make_kv_sharing_fast_prefill_common_attn_metadata"
     return Call(name, arguments, batch, hints)
 
 
 @st.composite
-def _padded(draw: st.DrawFn, indices: list[int]) -> Any:
+def _padded(draw: st.DrawFn, preset: Preset, indices: list[int]) -> Any:
     """Draw a vector of indices with other values after them."""
-    padding = [draw(st.sampled_from(FILLERS))] * draw(st.sampled_from((0, 1, 4)))
+    padding = [draw(st.sampled_from(FILLERS))] * draw(
+        preset.sizes(PADDING, st.sampled_from((0, 1, 4)))
+    )
     dtype: Any = draw(st.sampled_from((np.int32, np.int64)))
     return guarded(indices + padding, dtype, draw(st.sampled_from((1, 2))))

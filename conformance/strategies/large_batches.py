@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -26,47 +26,67 @@ SPARE_SLOTS: Final = "slots past the last token"
 EXCESS: Final = "excess of max_query_len"
 BLOCK_SIZE: Final = "block size"
 BLOCK_IDS: Final = "block ids"
+RANKS: Final = "context-parallel ranks"
+INTERLEAVE: Final = "interleave"
+KERNEL_BLOCKS: Final = "kernel blocks of a block"
+ROOM: Final = "room in out"
+SPLIT_POINTS: Final = "split points"
 
-SLOW: Final = "`reference` takes too long for 65,536"
 
-
-def batch_axes(*, may_be_empty: bool = True, last_count: int = 4097) -> dict[str, Axis]:
-    """Return the axes of calls whose facts are a `Batch`.
+def request_axes(
+    *,
+    of: Callable[[Any], Batch] = lambda call: call.facts,
+    may_be_empty: bool = True,
+    last_length: int = 65_537,
+) -> dict[str, Axis]:
+    """Return the axes of the requests and tokens of calls that are drawn from a batch.
 
     Args:
+        of: Returns the batch of a call.
         may_be_empty: Whether there may be no tokens.
-        last_count: The largest numbers of requests and tokens.
+        last_length: The longest query, and the most tokens.
     """
-    least = 0 if may_be_empty else 1
-
-    def count(size: Callable[[Batch], int], first: int = 0) -> Axis:
-        return Axis(lambda call: size(call.facts), last_count, SLOW, first)
-
+    first = 0 if may_be_empty else 1
     return {
-        REQUESTS: count(lambda b: b.num_reqs - b.num_padded_reqs, least),
-        TOKENS: count(lambda b: b.num_tokens, least),
-        QUERY_LENGTH: count(lambda b: max(b.query_lens, default=0), least),
-        COMPUTED_TOKENS: Axis(lambda call: _context(call.facts), 2**31 - 32),
-        PADDED_REQUESTS: count(lambda b: b.num_padded_reqs),
-        PADDED_TOKENS: count(lambda b: b.num_padding_tokens),
-        SPARE_COLUMNS: Axis(lambda call: call.facts.extra_columns, 65_537),
-        SPARE_ROWS: Axis(lambda call: call.facts.extra_rows, 65_537),
+        REQUESTS: Axis(lambda call: of(call).num_reqs - of(call).num_padded_reqs, first=first),
+        TOKENS: Axis(lambda call: of(call).num_tokens, last_length, first=first),
+        QUERY_LENGTH: Axis(
+            lambda call: max(of(call).query_lens, default=0), last_length, first=first
+        ),
+        PADDED_REQUESTS: Axis(lambda call: of(call).num_padded_reqs),
+    }
+
+
+def batch_axes(
+    *, of: Callable[[Any], Batch] = lambda call: call.facts, may_be_empty: bool = True
+) -> dict[str, Axis]:
+    """Return the axes of calls with the tokens and the block table of a batch.
+
+    Args:
+        of: Returns the batch of a call.
+        may_be_empty: Whether there may be no tokens.
+    """
+    return {
+        **request_axes(of=of, may_be_empty=may_be_empty),
+        COMPUTED_TOKENS: Axis(lambda call: _context(of(call)), 2**31 - 32),
+        PADDED_TOKENS: Axis(lambda call: of(call).num_padding_tokens),
+        SPARE_COLUMNS: Axis(lambda call: of(call).extra_columns),
+        SPARE_ROWS: Axis(lambda call: of(call).extra_rows),
         BLOCK_IDS: Axis(
-            lambda call: max(map(max, filter(None, call.facts.rows)), default=0), 2**31 - 1
+            lambda call: max(map(max, filter(None, of(call).rows)), default=0), 2**31 - 1
         ),
     }
 
 
-def metadata_axes(*, may_be_empty: bool = True, last_count: int = 4097) -> dict[str, Axis]:
+def metadata_axes(*, may_be_empty: bool = True) -> dict[str, Axis]:
     """Return the axes of calls with the metadata of a batch, which also has slots and maxima.
 
     Args:
         may_be_empty: Whether there may be no tokens.
-        last_count: The largest numbers of requests and tokens.
     """
     return {
-        **batch_axes(may_be_empty=may_be_empty, last_count=last_count),
-        SPARE_SLOTS: Axis(lambda call: call.facts.extra_slots, 65_537),
+        **batch_axes(may_be_empty=may_be_empty),
+        SPARE_SLOTS: Axis(lambda call: call.facts.extra_slots),
         EXCESS: Axis(lambda call: call.facts.raised, 2**31 - 2**16),
     }
 
@@ -79,20 +99,22 @@ def _context(batch: Batch) -> int:
 
 @st.composite
 def large_requests(
-    draw: st.DrawFn, preset: Preset, kind: str | None
+    draw: st.DrawFn, preset: Preset, kind: str | None, block_tokens: int
 ) -> tuple[list[int], list[int]]:
     """Draw query lengths and computed tokens of a preset that is large along an axis.
 
     They come from a seed, since Hypothesis cannot draw thousands of numbers. Each decode has one
     token, or two if it is speculative. Other requests share the tokens at random, with one each if
-    there are so many. A kind that contradicts the axis is ignored.
+    there are so many. A kind that contradicts the axis is ignored. Contexts are longer than a block
+    of all ranks, which has `block_tokens` tokens.
     """
     num_reqs = draw(preset.sizes(REQUESTS, st.just(3)))
     if not num_reqs:
         return [], []
     num_tokens = draw(preset.sizes(TOKENS, st.just(num_reqs + 4)))
+    num_tokens += 2 * draw(preset.sizes(SPLIT_POINTS, st.just(0)))
     longest = draw(preset.sizes(QUERY_LENGTH, st.just(num_tokens)))
-    most_computed = draw(preset.sizes(COMPUTED_TOKENS, st.just(20)))
+    most_computed = draw(preset.sizes(COMPUTED_TOKENS, st.just(block_tokens + 4)))
     seed = draw(st.integers(0, 2**16))
     chance = np.random.default_rng(seed)
     if preset.axis in {TOKENS, QUERY_LENGTH, COMPUTED_TOKENS}:

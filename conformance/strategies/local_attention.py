@@ -7,13 +7,16 @@ from conformance.strategies import cached as st
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
 
+CHUNK_BLOCKS = "blocks of a chunk"
+
 
 @st.composite
 def local_attention_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `make_local_attention_virtual_batches`; one chunk may be one block."""
     call = draw(metadata_calls(preset))
     block_size = call.facts.layout.block_size
-    chunk = block_size * draw(st.sampled_from((*preset.chunk_blocks, 1)))
+    usual = st.sampled_from((*preset.chunk_blocks, 1))
+    chunk = block_size * draw(preset.sizes(CHUNK_BLOCKS, usual))
     arguments = {
         "attn_chunk_size": chunk,
         "common_attn_metadata": call.arguments["metadata"],

@@ -11,7 +11,12 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
-from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.presets import MINIMAL, Preset, long_lists
+
+PLACEHOLDERS = "placeholders"
+ELEMENTS = "elements of a row"
+ITEMS = "items"
+TOKENS = "tokens of an item"
 
 NAN_BITS = {
     np.dtype(np.float16): 0x7E00,
@@ -117,7 +122,7 @@ def _rows(draw: st.DrawFn, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) ->
     """Draw what rows are like, and a seed for what they hold."""
     lengths = (3, 1, 8, 17, 30) if preset is MINIMAL else (16, 33, preset.max_num_tokens)
     dims = (3, 1, 8, 16, 5, 0) if preset is MINIMAL else (16, 24, 7, 33)
-    length = draw(st.sampled_from(lengths))
+    length = draw(preset.sizes(PLACEHOLDERS, st.sampled_from(lengths)))
     # Of one number, so that most kinds meet each other: single draws tend to repeat themselves.
     seed = rest = draw(st.integers(0, 2**24))
     chosen: list[Any] = []
@@ -125,6 +130,8 @@ def _rows(draw: st.DrawFn, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) ->
         rest, place = divmod(rest, len(choices))
         chosen.append(choices[place])
     layout, dim, dtype, mask = chosen
+    if preset.axis:
+        dim, mask = draw(preset.sizes(ELEMENTS, st.just(3))), "any" if length else "empty"
     return Rows(tuple(_mask(mask, length, seed)), dim, dtype, layout), seed
 
 
@@ -139,7 +146,7 @@ def _placeholder_calls(draw: st.DrawFn, preset: Preset, *, is_scatter: bool) -> 
         "embeds" if is_scatter else "placeholders": laid_out(values, rows.layout),
         "is_embed": None,
     }
-    has_mask = not (draw(st.RARELY) and draw(st.MOSTLY))
+    has_mask = bool(preset.axis) or not (draw(st.RARELY) and draw(st.MOSTLY))
     offset = draw(st.sampled_from((None, 0, 1)))  # of which 1 is no multiple of 16 bytes
     if offset is not None:
         shape = (num_out if has_mask else num_rows, rows.embed_dim)
@@ -178,12 +185,18 @@ def wide_calls(function: str) -> st.SearchStrategy[Call]:
 @st.composite
 def sanity_check_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `sanity_check_mm_encoder_outputs`: a list, a tuple or one array of items."""
-    number = draw(st.integers(0, 3 if preset is MINIMAL else 9))
+    least = 1 if preset.axis == TOKENS else 0
+    number = draw(preset.sizes(ITEMS, st.integers(least, 3 if preset is MINIMAL else 9)))
     kind = draw(st.sampled_from((list, tuple, None)))
-    lengths = draw(st.lists(st.integers(0, 4), min_size=number, max_size=number))
+    item = preset.sizes(TOKENS, st.integers(0, 4))
+    if preset.axis == ITEMS:
+        lengths = draw(long_lists(item, number))
+    else:
+        lengths = draw(st.lists(item, min_size=number, max_size=number))
     dtype = draw(st.sampled_from((np.float16, ml_dtypes.bfloat16, np.int8)))
     if kind is None:
-        embeddings: Any = poisoned((number, draw(st.integers(0, 3)), 2), dtype)
+        shape = (number, draw(preset.sizes(TOKENS, st.integers(0, 3))), 2)
+        embeddings: Any = poisoned(shape, dtype)
     else:
         embeddings = kind(poisoned((length, 2), dtype) for length in lengths)
     arguments = {"mm_embeddings": embeddings, "expected_num_items": number}

@@ -10,6 +10,10 @@ from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.presets import MINIMAL, Preset
 
+RANKS = "tensor-parallel ranks"
+TOKENS = "rounds of tokens"
+NUM_SIZES = "compiled sizes"
+
 
 @st.composite
 def is_scattered_calls(draw: st.DrawFn, preset: Preset) -> Call:
@@ -17,9 +21,15 @@ def is_scattered_calls(draw: st.DrawFn, preset: Preset) -> Call:
     is_on = draw(st.MOSTLY)
     ranks = draw(st.sampled_from((2, 4, 8, 1) if preset is MINIMAL else (2, 8, 16, 1)))
     tokens = draw(st.integers(0, 4 if preset is MINIMAL else 512))
+    ranks = draw(preset.sizes(RANKS, st.just(ranks)))
+    tokens = draw(preset.sizes(TOKENS, st.just(tokens)))
     tokens = tokens * ranks if is_on or draw(st.booleans()) else tokens
     sizes: Any = draw(st.lists(st.sampled_from((tokens + ranks, 0, 8, 16)), max_size=3))
-    sizes = draw(st.sampled_from((sizes, [*sizes, tokens], None)))
+    if preset.axis == NUM_SIZES:
+        sizes = list(range(tokens + 1, tokens + 1 + draw(preset.sizes(NUM_SIZES, st.just(0)))))
+        sizes[-1:] = [draw(st.sampled_from((tokens, -1)))] * len(sizes[-1:])
+    else:
+        sizes = draw(st.sampled_from((sizes, [*sizes, tokens], None)))
     parts: dict[str, Any] = {
         "enable_sp": is_on,
         "tensor_parallel_size": ranks,

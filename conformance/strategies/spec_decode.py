@@ -38,6 +38,10 @@ def laid_out(shape: tuple[int, int, int], layout: str, dtype: type[np.generic]) 
     return view
 
 
+AXES = ("requests", "tokens of a request", "heads", "head size")
+"""The axes of a query or an output, by request."""
+
+
 @st.composite
 def _shapes(draw: st.DrawFn, preset: Preset) -> tuple[int, int, tuple[int, int]]:
     """Draw a number of requests, of the tokens of each, and of heads and dims."""
@@ -45,7 +49,11 @@ def _shapes(draw: st.DrawFn, preset: Preset) -> tuple[int, int, tuple[int, int]]
     num_reqs = draw(st.integers(1, 4) if is_small else st.sampled_from((1, 7, 64)))
     tokens = draw(st.sampled_from((0, 1, 2, 3) if is_small else (1, 2, 5)))
     heads = draw(st.sampled_from((1, 2, 0) if is_small else (1, 8)))
-    return num_reqs, tokens, (heads, draw(st.sampled_from((1, 3) if is_small else (16,))))
+    dim = draw(st.sampled_from((1, 3) if is_small else (16,)))
+    few = (3, 2, 2, 1) if preset.axis else (num_reqs, tokens, heads, dim)
+    sizes = zip(AXES, few, strict=True)
+    num_reqs, tokens, heads, dim = (draw(preset.sizes(axis, st.just(n))) for axis, n in sizes)
+    return num_reqs, tokens, (heads, dim)
 
 
 @st.composite
@@ -62,11 +70,11 @@ def reshape_output_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `reshape_attn_output_for_spec_decode`: four dimensions, and three."""
     num_reqs, tokens, rest = draw(_shapes(preset))
     layout, dtype = draw(st.sampled_from(OUTPUT_LAYOUTS)), draw(st.sampled_from(DTYPES))
-    if layout == "one each, apart":
+    if layout == "one each, apart" and not preset.axis:
         output = laid_out((3 * num_reqs, *rest), "dense", dtype)[::3][:, None]
-    elif layout == "one request, apart":
+    elif layout == "one request, apart" and not preset.axis:
         output = laid_out((2 * tokens, *rest), "dense", dtype).reshape(2, tokens, *rest)[1:]
-    elif draw(st.SOMETIMES):
+    elif not preset.axis and draw(st.SOMETIMES):
         output = laid_out((num_reqs * tokens, *rest), draw(st.sampled_from(LAYOUTS)), dtype)
     else:
         # NumPy would copy what has no elements and is not dense.

@@ -12,6 +12,7 @@ from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches, is_padded
+from conformance.strategies.large_batches import SPLIT_POINTS
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
 
@@ -21,8 +22,8 @@ def create_ubatch_slices_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `create_ubatch_slices`, of batches that have tokens."""
     batch = draw(batches(preset))
     lens = list(batch.query_lens) if batch.num_tokens else [*batch.query_lens, 3]
-    points: Any = draw(cuts(sum(lens), lens))
-    if points and draw(st.SOMETIMES):
+    points: Any = draw(cuts(preset, sum(lens), lens))
+    if points and preset.axis != SPLIT_POINTS and draw(st.SOMETIMES):
         points = points[:1]
     if points and draw(st.booleans()):
         # A request of no tokens where the batch is cut, if the cut lies between requests.
@@ -35,15 +36,21 @@ def create_ubatch_slices_calls(draw: st.DrawFn, preset: Preset) -> Call:
         "num_scheduled_tokens": guarded(lens, dtype, batch.stride),
         "split_points": points,
     }
-    return Call("create_ubatch_slices", arguments)
+    return Call("create_ubatch_slices", arguments, batch)
 
 
 @st.composite
-def cuts(draw: st.DrawFn, total: int, lens: list[int] | tuple[int, ...]) -> list[int]:
+def cuts(
+    draw: st.DrawFn, preset: Preset, total: int, lens: list[int] | tuple[int, ...]
+) -> list[int]:
     """Draw increasing split points inside `(0, total)`: between requests, inside them, adjacent."""
     if total < 2:
         return []
-    edges = sorted({int(e) for e in np.cumsum(lens)} & set(range(1, total)))
+    number = draw(preset.sizes(SPLIT_POINTS, st.none()))
+    if number is not None:
+        chance = np.random.default_rng(draw(st.integers(0, 2**16)))
+        return sorted((1 + chance.permutation(total - 1)[:number]).tolist())
+    edges = sorted({int(e) for e in np.cumsum(lens)} - {0, total})
     point = st.integers(1, total - 1)
     if edges:
         point = st.one_of(point, st.sampled_from(edges))
@@ -95,7 +102,9 @@ def _cut_batches(draw: st.DrawFn, preset: Preset) -> Call:
     batch = call.facts
     total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
     can_be_cut = batch.num_reqs and total
-    slices = slices_between(batch, draw(cuts(total, batch.query_lens))) if can_be_cut else []
+    slices = (
+        slices_between(batch, draw(cuts(preset, total, batch.query_lens))) if can_be_cut else []
+    )
     return Call("", {"metadata": call.arguments["metadata"], "slices": slices}, batch)
 
 
