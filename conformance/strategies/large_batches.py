@@ -87,7 +87,7 @@ def metadata_axes(*, may_be_empty: bool = True) -> dict[str, Axis]:
     return {
         **batch_axes(may_be_empty=may_be_empty),
         SPARE_SLOTS: Axis(lambda call: call.facts.extra_slots),
-        EXCESS: Axis(lambda call: call.facts.raised, 2**31 - 2**16),
+        EXCESS: Axis(lambda call: call.facts.raised, 2**30),
     }
 
 
