@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conformance.properties import Check
     from conformance.targets import Target
 
-AGAIN_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 3.0
 """A call that is like one that hung for much longer hangs if it takes longer than this."""
 
 MAX_FRAMES: Final = 3
@@ -39,8 +39,52 @@ FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """A line of a stack as `faulthandler` writes it."""
 
 
+class Stack:
+    """The file to which a process that crashes or is killed writes its stack."""
+
+    def __init__(self) -> None:
+        self._file, name = tempfile.mkstemp()
+        Path(name).unlink()
+
+    def enable(self) -> None:
+        """Let this process and those that it forks write to the file."""
+        faulthandler.enable(self._file, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, self._file, all_threads=True)
+
+    def clear(self) -> None:
+        """Forget what was written."""
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.ftruncate(self._file, 0)
+
+    def place(self) -> str:
+        """Return the innermost frames outside the harness: `mine.py:3 in f, mine.py:9 in g`."""
+        text = os.pread(self._file, os.fstat(self._file).st_size, 0).decode(errors="replace")
+        found = [_inner_frames(thread) for thread in text.split("\n\n")]
+        return ", ".join(next(filter(None, found), ()))
+
+
+def _inner_frames(stack: str) -> list[str]:
+    """Return the innermost frames of a stack, up to the first of the harness, if that is in it."""
+    frames: list[str] = []
+    for file, line, function in FRAME.findall(stack):
+        if Path(file).is_relative_to(Path(__file__).parent):
+            return frames[:MAX_FRAMES]
+        path = Path(file)
+        name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
+        frames.append(f"{name}:{line} in {function}")
+    return []
+
+
+STACK: Final = Stack()
+"""The stack of this process and of those that it forked."""
+
+
 class Crash(Mismatch):
     """A call that ended the process, or that never returned."""
+
+
+class NotTriedError(BaseException):  # no check may catch it, and Hypothesis must not shrink
+    """Ends a rerun at the example that hung, which is not made small."""
 
 
 @dataclasses.dataclass
@@ -51,11 +95,15 @@ class Death:
         how: How it ended: `SIGSEGV`, `exit 3`, `hang`.
         example: The number of the example that it was at; 0 if it had not begun one.
         seconds: How long a call may take.
+        place: The innermost frames outside the harness.
+        is_known: Whether the function hung in another test, so that this one is not made small.
     """
 
     how: str
     example: int
     seconds: float
+    place: str = dataclasses.field(default_factory=STACK.place)
+    is_known: bool = False
 
     @property
     def is_hang(self) -> bool:
@@ -64,9 +112,8 @@ class Death:
 
     @property
     def words(self) -> str:
-        """How the process ended, and where: `crashed with SIGSEGV (Segmentation fault) at ...`."""
-        place = STACK.place()
-        return f"{describe_end(self.how, self.seconds)}{place and f', at {place}'}"
+        """How the process ended, and where: `crashed with SIGSEGV (Segmentation fault), at ...`."""
+        return f"{describe_end(self.how, self.seconds)}{self.place and f', at {self.place}'}"
 
 
 def describe_end(how: str, seconds: float) -> str:
@@ -120,6 +167,7 @@ class Rerun:
 
         Raises:
             Crash: The child died.
+            NotTriedError: It is the example that hung, as others of this function did.
         """
         __tracebackhide__ = True
         PROGRESS.examples += 1
@@ -127,6 +175,8 @@ class Rerun:
             return False
         if PROGRESS.examples == self.death.example:
             self.suspect = check, target, example
+            if self.death.is_known:
+                raise NotTriedError
         has_crashed = bool(self.line)
         words = self.try_in_child(lambda: check.body(target, example))
         if words:
@@ -156,11 +206,11 @@ class Rerun:
         act()
 
     def unexplained(self) -> tuple[Check, Any, Crash] | None:
-        """Return the crash that did not occur again, if this is a rerun; None if it is not."""
+        """Return the crash that was not tried or did not occur again; None if this is no rerun."""
         if self.suspect is None or self.death is None:
             return None
         check, target, example = self.suspect
-        words = f"{describe_end(self.death.how, self.death.seconds)}, but not when it ran again"
+        words = self.death.words + ("" if self.death.is_known else ", but not when it ran again")
         return check, example, crash_of(check, target, example, words)
 
 
@@ -179,43 +229,3 @@ def crash_of(check: Check, target: Target, example: Any, words: str) -> Crash:
     expected = "raise" if check.kind is Kind.SAME_REFUSAL else "return a result"
     difference = Difference(Verdict.OUTCOME, "the call", None, f"{where}{words}", expected)
     return Crash(call, target.name, difference)
-
-
-class Stack:
-    """The file to which a process that crashes or is killed writes its stack."""
-
-    def __init__(self) -> None:
-        self._file, name = tempfile.mkstemp()
-        Path(name).unlink()
-
-    def enable(self) -> None:
-        """Let this process and those that it forks write to the file."""
-        faulthandler.enable(self._file, all_threads=False)
-        faulthandler.register(signal.SIGUSR1, self._file, all_threads=True)
-
-    def clear(self) -> None:
-        """Forget what was written."""
-        os.lseek(self._file, 0, os.SEEK_SET)
-        os.ftruncate(self._file, 0)
-
-    def place(self) -> str:
-        """Return the innermost frames outside the harness: `mine.py:3 in f, mine.py:9 in g`."""
-        text = os.pread(self._file, os.fstat(self._file).st_size, 0).decode(errors="replace")
-        found = [_inner_frames(thread) for thread in text.split("\n\n")]
-        return ", ".join(next(filter(None, found), ()))
-
-
-def _inner_frames(stack: str) -> list[str]:
-    """Return the innermost frames of a stack, up to the first of the harness, if that is in it."""
-    frames: list[str] = []
-    for file, line, function in FRAME.findall(stack):
-        if Path(file).is_relative_to(Path(__file__).parent):
-            return frames[:MAX_FRAMES]
-        path = Path(file)
-        name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
-        frames.append(f"{name}:{line} in {function}")
-    return []
-
-
-STACK: Final = Stack()
-"""The stack of this process and of those that it forked."""

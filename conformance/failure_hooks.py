@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from typing import Any
 
@@ -12,7 +13,7 @@ from conformance.called_functions import called_functions
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.corpus import add_to_corpus
-from conformance.crashes import RERUN, Crash, properties_of_death
+from conformance.crashes import RERUN, Crash, NotTriedError, properties_of_death
 from conformance.failure_text import difference_of, failure_text, text_of_other_test
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
@@ -71,7 +72,9 @@ class FailureHooks:
             with self.shrink_budgets.limiting(
                 check.function, uses_all=isinstance(check, StatefulCheck)
             ):
-                result = yield
+                result = None
+                with contextlib.suppress(NotTriedError):
+                    result = yield
                 unexplained = RERUN.unexplained()
                 if unexplained is not None:
                     FAILURES.append(unexplained)

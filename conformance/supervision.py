@@ -157,7 +157,7 @@ class Supervisor:
         self.child = None
         if isinstance(found, BaseException):
             raise found
-        return Death(found, PROGRESS.examples, seconds)
+        return Death(found, PROGRESS.examples, seconds, is_known=is_known)
 
     def serve(self, connection: Connection) -> None:
         """Run tests as they are asked for: the body of a child."""
