@@ -210,7 +210,9 @@ class Rerun:
         if self.suspect is None or self.death is None:
             return None
         check, target, example = self.suspect
-        words = self.death.words + ("" if self.death.is_known else ", but not when it ran again")
+        words = self.death.words + (
+            "" if self.death.is_known else ", once, and not when it ran again"
+        )
         return check, example, crash_of(check, target, example, words)
 
 
