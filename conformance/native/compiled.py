@@ -12,7 +12,6 @@ from conformance.native.blocks import build_blocks
 from conformance.native.memory import Layout
 from conformance.native.ptx import Entry, read_entry
 from conformance.native.thread import build_thread
-from conformance.native.values import frame_words
 
 
 class CompiledPtx:
@@ -35,10 +34,9 @@ class CompiledPtx:
     def __init__(self, ptx: str, num_arrays: int) -> None:
         self.entry: Entry = read_entry(ptx)
         self.layout = Layout(self.entry.num_words, num_arrays, self.entry.variables)
-        self.frame_words = frame_words(self.entry)
         module = ir.Module(context=ir.Context())
         module.triple = llvm.get_process_triple()
-        thread = build_thread(module, self.entry, self.layout)
+        thread, self.frame_words = build_thread(module, self.entry, self.layout)
         build_blocks(module, thread, self.layout, self.frame_words)
         self._engine = _compile(str(module))
         # It keeps the GIL: state and shadow memory are those of one launch at a time.

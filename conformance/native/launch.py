@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,9 @@ DEFAULT_ARCH: Final = "sm_90"
 
 MOST_STEPS: Final = 50_000_000
 """The basic blocks that a thread may enter; one that goes on is taken for endless."""
+
+_ORDERS_OF_THREADS: Final = 64
+"""Different orders of threads that seeds can give."""
 
 _MAX_THREADS: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535)
@@ -139,10 +143,9 @@ class _Launch:
         self.compiled = compiled
         self.threads = threads
         self.arrays = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        chance = np.random.default_rng(seed)
-        self.blocks = chance.permutation(grid[0] * grid[1])
+        self.blocks = _order(grid[0] * grid[1], seed)
         self.epochs = np.zeros(len(self.blocks), np.int64)
-        self.orders = np.stack([chance.permutation(threads) for _ in range(NUM_ORDERS)])
+        self.orders = _orders(threads, seed % _ORDERS_OF_THREADS)
         self.frames = np.empty(threads * compiled.frame_words, np.int64)
         sizes = compiled.layout.sizes
         self.shared = _aligned(sizes["shared"])
@@ -193,6 +196,17 @@ class _Launch:
         self.state[Field.LAUNCHED] = _SHADOW.epoch + 1
         self.compiled.run(self.state.ctypes.data)
         _SHADOW.epoch = int(self.state[Field.NOW])
+
+
+def _order(size: int, seed: int) -> Any:
+    """Return the numbers below `size` in an order."""
+    return np.random.default_rng(seed).permutation(size)
+
+
+@lru_cache(maxsize=1024)
+def _orders(threads: int, seed: int) -> Any:
+    """Return the orders of threads in the epochs of a launch; making them takes 60 us."""
+    return np.stack([_order(threads, NUM_ORDERS * seed + number) for number in range(NUM_ORDERS)])
 
 
 def _aligned(size: int) -> Any:

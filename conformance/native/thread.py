@@ -24,8 +24,8 @@ FAULTED: Final = -1
 """What the function returns; otherwise the line of PTX of the barrier at which the thread waits."""
 
 
-def build_thread(module: Any, entry: Entry, layout: Layout) -> Any:
-    """Add the function of a thread to a module, and return it.
+def build_thread(module: Any, entry: Entry, layout: Layout) -> tuple[Any, int]:
+    """Add the function of a thread to a module; return it, and the words of a thread's frame.
 
     It takes the state, the thread's frame, the thread, the block along x and y, and where the
     thread waits: at first `ENDED`.
@@ -33,7 +33,8 @@ def build_thread(module: Any, entry: Entry, layout: Layout) -> Any:
     Raises:
         UnknownPtxError: The kernel has an instruction that is not translated.
     """
-    return _Translator(module, entry, layout).function
+    made = _Translator(module, entry, layout)
+    return made.function, made.values.frame_words
 
 
 class _Translator:
@@ -54,8 +55,8 @@ class _Translator:
         self._faults: list[tuple[int, Any]] = []
         self._waits: list[tuple[int, Any]] = []
         self._resumptions: list[tuple[int, Any]] = []
-        self._values = Values(self._builder, arguments, entry, layout)
-        self._accesses = Accesses(self._values, self._fail)
+        self.values = Values(self._builder, arguments, entry, layout)
+        self._accesses = Accesses(self.values, self._fail)
         start, resume = (self._builder.append_basic_block(name) for name in ("start", "resume"))
         is_new = self._builder.icmp_unsigned("==", waiting, constant(ENDED))
         self._builder.cbranch(is_new, start, resume)
@@ -70,7 +71,7 @@ class _Translator:
             self._builder.branch(self._end)
         self._build_exits()
         self._builder.position_at_end(resume)
-        self._values.restore()
+        self.values.restore()
         self._go_on(waiting)
 
     def _enter(self, label: Label) -> None:
@@ -79,11 +80,11 @@ class _Translator:
         if not builder.block.is_terminated:
             builder.branch(self._labels[label.name])
         builder.position_at_end(self._labels[label.name])
-        steps = builder.add(self._values.read(STEPS, 64), constant(1))
-        self._values.write(STEPS, steps)
-        most = load(builder, self._values.state, Field.MOST_STEPS)
+        steps = builder.add(self.values.read(STEPS, 64), constant(1))
+        self.values.write(STEPS, steps)
+        most = load(builder, self.values.state, Field.MOST_STEPS)
         with builder.if_then(builder.icmp_unsigned(">", steps, most), likely=False):
-            store(builder, self._values.state, Field.KIND, Kind.ENDLESS)
+            store(builder, self.values.state, Field.KIND, Kind.ENDLESS)
             self._fail(0)
 
     def _fail(self, line: int) -> None:
@@ -98,7 +99,7 @@ class _Translator:
             if instruction.guard is None:
                 self._execute(instruction)
                 return
-            condition = self._values.read(instruction.guard, 1)
+            condition = self.values.read(instruction.guard, 1)
             if instruction.is_negated:
                 condition = builder.not_(condition)
             guarded, following = (builder.append_basic_block(name) for name in ("guarded", "next"))
@@ -147,36 +148,36 @@ class _Translator:
         elif found.string.startswith("mad.wide"):
             widths[-1] = 2 * bits
         values = [
-            self._values.read(each, width) for each, width in zip(operands[1:], widths, strict=True)
+            self.values.read(each, width) for each, width in zip(operands[1:], widths, strict=True)
         ]
         is_signed = found.groupdict().get("to_type", "u")[0] == "s"
-        self._values.write(operands[0], compute(self._builder, values, found), is_signed=is_signed)
+        self.values.write(operands[0], compute(self._builder, values, found), is_signed=is_signed)
 
     def _move_parts(self, operands: Sequence[Operand], bits: int) -> None:
         """Move the parts of a register, the lowest first, to other registers, or together."""
         builder, whole = self._builder, ir.IntType(bits)
         target, source = operands
         if isinstance(target, tuple):
-            value, width = self._values.read(source, bits), bits // len(target)
+            value, width = self.values.read(source, bits), bits // len(target)
             for number, part in enumerate(target):
                 moved = builder.lshr(value, constant(width * number, whole))
-                self._values.write(part, builder.trunc(moved, ir.IntType(width)))
+                self.values.write(part, builder.trunc(moved, ir.IntType(width)))
         elif isinstance(source, tuple):
             value, width = constant(0, whole), bits // len(source)
             for number, part in enumerate(source):
-                extended = builder.zext(self._values.read(part, width), whole)
+                extended = builder.zext(self.values.read(part, width), whole)
                 shifted = builder.shl(extended, constant(width * number, whole))
                 value = builder.or_(value, shifted)
-            self._values.write(target, value)
+            self.values.write(target, value)
 
     def _suspend(self, instruction: Instruction) -> None:
         """Leave, and go on here when all threads of the block have come."""
-        builder, state, operands = self._builder, self._values.state, instruction.operands
+        builder, state, operands = self._builder, self.values.state, instruction.operands
         is_vote = ".red." in instruction.opcode
         if operands[is_vote] != 0 or len(operands) != (3 if is_vote else 1):
             raise UnknownOperandError(operands)  # another barrier than 0, or not of all threads
         if is_vote:
-            vote = builder.zext(self._values.read(operands[2], 1), I64)
+            vote = builder.zext(self.values.read(operands[2], 1), I64)
             votes = builder.add(load(builder, state, Field.VOTES), vote)
             store(builder, state, Field.VOTES, votes)
         self._waits.append((instruction.line, builder.block))
@@ -193,7 +194,7 @@ class _Translator:
                 ),
                 "or": lambda: builder.icmp_unsigned("!=", votes, constant(0)),
             }[instruction.opcode.split(".")[2]]()
-            self._values.write(operands[0], result)
+            self.values.write(operands[0], result)
 
     def _build_exits(self) -> None:
         """Build what threads do when they end, wait, or have a fault."""
@@ -201,11 +202,11 @@ class _Translator:
         builder.position_at_end(self._end)
         builder.ret(constant(ENDED))
         builder.position_at_end(self._fault)
-        store(builder, self._values.state, Field.LINE, self._line(self._faults))
+        store(builder, self.values.state, Field.LINE, self._line(self._faults))
         builder.ret(constant(FAULTED))
         builder.position_at_end(self._wait)
         line = self._line(self._waits)
-        self._values.save()
+        self.values.save()
         builder.ret(line)
 
     def _line(self, incoming: Sequence[tuple[int, Any]]) -> Any:

@@ -4,11 +4,12 @@ Registers are variables of the thread's function. At a barrier they are saved in
 from which they are restored when the thread goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from llvmlite import ir
 
+from conformance.native.liveness import live_at_barriers
 from conformance.native.memory import Layout
 from conformance.native.ptx import Entry, Operand, Register, Symbol
 from conformance.native.state import I1, I8, I32, Field, constant, load, place
@@ -64,6 +65,7 @@ class Values:
         self._registers = {
             each: builder.alloca(ir.IntType(each.bits)) for each in (*entry.registers, STEPS)
         }
+        self._live = live_at_barriers(entry) | {STEPS}
         # A register that is read before it is written has any value; here it is 0 in each run.
         for each, pointer in self._registers.items():
             builder.store(constant(0, ir.IntType(each.bits)), pointer)
@@ -105,23 +107,27 @@ class Values:
         self.builder.store(value, self._registers[target])
 
     def save(self) -> None:
-        """Save all registers in the frame."""
-        for number, (register, pointer) in enumerate(self._registers.items()):
+        """Save the registers that are needed after a barrier in the frame."""
+        for number, (register, pointer) in enumerate(self._saved()):
             value = self.builder.load(pointer, typ=ir.IntType(register.bits))
             if register.bits == 1:
                 value = self.builder.zext(value, I8)
             self.builder.store(value, place(self.builder, self._frame, number))
 
     def restore(self) -> None:
-        """Restore all registers from the frame."""
-        for number, (register, pointer) in enumerate(self._registers.items()):
+        """Restore from the frame the registers that were saved."""
+        for number, (register, pointer) in enumerate(self._saved()):
             kind = I8 if register.bits == 1 else ir.IntType(register.bits)
             value = self.builder.load(place(self.builder, self._frame, number), typ=kind)
             if register.bits == 1:
                 value = self.builder.trunc(value, I1)
             self.builder.store(value, pointer)
 
+    def _saved(self) -> Iterator[tuple[Register, Any]]:
+        """Yield the registers that are saved."""
+        yield from (one for one in self._registers.items() if one[0] in self._live)
 
-def frame_words(entry: Entry) -> int:
-    """Return the words of a thread's frame."""
-    return len(entry.registers) + 1
+    @property
+    def frame_words(self) -> int:
+        """The words of a frame."""
+        return len(self._live)

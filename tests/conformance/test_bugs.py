@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -26,6 +27,7 @@ from tools.bugs.catalogue import FOLDER, Bug, read_catalogue
 from tools.bugs.evaluation import REPLAY, all_checks, checks_of, find, first_failure
 
 BUGS = list(read_catalogue())
+NATIVE = [bug for bug in BUGS if bug.target == "native"]
 
 FEWER = Profile("fewer", 20, 6)
 
@@ -33,6 +35,8 @@ FEWER = Profile("fewer", 20, 6)
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_bugs_are_caught(bug: Bug, record_property: Callable[[str, object], None]) -> None:
     """The check that is declared fails in the default run, and for no other reason."""
+    if bug.target == "native":
+        pytest.importorskip("numba_cuda")
     found = find(bug, PROFILES["default"])
     assert found is not None, f"not caught: {bug.name}. {bug.why}"
     record_property("examples", found.drawn)
@@ -51,6 +55,12 @@ def check_report(error: Exception) -> None:
         text = "".join("".join(lines).split())
         for value in (str(error.difference.got), str(error.difference.expected)):
             assert len(value) > MAX_VALUE or "".join(value.split()) in text
+
+
+@pytest.mark.parametrize("bug", NATIVE, ids=[bug.name for bug in NATIVE])
+def test_bugs_of_machine_code_are_not_seen_in_the_source(bug: Bug) -> None:
+    """The simulator, which runs the Python source, passes what `native` catches."""
+    assert find(dataclasses.replace(bug, target="sim"), PROFILES["default"]) is None
 
 
 CHECKED_TABLES = fast.BlockTables

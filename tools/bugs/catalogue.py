@@ -8,7 +8,8 @@ An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
     old = "return torch.from_numpy(slots)"          # what is replaced; a list for several places
     new = "return torch.from_numpy(slots).int()"    # what replaces it
     caught_by = "same answer"                       # a kind of check, or a law; this is the default
-    target = "host"                                 # the default; for kernels it is `sim`
+    target = "host"                                 # the default; for kernels it is `sim`; `native`
+                                                    # for what the simulator does not see
     message = "slots"                               # a pattern that the failure matches; optional
 
 An entry of the function `replay` is a bug that the replay of the default trace must catch:

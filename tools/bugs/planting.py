@@ -3,7 +3,7 @@
 Changed function bodies become the code of the functions that there are, so that modules which have
 imported one run the bug. A statement of the module that changes in another way (a signature, a
 field, a constant) is run again, and its new value takes the place of the old one in all modules of
-its package. Loops are compiled again, and kernels declared again.
+its package. Loops are compiled again, and kernels and their functions declared again.
 """
 
 from __future__ import annotations
@@ -101,6 +101,14 @@ def _declare_kernels(patch: pytest.MonkeyPatch, module: ModuleType, source: str,
     exec(compile(source, path, "exec"), names)  # noqa: S102  # our own source
     for kernel in cuda.KERNELS:
         patch.setattr(module, kernel.name, names[kernel.name])
+    # Kernels of other modules may call its functions.
+    others = [one for key, one in sys.modules.items() if key.startswith("fast.kernels.")]
+    for name, new in names.items():
+        old = vars(module).get(name)
+        if isinstance(new, cuda.DeviceFunction) and new is not old:
+            for other in others:
+                if vars(other).get(name) is old:
+                    patch.setattr(other, name, new)
 
 
 def _replace(patch: pytest.MonkeyPatch, module: ModuleType, source: str, path: str) -> None:
@@ -224,7 +232,10 @@ def _run_changed_statements(
 
 
 def _clear_caches(module: ModuleType) -> None:
-    """Clear what the module's functions remember of earlier calls."""
+    """Clear what the module's functions remember of earlier calls, and kernels' machine code."""
+    native = sys.modules.get("conformance.native.launch")
+    if native is not None and module.__name__.startswith("fast.kernels."):
+        native.forget_compiled()
     values = [*vars(module).values()]
     values += [v for owner in values if isinstance(owner, type) for v in vars(owner).values()]
     for value in values:

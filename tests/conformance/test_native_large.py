@@ -1,0 +1,157 @@
+"""Large launches as machine code: sizes at which 32 bits, or a float, are too few."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import fast
+from conformance.native import launch_natively
+from fast import launch
+from fast.kernels import block_table, multimodal
+from fast.kernels.cuda import Kernel
+
+pytest.importorskip("numba_cuda")
+
+Array = npt.NDArray[Any]
+
+
+def run(
+    kernel: Kernel, grid: tuple[int, int], *args: torch.Tensor | int, threads: int = 128
+) -> None:
+    """Launch a kernel, without the memory that finds races."""
+    launch_natively(kernel, grid, threads, args, seed=1, has_shadow=False)
+
+
+def simulate(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:  # noqa: ANN401  # what `simulated_by` calls
+    """Run a launch of `fast`."""
+    run(kernel, grid, *args, threads=threads)
+
+
+def tensor(values: Any, dtype: Any = np.int32) -> torch.Tensor:  # noqa: ANN401  # what NumPy takes
+    """Return a tensor of values."""
+    return torch.from_numpy(np.ascontiguousarray(values, dtype))
+
+
+def sparse(count: int, dtype: Any = np.int32) -> torch.Tensor:  # noqa: ANN401  # a dtype of NumPy
+    """Return zeros whose memory is only there once it is written."""
+    size = count * np.dtype(dtype).itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype))
+
+
+def test_a_batch_of_8_million_tokens() -> None:
+    """1,024 requests of 8,192 tokens each have the slots that the host computes."""
+    chance = np.random.default_rng(1)
+    num_reqs, num_tokens, block_size = 1024, 8192, 16
+    table = tensor(chance.integers(0, 2**31, (num_reqs, num_tokens // block_size)))
+    starts = tensor(np.arange(num_reqs + 1) * num_tokens)
+    positions = torch.arange(num_tokens).repeat(num_reqs)
+    expected = fast.compute_slot_mapping(table, starts, positions, block_size)
+    with launch.simulated_by(simulate, 128):
+        found = fast.compute_slot_mapping(table, starts, positions, block_size)
+    assert torch.equal(expected, found)
+
+
+def test_slots_past_2_to_the_50() -> None:
+    """A table of 2**33 entries in sparse memory, rows 2**31 apart; slots go up to 2**51."""
+    chance = np.random.default_rng(2)
+    row_stride, block_size, num_reqs, num_tokens = 2**31 + 7, 2**20, 4, 1000
+    table = sparse(num_reqs * row_stride)
+    columns = chance.integers(0, 2**31, num_tokens)
+    rows = np.repeat(np.arange(num_reqs), num_tokens // num_reqs)
+    block_ids = chance.integers(2**30, 2**31, num_tokens)
+    table.numpy()[rows * row_stride + columns] = block_ids
+    offsets = chance.integers(0, block_size, num_tokens)
+    starts = tensor(np.arange(num_reqs + 1) * (num_tokens // num_reqs))
+    positions = tensor(columns * block_size + offsets, np.int64)
+    slots = torch.empty(num_tokens, dtype=torch.int64)
+    run(
+        block_table.compute_slot_mapping,
+        (8, 1),
+        *(table, row_stride, 1, 2**31, starts, 1, num_reqs, positions, 1, num_tokens),
+        *(slots, 1, num_tokens, block_size, block_size, 1, 0, 1),
+    )
+    expected = block_ids * block_size + offsets
+    assert expected.max() > 2**50
+    assert expected.tolist() == slots.tolist()
+
+
+def test_tables_of_2_to_the_32_entries() -> None:
+    """Two groups, of which the first has 2**32 entries: rows begin past 2**31 and 2**32."""
+    width, num_reqs, small = 2**22, 1024, 64
+    groups = tensor([[0, width, 512], [width * num_reqs, small, 16]], np.int64)
+    total = (width + small) * num_reqs
+    tables, gathered = sparse(total), sparse(total)
+    num_blocks, num_gathered = torch.zeros(2, 2, num_reqs, dtype=torch.int32)
+    num_blocks[0, 1023], num_blocks[1, 1023] = width - 5, 3
+    ids = [2**31 - 1 - k for k in range(9)]
+    # Slots; where the IDs of group 0 end, and of group 1; the IDs; whether a row is overwritten.
+    plan = tensor([1023, 700, *(8, 13, 14), *(14, 16, 17), *ids, 0, 1], np.int64)
+    state = (tables, num_blocks, groups)
+    run(block_table.append_block_ids, (2, 2), *state, plan, 2)
+    memory = tables.numpy()
+    end, second = width * 1024, width * num_reqs
+    assert ids[:5] == memory[end - 5 : end].tolist()
+    assert ids[5] == memory[width * 700]
+    assert ids[6:8] == memory[second + 1023 * 64 + 3 : second + 1023 * 64 + 5].tolist()
+    assert ids[8] == memory[second + 700 * 64]
+    assert [width, 5] == num_blocks[:, 1023].tolist()
+
+    run(block_table.move_row, (2, 1), *state, 1023, 1022)
+    run(block_table.swap_rows, (2, 1), *state, 1022, 700)
+    assert ids[:5] == memory[width * 701 - 5 : width * 701].tolist()
+    assert ids[5] == memory[width * 1022]
+    assert [[0, 0], [width, 5]] == [num_blocks[:, row].tolist() for row in (1023, 700)]
+
+    mapping = torch.full((num_reqs,), -1, dtype=torch.int32)
+    mapping[1023], mapping[5] = 700, 1022
+    gathering = (gathered, num_gathered, mapping, 1, num_reqs)
+    run(block_table.gather_block_tables, (num_reqs, 2), *state, *gathering)
+    assert ids[:5] == gathered.numpy()[end - 5 : end].tolist()
+    assert ids[5] == gathered[5 * width]
+    assert [width, 1] == num_gathered[0, [1023, 5]].tolist()
+
+    starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
+    starts[-1] = 6
+    positions = tensor([(width - 5 + k) * 512 + 511 for k in range(5)] + [width * 512], np.int64)
+    slots = torch.empty(2, 200, dtype=torch.int64)
+    batch = (gathered, groups, starts, 1, num_reqs, positions, 1, 6, slots)
+    run(block_table.compute_slot_mappings, (1, 2), *batch)
+    assert [*(block_id * 512 + 511 for block_id in ids[:5]), -1] == slots[0, :6].tolist()
+    assert {-1} == {*slots[0, 6:].tolist(), *slots[1].tolist()}
+
+
+def test_16_million_entries_of_a_mask() -> None:
+    """Every True entry of a mask past 2**24 entries has its rank, in order."""
+    count = 2**24 + 5
+    mask = tensor(np.random.default_rng(3).integers(0, 2, count), np.uint8)
+    num_tiles = -(-count // (128 * multimodal.PER_THREAD))
+    counts, ranks = (torch.empty(size, dtype=torch.int32) for size in (num_tiles, count + 1))
+    run(multimodal.count_embeds, (num_tiles, 1), mask, 1, count, counts)
+    run(multimodal.rank_embeds, (num_tiles, 1), mask, 1, count, counts, ranks)
+    is_embed = mask.numpy().astype(bool)
+    expected = np.where(is_embed, np.cumsum(is_embed) - 1, multimodal.NO_RANK)
+    assert np.array_equal(expected, ranks.numpy()[:-1])
+    assert is_embed.sum() == ranks[-1]
+
+
+def test_rows_of_4_gigabytes() -> None:
+    """Of 300,000 rows of 16 KiB some are taken, the last one past 4 GB."""
+    chance = np.random.default_rng(4)
+    count, width = 300_000, 16384
+    source = sparse(count * width, np.uint8)
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[torch.from_numpy(chance.integers(0, count, 200))] = True
+    mask[-1] = True
+    chosen = np.flatnonzero(mask.numpy())
+    rows = chance.integers(0, 256, (len(chosen), width), np.uint8)
+    source.numpy().reshape(count, width)[chosen] = rows
+    with launch.simulated_by(simulate, 128):
+        found = fast.gather_mm_placeholders(source.view(torch.bfloat16).view(count, -1), mask)
+    assert np.array_equal(rows, found.view(torch.uint8).numpy())
