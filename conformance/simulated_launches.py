@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
@@ -33,12 +34,17 @@ def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def native_launches(seed: int, threads: int | None = None) -> Iterator[None]:
-    """Run kernels as machine code inside; see `simulated_launches`."""
+def native_launches(
+    seed: int, threads: int | None = None, *, arch: str = "sm_90"
+) -> Iterator[None]:
+    """Run kernels as machine code inside; see `simulated_launches`.
+
+    They are compiled for the GPU that `arch` names.
+    """
     from conformance.native import launch_natively  # noqa: PLC0415  # it needs numba-cuda
 
     sizes = (threads,) if threads else (2, 32, 64, 128, OWN_THREADS)
-    with _launching(launch_natively, seed, sizes):
+    with _launching(functools.partial(launch_natively, arch=arch), seed, sizes):
         yield
 
 

@@ -19,8 +19,6 @@ from conformance.native.state import NUM_ORDERS, Field
 from fast import direct_launch
 from fast.kernels.cuda import Kernel
 
-DEFAULT_ARCH: Final = "sm_90"
-
 MOST_STEPS: Final = 50_000_000
 """The basic blocks that a thread may enter; one that goes on is taken for endless."""
 
@@ -60,7 +58,7 @@ def launch_natively(
     *,
     seed: int = 0,
     has_shadow: bool = True,
-    arch: str = DEFAULT_ARCH,
+    arch: str = "sm_90",
     most_steps: int = MOST_STEPS,
 ) -> None:
     """Run the machine code that numba-cuda makes of a kernel on the CPU, and check all it does.
@@ -106,7 +104,7 @@ def launch_natively(
         raise describe(kernel, compiled, launch.state, launch.blocks, launch.epochs, args)
 
 
-def compile_native(kernel: Kernel, arch: str = DEFAULT_ARCH) -> CompiledPtx:
+def compile_native(kernel: Kernel, arch: str = "sm_90") -> CompiledPtx:
     """Return a kernel as machine code of this CPU, compiled once for each architecture."""
     for_archs = _COMPILED.setdefault(kernel, {})
     if arch not in for_archs:
@@ -121,6 +119,11 @@ def compile_native(kernel: Kernel, arch: str = DEFAULT_ARCH) -> CompiledPtx:
         except UnknownPtxError as error:
             raise UnknownPtxError(f"kernel {kernel.name}: {error}") from error
     return for_archs[arch]
+
+
+def archs_of(kernel: Kernel) -> list[str]:
+    """Return the architectures for which a kernel is compiled."""
+    return list(_COMPILED.get(kernel, ()))
 
 
 def forget_compiled() -> None:

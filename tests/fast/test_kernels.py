@@ -209,6 +209,13 @@ def test_kernels_compute_with_integers(kernel: Kernel, arch: str) -> None:
 
 @on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_kernels_use_no_local_memory(kernel: Kernel, arch: str) -> None:
+    """Local memory is slow; `python -m tools.kernels` fails if the linker needs it for spills."""
+    assert [] == re.findall(r"^.*\.local\b.*", compiled(kernel, arch), re.MULTILINE)
+
+
+@on_all_architectures
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_divide_unsigned_32_bits(kernel: Kernel, arch: str) -> None:
     """Only the slots of one table, which may be wider than 2**32 positions, divide 64 bits."""
     kinds = {"u32", "u64"} if kernel is block_table.compute_slot_mapping else {"u32"}
