@@ -34,7 +34,7 @@ from conformance.size_axes import Axes, presets_of_whole_axes
 from conformance.strategies import cached as st
 from conformance.strategies import whole_range
 from conformance.strategies.presets import MINIMAL, SIZES, Preset
-from conformance.targets import LOOKED_UP, RAISED, Target, presets_of
+from conformance.targets import LOOKED_UP, RAISED, Target
 
 FAILURES: list[tuple[Check, Any, BaseException]] = []
 """The failures since the list was cleared; after shrinking, the last example is the smallest."""
@@ -83,7 +83,7 @@ class Check:
 
     def sizes(self, target: Target) -> list[str]:
         """Return the sizes of its examples for a target: `minimal`, `real`, or both."""
-        presets = self.presets or presets_of(target)
+        presets = self.presets or target.presets
         return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
 
     def presets_of_whole_range(self, target: Target) -> Sequence[Preset]:
@@ -110,7 +110,7 @@ class Check:
         Returns:
             The test, which raises if an example contradicts the statement.
         """
-        choices = self.presets or presets_of(target)
+        choices = self.presets or target.presets
         if profile.is_random:
             choices = self.presets_of_whole_range(target)
         presets = [*filter(SIZES[size], choices)]

@@ -34,7 +34,14 @@ from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.name_lists import names_in
 from conformance.progress import PROGRESS
 from conformance.simulated_launches import native_launches, simulated_launches
-from conformance.strategies.presets import MINIMAL, REAL, REAL_IN_SIMULATOR, TRAFFIC, Preset
+from conformance.strategies.presets import (
+    MINIMAL,
+    REAL,
+    REAL_IN_NATIVE,
+    REAL_IN_SIMULATOR,
+    TRAFFIC,
+    Preset,
+)
 
 STATEFUL_TEST: Final = "stateful test"
 """What the stateful test is called where a check has the name of a function."""
@@ -67,6 +74,7 @@ class Target:
         device: The type of device of its tensors; None for NumPy arrays.
         simulation: Runs kernels on the CPU inside a block, in the order of threads of a seed;
             None where they run on a GPU, or not at all.
+        presets: The presets whose examples it is given.
 
     >>> target = TARGETS["host"]
     >>> target.call("get_dcp_local_seq_lens", target.array(np.arange(4, dtype=np.int32)), 2, 0)
@@ -77,6 +85,7 @@ class Target:
     implementation: Implementation = FAST
     device: str | None = "cpu"
     simulation: Callable[..., AbstractContextManager[None]] | None = None
+    presets: tuple[Preset, ...] = (MINIMAL, REAL, TRAFFIC)
 
     @property
     def is_simulated(self) -> bool:
@@ -233,8 +242,8 @@ TARGETS = {
     target.name: target
     for target in (
         Target("host"),
-        Target("sim", simulation=simulated_launches),
-        Target("native", simulation=native_launches),
+        Target("sim", simulation=simulated_launches, presets=(MINIMAL, REAL_IN_SIMULATOR)),
+        Target("native", simulation=native_launches, presets=(MINIMAL, REAL_IN_NATIVE)),
         Target("cuda", device="cuda"),
     )
 }
@@ -299,10 +308,3 @@ def choose_targets(
                 dataclasses.replace(TARGETS[name], name=label, implementation=implementation)
             )
     return found
-
-
-def presets_of(target: Target) -> tuple[Preset, ...]:
-    """Return the presets whose examples a target is given."""
-    if target.is_simulated:
-        return MINIMAL, REAL_IN_SIMULATOR
-    return MINIMAL, REAL, TRAFFIC

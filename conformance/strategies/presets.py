@@ -73,6 +73,11 @@ REAL = Preset("real", (16, 32, 64, 128), (1, 4, 32, 512), 16, 512, 8192, 768)
 REAL_IN_SIMULATOR = Preset("real, few tokens", (16, 32), (1, 4), 5, 24, 8192, 40)
 """Engines' block sizes and contexts, for the simulator, where a thread costs 50 us."""
 
+REAL_IN_NATIVE = dataclasses.replace(
+    REAL_IN_SIMULATOR, name="real, more tokens", max_num_reqs=8, max_num_tokens=100
+)
+"""Likewise, for kernels that run as machine code: as many tokens as a batch of real traffic."""
+
 FEW_PAIRS = Preset("few pairs", (4, 16), (1, 2, 4), 6, 24, 96, 60)
 """For properties of every pair of a query and a key; other presets have millions of pairs."""
 

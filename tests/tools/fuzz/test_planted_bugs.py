@@ -23,7 +23,7 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from conformance.hypothesis_provider import FreshProvider
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.strategies.traffic import _steps
-from conformance.targets import TARGETS, presets_of
+from conformance.targets import TARGETS
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.nights import PLANTED, ROOT
 
@@ -220,7 +220,7 @@ def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
 
 def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
     """The sizes of its presets and its trace end below those that the bugs need."""
-    presets = presets_of(TARGETS["host"])
+    presets = TARGETS["host"].presets
     steps = _steps()
     assert max(preset.max_num_reqs for preset in presets) + 2 <= 300  # two of padding
     assert max(len(step.query_lens) for step in steps) + 2 <= 300
@@ -233,7 +233,7 @@ def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
 
 def test_draws_of_the_default_run_do_not_reach_the_combination() -> None:
     """The product of the shares of its conditions is below 1 in 20,000."""
-    calls = st.one_of([dcp_local_seq_lens_calls(p) for p in presets_of(TARGETS["host"])])
+    calls = st.one_of([dcp_local_seq_lens_calls(p) for p in TARGETS["host"].presets])
     drawn = []
     for number in range(2000):
         data = ConjectureData(random=random.Random(number), provider=FreshProvider)  # noqa: S311
