@@ -80,7 +80,7 @@ class Profile:
         numbers = {
             Kind.SAME_ANSWER: few if simulated else many,
             Kind.LARGE: self.large_examples,
-            Kind.MEMORY: self.condition_examples if simulated else self.memory_examples,
+            Kind.MEMORY: 2 * self.condition_examples if simulated else self.memory_examples,
             Kind.CONDITIONS: self.condition_examples,
             Kind.THREADS: self.thread_examples,
         }
