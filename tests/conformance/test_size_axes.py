@@ -1,0 +1,94 @@
+"""Size axes: which sizes are drawn, and what a run says of those that were not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import strategies as st
+
+from conformance.checks import along_axes
+from conformance.goals import COVERAGE
+from conformance.profiles import PROFILES
+from conformance.properties import Check, law
+from conformance.size_axes import BANDS, EDGES, Axis, band_of, presets_of_axes
+from conformance.strategies.presets import MINIMAL, Preset
+from conformance.targets import TARGETS, Target
+
+AXIS = Axis(lambda number: number)
+
+
+def toy(drawn: list[int], *, ignores_axis: bool = False) -> Check:
+    """Return a check along the axis "number" that notes what it draws."""
+
+    def numbers(preset: Preset) -> st.SearchStrategy[int]:
+        usual = st.just(3)
+        return usual if ignores_axis else preset.sizes("number", usual)
+
+    @law("a toy of sizes", numbers)
+    def note(_: Target, number: int) -> None:
+        """Each number is noted."""
+        drawn.append(number)
+
+    return along_axes(note, {"number": AXIS}, lambda number: number)
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_each_band_and_edge_has_a_size(turn: int) -> None:
+    """There is a size in each band, one next to each edge, and the last."""
+    sizes = AXIS.sizes(turn)
+    assert set(BANDS.values()) == set(map(band_of, sizes))
+    assert 65_537 == sizes[-1]
+    for edge in EDGES:
+        assert edge > 65_537 or {edge - 1, edge, edge + 1} & set(sizes)
+
+
+def test_all_neighbours_of_an_edge_are_drawn_by_turns() -> None:
+    """Three axes in a row have all sizes next to an edge: one less, the edge, and one more."""
+    sizes = {size for turn in range(3) for size in AXIS.sizes(turn)}
+    assert {edge + step for edge in EDGES if edge < 65_536 for step in (-1, 0, 1)} < sizes
+
+
+def test_an_axis_that_ends_early_says_why() -> None:
+    """An axis that does not reach the last band needs a reason."""
+    with pytest.raises(ValueError, match="ends at 4097 must say why"):
+        Axis(len, 4097)
+    assert "slow" == Axis(len, 4097, "slow").to_record()["why"]
+
+
+def test_a_run_draws_every_size_once() -> None:
+    """The default run draws exactly the sizes of the axis, and reaches all bands."""
+    drawn: list[int] = []
+    check = toy(drawn)
+    check.bind(TARGETS["host"], PROFILES["default"], "real")()
+    sizes = {
+        size for preset in presets_of_axes(check.axes, check.function) for size in preset.axis_sizes
+    }
+    assert sizes == set(drawn)
+    assert all(COVERAGE.reached[check.function, goal] for goal in check.goals)
+    assert {f"number: {band}" for band in BANDS.values()} == set(check.goals)
+
+
+def test_a_strategy_that_ignores_an_axis_does_not_reach_its_bands() -> None:
+    """The sizes of calls are measured, so that what a preset asked for does not count."""
+    check = dataclasses.replace(toy([], ignores_axis=True), function="a toy that ignores sizes")
+    check.bind(TARGETS["host"], PROFILES["default"], "real")()
+    reached = {goal for goal in check.goals if COVERAGE.reached[check.function, goal]}
+    assert {"number: 2 to 16"} == reached
+
+
+def test_a_random_run_draws_from_the_whole_range() -> None:
+    """A random run draws many sizes in each of the large bands, not only those of the default."""
+    drawn: list[int] = []
+    profile = dataclasses.replace(PROFILES["nightly"], large_examples=100, seed=0)
+    toy(drawn).bind(TARGETS["host"], profile, "real")()
+    bands = [band_of(size) for size in set(drawn)]
+    assert bands.count("17 to 255") > 5 < bands.count("256 to 65,535")
+    assert {0, 65_536, 65_537} <= set(drawn)
+    assert max(drawn) == 65_537
+
+
+def test_other_presets_draw_the_usual_sizes() -> None:
+    """A preset that is not large along an axis leaves its sizes as they are."""
+    usual = st.just(3)
+    assert usual is MINIMAL.sizes("number", usual)
