@@ -252,6 +252,18 @@ def test_what_is_found_until_then_is_reported(
     assert printed.splitlines()[-1] == line
 
 
+def test_without_numba_cuda_bugs_of_machine_code_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be compiled is named, and is not counted as not caught."""
+    monkeypatch.setattr(command_line, "find_spec", lambda _: None)
+    left = command_line._read_catalogue()
+    assert left
+    assert "native" not in {bug.target for bug in left}
+    number = len(list(read_catalogue())) - len(left)
+    assert f"{number} bugs of machine code are left out: " in capsys.readouterr().out
+
+
 def test_elsewhere_it_says_that_it_runs_in_the_repository(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,7 +142,15 @@ def _read_catalogue() -> list[Bug]:
     from tools.bugs.catalogue import read_catalogue  # noqa: PLC0415
 
     _use_one_thread()
-    return sorted(read_catalogue(), key=lambda bug: bug.function)
+    found = sorted(read_catalogue(), key=lambda bug: bug.function)
+    if find_spec("numba_cuda") is None:
+        runnable = [bug for bug in found if bug.target != "native"]
+        print(
+            f"{len(found) - len(runnable)} bugs of machine code are left out: numba-cuda is not"
+            " installed (pip install kvtwin[cuda])"
+        )
+        return runnable
+    return found
 
 
 def _use_one_thread() -> None:
