@@ -16,16 +16,11 @@ from conformance.contracts import Contract
 from conformance.goals import Goals
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.kv_cache_axes import AXES, tensors_of
 from conformance.properties import law
-from conformance.size_axes import Axes, Axis, of_objects
+from conformance.size_axes import of_objects
 from conformance.strategies.kv_binding import LAYERS_WITHOUT_CACHE
-from conformance.strategies.kv_cache import Layer, allocate_calls, init_calls, is_encoder_only
-from conformance.strategies.kv_plans import (
-    BLOCKS,
-    GROUPS,
-    LAYERS_OF_A_UNIFORM_GROUP,
-    TENSORS,
-)
+from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
 from conformance.targets import Target
 from conformance.values import is_array
 
@@ -34,48 +29,21 @@ def _groups(call: Call) -> list[Any]:
     return [group.kv_cache_spec for group in call.facts.config.kv_cache_groups]
 
 
-def _tensors(call: Call) -> list[Any]:
-    tensors: list[Any] = call.facts.config.kv_cache_tensors
-    return tensors
-
-
 GOALS: Goals = {
     "several groups": lambda call: len(_groups(call)) > 1,
     "an encoder-only group": lambda call: any(map(is_encoder_only, _groups(call))),
     "a tensor that several layers share": lambda call: any(
-        len(tensor.shared_by) > 1 for tensor in _tensors(call)
+        len(tensor.shared_by) > 1 for tensor in tensors_of(call)
     ),
-    "several tensors": lambda call: len(_tensors(call)) > 1,
-    "a tensor of no bytes": lambda call: any(tensor.size == 0 for tensor in _tensors(call)),
-    "a tensor shared by nobody": lambda call: any(not t.shared_by for t in _tensors(call)),
+    "several tensors": lambda call: len(tensors_of(call)) > 1,
+    "a tensor of no bytes": lambda call: any(tensor.size == 0 for tensor in tensors_of(call)),
+    "a tensor shared by nobody": lambda call: any(not t.shared_by for t in tensors_of(call)),
     "Mamba layers": lambda call: call.facts.has_mamba,
     "another number of blocks than the config's": lambda call: any(
         call.facts.num_blocks(layer) != call.facts.config.num_blocks for layer in call.facts.layers
     ),
 }
 
-
-def _num_blocks(call: Call) -> int:
-    return min(map(call.facts.num_blocks, call.facts.layers), default=0)
-
-
-def _is_of_uniform_group(call: Call, layer: Layer) -> bool:
-    return any(
-        layer.name in getattr(group.kv_cache_spec, "kv_cache_specs", {})
-        for group in call.facts.config.kv_cache_groups
-    )
-
-
-AXES: Axes = {
-    GROUPS: of_objects(lambda call: len({layer.group for layer in call.facts.layers}), last=257),
-    TENSORS: of_objects(lambda call: len(_tensors(call)), 1, last=257),
-    LAYERS_OF_A_UNIFORM_GROUP: of_objects(
-        lambda call: len([one for one in call.facts.layers if _is_of_uniform_group(call, one)]),
-        1,
-        last=257,
-    ),
-    BLOCKS: Axis(_num_blocks, 4097, "all bytes are compared"),
-}
 
 test_allocate_kv_cache = Contract(
     "_allocate_kv_cache",
@@ -87,7 +55,7 @@ test_allocate_kv_cache = Contract(
             is_encoder_only(spec) and hasattr(spec, "kv_cache_specs") for spec in _groups(call)
         ),
         "tensors in another order than groups": lambda call: (
-            [name for tensor in _tensors(call) for name in tensor.shared_by]
+            [name for tensor in tensors_of(call) for name in tensor.shared_by]
             != [layer.name for layer in call.facts.layers]
         ),
     },
@@ -103,7 +71,7 @@ def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
     """Layers of one tensor have one zeroed object, others other memory, of the bytes requested."""
     invocation = Invocation(target, call)
     found = invocation.run()
-    tensors = [tensor for tensor in _tensors(call) if tensor.shared_by]
+    tensors = [tensor for tensor in tensors_of(call) if tensor.shared_by]
     distinct = {id(raw): raw for raw in found.values()}
     assert sum(tensor.size for tensor in tensors) == sum(r.numel() for r in distinct.values())
     for tensor in tensors:

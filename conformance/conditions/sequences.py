@@ -7,6 +7,8 @@ arguments; buffers that results lie in) must not show.
 from __future__ import annotations
 
 import copy
+import operator
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from functools import cache, partial
@@ -18,7 +20,7 @@ from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.neighbours import Contents, neighbours
 from conformance.conditions.scenarios import Scenario
-from conformance.contracts import InvalidInput
+from conformance.contracts import Contract, InvalidInput
 from conformance.generation import draw_examples
 from conformance.implementations import Absent
 from conformance.invocations import Invocation
@@ -31,6 +33,9 @@ NUM_NEIGHBOURS = 2
 
 NUM_HELD = 1100
 """Results that are held at a time: more than rings and pools of buffers have."""
+
+TESTS: Final = "conformance.test_"
+"""How the names of the modules begin that define contracts."""
 
 NUM_CALLS_OF_OTHERS = 3
 """Calls of each other function while a result is held."""
@@ -189,12 +194,17 @@ def _check_held_among_others(expected: KnownAnswer, target: Target) -> None:
 
 @cache
 def _calls_of_all() -> list[Call]:
-    """Return some small calls of each function of arrays."""
-    from conformance.functions import contracts  # noqa: PLC0415  # it imports the checks
-
+    """Return some small calls of each function of arrays that the run checks."""
+    tested = [module for name, module in sys.modules.items() if name.startswith(TESTS)]
+    contracts = [
+        value
+        for module in sorted(tested, key=operator.attrgetter("__name__"))
+        for value in vars(module).values()
+        if isinstance(value, Contract)
+    ]
     return [
         call
-        for contract in contracts().values()
+        for contract in contracts
         if contract.has_arrays
         for call in draw_examples(contract.calls(MINIMAL), NUM_CALLS_OF_OTHERS)
     ]
