@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.conditions import interleaving, lifetimes, sequences
+from conformance.conditions.interference import NUM_CANDIDATES, most_different
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.layouts import LAYOUTS, layout_scenarios
 from conformance.conditions.modes import MODES, UNCHANGED, mode_scenarios
@@ -156,15 +157,17 @@ def condition_checks(contract: Contract) -> Iterator[tuple[str, Check]]:
 
 def _check_of(condition: Condition, contract: Contract) -> Check:
     def examples(preset: Preset) -> SearchStrategy[_Example]:
-        calls = contract.calls(preset)
-        others = calls if condition.has_other_calls else st.none()
-        return st.builds(_Example, calls, st.integers(0, 2**16), others)
+        calls, seeds = contract.calls(preset), st.integers(0, 2**16)
+        if not condition.has_other_calls:
+            return st.builds(_Example, calls, seeds)
+        pools = st.tuples(*[calls] * NUM_CANDIDATES)
+        return st.builds(lambda pool, seed: _Example(pool[0], seed, pool[1:]), pools, seeds)
 
     @lru_cache(maxsize=1)
     def scenarios_of(example: _Example) -> list[Scenario]:
         expected = other = KnownAnswer.of(contract, example.call)
-        if example.other is not None:
-            other = KnownAnswer.of(contract, example.other)
+        if example.others:
+            other = KnownAnswer.of(contract, most_different(expected, example.others))
         alone = Scenario("called alone", expected.check_alone)
         return [*condition.scenarios(expected, other)] or [alone]
 
@@ -202,14 +205,14 @@ class _Example:
     Attributes:
         call: The call.
         seed: The order of simulated threads; every fourth is in checked mode.
-        other: Another call of the same function, if one is made.
+        others: Calls of the same function, of which one is made in addition.
     """
 
     call: Call
     seed: int
-    other: Call | None
+    others: tuple[Call, ...] = ()
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave out the call, which the report prints better than Hypothesis does."""
-        other = "" if self.other is None else f"; the other call is {self.other!r}"
-        printer.text(f"the call above, threads in order {self.seed}{other}")
+        others = f"; the other call is one of {self.others!r}" if self.others else ""
+        printer.text(f"the call above, threads in order {self.seed}{others}")

@@ -29,6 +29,7 @@ from conformance.calls import Call
 from conformance.checks import checks_of
 from conformance.comparison import Verdict
 from conformance.conditions.condition_checks import CONDITIONS, condition_checks
+from conformance.conditions.interference import most_different
 from conformance.conditions.interleaving import (
     at_each_line,
     check_interleaved_calls,
@@ -67,6 +68,13 @@ LENGTHS = Call("get_dcp_local_seq_lens", {"seq_lens": np.array([7, 4], np.int32)
 def known_lengths() -> KnownAnswer:
     """Return the call of local lengths, with its answer."""
     return KnownAnswer.of(contracts()[LENGTHS.function], LENGTHS)
+
+
+def test_the_other_call_has_arguments_that_matter() -> None:
+    """Of several calls, another thread makes the one whose arguments would change the answer."""
+    same_answer, other_answer = LENGTHS.replacing(dcp_size=2), LENGTHS.replacing(dcp_size=4)
+    others = (same_answer, LENGTHS.replacing(seq_lens=np.array([9], np.int32)), other_answer)
+    assert most_different(known_lengths(), others) is other_answer
 
 
 MAY_LACK_ANOTHER_BATCH = {

@@ -1,0 +1,48 @@
+"""Which of several calls would interfere most with another call if they shared their arguments.
+
+An implementation may keep an argument where calls of other threads change it. That shows only if
+the other call's value, in place of the call's own, makes another answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from conformance.calls import Call
+from conformance.conditions.known_answer import KnownAnswer
+from conformance.targets import RAISED
+from conformance.values import children, is_array
+
+NUM_CANDIDATES: Final = 5
+"""Calls that are drawn, of which one is checked while another thread makes one of the others."""
+
+
+def most_different(expected: KnownAnswer, others: Sequence[Call]) -> Call:
+    """Return the call with the most arguments that would change a call's answer, each alone."""
+    names = [name for name, value in expected.call.arguments.items() if _is_plain(value)]
+    most, chosen = -1, others[0]
+    for other in others:
+        number = sum(_matters(expected, other, name) for name in names)
+        if number > most:
+            most, chosen = number, other
+        if number == len(names):
+            break
+    return chosen
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number, a name, or the like, not an array or an object."""
+    return not is_array(value) and not children(value)
+
+
+def _matters(expected: KnownAnswer, other: Call, name: str) -> bool:
+    """Return whether one argument of another call would change an answer."""
+    call = expected.call
+    if name not in other.arguments or other[name] == call[name]:
+        return False
+    try:
+        answer = KnownAnswer.of(expected.contract, call.replacing(**{name: other[name]}))
+    except RAISED:
+        return True
+    return expected.can_tell_from(answer)
