@@ -155,7 +155,6 @@ GROUPS = "groups"
 SLOTS = "request slots"
 TOKENS = "tokens of a slot mapping"
 LENGTH = "longest sequence"
-OPERATIONS = "operations"
 
 MOST_DRAWN = 64
 """The most requests whose entries are drawn one by one."""
@@ -181,16 +180,16 @@ def block_tables_sessions(
     if preset.axis:
         num_groups = draw(preset.sizes(GROUPS, st.just(2)))
         block_sizes = [draw(preset.sizes(BLOCK_SIZE, st.just(4)))] * num_groups
-        longest = draw(preset.sizes(LENGTH, st.just(5 * max(block_sizes, default=1))))
+        usual_length = st.just(5 * max(block_sizes, default=1))
     else:
         num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
         block_sizes = draw(st.lists(sizes, min_size=num_groups, max_size=num_groups))
-        longest = draw(st.integers(1, 9 if is_minimal else 300))
+        usual_length = st.integers(1, 9 if is_minimal else 300)
     model = TableModel(
         block_sizes,
         draw(preset.sizes(SLOTS, st.integers(1, 4 if is_minimal else 8))),
         draw(preset.sizes(TOKENS, st.integers(1, 8 if is_minimal else 48))),
-        longest,
+        draw(preset.sizes(LENGTH, usual_length)),
         next_id=draw(preset.sizes(BLOCK_IDS, st.sampled_from((1, 2**31 - 1000)))),
     )
     arguments = {
@@ -203,7 +202,7 @@ def block_tables_sessions(
     }
 
     def valid() -> list[Operation]:
-        count = draw(preset.sizes(OPERATIONS, st.sampled_from((8,) if preset.axis else counts)))
+        count = draw(st.sampled_from((8,) if preset.axis else counts))
         return [_operation(model, draw) for _ in range(count)]
 
     operations = valid()
