@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.targets import RAISED
-from conformance.values import children, is_array
+
+SINGLE: Final = (bool, int, float, str, np.generic)
+"""The types of arguments that are one number or name."""
 
 NUM_CANDIDATES: Final = 5
 """Calls that are drawn, of which one is checked while another thread makes one of the others."""
@@ -20,7 +24,8 @@ NUM_CANDIDATES: Final = 5
 
 def most_different(expected: KnownAnswer, others: Sequence[Call]) -> Call:
     """Return the call with the most arguments that would change a call's answer, each alone."""
-    names = [name for name, value in expected.call.arguments.items() if _is_plain(value)]
+    given = expected.call.arguments
+    names = [name for name, value in given.items() if isinstance(value, SINGLE)]
     most, chosen = -1, others[0]
     for other in others:
         number = sum(_matters(expected, other, name) for name in names)
@@ -31,18 +36,14 @@ def most_different(expected: KnownAnswer, others: Sequence[Call]) -> Call:
     return chosen
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether a value is a number, a name, or the like, not an array or an object."""
-    return not is_array(value) and not children(value)
-
-
 def _matters(expected: KnownAnswer, other: Call, name: str) -> bool:
     """Return whether one argument of another call would change an answer."""
     call = expected.call
-    if name not in other.arguments or other[name] == call[name]:
+    value = other.arguments.get(name)
+    if not isinstance(value, SINGLE) or value == call[name]:
         return False
     try:
-        answer = KnownAnswer.of(expected.contract, call.replacing(**{name: other[name]}))
+        answer = KnownAnswer.of(expected.contract, call.replacing(**{name: value}))
     except RAISED:
         return True
     return expected.can_tell_from(answer)
