@@ -16,7 +16,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from conformance.calls import Call, calls_in
 from conformance.comparison import Difference, Verdict
@@ -26,8 +26,10 @@ from conformance.progress import PROGRESS
 from conformance.report import Mismatch
 
 if TYPE_CHECKING:
-    from conformance.properties import Check
     from conformance.targets import Target
+
+Check: TypeAlias = Any
+"""A `conformance.properties.Check`: that module imports this one."""
 
 AGAIN_SECONDS: Final = 3.0
 """A call that is like one that hung for much longer hangs if it takes longer than this."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 State: TypeAlias = "tuple[Array, Array]"

@@ -21,7 +21,7 @@ from conformance.dense_layer import NO_REQUEST, Array, Layer, State
 from conformance.goals import Goals
 from conformance.properties import Check, law
 from conformance.strategies.attention import PRESETS
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
 

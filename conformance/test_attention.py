@@ -26,7 +26,7 @@ from conformance.strategies.attention_calls import (
     misordered_layers,
     unpadded_layers,
 )
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 from conformance.targets import Target
 
 

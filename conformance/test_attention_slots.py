@@ -19,7 +19,7 @@ from conformance.strategies.attention import (
     of_layer,
     slots_call,
 )
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 from conformance.targets import Target
 
 

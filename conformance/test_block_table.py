@@ -31,7 +31,8 @@ from conformance.sessions import construct, perform, session_check
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.attn_metadata import regrouped
-from conformance.strategies.batches import Batch, batches
+from conformance.strategies.batch import Batch
+from conformance.strategies.batches import batches
 from conformance.strategies.block_table import (
     GROUPS,
     LENGTH,

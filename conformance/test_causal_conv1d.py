@@ -20,7 +20,7 @@ from conformance.laws.statements import BLOCK_M
 from conformance.properties import law, same_in_any_order
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.causal_conv1d import LENGTH, SEQUENCES, compute_conv1d_calls
 from conformance.strategies.presets import Preset
 from conformance.targets import Target

@@ -19,7 +19,8 @@ from conformance.properties import law
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import Batch, batches
+from conformance.strategies.batch import Batch
+from conformance.strategies.batches import batches
 from conformance.strategies.context_parallel import LENGTH, dcp_local_seq_lens_calls
 from conformance.strategies.large_batches import INTERLEAVE, RANKS, REQUESTS, ROOM
 from conformance.strategies.presets import Preset

@@ -23,7 +23,7 @@ from conformance.profiles import Kind
 from conformance.properties import FixedCheck
 from conformance.simulated_launches import launches_seen, simulated_launches
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import REFERENCE, Target
 

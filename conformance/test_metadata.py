@@ -22,11 +22,12 @@ from conformance.laws.changes import Change, Unpadded
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import Check, law
 from conformance.strategies import cached as st
+from conformance.strategies.batch import Batch
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
-from conformance.strategies.batches import Batch, of_batch, of_metadata
+from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.large_batches import metadata_axes
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import metadata_calls, unpadded_calls, validate_calls

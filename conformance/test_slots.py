@@ -25,7 +25,8 @@ from conformance.properties import law
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
-from conformance.strategies.batches import Batch, batches, of_batch
+from conformance.strategies.batch import Batch
+from conformance.strategies.batches import batches, of_batch
 from conformance.strategies.large_batches import (
     BLOCK_IDS,
     BLOCK_SIZE,

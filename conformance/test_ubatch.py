@@ -26,7 +26,8 @@ from conformance.laws.interpretation import Interpretation, Reader, requests_of,
 from conformance.properties import law
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, Layout, batches, is_padded, of_batch, of_metadata
+from conformance.strategies.batch import Batch, Layout, is_padded
+from conformance.strategies.batches import batches, of_batch, of_metadata
 from conformance.strategies.large_batches import (
     REQUESTS,
     SPLIT_POINTS,

@@ -18,7 +18,7 @@ def packages_of(module: str) -> set[str]:
 @pytest.mark.parametrize("package", ["reference", "fast", "conformance", "tools"])
 def test_imports_have_an_order(package: str) -> None:
     """Imports for annotations and inside functions count too, and those of packages."""
-    graph = grimp.build_graph(package)
+    graph = grimp.build_graph(package, cache_dir=None)
     order: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
     for name in graph.modules:
         imported = graph.find_modules_directly_imported_by(name)
@@ -30,7 +30,7 @@ def test_imports_have_an_order(package: str) -> None:
 
 def test_a_test_module_needs_no_other() -> None:
     """What several of the run's test modules need is in a module of its own."""
-    graph = grimp.build_graph("conformance")
+    graph = grimp.build_graph("conformance", cache_dir=None)
     tests = {name for name in graph.modules if name.startswith("conformance.test_")}
     imports = {name: graph.find_modules_directly_imported_by(name) & tests for name in tests}
     assert len(tests) > 20

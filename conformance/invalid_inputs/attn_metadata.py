@@ -25,7 +25,7 @@ from conformance.invalid_inputs.kinds import MAX_INT32, Int, List, Object, inval
 from conformance.invalid_inputs.kv_views import GROUPS
 from conformance.invalid_inputs.metadata import first_with_tokens, with_decrease
 from conformance.strategies.attn_metadata import BOUNDS, Step
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 from conformance.strategies.engines import Own, OwnClass
 
 COMPUTED, STARTS, LENS = "num_computed_tokens_cpu", "query_start_loc", "seq_lens"

@@ -18,7 +18,7 @@ from conformance.invalid_inputs.changes import (
     with_element,
 )
 from conformance.invalid_inputs.kinds import Bool, Int, invalid_by_kind
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 
 Ways: TypeAlias = Mapping[tuple[type[Exception], str], Mapping[str, Callable[[Any, Batch], object]]]
 """Changes of a field, by the exception and the field, and by what is wrong then.

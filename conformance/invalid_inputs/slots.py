@@ -17,7 +17,7 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import MAX_INT32, Int, invalid_by_kind, size
 from conformance.strategies.arrays import Array as NumpyArray
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 from conformance.strategies.slots import rank_of
 
 

@@ -21,7 +21,7 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import invalid_by_kind
 from conformance.invalid_inputs.metadata import invalid_metadata
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 
 COUNTS, POINTS, REQUESTS = "num_scheduled_tokens", "split_points", "request_slice"
 

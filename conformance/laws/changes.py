@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 
 
 class Change:

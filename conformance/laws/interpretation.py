@@ -13,7 +13,7 @@ from conformance.calls import Call
 from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
 

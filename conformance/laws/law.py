@@ -12,7 +12,7 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, positions_of
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
 

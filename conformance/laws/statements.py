@@ -15,7 +15,7 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change, InManagersBlocks, InOrder, OnRank, Padded, Unpadded
 from conformance.laws.law import Law, LawCase, law
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, is_padded
+from conformance.strategies.batch import Batch, is_padded
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 
 PAIRS = (MINIMAL, FEW_PAIRS)

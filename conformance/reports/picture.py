@@ -16,7 +16,7 @@ import reference
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, field_name
 from conformance.report import PER_REQUEST, PER_TOKEN, flat_arguments
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 
 MAX_CELLS = 32
 """The maximum number of cells in a row; longer rows are shortened."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import reference
 from conformance.laws.access import Access, as_reference
 from conformance.stateful.snapshot import Snapshot
-from conformance.strategies.batches import Layout
+from conformance.strategies.batch import Layout
 from conformance.targets import Answer
 from conformance.traffic.batch import Batch
 from conformance.traffic.runner import Runner

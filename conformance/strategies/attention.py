@@ -11,7 +11,8 @@ import numpy as np
 from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.batches import batches
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
 FEW_TOKENS = dataclasses.replace(

@@ -10,8 +10,8 @@ from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import Example, layers
+from conformance.strategies.batch import Batch, is_padded
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
-from conformance.strategies.batches import Batch, is_padded
 from conformance.strategies.fast_prefill import logits_tokens
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between

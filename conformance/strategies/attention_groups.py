@@ -16,7 +16,7 @@ from conformance.strategies import cached as st
 from conformance.strategies.attention import HEADS, in_pool, layers, pool_size, shuffled_ids
 from conformance.strategies.attn_metadata import regrouped, step_arguments
 from conformance.strategies.backends import SPLIT, Backend
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.engines import BuilderClass
 from conformance.strategies.kv_binding import forward_contexts, shuffled
 from conformance.strategies.presets import Preset

@@ -15,7 +15,8 @@ from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import GUARD, Array, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
-from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.batches import batches
 from conformance.strategies.engines import Builder, BuilderClass
 from conformance.strategies.presets import Preset
 

@@ -15,7 +15,8 @@ from conformance.strategies.attention_layers import (
     full_spec,
     own_config,
 )
-from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.batches import batches
 from conformance.strategies.engines import BackendClass, Builder, BuilderClass
 from conformance.strategies.presets import Preset
 

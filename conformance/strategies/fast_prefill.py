@@ -10,7 +10,8 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import FILLERS, Batch, batches
+from conformance.strategies.batch import Batch
+from conformance.strategies.batches import FILLERS, batches
 from conformance.strategies.presets import Preset
 
 PADDING = "padding of the logits indices"

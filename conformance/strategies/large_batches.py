@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
+from conformance.strategies.batch import Batch
 from conformance.strategies.presets import Preset
-
-if TYPE_CHECKING:
-    from conformance.strategies.batches import Batch
 
 REQUESTS: Final = "requests"
 TOKENS: Final = "tokens"

@@ -10,7 +10,8 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
-from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.batches import batches
 from conformance.strategies.block_size import divisors
 from conformance.strategies.large_batches import (
     BLOCK_IDS,

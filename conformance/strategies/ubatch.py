@@ -11,7 +11,8 @@ import reference
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import Batch, batches, is_padded
+from conformance.strategies.batch import Batch, is_padded
+from conformance.strategies.batches import batches
 from conformance.strategies.large_batches import SPLIT_POINTS
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset

@@ -10,7 +10,7 @@ import pytest
 from conformance.dense_layer import NO_REQUEST, Layer
 from conformance.poisoned_cache import PoisonedCache
 from conformance.properties import Check
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from tools.bugs.catalogue import read_catalogue
 
 LAWS = {

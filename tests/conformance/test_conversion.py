@@ -17,8 +17,8 @@ from conformance.conversion import Converter
 from conformance.factories import Factory
 from conformance.implementations import FAST
 from conformance.strategies.arrays import guarded, guarded_table, poisoned_out
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batch_order import InputBatch
-from conformance.strategies.batches import Batch, Layout
 from conformance.targets import REFERENCE
 
 

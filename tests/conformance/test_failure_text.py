@@ -32,7 +32,7 @@ from conformance.laws.law_checks import law_checks
 from conformance.profiles import PROFILES
 from conformance.properties import FAILURES, Check
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.targets import Target
 from reference import PerLayerParameters
 

@@ -26,7 +26,7 @@ from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.law_checks import LawViolation, law_checks
 from conformance.laws.statements import LAWS
 from conformance.profiles import PROFILES
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from conformance.targets import TARGETS, Target
 from tools.bugs.catalogue import read_catalogue
 

@@ -10,7 +10,7 @@ import pytest
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
 from conformance.report import Mismatch, locate, render
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 
 BATCH = Batch((2, 0, 3), (3, 0, 1), Layout(2), ((4, 9, 7), (), (1, 5)), num_padding_tokens=1)
 

@@ -23,7 +23,7 @@ from conformance.reports import SCHEMA, SCHEMA_VERSION, write_reports
 from conformance.reports.pages import ENVIRONMENT, html_of, markdown_of
 from conformance.reports.picture import Mark, mark_of, pictures_of
 from conformance.reports.statistics import condensed, no_statistics, statistics_lines
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")

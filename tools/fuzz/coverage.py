@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from conformance.properties import Check
-from conformance.strategies.batches import Batch
+from conformance.strategies.batch import Batch
 from conformance.values import children, is_object
 
 Event = tuple[str, ...]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import reference
 from conformance.strategies.arrays import Array, guarded
-from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.batch import Batch, Layout
 from tools.fuzz.exhaustive import spaces as sp
 
 Request: TypeAlias = tuple[int, int]
