@@ -43,6 +43,8 @@ class Profile:
         name: What `--profile` calls it.
         same_answer_examples: Examples of each "same answer" check, except in the simulator.
         other_examples: Examples of every other check, and of every check in the simulator.
+        refusal_examples: Examples of each check of refusals, each made invalid in every way; in the
+            simulator half of them.
         large_examples: Examples of each preset that is large along a size axis, for two sizes; in
             a random run, of each axis.
         memory_examples: Examples of each check in any memory, each in several layouts.
@@ -62,6 +64,7 @@ class Profile:
     is_random: bool = False
     requires_coverage: bool = True
     seed: int | None = 0
+    refusal_examples: int = 25
     large_examples: int = 2
     memory_examples: int = 12
     condition_examples: int = 3
@@ -79,6 +82,7 @@ class Profile:
         few, many = self.other_examples, self.same_answer_examples
         numbers = {
             Kind.SAME_ANSWER: few if simulated else many,
+            Kind.SAME_REFUSAL: self.refusal_examples // (1 + simulated),
             Kind.LARGE: self.large_examples,
             Kind.MEMORY: 2 * self.condition_examples if simulated else self.memory_examples,
             Kind.CONDITIONS: self.condition_examples,
@@ -124,6 +128,7 @@ PROFILES = {
             "brief",
             8,
             8,
+            refusal_examples=8,
             requires_coverage=False,
             large_examples=1,
             memory_examples=1,
@@ -149,6 +154,7 @@ PROFILES = {
             "nightly",
             10_000,
             10_000,
+            refusal_examples=10_000,
             is_random=True,
             seed=None,
             stateful_examples=1000,

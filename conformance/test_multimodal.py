@@ -17,6 +17,7 @@ from conformance.invalid_inputs.multimodal import (
     SCATTER_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.profiles import Kind
 from conformance.properties import Check, law, same_in_any_order
 from conformance.size_axes import Axis
 from conformance.strategies.multimodal import (
@@ -199,7 +200,7 @@ test_any_order_of_threads_gathers_alike = same_in_any_order(
 def _blocks_share_a_row(function: str) -> Check:
     """Return the check of a function with rows that several blocks of threads share."""
 
-    @law(function, lambda _: wide_calls(function), has_kernel=True)
+    @law(function, lambda _: wide_calls(function), has_kernel=True, kind=Kind.LARGE)
     def blocks_share_a_row(target: Target, call: Call) -> None:
         """Rows of 4099 single bytes, which blocks of threads share, are copied whole."""
         expected = Invocation(REFERENCE, call).run()

@@ -29,7 +29,7 @@ from tools.bugs.evaluation import REPLAY, all_checks, checks_of, find, first_fai
 BUGS = list(read_catalogue())
 NATIVE = [bug for bug in BUGS if bug.target == "native"]
 
-FEWER = Profile("fewer", 20, 6)
+FEWER = Profile("fewer", 20, 6, refusal_examples=6)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
