@@ -22,6 +22,7 @@ import torch
 
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
+from conformance.gpu_context import ContextLostError
 from conformance.report import Mismatch
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGFPE, signal.SIGSEGV)
@@ -242,10 +243,13 @@ def unchanged_settings(settings: Mapping[str, Setting], call: Call, target: str)
     """
     __tracebackhide__ = True
     before = read_settings(settings)
-    changed = None
     try:
         yield
-    finally:
-        changed = restore_settings(before)
+    except ContextLostError:  # the GPU cannot be asked for anything any more
+        raise
+    except BaseException:
+        restore_settings(before)
+        raise
+    changed = restore_settings(before)
     if changed is not None:
         raise Mismatch(call, target, changed, "which changes the process")

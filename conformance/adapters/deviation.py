@@ -16,7 +16,7 @@ class Deviation:
     witness must fail as declared: once it does not, the run fails until the declaration is gone.
 
     An implementation whose messages do not name the element and the value at fault, as
-    `reference`'s do, declares so with the `fails` of `"another wording of the refusal"`.
+    `reference`'s do, declares so with the `fails` of `"wrong error message"`.
 
     Attributes:
         function: The function that deviates.

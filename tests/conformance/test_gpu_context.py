@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -74,6 +76,8 @@ def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None
     """The example that lost it is not shrunk: any other would fail from now on."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", _fail)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     tried = []
 
     @law("toy", lambda _: st.integers(5, 9))
