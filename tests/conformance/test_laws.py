@@ -139,7 +139,7 @@ def test_a_violation_is_reported(function: object, how: str) -> None:
         f"get_dcp_local_seq_lens on toy violates slots_are_distinct: {LAWS[check.law].statement}",
         f"    {how}",
         "called with",
-        "    seq_lens = [0, 1, 2]",
+        "    seq_lens = [0, 1, 2]  (int32)",
         "    dcp_rank = 0",
     ]
 
