@@ -194,17 +194,18 @@ def refuse(*_: object, **__: object) -> None:
         (
             "map_to_kernel_blocks",
             {"fast"},
-            "map_to_kernel_blocks = ValueError('refused'), but should be an answer",
+            "map_to_kernel_blocks raised ValueError: refused, but should return a result",
         ),
         (  # what a scheduler makes is valid
             "slice_query_start_locs",
             {"reference", "fast"},
-            "slice_query_start_locs = ValueError('refused') in both twins, but should be an answer",
+            "slice_query_start_locs raised ValueError: refused in both twins, "
+            "but should return a result",
         ),
         (
             "get_dcp_local_seq_lens",
             {"reference"},
-            "get_dcp_local_seq_lens = an answer, but should be ValueError('refused')",
+            "get_dcp_local_seq_lens returned a result, but should raise ValueError('refused')",
         ),
     ],
 )

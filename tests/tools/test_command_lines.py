@@ -266,6 +266,7 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
     conftest = f"--confcutdir={tmp_path}"
     process = start(
         *("-m", "conformance", *arguments, conftest, "-p", "conftest", "-W", "ignore", "-q"),
+        "--in-process",  # where the signal goes to the process that runs the tests
         PYTHONPATH=str(tmp_path),
     )
     status, out, err = ended(process)

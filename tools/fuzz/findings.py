@@ -212,6 +212,8 @@ def _explains(cause: Finding, found: Finding) -> bool:
     if cause is found or cause.is_open != found.is_open:
         return False
     ours, theirs = cause.failure, found.failure
+    if ours.fails < ours.tries:  # such as a worker that was killed from outside
+        return False
     if ours.function == theirs.function:
         if ours.kind == theirs.kind == "law":
             return ours.id < theirs.id
