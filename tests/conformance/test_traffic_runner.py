@@ -199,8 +199,10 @@ def refuse(*_: object, **__: object) -> None:
         (  # what a scheduler makes is valid
             "slice_query_start_locs",
             {"reference", "fast"},
-            "slice_query_start_locs raised ValueError: refused in both twins, "
-            "but should return a result",
+            (
+                "slice_query_start_locs raised ValueError: refused in both twins, "
+                "but should return a result"
+            ),
         ),
         (
             "get_dcp_local_seq_lens",
