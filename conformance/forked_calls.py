@@ -75,9 +75,8 @@ def run_in_child(
     try:
         while not watch.hangs():
             if select.select([reader], [], [], min(seconds, POLL_SECONDS))[0]:
-                has_finished = os.read(
-                    reader, 1
-                )  # nothing if the pipe is closed by the child's end
+                # Nothing can be read if the pipe was closed by the child's death.
+                has_finished = os.read(reader, 1)
                 how = how_it_ended(os.waitpid(pid, 0)[1])
                 return "" if has_finished else how
     finally:

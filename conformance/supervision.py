@@ -160,7 +160,7 @@ class Supervisor:
         return Death(found, PROGRESS.examples, seconds, is_known=is_known)
 
     def serve(self, connection: Connection) -> None:
-        """Run tests as they are asked for: the body of a child."""
+        """Run the tests whose numbers are received: the body of a child."""
         self.coverage.take()
         items = list(self._places)
         while True:
@@ -261,7 +261,7 @@ class _Child:
         return HANG
 
     def end(self) -> None:
-        """Kill the child, which has nothing more to say."""
+        """Kill the child, whose reports have been received."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)

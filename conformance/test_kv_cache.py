@@ -37,7 +37,7 @@ GOALS: Goals = {
     ),
     "several tensors": lambda call: len(tensors_of(call)) > 1,
     "a tensor of no bytes": lambda call: any(tensor.size == 0 for tensor in tensors_of(call)),
-    "a tensor shared by nobody": lambda call: any(not t.shared_by for t in tensors_of(call)),
+    "a tensor that no layer uses": lambda call: any(not t.shared_by for t in tensors_of(call)),
     "Mamba layers": lambda call: call.facts.has_mamba,
     "another number of blocks than the config's": lambda call: any(
         call.facts.num_blocks(layer) != call.facts.config.num_blocks for layer in call.facts.layers

@@ -1,6 +1,6 @@
 """Views of billions of bytes: shapes, strides and offsets that no 32-bit int holds.
 
-Nobody reads or writes the bytes, so that they take up no memory.
+The bytes are neither read nor written, so they take up no memory.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Condition:
         scenarios: What is done with a call.
         goals: The scenarios that a contract's calls must have; none where it does not apply.
         statement: What it says of a function.
-        has_other_calls: Whether it makes another drawn call of the function, too.
+        num_others: Other calls of the function that are drawn, of which it makes one.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Condition:
     scenarios: Scenarios
     goals: Callable[[Contract], Sequence[str]]
     statement: str
-    has_other_calls: bool = False
+    num_others: int = 0
 
 
 def _of_arrays(*goals: str) -> Callable[[Contract], Sequence[str]]:
@@ -97,7 +97,7 @@ CONDITIONS: Final = (
         sequences.held_scenarios,
         _of_results,
         "leaves its earlier results as they are",
-        has_other_calls=True,
+        num_others=1,
     ),
     Condition(
         "in_any_mode",
@@ -133,7 +133,7 @@ CONDITIONS: Final = (
         interleaving.thread_scenarios,
         _of_all(*interleaving.names_in_both_modes(interleaving.IN_THREADS)),
         "answers alike while another thread makes a call between any two of its lines",
-        has_other_calls=True,
+        num_others=NUM_CANDIDATES,
     ),
     Condition(
         "in_parallel",
@@ -141,7 +141,7 @@ CONDITIONS: Final = (
         interleaving.parallel_scenarios,
         _of_all(*interleaving.names_in_both_modes(interleaving.IN_PARALLEL)),
         "answers alike in two threads at the same time",
-        has_other_calls=True,
+        num_others=NUM_CANDIDATES,
     ),
 )
 """The conditions. They do not run in the simulator, but for those of memory: they concern the code
@@ -158,10 +158,8 @@ def condition_checks(contract: Contract) -> Iterator[tuple[str, Check]]:
 def _check_of(condition: Condition, contract: Contract) -> Check:
     def examples(preset: Preset) -> SearchStrategy[_Example]:
         calls, seeds = contract.calls(preset), st.integers(0, 2**16)
-        if not condition.has_other_calls:
-            return st.builds(_Example, calls, seeds)
-        pools = st.tuples(*[calls] * NUM_CANDIDATES)
-        return st.builds(lambda pool, seed: _Example(pool[0], seed, pool[1:]), pools, seeds)
+        others = st.tuples(*[calls] * condition.num_others)
+        return st.builds(_Example, calls, seeds, others)
 
     @lru_cache(maxsize=1)
     def scenarios_of(example: _Example) -> list[Scenario]:

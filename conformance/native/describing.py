@@ -10,7 +10,7 @@ import torch
 from conformance.native.compiled import CompiledPtx
 from conformance.native.faults import Kind, NativeFault
 from conformance.native.ptx import Instruction
-from conformance.native.shadow import NOBODY, Access, Moment
+from conformance.native.shadow import NO_OTHER, Access, Moment
 from conformance.native.state import Field
 from conformance.native.thread import ENDED
 from fast.kernels.cuda import Kernel
@@ -80,7 +80,7 @@ def describe(
         if kind is Kind.RACE:
             moment = Moment.of(int(state[Field.OTHER]))
             earlier = int(np.searchsorted(epochs[: turn + 1], moment.epoch, "right")) - 1
-            is_mine = earlier == turn and moment.thread == thread and moment.other != NOBODY
+            is_mine = earlier == turn and moment.thread == thread and moment.other != NO_OTHER
             other_thread = moment.other if is_mine else moment.thread
             message += (
                 f"races with the {Access(int(state[Field.OTHER_ACCESS])).name.lower()} by block"

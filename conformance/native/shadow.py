@@ -26,7 +26,7 @@ class Access(IntEnum):
 
 CELLS_OF_BYTE: Final = len(Access)
 
-NOBODY: Final = 0xFFFF
+NO_OTHER: Final = 0xFFFF
 """In place of another thread."""
 
 CONFLICTS: Final = {
@@ -38,7 +38,7 @@ CONFLICTS: Final = {
 
 
 class Moment(NamedTuple):
-    """A cell: an epoch, the thread, and another thread or `NOBODY`."""
+    """A cell: an epoch, the thread, and another thread or `NO_OTHER`."""
 
     epoch: int
     thread: int
@@ -76,7 +76,7 @@ def touching(module: Any, access: Access) -> Any:
             builder.ret(constant(1, I1))
     for earlier in CONFLICTS[access]:
         epoch, first, other = moments[earlier]
-        of_others = builder.or_(has("!=", first, thread), has("!=", other, constant(NOBODY)))
+        of_others = builder.or_(has("!=", first, thread), has("!=", other, constant(NO_OTHER)))
         is_unordered = builder.or_(
             has("<", epoch, began), builder.and_(has("==", epoch, now), of_others)
         )
@@ -103,7 +103,7 @@ def _record(
     """Put an access that is ordered into its cell."""
     since, began, now, thread = times
     both = builder.or_(builder.shl(now, constant(32)), builder.shl(thread, constant(16)))
-    mine = builder.or_(both, constant(NOBODY))
+    mine = builder.or_(both, constant(NO_OTHER))
     if access is Access.STORE:
         # What this is ordered after, a later access is ordered after if it is after this.
         for each in Access:
@@ -114,7 +114,7 @@ def _record(
     is_of_ended_block = builder.and_(
         builder.icmp_unsigned(">=", epoch, since), builder.icmp_unsigned("<", epoch, began)
     )
-    with_mine = builder.or_(builder.and_(cell, constant(~NOBODY)), thread)
+    with_mine = builder.or_(builder.and_(cell, constant(~NO_OTHER)), thread)
     is_mine = builder.icmp_unsigned("==", first, thread)
     shared = builder.select(is_mine, cell, with_mine)
     is_of_now = builder.icmp_unsigned("==", epoch, now)

@@ -11,7 +11,8 @@ from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.batches import batches
 from conformance.strategies.large_batches import COMPUTED_TOKENS, REQUESTS, TOKENS
-from conformance.strategies.presets import Preset, long_lists
+from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import long_lists
 
 THRESHOLD = "decode_threshold"
 PROMPT = "prompt tokens"

@@ -19,7 +19,8 @@ from conformance.overwrites import WAYS, Overwrite
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.large_batches import BLOCK_IDS, BLOCK_SIZE
-from conformance.strategies.presets import Preset, long_lists
+from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import long_lists
 from reference import PAD_SLOT_ID
 
 

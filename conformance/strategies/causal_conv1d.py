@@ -9,7 +9,8 @@ import numpy as np
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.presets import MINIMAL, Preset, long_lists
+from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.repeated import long_lists
 
 SEQUENCES = "sequences"
 LENGTH = "tokens of a sequence"

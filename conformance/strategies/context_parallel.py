@@ -8,7 +8,8 @@ from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned_rows_out
 from conformance.strategies.large_batches import INTERLEAVE, RANKS, REQUESTS, ROOM
-from conformance.strategies.presets import Preset, long_lists
+from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import long_lists
 
 LENGTH = "sequence length"
 

@@ -11,7 +11,8 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
-from conformance.strategies.presets import MINIMAL, Preset, long_lists
+from conformance.strategies.presets import MINIMAL, Preset
+from conformance.strategies.repeated import long_lists
 
 PLACEHOLDERS = "placeholders"
 ELEMENTS = "elements of a row"

@@ -8,7 +8,6 @@ attention, and for inputs that are large along one axis. A strategy draws the si
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import TypeVar
 
 from hypothesis import strategies as st
@@ -90,18 +89,6 @@ def log_uniform(least: int, greatest: int) -> st.SearchStrategy[int]:
     return st.integers(least.bit_length(), greatest.bit_length()).flatmap(
         lambda bits: st.integers(max(least, 1 << bits >> 1), min(greatest, (1 << bits) - 1))
     )
-
-
-def long_lists(elements: st.SearchStrategy[T], size: int) -> st.SearchStrategy[list[T]]:
-    """Return the strategy of lists of an exact size: a few drawn elements in random order.
-
-    Hypothesis cannot draw thousands of elements.
-    """
-
-    def chosen(few: list[T], seed: int) -> list[T]:
-        return random.Random(seed).choices(few, k=size)  # noqa: S311  # no secret
-
-    return st.builds(chosen, st.lists(elements, min_size=1, max_size=8), st.integers(0, 2**16))
 
 
 def large_along(axis: str, first: int, second: int, *, is_range: bool = False) -> Preset:

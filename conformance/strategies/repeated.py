@@ -16,8 +16,21 @@ from conformance.strategies.presets import Preset
 
 T = TypeVar("T")
 
+SEEDS: Final = st.integers(0, 2**16)
+"""Seeds of the order of elements."""
+
 MAX_DRAWN: Final = 8
 """The most elements that are drawn for a large list."""
+
+
+def long_lists(elements: SearchStrategy[T], size: int) -> SearchStrategy[list[T]]:
+    """Return the strategy of lists of an exact size: a few drawn elements in random order."""
+    few = st.lists(elements, min_size=1, max_size=MAX_DRAWN)
+    return st.builds(_choices, few, st.just(size), SEEDS)
+
+
+def _choices(few: Sequence[T], size: int, seed: int) -> list[T]:
+    return random.Random(seed).choices(few, k=size)  # noqa: S311  # no secret
 
 
 def repeated(draw: st.DrawFn, preset: Preset, axis: str, elements: Sequence[T]) -> list[T]:
@@ -25,8 +38,7 @@ def repeated(draw: st.DrawFn, preset: Preset, axis: str, elements: Sequence[T]) 
     if preset.axis != axis:
         return list(elements)
     size = draw(preset.sizes(axis, st.nothing()))
-    order = random.Random(draw(st.integers(0, 2**16)))  # noqa: S311  # no secret
-    return order.choices(elements, k=size)
+    return _choices(elements, size, draw(SEEDS))
 
 
 def lists(

@@ -21,7 +21,8 @@ from conformance.strategies.large_batches import (
     RANKS,
     ROOM,
 )
-from conformance.strategies.presets import Preset, long_lists
+from conformance.strategies.presets import Preset
+from conformance.strategies.repeated import long_lists
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
 """The dtypes that `map_to_kernel_blocks` keeps."""
