@@ -83,6 +83,7 @@ CONDITIONS: Final = (
         sequences.other_batch_scenarios,
         _of_arrays(sequences.OTHER_BATCH),
         "answers alike in memory that held another batch before",
+        num_others=1,
     ),
     Condition(
         "after_refusals",

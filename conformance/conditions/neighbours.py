@@ -6,8 +6,8 @@ answer, is right until a caller fills the same buffers with another batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,30 +23,32 @@ def neighbours(call: Call, written: frozenset[str]) -> Iterator[Contents]:
     """Yield contents with which the arguments of a call may be those of another valid call.
 
     The entries of an array are reversed; of query starts, the query lengths are. So shapes, totals
-    and sums stay the same. Equal arrays stay equal, since one may be a copy of the other. All
-    arrays change, then each alone.
+    and sums stay the same. Then they are rotated, and then their lowest bits flipped, which other
+    definitions allow and which changes arrays of one entry. Equal arrays stay equal, since one may
+    be a copy of the other. All arrays change, then each alone.
 
     Args:
         call: A valid call.
         written: The arguments that the function writes, which keep their contents.
     """
-    groups: dict[tuple[object, ...], list[Array]] = {}
     arguments = {name: value for name, value in call.arguments.items() if name not in written}
-    for _, array in arrays_in(arguments, "arguments"):
-        if _reversed(array).tobytes() != array.tobytes():
-            groups.setdefault((array.shape, array.dtype, array.tobytes()), []).append(array)
-    every = [array for group in groups.values() for array in group]
-    for chosen in [every, *groups.values()] if len(groups) > 1 else groups.values():
-        yield _reversed_contents(chosen)
+    for change in (_reversed, _rotated, _flipped):
+        groups: dict[tuple[object, ...], list[Array]] = {}
+        for _, array in arrays_in(arguments, "arguments"):
+            if change(array).tobytes() != array.tobytes():
+                groups.setdefault((array.shape, array.dtype, array.tobytes()), []).append(array)
+        every = [array for group in groups.values() for array in group]
+        for chosen in [every, *groups.values()] if len(groups) > 1 else groups.values():
+            yield _changed_contents(chosen, change)
 
 
-def _reversed_contents(arrays: list[Array]) -> Contents:
-    """Return the contents of the memory of arrays after each of them is reversed."""
+def _changed_contents(arrays: list[Array], change: Callable[[Array], Array]) -> Contents:
+    """Return the contents of the memory of arrays after each of them is changed."""
     contents: dict[int, Array] = {}
     for array in arrays:
         memory = base_of(array)
         copied = contents.setdefault(id(memory), memory.copy())
-        same_view(array, copied)[...] = _reversed(array)
+        same_view(array, copied)[...] = change(array)
     return contents
 
 
@@ -56,11 +58,45 @@ def _reversed(array: Array) -> Array:
     >>> _reversed(np.array([0, 3, 4])).tolist(), _reversed(np.array([5, 3])).tolist()
     ([0, 1, 4], [3, 5])
     """
-    if array.ndim == 0 or array.size == 0:
+    lengths = _lengths_between(array)
+    if lengths is not None:
+        return _starts_of(lengths[::-1], array.dtype)
+    return array[::-1] if array.ndim else array
+
+
+def _rotated(array: Array) -> Array:
+    """Return an array with its first entry last; of starts, with the first length last.
+
+    >>> _rotated(np.array([0, 3, 4, 9])).tolist(), _rotated(np.array([5, 3, 4])).tolist()
+    ([0, 1, 6, 9], [3, 4, 5])
+    """
+    lengths = _lengths_between(array)
+    if lengths is not None:
+        return _starts_of(np.roll(lengths, -1), array.dtype)
+    return np.roll(array, -1, axis=0) if array.ndim else array
+
+
+def _flipped(array: Array) -> Array:
+    """Return an array of integers or booleans with the lowest bit of each entry flipped.
+
+    >>> _flipped(np.array([0, 3, 4])).tolist(), _flipped(np.array([5, -1])).tolist()
+    ([0, 3, 4], [4, -2])
+    """
+    if array.dtype.kind not in "biu" or _lengths_between(array) is not None:
         return array
-    lengths = np.diff(array) if array.ndim == 1 and array.dtype.kind == "i" else None
-    if lengths is None or array[0] != 0 or (lengths < 0).any():
-        return array[::-1]
-    starts = np.zeros_like(array)
-    np.cumsum(lengths[::-1], out=starts[1:])
+    return np.bitwise_xor(array, np.ones_like(array))
+
+
+def _lengths_between(array: Array) -> Array | None:
+    """Return the lengths between starts, or None for other arrays."""
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind != "i" or array[0] != 0:
+        return None
+    lengths = np.diff(array)
+    return None if (lengths < 0).any() else lengths
+
+
+def _starts_of(lengths: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the starts of pieces of some lengths, and the end of the last."""
+    starts = np.zeros(len(lengths) + 1, dtype)
+    np.cumsum(lengths, out=starts[1:])
     return starts

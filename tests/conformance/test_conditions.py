@@ -290,9 +290,17 @@ def test_layouts_leave_out_as_it_is() -> None:
 def test_another_batch_has_another_answer() -> None:
     """Batches whose answers are equal do not count as other batches."""
     contract = contracts()[LENGTHS.function]
-    for lengths, names in (([7, 4], [OTHER_BATCH]), ([4, 4], [])):
-        expected = KnownAnswer.of(contract, LENGTHS.replacing(seq_lens=np.array(lengths, np.int32)))
-        assert names == [one.name for one in other_batch_scenarios(expected, expected)]
+    last = LENGTHS.replacing(dcp_size=8, dcp_rank=7)  # has no token of short sequences
+    short, long = (
+        KnownAnswer.of(contract, last.replacing(seq_lens=np.array(lengths, np.int32)))
+        for lengths in ([3, 2], [8, 4])
+    )
+    for calls, names in (
+        ((short, short), []),
+        ((long, short), [OTHER_BATCH]),
+        ((short, long), [OTHER_BATCH]),
+    ):
+        assert names == [one.name for one in other_batch_scenarios(*calls)]
 
 
 def test_values_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:

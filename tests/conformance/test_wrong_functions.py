@@ -93,7 +93,7 @@ def test_one_wrong_function_is_reported(
     source: str, function: str, expected: str, modules: tuple[str, ...], tmp_path: Path
 ) -> None:
     """It alone fails, in one line, which its stored case shows until the function is mended."""
-    impl = tmp_path / "wrong.py"
+    impl = tmp_path / f"{tmp_path.name}.py"  # no other module of this process has that name
     impl.write_text(source)
     tests = [f"test_{name}.py" for name in modules]
     keyword = (
