@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import sys
@@ -36,7 +37,8 @@ class Entry:
     files: list[Path] = dataclasses.field(default_factory=list)
 
 
-def entries() -> dict[str, Entry]:
+@functools.cache
+def entries() -> Mapping[str, Entry]:
     """Return the entries of all functions, by name."""
     found: dict[str, Entry] = {}
     for path in sorted(Path(__file__).parent.glob("test_*.py")):

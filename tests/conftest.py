@@ -1,10 +1,11 @@
-"""What all tests share: a Python that starts quickly."""
+"""What all tests share: a Python that starts quickly, and processes that Ctrl-C ends."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,12 @@ import pytest
 
 SERVER = Path(__file__).parent / "forking_python" / "server.py"
 LAUNCHER = SERVER.with_name("launcher.py")
+
+
+def pytest_configure() -> None:
+    """Let SIGINT end the processes of tests, which a background job of a shell ignores."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
