@@ -11,7 +11,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     from conformance.command_line import run
 
-    run("conformance.__main__", "'kvtwin[test]'")
+    run("conformance.__main__", "conformance")
 
 import importlib.util
 import sys

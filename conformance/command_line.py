@@ -1,4 +1,4 @@
-"""How each command line starts and ends: `python -m conformance` and `python -m tools.NAME`.
+"""How each command line starts and ends: `kvtwin COMMAND` and `python -m tools.NAME`.
 
 | what happens | printed to stderr | exit status |
 |---|---|---|
@@ -22,6 +22,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -33,16 +34,18 @@ CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-def run(module: str, install: str = "-e '.[test]'") -> NoReturn:
+def run(module: str, extra: str = "test", program: str = "") -> NoReturn:
     """Import a module, call its `main()`, and exit with the status that this returns.
 
     A module that `python -m` runs calls this before it imports anything that takes long.
 
     Args:
         module: The module. Where a package is run it is its `command_line` or `__main__`.
-        install: What to give `pip install` for the packages that the command line needs.
+        extra: The extra that installs what the command line needs.
+        program: What messages begin with; by default `python -m` and the name of the module.
     """
-    program = f"python -m {module.removesuffix('.__main__').removesuffix('.command_line')}"
+    if not program:
+        program = f"python -m {module.removesuffix('.__main__').removesuffix('.command_line')}"
     INTERRUPTS.handle(program)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -59,7 +62,7 @@ def run(module: str, install: str = "-e '.[test]'") -> NoReturn:
     except ImportError as error:
         package = _missing_package(error)
         if package is not None:
-            _report(program, f"needs {package}: pip install {install}")
+            _report(program, f"needs {package}: pip install {_what_to_install(extra)}")
         elif _missing_package(error.__cause__) is not None:  # `error` says what to install
             _report(program, str(error))
         else:
@@ -148,6 +151,12 @@ def _report(program: str, message: str) -> None:
     """Write a line to stderr, past Python's buffers: a signal handler may interrupt their use."""
     with contextlib.suppress(OSError):
         os.write(2, f"{program}: {message}\n".encode("ascii", "backslashreplace"))
+
+
+def _what_to_install(extra: str) -> str:
+    """Return what to give `pip install` for an extra: of a checkout, where this is one."""
+    is_checkout = Path(__file__).parents[1].joinpath("pyproject.toml").is_file()
+    return f"-e '.[{extra}]'" if is_checkout else f"'kvtwin[{extra}]'"
 
 
 def _missing_package(error: BaseException | None) -> str | None:

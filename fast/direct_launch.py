@@ -1,7 +1,7 @@
 """Launch kernels without numba's dispatcher, which takes 40 times as much time on the host.
 
 For four tensors and an int, from `launch_blocks` on, a launch takes 5 µs instead of 190 µs (10 µs
-with a generic `flatten`), on a CPU, with a driver that does nothing: `tools.bench.launches`.
+with a generic `flatten`), on a CPU, with a driver that does nothing: `kvtwin.bench.launches`.
 
 It uses one private part of numba: the words that a compiled kernel takes for an array. They are
 pinned here and compared with numba's own description and with the parameters of each compiled

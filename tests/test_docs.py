@@ -6,7 +6,7 @@ Their Python examples are doctests, which .ci/run runs. What a page has to write
   `...` for what differs between runs or says nothing. A command without output is not run.
 - `<!-- not run: reason -->` above a sample with output keeps it from being run.
 - A ```python block whose first line is `# name.py` is a file that the samples of its page find.
-- `<!-- rows of FILE.json -->` above a table says which record of tools.bench its rows are from.
+- `<!-- rows of FILE.json -->` above a table says which record of kvtwin.bench its rows are from.
 - `[number](tools/results/FILE)` is a figure that is in that file.
 """
 
@@ -26,9 +26,9 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tools.bench.bounds import geometric_mean
-from tools.bench.record import Record, read_record
-from tools.bench.tables import _us
+from kvtwin.bench.bounds import geometric_mean
+from kvtwin.bench.record import Record, read_record
+from kvtwin.bench.tables import _us
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -160,7 +160,7 @@ def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> No
     write_files(sample.page, tmp_path)
     folders = [str(Path(sys.executable).parent), str(Path(sys.prefix, "bin")), os.environ["PATH"]]
     ran = subprocess.run(  # noqa: S603  # a command of our own pages
-        ["bash", "-c", sample.command],  # noqa: S607
+        ["bash", "-c", f'kvtwin() {{ python -m kvtwin "$@"; }}; {sample.command}'],  # noqa: S607
         cwd=tmp_path,
         env=os.environ
         | {
@@ -184,8 +184,12 @@ def test_options_are_there() -> None:
     """An option of a tool that a page shows is in the tool's source."""
     found = 0
     for sample in SAMPLES:
-        for name, rest in re.findall(r"python -m tools\.([\w.]+)([^&|]*)", sample.command):
-            path = ROOT / "tools" / name.replace(".", "/")
+        for name, rest in re.findall(
+            r"(kvtwin [a-z]+|python -m tools\.[\w.]+)([^&|]*)", sample.command
+        ):
+            if name == "kvtwin conformance":
+                continue  # docs/options.md lists its options
+            path = ROOT / name.removeprefix("python -m ").replace(".", "/").replace(" ", "/")
             files = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
             source = "".join(file.read_text(encoding="utf-8") for file in files)
             for option in re.findall(r"--[a-z-]+", rest):

@@ -15,7 +15,7 @@ def packages_of(module: str) -> set[str]:
     return {".".join(parts[:number]) for number in range(1, len(parts))}
 
 
-@pytest.mark.parametrize("package", ["reference", "fast", "conformance", "tools"])
+@pytest.mark.parametrize("package", ["reference", "fast", "conformance", "kvtwin", "tools"])
 def test_imports_have_an_order(package: str) -> None:
     """Imports for annotations and inside functions count too, and those of packages."""
     graph = grimp.build_graph(package, cache_dir=None)

@@ -1,4 +1,9 @@
-"""The project's command lines: run them in the root of a checkout with `python -m tools.NAME`.
+"""The command lines of those who work on kvtwin: `python -m tools.NAME`, in the root of a checkout.
 
-`conformance/command_line.py` defines how each of them ends when it is interrupted or cannot print.
+`python -m tools.replay`, and all else of `kvtwin` that was here before it had a package of its own,
+still works.
 """
+
+import kvtwin
+
+__path__ += kvtwin.__path__

@@ -18,7 +18,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     from conformance.command_line import run
 
-    run("tools.mutate", "-e '.[test,mutation]'")
+    run("tools.mutate", "test,mutation")
 
 import argparse
 import random
@@ -32,6 +32,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from conformance.name_lists import near
+from kvtwin.parser import Parser, names
 from tools.mutation.child import Setup
 from tools.mutation.equivalents import Declarations
 from tools.mutation.evaluator import Evaluator
@@ -39,7 +40,6 @@ from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.session import Outcome, Session
 from tools.mutation.summary import make_table, shortfalls, survivor_lines, tally
-from tools.parser import Parser, names
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"

@@ -1,6 +1,6 @@
 """Test vectors: cases in plain JSON, for implementations in any language, and their replay.
 
-`python -m tools.vectors --out DIR` writes them, `vector_checks(DIR)` replays them; `schema.json`
+`kvtwin vectors --out DIR` writes them, `vector_checks(DIR)` replays them; `schema.json`
 defines the format, `docs/vectors.md` explains it.
 """
 

@@ -53,7 +53,7 @@ def vector_checks(directory: Path) -> list[CaseCheck]:
     """Return the checks of a folder of vectors, one for each case.
 
     Args:
-        directory: What `python -m tools.vectors --out` made, or another's of the same schema.
+        directory: What `kvtwin vectors --out` made, or another's of the same schema.
 
     Raises:
         ValueError: A folder that has no index or no case, is of another version of the schema or of

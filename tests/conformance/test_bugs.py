@@ -115,7 +115,7 @@ def test_block_tables_of_another_design_pass(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_functions_of_another_design_pass(function: str) -> None:
     """What the benchmark's baselines return for valid calls is not reported."""
-    target = Target("host", load_implementation("tools.baselines"), "cpu")
+    target = Target("host", load_implementation("kvtwin.baselines"), "cpu")
     [check] = [
         named.check for named in checks_of(function, "host") if named.check.kind is Kind.SAME_ANSWER
     ]

@@ -239,7 +239,7 @@ def test_an_adapter_is_part_of_the_command() -> None:
         ),
         (
             '{"schema_version": "1.1", "kind": "input", "input": ""}',
-            "is drawn by the fuzzer: python -m tools.fuzz --replay ",
+            "is drawn by the fuzzer: kvtwin fuzz --replay ",
         ),
     ],
 )

@@ -30,8 +30,8 @@ from fast.launch import launch_blocks, launch_threads, simulated_by
 from fast.launchers import load
 from fast.sentinels import NULL_BLOCK_ID
 from fast.slots import flat
+from kvtwin.kernels import ARCHITECTURES, compile_for
 from tests.fast.conftest import int32
-from tools.kernels import ARCHITECTURES, compile_for
 
 MODULES = (block_table, causal_conv1d, fast_prefill, local_attention, multimodal)
 
@@ -210,7 +210,7 @@ def test_kernels_compute_with_integers(kernel: Kernel, arch: str) -> None:
 @on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_use_no_local_memory(kernel: Kernel, arch: str) -> None:
-    """Local memory is slow; `python -m tools.kernels` fails if the linker needs it for spills."""
+    """Local memory is slow; `kvtwin kernels` fails if the linker needs it for spills."""
     assert [] == re.findall(r"^.*\.local\b.*", compiled(kernel, arch), re.MULTILINE)
 
 

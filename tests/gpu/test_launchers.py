@@ -12,8 +12,8 @@ import fast
 from fast import current_stream, direct_launch
 from fast.kernels.cuda import KERNELS
 from fast.launchers import LAUNCHERS, launched_by, load
-from tools.bench.device import host_cost_us
-from tools.bench.launches import make_launch
+from kvtwin.bench.device import host_cost_us
+from kvtwin.bench.launches import make_launch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 from conformance.targets import Target
+from kvtwin.bench import command_line
+from kvtwin.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
+from kvtwin.bench.bounds import check_bounds, geometric_mean, is_behind
+from kvtwin.bench.command_line import main
+from kvtwin.bench.growth import COPIER, draw, plain_copy, steps, too_steep
+from kvtwin.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
+from kvtwin.bench.measuring import BASELINE, Row, WrongAnswerError, measure
+from kvtwin.bench.memory import measure_memory
+from kvtwin.bench.record import Record, grown, read_record
+from kvtwin.bench.startup import import_seconds
+from kvtwin.bench.step import make_step
+from kvtwin.bench.timing import Spin, Timing, time_in_turn
 from tools import baselines
-from tools.bench import command_line
-from tools.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
-from tools.bench.bounds import check_bounds, geometric_mean, is_behind
-from tools.bench.command_line import main
-from tools.bench.growth import COPIER, draw, plain_copy, steps, too_steep
-from tools.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
-from tools.bench.measuring import BASELINE, Row, WrongAnswerError, measure
-from tools.bench.memory import measure_memory
-from tools.bench.record import Record, grown, read_record
-from tools.bench.startup import import_seconds
-from tools.bench.step import make_step
-from tools.bench.timing import Spin, Timing, time_in_turn
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def spin() -> Spin:
 
 def baseline_target() -> Target:
     """Return the built-in baselines."""
-    return Target(BASELINE, command_line.load_implementation("tools.baselines"), "cpu")
+    return Target(BASELINE, command_line.load_implementation("kvtwin.baselines"), "cpu")
 
 
 def row(fast_us: float, baseline_us: float, num_reqs: int = 8, job: str = "f") -> Row:
@@ -48,10 +48,10 @@ def row(fast_us: float, baseline_us: float, num_reqs: int = 8, job: str = "f") -
 def record(**fields: object) -> Record:
     """Return a run that measured nothing but these."""
     known = {
-        "command": "python -m tools.bench",
+        "command": "kvtwin bench",
         "date": "2026-11-22",
         "machine": {"cpu": "one"},
-        "baseline": "tools.baselines",
+        "baseline": "kvtwin.baselines",
         "device": "cpu",
         "torch_add_us": 2.0,
     }
@@ -104,7 +104,7 @@ def test_a_wrong_baseline_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFix
 def test_another_baseline_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A module with some of the names serves as the baseline; its times and ratios are printed."""
     baseline = tmp_path / "engine.py"
-    baseline.write_text("from tools.baselines import get_dcp_local_seq_lens\n")
+    baseline.write_text("from kvtwin.baselines import get_dcp_local_seq_lens\n")
     stored = tmp_path / "run.json"
     arguments = ["--quick", "--baseline", str(baseline), "--functions", "get_dcp_local_seq_lens"]
     main([*arguments, "--json", str(stored), "--all"])
@@ -338,7 +338,7 @@ def test_a_step_does_all() -> None:
 
 def test_importing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`import fast` takes some time, and not many seconds."""
-    monkeypatch.setattr("tools.bench.startup.NUM_PROCESSES", 1)  # the median needs more, not this
+    monkeypatch.setattr("kvtwin.bench.startup.NUM_PROCESSES", 1)  # the median needs more, not this
     assert 0 < import_seconds() < 30
 
 

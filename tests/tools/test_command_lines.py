@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from conformance import command_line
+from kvtwin.commands import COMMANDS
 from tests.conftest import forking_python
 
 ROOT = Path(command_line.__file__).parents[1]
@@ -29,13 +30,13 @@ class Line(NamedTuple):
     Attributes:
         short_run: Arguments of a short run.
         package: A package that it needs.
-        install: What should be installed where that is missing.
+        extra: The extra that should be installed where that is missing.
         needs: A package without which it does nothing, and which the extra `test` does not install.
     """
 
     short_run: str
     package: str
-    install: str = "-e '.[test]'"
+    extra: str = "test"
     needs: str = ""
 
 
@@ -43,38 +44,40 @@ LINES = {
     "conformance": Line(
         "test_config.py --profile dev --target host -p no:cacheprovider",
         "hypothesis",
-        "'kvtwin[test]'",
+        "conformance",
     ),
-    "tools.bench": Line(
-        "--quick --functions get_dcp_local_seq_lens", "matplotlib", "-e '.[test,bench]'"
-    ),
-    "tools.bench.launches": Line("", "torch", "-e '.[test,cuda]'", needs="numba_cuda"),
+    "kvtwin.bench": Line("--quick --functions get_dcp_local_seq_lens", "matplotlib", "bench"),
+    "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
     "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
-    "tools.fuzz": Line(
-        "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night", "hypothesis"
+    "kvtwin.fuzz": Line(
+        "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
+        "hypothesis",
+        "fuzz",
     ),
-    "tools.fuzz.default_run": Line("--functions UBatchSlice --target host", "hypothesis"),
-    "tools.kernels": Line("--arch sm_90", "rich", "-e '.[test,cuda]'", needs="numba_cuda"),
+    "kvtwin.fuzz.default_run": Line("--functions UBatchSlice --target host", "hypothesis"),
+    "kvtwin.kernels": Line("--arch sm_90", "rich", "kernels", needs="numba_cuda"),
     "tools.mutate": Line(
         "--list-survivors --modules sentinels --db {folder}/session.sqlite",
         "parso",
-        "-e '.[test,mutation]'",
+        "test,mutation",
         needs="cosmic_ray",
     ),
-    "tools.plan": Line("--model llama-3.1-8b --memory-gib 16", "rich"),
+    "kvtwin.plan": Line("--model llama-3.1-8b --memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
-    "tools.replay": Line("--steps 2", "tqdm"),
+    "kvtwin.replay": Line("--steps 2", "tqdm", "replay"),
     "tools.runner": Line(
         "--model llama --requests 1 --micro-batches 1",
         "rich",
-        "-e '.[runner]'",
+        "runner",
         needs="transformers",
     ),
-    "tools.vectors": Line(
-        "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors", "hypothesis"
+    "kvtwin.vectors": Line(
+        "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
+        "hypothesis",
+        "vectors",
     ),
 }
-WITHOUT_PACKAGES = ("tools.fuzz.issue_tracker",)
+WITHOUT_PACKAGES = ("kvtwin.fuzz.issue_tracker",)
 """Command lines that import the standard library alone, which is over at once."""
 
 TOY = """
@@ -92,6 +95,12 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 """The environment of a locale of ASCII."""
 
 full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+def program(name: str) -> str:
+    """Return what the messages of a module begin with."""
+    command = name.removeprefix("kvtwin.")
+    return f"kvtwin {command}" if command in COMMANDS else f"python -m {name}"
 
 
 def start(
@@ -148,7 +157,7 @@ def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
         assert process.poll() is None, ended(process)
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert (130, "", f"python -m {name}: interrupted\n") == ended(process)
+    assert (130, "", f"{program(name)}: interrupted\n") == ended(process)
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -156,7 +165,7 @@ def test_a_missing_package_is_one_line(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """It names the package and the extra to install; the status is 2."""
-    package, install = LINES[name].package, LINES[name].install
+    package, extra = LINES[name].package, LINES[name].extra
     if package != "torch":  # which a forked process has imported already
         request.getfixturevalue("forked_processes")
     code = (
@@ -164,7 +173,7 @@ def test_a_missing_package_is_one_line(
         f" runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
     )
     options = ("--png", str(tmp_path / "growth.png")) if package == "matplotlib" else ()
-    line = f"python -m {name}: needs {package}: pip install {install}\n"
+    line = f"{program(name)}: needs {package}: pip install -e '.[{extra}]'\n"
     assert (2, "", line) == ended(start("-c", code, *options))
 
 
@@ -176,7 +185,7 @@ def test_a_full_device_and_ascii(
     """A real run whose output is ASCII ends with a line, since it cannot print."""
     if (package := LINES[name].needs) and importlib.util.find_spec(package) is None:
         pytest.skip(f"{name} needs {package}")
-    if name == "tools.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
+    if name == "kvtwin.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
         pytest.skip(f"{name} needs a GPU or a C compiler")
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     monkeypatch.setattr(sys, "executable", ascii_python)
@@ -184,11 +193,11 @@ def test_a_full_device_and_ascii(
         process = start("-m", name, *arguments, stdout=full.fileno(), **ASCII)
         status, _, err = ended(process)
     assert (1, False) == (status, "Traceback" in err), err
-    assert f"\npython -m {name}: cannot write: No space left on device\n" in f"\n{err}"
+    assert f"\n{program(name)}: cannot write: No space left on device\n" in f"\n{err}"
 
 
 @pytest.mark.usefixtures("forked_processes")
-@pytest.mark.parametrize("name", ["conformance", "tools.plan"])
+@pytest.mark.parametrize("name", ["conformance", "kvtwin.plan"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
     """Neither pytest nor rich prints anything more; the status is 141."""
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
@@ -317,9 +326,9 @@ def test_characters_that_ascii_lacks(tmp_path: Path) -> None:
 def test_the_list_is_whole() -> None:
     """Each module that is run by its name is listed above, and starts in one way."""
     found = {"conformance"}
-    for path in sorted((ROOT / "tools").rglob("*.py")):
+    for path in sorted([*(ROOT / "kvtwin").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]):
         text = path.read_text(encoding="utf-8")
-        if re.search(r"^ *run\(\"", text, re.MULTILINE):
+        if re.search(r"^ *run(_command)?\(\"", text, re.MULTILINE):
             dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found.add(dotted.removesuffix(".__main__"))
         elif '__name__ == "__main__"' in text:  # run by the benchmark, gpu_check.sh and RayPool
@@ -327,3 +336,4 @@ def test_the_list_is_whole() -> None:
     found.remove("tools.gpu_versions")  # which fails where there is no GPU, as it should
     found -= set(WITHOUT_PACKAGES)
     assert set(LINES) == found
+    assert set(COMMANDS) <= {name.removeprefix("kvtwin.") for name in LINES}

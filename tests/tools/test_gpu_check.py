@@ -193,7 +193,7 @@ def test_cuda_home_is_where_nvcc_says_it_is(tmp_path: Path) -> None:
 
 def test_a_failure_fails(tmp_path: Path) -> None:
     """A section that fails has its row say so, the others run, and the status is 1."""
-    done = run(tmp_path, BREAKS="tools.bench")
+    done = run(tmp_path, BREAKS="kvtwin bench")
     assert "FAILS: 1 failed in 2s" == done.rows["bench"]
     assert "ok: 9 passed in 4s" == done.rows["real-models"]
     assert done.status == 1
@@ -218,7 +218,7 @@ def test_what_hangs_is_killed(tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "SCRIPT", copy)
-        done = run(tmp_path, "bench", "real-models", HANGS="tools.bench")
+        done = run(tmp_path, "bench", "real-models", HANGS="kvtwin bench")
     assert time.monotonic() - begin < 20
     states = {name: said.partition(":")[0] for name, said in done.rows.items()}
     assert {"bench": "TIMEOUT", "real-models": "ok"} == states

@@ -25,8 +25,8 @@ import json
 import torch
 from fast.launch import launch_blocks
 from fast.launchers import LAUNCHERS, launched_by
-from tools.bench.no_driver import NoDriver
-from tools.kernels import find_kernels
+from kvtwin.bench.no_driver import NoDriver
+from kvtwin.kernels import find_kernels
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 driver = NoDriver()
@@ -75,6 +75,6 @@ def test_both_launchers_call_the_driver_alike() -> None:
 @needs_no_driver
 def test_costs_are_printed() -> None:
     """Each launcher has a line with its cost, which says that a driver's part is not in it."""
-    printed = run("-m", "tools.bench.launches")
+    printed = run("-m", "kvtwin.bench.launches")
     line = r"host cost of a launch, %s: \d+\.\d us, a driver's part left out\n"
     assert re.fullmatch(line % "direct" + line % "numba", printed)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conformance.zoo.models import MODELS
+from kvtwin.sizing import Plan
 from tools import plan
-from tools.sizing import Plan
 
 
 def run_json(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -194,5 +194,5 @@ def test_a_wrong_call_is_one_line(
 ) -> None:
     """What cannot be used ends with status 2 and one line that says why."""
     line = refusal(plan.main, arguments.split())
-    assert line.startswith("python -m tools.plan: ")
+    assert line.startswith("kvtwin plan: ")
     assert message in line

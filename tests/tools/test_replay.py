@@ -89,7 +89,7 @@ def test_a_wrong_call_is_one_line(
 ) -> None:
     """What cannot be used ends with status 2 and one line that says why."""
     line = refusal(replay.main, arguments.split())
-    assert line.startswith("python -m tools.replay: ")
+    assert line.startswith("kvtwin replay: ")
     assert message in line
 
 

@@ -282,7 +282,7 @@ def test_an_older_reader_says_so(few: Path) -> None:
 def test_vectors_do_not_change_from_run_to_run(written: Path, tmp_path: Path) -> None:
     """The same command writes the same files, in another process with other hashes too."""
     name = "UniformTypeKVCacheSpecs,add_kv_sharing_layers_to_kv_cache_groups"
-    command = [sys.executable, "-m", "tools.vectors", "--out", str(tmp_path / "again")]
+    command = [sys.executable, "-m", "kvtwin.vectors", "--out", str(tmp_path / "again")]
     command += ["--examples", "1", "--functions", name]
     subprocess.run(command, check=True, capture_output=True, cwd=READER.parents[2])  # noqa: S603
     files = [*(tmp_path / "again").glob("*/*.json")]

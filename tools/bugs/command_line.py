@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from conformance.command_line import starting_workers
 from conformance.name_lists import near
-from tools.parser import Parser, names
-from tools.processes import kill_all
+from kvtwin.parser import Parser, names
+from kvtwin.processes import kill_all
 
 if TYPE_CHECKING:
     from tools.bugs.catalogue import Bug

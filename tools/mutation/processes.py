@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from unittest import mock
 
 from conformance.command_line import starting_workers
-from tools.processes import kill_all, started
+from kvtwin.processes import kill_all, started
 
 T = TypeVar("T")
 

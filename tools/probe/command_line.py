@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fast
 from conformance.name_lists import near
-from tools.parser import Parser, names
+from kvtwin.checked_mode import warm_checked_mode
+from kvtwin.parser import Parser, names
 from tools.probe import pools, subjects
-from tools.probe.calling import warm_checked_mode
 from tools.probe.target import load
 from tools.probe.violation import Violation
 from tools.probe.workers import HANG_SECONDS, Job, Report, run_job

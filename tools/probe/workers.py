@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from conformance.implementations import Implementation
+from kvtwin.processes import started
 from tools.probe.calling import BEFORE_A_CALL, poison_numpy
 from tools.probe.case import describe_call
 from tools.probe.prober import Prober
 from tools.probe.violation import Violation, innermost_dumped
-from tools.processes import started
 
 HANG_SECONDS: Final = 20.0
 """A case that takes longer, by the clock, hangs; a call has 2 s of processor time."""

@@ -7,7 +7,7 @@ compares every token with what the model's own `generate` returns for the reques
 status is 0 if all are equal, 1 at the first difference, 2 for a wrong command line.
 
 It is written to be read. Of this project it imports only `fast` and `conformance.engine`, which
-knows neither `fast` nor `reference`, and for its command line `tools.parser`. A step goes through
+knows neither `fast` nor `reference`, and for its command line `kvtwin.parser`. A step goes through
 these modules:
 
 1. `conformance.engine.scheduler`: which requests run, with how many tokens and in which blocks.

@@ -2,4 +2,4 @@
 
 from conformance.command_line import run
 
-run("tools.runner.command_line", "-e '.[runner]'")
+run("tools.runner.command_line", "runner")

@@ -13,7 +13,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
-from tools.parser import Parser, natural
+from kvtwin.parser import Parser, natural
 from tools.runner.requests import make_requests
 from tools.runner.settings import MODEL_NAMES, Settings
 

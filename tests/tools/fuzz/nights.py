@@ -1,4 +1,4 @@
-"""Runs `python -m tools.fuzz` as a process, and looks at what it leaves behind."""
+"""Runs `kvtwin fuzz` as a process, and looks at what it leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 300
 def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
     """Start a night in a session of its own, so that its processes can be found."""
     return subprocess.Popen(  # noqa: S603  # our own
-        [sys.executable, "-m", "tools.fuzz", *map(str, arguments)],
+        [sys.executable, "-m", "kvtwin.fuzz", *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,

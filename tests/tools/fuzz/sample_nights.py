@@ -7,8 +7,8 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tools.fuzz.report.history import History
-from tools.fuzz.report.record import (
+from kvtwin.fuzz.report.history import History
+from kvtwin.fuzz.report.record import (
     Bisection,
     Error,
     Finding,
@@ -22,8 +22,8 @@ from tools.fuzz.report.record import (
     Scope,
     WorkerMemory,
 )
-from tools.fuzz.report.seen import digest
-from tools.fuzz.report.tally import Tally, with_tables
+from kvtwin.fuzz.report.seen import digest
+from kvtwin.fuzz.report.tally import Tally, with_tables
 
 NASTY = 'a </pre></details><script>alert(1)</script> | `b` <img src=x> & "c" \ud800 \x00 \u202e end'
 """What a page or a table must not take for its own."""

@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from tools.fuzz import branches
-from tools.fuzz.branches import Branches, TracedArcs
-from tools.fuzz.coverage import Source
+from kvtwin.fuzz import branches
+from kvtwin.fuzz.branches import Branches, TracedArcs
+from kvtwin.fuzz.coverage import Source
 
 CODE = """
 def sign(number):
@@ -128,7 +128,7 @@ def test_the_folders_are_whole_names(tmp_path: Path) -> None:
     (tmp_path / "faster").mkdir()
     (tmp_path / "faster" / "toys.py").write_text(CODE, encoding="utf-8")
     code = (
-        "import sys; from tools.fuzz import branches; from pathlib import Path;"
+        "import sys; from kvtwin.fuzz import branches; from pathlib import Path;"
         f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
         f" source = branches.branch_source([Path({str(tmp_path / 'fast')!r})]);"
         " source.begin('a property', is_simulated=False);"

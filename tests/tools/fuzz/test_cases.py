@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.targets import Target
+from kvtwin.fuzz.cases import Input, Status, run_case, run_data
+from kvtwin.fuzz.properties import Subject, properties_of
 from tests.tools.fuzz.toys import toy
-from tools.fuzz.cases import Input, Status, run_case, run_data
-from tools.fuzz.properties import Subject, properties_of
 
 SLOTS = "test_slots::test_compute_slot_mapping@host"
 

@@ -14,7 +14,7 @@ from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.forked_calls import run_in_child
-from tools.fuzz.child import draw_in_child
+from kvtwin.fuzz.child import draw_in_child
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.choice_data import ChoiceData
 from conformance.hypothesis_provider import FreshProvider
-from tools.fuzz.cases import run_data
-from tools.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz.cases import run_data
+from kvtwin.fuzz.properties import Subject, properties_of
 
 
 @pytest.mark.usefixtures("fuzz_profile")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from tools.fuzz.chooser import Chooser
-from tools.fuzz.coverage import Event
-from tools.fuzz.slices import SliceResult
+from kvtwin.fuzz.chooser import Chooser
+from kvtwin.fuzz.coverage import Event
+from kvtwin.fuzz.slices import SliceResult
 
 NAMES = [f"property {number}" for number in range(10)]
 

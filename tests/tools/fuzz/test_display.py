@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from tools.fuzz import display
-from tools.fuzz.display import Display, State
+from kvtwin.fuzz import display
+from kvtwin.fuzz.display import Display, State
 
 STATE = State(61.0, 12_345, {"goals": 1_000, "branches": 7}, 3, 1, 2)
 LINE = "61 s: 12,345 cases (202/s); 1,000 goals, 7 branches; 3 failures open, 1 of them new"

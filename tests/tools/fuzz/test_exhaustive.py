@@ -25,19 +25,19 @@ from conformance.report import Mismatch
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, TARGETS
 from conformance.values import children, with_child
+from kvtwin.fuzz.exhaustive import jobs, summary
+from kvtwin.fuzz.exhaustive import progress as progress_module
+from kvtwin.fuzz.exhaustive.comparing import Comparer
+from kvtwin.fuzz.exhaustive.equality import is_same
+from kvtwin.fuzz.exhaustive.examples import example_of
+from kvtwin.fuzz.exhaustive.jobs import compare_cases, crash_of
+from kvtwin.fuzz.exhaustive.progress import FILE, Progress, StaleProgressError
+from kvtwin.fuzz.exhaustive.registry import all_scopes
+from kvtwin.fuzz.exhaustive.run import run
+from kvtwin.fuzz.exhaustive.tables import with_refusals
+from kvtwin.fuzz.jobs import Event, Finished, Job, Message
+from kvtwin.fuzz.properties import Subject
 from tests.tools.fuzz.contexts import KeepingContext
-from tools.fuzz.exhaustive import jobs, summary
-from tools.fuzz.exhaustive import progress as progress_module
-from tools.fuzz.exhaustive.comparing import Comparer
-from tools.fuzz.exhaustive.equality import is_same
-from tools.fuzz.exhaustive.examples import example_of
-from tools.fuzz.exhaustive.jobs import compare_cases, crash_of
-from tools.fuzz.exhaustive.progress import FILE, Progress, StaleProgressError
-from tools.fuzz.exhaustive.registry import all_scopes
-from tools.fuzz.exhaustive.run import run
-from tools.fuzz.exhaustive.tables import with_refusals
-from tools.fuzz.jobs import Event, Finished, Job, Message
-from tools.fuzz.properties import Subject
 
 HOST = TARGETS["host"]
 ROOT = Path(fast.__file__).parents[1]
@@ -367,7 +367,7 @@ def test_progress_of_something_else_is_refused(
     with pytest.raises(StaleProgressError, match=r"other bounds \(host: slots of batches, "):
         Progress.resume(tmp_path, Subject(functions="get_dcp_local_seq_lens"), 0)
     digests = progress_module.code_digests([HOST])
-    assert {"reference", "conformance", "fast", "tools.fuzz.exhaustive"} < set(digests)
+    assert {"reference", "conformance", "fast", "kvtwin.fuzz.exhaustive"} < set(digests)
     monkeypatch.setattr(progress_module, "code_digests", lambda _: {**digests, "fast": "other"})
     with pytest.raises(StaleProgressError, match=r"other code \(fast\): .* Remove the file"):
         Progress.resume(tmp_path, SLOTS, 0)
@@ -467,7 +467,7 @@ def test_a_run_of_workers(tmp_path: Path) -> None:
     """
     (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG), encoding="utf-8")
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "tools.fuzz", "--exhaustive", "--scale", "0"]
+    command = [sys.executable, "-m", "kvtwin.fuzz", "--exhaustive", "--scale", "0"]
     command += ["--impl", str(tmp_path / "wrong.py"), "--workers", "1", "--out", str(out)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
     assert (1, "") == (ended.returncode, ended.stderr)

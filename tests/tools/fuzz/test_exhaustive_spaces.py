@@ -10,11 +10,11 @@ import pytest
 
 from conformance.encoding import encode_call, to_text
 from conformance.strategies.block_table import Session
-from tools.fuzz.exhaustive import registry
-from tools.fuzz.exhaustive.comparing import Case
-from tools.fuzz.exhaustive.registry import SCALES, all_scopes
-from tools.fuzz.exhaustive.slots import renamed_once
-from tools.fuzz.exhaustive.spaces import Space, chain, product, sequences, subsets, values
+from kvtwin.fuzz.exhaustive import registry
+from kvtwin.fuzz.exhaustive.comparing import Case
+from kvtwin.fuzz.exhaustive.registry import SCALES, all_scopes
+from kvtwin.fuzz.exhaustive.slots import renamed_once
+from kvtwin.fuzz.exhaustive.spaces import Space, chain, product, sequences, subsets, values
 
 NAMES = sorted(all_scopes(0))
 

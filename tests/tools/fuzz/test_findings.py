@@ -13,8 +13,8 @@ import torch
 from conformance.calls import Call
 from conformance.comparison import first_difference
 from conformance.report import Mismatch
-from tools.fuzz.failures import Failure, field_of, key_of
-from tools.fuzz.findings import Findings, open_findings
+from kvtwin.fuzz.failures import Failure, field_of, key_of
+from kvtwin.fuzz.findings import Findings, open_findings
 
 
 def failure(function: str = "f", **fields: Any) -> Failure:  # noqa: ANN401  # of any field

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 
+from kvtwin.fuzz import growth
+from kvtwin.fuzz.cases import Input
+from kvtwin.fuzz.failures import Failure
+from kvtwin.fuzz.growth import CASES, ROUNDS, GrowthJob
+from kvtwin.fuzz.properties import Subject
 from tests.tools.fuzz.contexts import SilentContext
 from tests.tools.fuzz.toys import toy
-from tools.fuzz import growth
-from tools.fuzz.cases import Input
-from tools.fuzz.failures import Failure
-from tools.fuzz.growth import CASES, ROUNDS, GrowthJob
-from tools.fuzz.properties import Subject
 
 LEAKED: list[bytes] = []
 

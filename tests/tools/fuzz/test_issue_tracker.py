@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tools.fuzz.issue_tracker import (
+from kvtwin.fuzz.issue_tracker import (
     LABEL_COMMAND,
     LONGEST_SCRIPT,
     LONGEST_TITLE,
@@ -238,7 +238,7 @@ def test_what_is_no_report_is_refused(
 def test_it_is_a_command(store: Path, tmp_path: Path) -> None:
     """The command needs no package, since the job that files issues installs none."""
     report = write_report(tmp_path / "report.json", entry())
-    code = "import runpy; runpy.run_module('tools.fuzz.issue_tracker', run_name='__main__')"
+    code = "import runpy; runpy.run_module('kvtwin.fuzz.issue_tracker', run_name='__main__')"
     done = subprocess.run(  # noqa: S603  # our own
         [sys.executable, "-S", "-c", code, report],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

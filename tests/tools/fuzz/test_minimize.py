@@ -13,14 +13,14 @@ import pytest
 from hypothesis import strategies as st
 
 from conformance.targets import TARGETS
+from kvtwin.fuzz import minimize as minimizing
+from kvtwin.fuzz.cases import Case, Input, Status, run_case
+from kvtwin.fuzz.child import ProcessDiedError
+from kvtwin.fuzz.failures import Failure, key_of
+from kvtwin.fuzz.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.properties import Property, Subject, properties_of
 from tests.tools.fuzz.contexts import SilentContext
 from tests.tools.fuzz.toys import toy
-from tools.fuzz import minimize as minimizing
-from tools.fuzz.cases import Case, Input, Status, run_case
-from tools.fuzz.child import ProcessDiedError
-from tools.fuzz.failures import Failure, key_of
-from tools.fuzz.minimize import TRIES, MinimizeJob
-from tools.fuzz.properties import Property, Subject, properties_of
 
 
 def failing(prop: Property, is_failing: Callable[[Case], bool]) -> Case:

@@ -14,23 +14,23 @@ import pytest
 from rich.console import Console
 
 from conformance.profiles import Kind
+from kvtwin.fuzz import command_line, slices
+from kvtwin.fuzz.cases import Input, Status, run_case
+from kvtwin.fuzz.database import open_database
+from kvtwin.fuzz.display import Display
+from kvtwin.fuzz.failures import failure_of_case
+from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.local_pool import LocalPool
+from kvtwin.fuzz.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.night import MAX_ERRORS, Fuzzing, Options
+from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz.replay import ReplayJob, ReplayResult
+from kvtwin.fuzz.slices import SliceJob
+from kvtwin.fuzz.worker import Limits
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.nights import PLANTED
-from tools.fuzz import command_line, slices
-from tools.fuzz.cases import Input, Status, run_case
-from tools.fuzz.database import open_database
-from tools.fuzz.display import Display
-from tools.fuzz.failures import failure_of_case
-from tools.fuzz.findings import Findings
-from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
-from tools.fuzz.local_pool import LocalPool
-from tools.fuzz.minimize import TRIES, MinimizeJob
-from tools.fuzz.night import MAX_ERRORS, Fuzzing, Options
-from tools.fuzz.properties import Subject, properties_of
-from tools.fuzz.replay import ReplayJob, ReplayResult
-from tools.fuzz.slices import SliceJob
-from tools.fuzz.worker import Limits
 
 FUNCTION = "UBatchSlice"
 SMALL = Subject(target="host", functions=FUNCTION)
@@ -330,7 +330,7 @@ def test_what_cannot_be_used(name: str, tmp_path: Path, refusal: Callable[..., s
     """A wrong option ends the night before anything runs, with one line and status 2."""
     arguments, message = UNUSABLE[name]
     line = refusal(command_line.main, [*arguments, "--out", str(tmp_path)])
-    assert line.startswith("python -m tools.fuzz: ")
+    assert line.startswith("kvtwin fuzz: ")
     assert message in line
 
 

@@ -17,6 +17,10 @@ from typing import Any
 
 import pytest
 
+from kvtwin.fuzz import ray_cluster, ray_pool
+from kvtwin.fuzz.jobs import Event, Finished, Lost, Message
+from kvtwin.fuzz.ray_pool import NodeLost, RayPool
+from kvtwin.fuzz.worker import Limits
 from tests.tools.fuzz import ray_jobs
 from tests.tools.fuzz.nights import until
 from tests.tools.fuzz.ray_jobs import (
@@ -27,10 +31,6 @@ from tests.tools.fuzz.ray_jobs import (
     RaisingJob,
     ReadingJob,
 )
-from tools.fuzz import ray_cluster, ray_pool
-from tools.fuzz.jobs import Event, Finished, Lost, Message
-from tools.fuzz.ray_pool import NodeLost, RayPool
-from tools.fuzz.worker import Limits
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 """What each node has. Ray needs 75 MB of shared memory at least."""
@@ -458,5 +458,5 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_the_coordinator_does_not_import_ray() -> None:
     """Ray changes how a process handles signals, so the coordinator does not import it."""
-    script = "import sys, tools.fuzz.ray_pool; sys.exit('ray' in sys.modules)"
+    script = "import sys, kvtwin.fuzz.ray_pool; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603

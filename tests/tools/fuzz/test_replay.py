@@ -11,18 +11,18 @@ import pytest
 from conformance.calls import Call
 from conformance.cases.compared import case_of_call
 from conformance.corpus import add_to_corpus
+from kvtwin.fuzz import replay
+from kvtwin.fuzz.cases import Input, run_case
+from kvtwin.fuzz.child import CASE_SECONDS, HANG_SECONDS
+from kvtwin.fuzz.command_line import main
+from kvtwin.fuzz.failures import failure_of_case
+from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.minimize import TRIES
+from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.contexts import KeepingContext
 from tests.tools.fuzz.nights import PLANTED
-from tools.fuzz import replay
-from tools.fuzz.cases import Input, run_case
-from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS
-from tools.fuzz.command_line import main
-from tools.fuzz.failures import failure_of_case
-from tools.fuzz.findings import Findings
-from tools.fuzz.minimize import TRIES
-from tools.fuzz.properties import Subject, properties_of
-from tools.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from sample_nights import (
     make_tallies,
 )
 
-from tools.fuzz.report import SCHEMA, record, write_reports
-from tools.fuzz.report.estimates import estimate_unseen
-from tools.fuzz.report.history import NO_HISTORY, append_night, read_history
-from tools.fuzz.report.record import Error, Night, Profile
-from tools.fuzz.report.tally import digests_of, with_tables
-from tools.fuzz.report.words import attention, headline, scope_words
+from kvtwin.fuzz.report import SCHEMA, record, write_reports
+from kvtwin.fuzz.report.estimates import estimate_unseen
+from kvtwin.fuzz.report.history import NO_HISTORY, append_night, read_history
+from kvtwin.fuzz.report.record import Error, Night, Profile
+from kvtwin.fuzz.report.tally import digests_of, with_tables
+from kvtwin.fuzz.report.words import attention, headline, scope_words
 
 # The record.
 
@@ -354,7 +354,7 @@ def test_what_is_no_night_is_reported_and_ignored(tmp_path: Path) -> None:
     assert len(names) == len(found.notes)
     for name, note in zip(names, found.notes, strict=True):
         assert note.startswith(
-            f"{tmp_path / name}.json is not a night of tools.fuzz, and is ignored: "
+            f"{tmp_path / name}.json is not a night of kvtwin.fuzz, and is ignored: "
         )
     assert list(found.notes) == attention(
         with_tables(at(2), make_tallies(), history=found).to_json()

@@ -22,8 +22,8 @@ from sample_nights import (
     make_tallies,
 )
 
-from tools.fuzz.report import write_reports
-from tools.fuzz.report.charts import (
+from kvtwin.fuzz.report import write_reports
+from kvtwin.fuzz.report.charts import (
     HEIGHT,
     WIDTH,
     Chart,
@@ -32,10 +32,10 @@ from tools.fuzz.report.charts import (
     ticks_of,
     time_ticks,
 )
-from tools.fuzz.report.pages import ENVIRONMENT, MAX_LINES, html_of, markdown_of
-from tools.fuzz.report.record import PastNight
-from tools.fuzz.report.tally import with_tables
-from tools.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, night_charts
+from kvtwin.fuzz.report.pages import ENVIRONMENT, MAX_LINES, html_of, markdown_of
+from kvtwin.fuzz.report.record import PastNight
+from kvtwin.fuzz.report.tally import with_tables
+from kvtwin.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, night_charts
 
 # The page.
 

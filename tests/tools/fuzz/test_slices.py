@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from kvtwin.fuzz import branches, slices
+from kvtwin.fuzz.cases import Input, run_case
+from kvtwin.fuzz.failures import Failure
+from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz.slices import SliceJob, SliceResult, vary
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.toys import NUMBERS, toy
-from tools.fuzz import branches, slices
-from tools.fuzz.cases import Input, run_case
-from tools.fuzz.failures import Failure
-from tools.fuzz.properties import Subject
-from tools.fuzz.slices import SliceJob, SliceResult, vary
 
 
 class Worker(KeepingContext):

@@ -14,6 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.local_pool import LocalPool
+from kvtwin.fuzz.worker import (
+    START_SECONDS,
+    STARTING,
+    Limits,
+    LocalWorker,
+)
+from kvtwin.fuzz.worker_process import INPUT_BYTES, SharedState
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.ray_jobs import CountingJob, CrashingJob, RaisingJob
 from tests.tools.fuzz.worker_jobs import (
@@ -25,15 +34,6 @@ from tests.tools.fuzz.worker_jobs import (
     PidJob,
     SlowJob,
 )
-from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
-from tools.fuzz.local_pool import LocalPool
-from tools.fuzz.worker import (
-    START_SECONDS,
-    STARTING,
-    Limits,
-    LocalWorker,
-)
-from tools.fuzz.worker_process import INPUT_BYTES, SharedState
 
 ROOMY = Limits(hang_seconds=120.0)
 

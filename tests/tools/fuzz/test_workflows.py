@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.fuzz import issue_tracker
-from tools.fuzz.command_line import _make_parser
+from kvtwin.fuzz import issue_tracker
+from kvtwin.fuzz.command_line import _make_parser
 
 ROOT = Path(__file__).parents[3]
 CI = ROOT / ".github" / "workflows" / "ci.yml"

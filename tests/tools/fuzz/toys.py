@@ -11,7 +11,7 @@ from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
-from tools.fuzz.properties import Property
+from kvtwin.fuzz.properties import Property
 
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
 

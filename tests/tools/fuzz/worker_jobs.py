@@ -8,8 +8,8 @@ import time
 from typing import ClassVar, Final
 
 from conformance.gpu_context import ContextLostError, UsedGpuError
+from kvtwin.fuzz.jobs import WorkerContext
 from tests.tools.fuzz.ray_jobs import NamedJob
-from tools.fuzz.jobs import WorkerContext
 
 LEAKED: Final[list[bytes]] = []
 """What `KeepingJob` keeps."""

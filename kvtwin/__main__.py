@@ -1,0 +1,5 @@
+"""`python -m kvtwin`, as `kvtwin`."""
+
+from kvtwin.commands import main
+
+main()

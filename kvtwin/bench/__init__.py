@@ -1,0 +1,1 @@
+"""Time the hot functions of `fast`, `reference` and a baseline: `kvtwin bench`."""

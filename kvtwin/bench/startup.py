@@ -1,0 +1,81 @@
+"""Measure startup: importing `fast`, and each hot function's first call after `warmup()`.
+
+Both are measured in processes of their own: `python -m kvtwin.bench.startup` is one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+IMPORT = (
+    "import time, torch; begin = time.perf_counter(); import fast; "
+    "print(time.perf_counter() - begin)"
+)
+NUM_PROCESSES = 5
+NUM_CALLS = 101
+OTHER_BYTES = 2**23
+"""More than a core's own caches hold."""
+
+
+def import_seconds() -> float:
+    """Return what `import fast` takes after `import torch`: the median of some processes."""
+    return statistics.median(float(_run("-c", IMPORT)) for _ in range(NUM_PROCESSES))
+
+
+def first_calls() -> dict[str, float]:
+    """Return how many times its median each function's first call takes after `warmup()`.
+
+    Each figure is the median of some processes: a single call cannot be timed twice.
+    """
+    runs = [json.loads(_run("-m", "kvtwin.bench.startup")) for _ in range(NUM_PROCESSES)]
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def _run(*arguments: str) -> str:
+    """Run Python in the project's folder and return what it prints."""
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(  # noqa: S603  # our own
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def _time_first_calls() -> dict[str, float]:
+    """Warm up, then call every hot function for a mixed batch, and compare the first with the rest.
+
+    The functions are called in turn, as in a step, and before each call the processor's caches are
+    filled with other memory: otherwise the first call differs from the rest by what caches hold,
+    whatever was warmed up. The calls are made ready before, all of them; of `append_block_ids`,
+    which fills the tables of two others, it is not the first call that is timed.
+    """
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415  # only in the process that measures
+
+    import fast  # noqa: PLC0415
+    from conformance.targets import Target  # noqa: PLC0415
+    from kvtwin.bench.batches import make_batch  # noqa: PLC0415
+    from kvtwin.bench.jobs import JOBS  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    fast.warmup()
+    batch, target = make_batch("mixed", 64), Target("fast")
+    ready: dict[str, Any] = {job.name: job.prepare(batch, target) for job in JOBS}
+    seconds: dict[str, list[float]] = {name: [] for name in ready}
+    other = np.zeros(OTHER_BYTES, np.uint8)
+    for _ in range(NUM_CALLS):
+        for name, prepared in ready.items():
+            other += 1
+            begin = time.perf_counter()
+            prepared.call()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: took[0] / statistics.median(took[1:]) for name, took in seconds.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_time_first_calls()))

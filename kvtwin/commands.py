@@ -1,0 +1,78 @@
+"""`kvtwin COMMAND`: which commands there are, and how they start."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.metadata import version
+from typing import Final, NamedTuple, NoReturn
+
+from conformance.command_line import run
+from conformance.name_lists import near
+from kvtwin.parser import Parser
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        module: Has the `main` that runs it.
+        summary: What it does, in a line.
+        extra: What to install for it.
+    """
+
+    module: str
+    summary: str
+    extra: str
+
+
+COMMANDS: Final = {
+    "conformance": Command(
+        "conformance.__main__", "compare an implementation with the reference", "conformance"
+    ),
+    "replay": Command("kvtwin.replay", "replay a trace of real requests in both twins", "replay"),
+    "plan": Command("kvtwin.plan", "compute how many requests fit into a memory", "plan"),
+    "bench": Command(
+        "kvtwin.bench.command_line", "time fast, the reference and a baseline", "bench"
+    ),
+    "fuzz": Command("kvtwin.fuzz.command_line", "check random inputs for hours", "fuzz"),
+    "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
+    "vectors": Command("kvtwin.vectors", "write test vectors for any language", "vectors"),
+}
+"""By what follows `kvtwin` in a command line. The extra of a command has its name."""
+
+
+def main() -> NoReturn:
+    """Run the command that the process' arguments name, and exit with its status."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in COMMANDS:
+        del sys.argv[1]
+        # `python -m` searches the working directory first, the installed script not at all. Here it
+        # is the last: `--impl` finds a module there, but none that hides an installed one.
+        sys.path.append("")
+        run_command(name)
+    parser = _make_parser()
+    known = parser.parse_args(sys.argv[1:] or ["--help"]).command
+    parser.error(f"there is no command {known!r}; try {near(known, COMMANDS)}")
+
+
+def run_command(name: str) -> NoReturn:
+    """Run a command with the process' arguments, and exit with its status."""
+    command = COMMANDS[name]
+    run(command.module, command.extra, f"kvtwin {name}")
+
+
+def _make_parser() -> Parser:
+    """Make the parser of what is no command."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    parser = Parser(
+        prog="kvtwin",
+        usage="kvtwin COMMAND ...",
+        description="\n".join(["commands:", *lines]),
+        epilog="kvtwin COMMAND --help has the options, examples and exit statuses of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvtwin {version('kvtwin')}")
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,158 @@
+"""One case: an input that is drawn, checked, and can be drawn again.
+
+An input is a seed and a prefix of choices, Hypothesis' record of what was drawn. The same seed and
+prefix give the same input. Once it is drawn, all of its choices are known, and the seed is no
+longer needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import random
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hypothesis.database import choices_from_bytes, choices_to_bytes
+from hypothesis.errors import StopTest, UnsatisfiedAssumption
+from hypothesis.internal.conjecture.choice import ChoiceT
+from hypothesis.internal.conjecture.data import ConjectureData
+
+from conformance.choice_data import ChoiceContext, ChoiceData
+from conformance.goals import COVERAGE
+from conformance.hypothesis_provider import FreshProvider
+from conformance.implementations import Absent
+from conformance.targets import LOOKED_UP, RAISED
+from kvtwin.fuzz.properties import Property
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """How a case of a property is drawn.
+
+    Attributes:
+        property_name: The name of the property.
+        seed: What is drawn after the prefix comes from it.
+        prefix: The first choices.
+    """
+
+    property_name: str
+    seed: int
+    prefix: tuple[ChoiceT, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Return it as bytes, to be written down before the case runs."""
+        prefix = b64encode(choices_to_bytes(self.prefix)).decode()
+        return json.dumps([self.property_name, self.seed, prefix]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Input:
+        """Return the input that `to_bytes` wrote.
+
+        Raises:
+            ValueError: Bytes that it did not write.
+
+        >>> Input.from_bytes(Input("a", 3, (1, True)).to_bytes())
+        Input(property_name='a', seed=3, prefix=(1, True))
+        """
+        name, seed, text = json.loads(data)
+        choices = choices_from_bytes(b64decode(text))
+        if choices is None:
+            raise ValueError(f"{text!r} is not a record of choices")
+        return cls(name, seed, tuple(choices))
+
+
+class Status(enum.Enum):
+    """What became of a case."""
+
+    PASSED = "passed"
+    INVALID = "invalid"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A case that ran.
+
+    Attributes:
+        status: What became of it.
+        choices: All that was drawn.
+        example: What the property's strategy drew; None if that failed.
+        goals: What it met.
+        error: How it failed.
+        used: The functions that it looked up in the target.
+    """
+
+    status: Status
+    choices: tuple[ChoiceT, ...] = ()
+    example: Any = None
+    goals: Sequence[str] = ()
+    error: BaseException | None = None
+    used: frozenset[str] = frozenset()
+
+    @property
+    def raised(self) -> BaseException:
+        """What a failed case raised.
+
+        Raises:
+            ValueError: It did not fail.
+        """
+        if self.error is None:
+            raise ValueError(f"the case {self.status.value}")
+        return self.error
+
+
+def run_case(
+    prop: Property,
+    input_: Input,
+    note: Callable[[bytes], None] = lambda _: None,
+    watching: contextlib.AbstractContextManager[object] | None = None,
+) -> Case:
+    """Draw an input of a property and check it in a context, noting the input before."""
+    note(input_.to_bytes())
+    chance = random.Random(input_.seed)  # noqa: S311  # no secret
+    data = ChoiceData(random=chance, provider=FreshProvider, prefix=input_.prefix)
+    return run_data(prop, data, watching=watching)
+
+
+def run_data(
+    prop: Property,
+    data: ConjectureData,
+    note: Callable[[bytes], None] = lambda _: None,
+    watching: contextlib.AbstractContextManager[object] | None = None,
+) -> Case:
+    """Check what a record of choices draws; see `run_case`.
+
+    What was drawn is noted. A stateful test draws while it runs, and notes nothing.
+    """
+    example: Any = None
+    error: BaseException | None = None
+    is_drawn = False
+    status = Status.PASSED
+    LOOKED_UP.clear()
+    with ChoiceContext(data, is_final=False, wrapped_test=prop.run):
+        try:
+            example = data.draw(prop.strategy)
+            is_drawn = True
+            if prop.is_stateful:
+                COVERAGE.reached.clear()
+            else:
+                note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
+            with watching or contextlib.nullcontext():
+                prop.run(example)
+        except (StopTest, UnsatisfiedAssumption, Absent):
+            status = Status.INVALID
+        except RAISED as raised:
+            if prop.target.excuses(prop.check.function, raised):
+                status = Status.INVALID
+            else:
+                status, error = Status.FAILED, raised
+    goals: Iterable[str] = ()
+    if is_drawn and prop.is_stateful:
+        goals = sorted({name for _, name in COVERAGE.reached})
+    elif is_drawn:
+        goals = prop.goals_of(example)
+    return Case(status, tuple(data.choices), example, tuple(goals), error, frozenset(LOOKED_UP))

@@ -1,0 +1,114 @@
+"""Count what the default conformance run covers: `python -m kvtwin.fuzz.default_run`.
+
+It runs the checks of `pytest conformance` in one process, with the default profile, and counts
+cases, goals, pairs of goals and branches in the same way as `kvtwin fuzz`.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("kvtwin.fuzz.default_run")
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fast
+import reference
+from conformance.goals import COVERAGE
+from conformance.profiles import PROFILES
+from conformance.properties import Check
+from conformance.stateful.check import StatefulCheck
+from conformance.targets import Target
+from kvtwin.fuzz import branches, coverage, preload
+from kvtwin.fuzz.coverage import PLURALS
+from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.parser import Parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the checks, and print what they met.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        0 if nothing fails; what fails raises.
+    """
+    parser = Parser(
+        prog="python -m kvtwin.fuzz.default_run",
+        description="Run the checks of the default conformance run, and print what they covered.",
+    )
+    parser.add_argument("--functions", metavar="A,B", help="default: all")
+    parser.add_argument("--target", metavar="A,B", help="default: those that run here")
+    options = parser.parse_args(arguments)
+    preload.prepare()
+    print(json.dumps(observe(options), indent=1))
+    return 0
+
+
+def observe(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the cases, the seconds, and the number of different events by kind.
+
+    Args:
+        options: Of the command line.
+    """
+    subject = Subject(target=options.target, functions=options.functions)
+    sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
+    folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
+    sources.append(branches.branch_source(folders))
+    events: Counter[coverage.Event] = Counter()
+    cases = 0
+    began = time.process_time()
+    for prop in properties_of(subject).values():
+        for source in sources:
+            source.begin(prop.name, is_simulated=prop.target.is_simulated)
+        check, sizes = prop.check, prop.check.sizes(prop.target)
+        if isinstance(check, StatefulCheck):
+            sizes = [prop.size]
+        observed, seen = _observed(check, sources)
+        before = COVERAGE.examples.copy()
+        for size in sizes:
+            COVERAGE.reached.clear()
+            observed.bind(prop.target, PROFILES["default"], size)()
+            if isinstance(check, StatefulCheck):
+                for source in sources:
+                    source.see(check.function, [name for _, name in COVERAGE.reached], None)
+        cases += seen.total() or (COVERAGE.examples - before).total()
+        for source in sources:
+            events += source.end()
+    seconds = time.process_time() - began
+    kinds = Counter(PLURALS[event[0]] for event in events)
+    return {"cases": cases, "seconds": seconds, "cases_per_second": cases / seconds, **kinds}
+
+
+def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, Counter[str]]:
+    """Return a check whose examples are observed, and the count of these."""
+    seen: Counter[str] = Counter()
+
+    def goals_of(example: Any) -> Iterable[str]:
+        found = list(check.goals_of(example))
+        seen[check.function] += 1
+        for source in sources:
+            source.see(check.function, found, example)
+        return found
+
+    @functools.wraps(check.body)  # the draws of a check depend on its name
+    def body(target: Target, example: Any) -> None:
+        with contextlib.ExitStack() as stack:
+            for source in sources:
+                stack.enter_context(source.watching(is_varied=False))
+            check.body(target, example)
+
+    if isinstance(check, StatefulCheck):
+        return check, seen
+    return dataclasses.replace(check, goals_of=goals_of, body=body), seen

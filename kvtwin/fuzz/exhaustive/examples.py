@@ -1,0 +1,74 @@
+"""A case as an example of the harness' own check, which can be stored.
+
+The check of valid calls compares more than an exhaustive run does, such as calls by position and
+the memory that results lie in. So it fails for every case for which an exhaustive run does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from conformance.checks import InvalidExample, ValidExample
+from conformance.contracts import ANY_NAME, InvalidInput
+from conformance.invocations import PLAIN, Invocation
+from conformance.profiles import Kind
+from conformance.properties import Check
+from conformance.sessions import _Example
+from conformance.strategies.block_table import Session
+from conformance.targets import RAISED, REFERENCE
+from kvtwin.fuzz.exhaustive.comparing import Case
+from kvtwin.fuzz.exhaustive.registry import all_scopes, function_of
+from kvtwin.fuzz.exhaustive.tables import with_refusals
+from kvtwin.fuzz.properties import all_checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A case, and the check that it is an example of.
+
+    Attributes:
+        where: Where the check stands, as the corpus names it.
+        check: The check.
+        value: The example, as the check's strategy draws it.
+    """
+
+    where: str
+    check: Check
+    value: Any
+
+
+def example_of(scope: str, index: int, scale: int = 1) -> Example:
+    """Return a case as an example of the harness' own check.
+
+    Args:
+        scope: The scope's name.
+        index: The case.
+        scale: How large the bounds are.
+    """
+    case = all_scopes(scale)[scope].cases.item(index)
+    kind, value = _drawn(case)
+    where, check = next(
+        (where, check)
+        for where, check in all_checks().items()
+        if check.function == function_of(case) and check.kind is kind
+    )
+    return Example(where, check, value)
+
+
+def _drawn(case: Case) -> tuple[Kind, object]:
+    """Return the kind of the check of a case, and the case as that draws it."""
+    if isinstance(case, Session):
+        return Kind.SAME_ANSWER, _Example(with_refusals(case), PLAIN, 0)
+    try:
+        Invocation(REFERENCE, case).run()
+    except RAISED as error:
+        refused: Any = type(error)
+    else:
+        return Kind.SAME_ANSWER, ValidExample(case, 0, PLAIN)
+    # Of several errors in an input, any may be named. Checked mode only: without checks, the result
+    # of bad values is undefined.
+    invalid = InvalidInput(
+        "what reference refuses", refused, ANY_NAME, lambda call: call, is_value=True
+    )
+    return Kind.SAME_REFUSAL, InvalidExample(case, [(invalid, case)])

@@ -1,0 +1,108 @@
+"""A night of `--exhaustive`: what an exhaustive run found, as findings and as a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from datetime import UTC, datetime
+
+from conformance.targets import RAISED
+from kvtwin.fuzz.child import ProcessDiedError
+from kvtwin.fuzz.display import Display
+from kvtwin.fuzz.exhaustive import summary
+from kvtwin.fuzz.exhaustive.examples import example_of
+from kvtwin.fuzz.exhaustive.jobs import CaseFailure, targets_of
+from kvtwin.fuzz.exhaustive.progress import Progress
+from kvtwin.fuzz.exhaustive.run import run
+from kvtwin.fuzz.failures import Failure, failure_of, with_artefacts
+from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.interrupts import catching_signals
+from kvtwin.fuzz.jobs import Pool
+from kvtwin.fuzz.options import Options
+from kvtwin.fuzz.properties import Property
+from kvtwin.fuzz.report.record import Night, Scope
+from kvtwin.fuzz.summary import reported_findings, start_of_night
+
+
+def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display) -> Night:
+    """Compare what is left of all scopes, and return the record of it.
+
+    Args:
+        options: What the night does.
+        scale: How large the bounds of the scopes are.
+        pool: The workers, which are closed at the end.
+        display: Shows the failures.
+
+    Raises:
+        ValueError: The options name nothing that there is; the folder has the progress of another
+            run, or findings that cannot be read.
+        RuntimeError: The comparison itself failed.
+    """
+    started, began = datetime.now(UTC), time.monotonic()
+    findings = Findings(options.out / "findings")
+    progress = Progress.resume(options.out, options.subject, scale)
+    signals: list[str] = []
+    with catching_signals(signals.append):
+        try:
+            run(
+                progress,
+                pool,
+                options.out,
+                is_over=lambda: bool(signals) or time.monotonic() - began > options.seconds,
+                show=display.note,
+            )
+        finally:
+            pool.close()
+    for found in progress.failures.values():
+        findings.add(failure_of_case(found, progress))
+    findings.write()
+    display.note(summary.text(progress))
+    return dataclasses.replace(
+        start_of_night(options, progress.targets.values(), started, options.seed or 0),
+        seconds=time.monotonic() - began,
+        workers=pool.size,
+        cases=sum(done.cases for done in progress.done.values()),
+        interrupted_by=signals[0] if signals else None,
+        findings=reported_findings(findings, options.subject),
+        exhaustive=_scopes(progress),
+    )
+
+
+def _scopes(progress: Progress) -> list[Scope]:
+    return [
+        Scope(
+            name=f"{name} on {target}",
+            functions=scope.functions,
+            bounds=scope.bounds,
+            cases=done.cases,
+            seconds=done.seconds,
+            different=done.failed,
+            is_finished=done.cases == scope.cases.count,
+            total=scope.cases.count,
+        )
+        for (target, name), scope in progress.scopes.items()
+        for done in [progress.done[target, name]]
+    ]
+
+
+def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
+    """Return what an exhaustive run found as a failure, with its stored case and its script.
+
+    Args:
+        found: What it found.
+        progress: The run.
+    """
+    target = targets_of(progress.subject)[found.target]
+    example = example_of(found.scope, found.index, progress.scale)
+    prop = Property(example.where, example.check, target)
+    error: BaseException = AssertionError(found.line)
+    if found.is_crash:
+        error = ProcessDiedError(found.line)
+    else:
+        try:
+            example.check.body(target, example.value)
+        except RAISED as raised:
+            error = raised
+    name = f"{found.scope}:{found.index}"
+    failure = failure_of(prop, example.value, error, property_name=name, is_minimal=True)
+    return with_artefacts(failure, prop, example.value, error, is_safe=not found.is_crash)

@@ -1,0 +1,133 @@
+"""A failure as plain values, which travel between processes and machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import re
+from typing import Any
+
+from conformance.cases.compared import case_of_failure
+from conformance.encoding import Json
+from conformance.report import Mismatch, first_line
+from conformance.reports.failure import describe_failure
+from conformance.script import script_of
+from kvtwin.fuzz.cases import Case, Input
+from kvtwin.fuzz.coverage import batch_of
+from kvtwin.fuzz.properties import Property
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One failing input.
+
+    Attributes:
+        function: The function that the failed check is about.
+        target: The target.
+        property_name: The name of the property.
+        kind: What the check looks at: `same answer`, `same refusal`, `law`, `stateful`,
+            `exhaustive`; or `crash`, `hang`, `memory`.
+        field: The path of the first difference, without indices; empty if it is none.
+        error: The class of the exception; of a crash the signal.
+        line: The failure in a line.
+        message: All that it says.
+        uses: The functions of the target that the check used.
+        input: How it was drawn, as `cases.Input` writes it; empty for what was not drawn.
+        case: The stored case; None where it is the input that is stored.
+        script: A short script that shows it; None where its call has no plain form.
+        details: What the report shows of it, as `conformance.reports` has it.
+        is_minimal: Whether it was minimized.
+        fails: How often it failed of so many tries.
+        tries: The number of these.
+        requests: The number of requests of its batch; None if it has none.
+    """
+
+    function: str
+    target: str
+    property_name: str
+    kind: str
+    field: str
+    error: str
+    line: str
+    message: str = ""
+    uses: tuple[str, ...] = ()
+    input: bytes = b""
+    case: Json = None
+    script: str | None = None
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_minimal: bool = False
+    fails: int = 1
+    tries: int = 1
+    requests: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes two failures the same: the function, the field and the exception class."""
+        return self.function, self.field, self.error
+
+    @property
+    def id(self) -> str:
+        """A short name of the key: `compute_slot_mapping-1f3a9c2e`."""
+        digest = hashlib.sha256("\0".join(self.key).encode()).hexdigest()[:8]
+        name = re.sub(r"[^\w.]+", "-", self.function).strip("-")
+        return f"{name}-{digest}"
+
+
+def key_of(function: str, error: BaseException) -> tuple[str, str, str]:
+    """Return what makes two failures the same, of a check that is about a function."""
+    return function, field_of(error), type(error).__name__
+
+
+def field_of(error: BaseException) -> str:
+    """Return the path of the first difference without its indices, empty if there is none.
+
+    >>> field_of(ValueError("no"))
+    ''
+    """
+    if not isinstance(error, Mismatch):
+        return ""
+    return re.sub(r"\[\d+\]", "[]", error.difference.path)
+
+
+def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
+    """Return the failure of a case, with further fields; it has no stored case or script yet."""
+    found: dict[str, Any] = {
+        "uses": tuple(sorted(case.used)),
+        "input": Input(prop.name, 0, case.choices).to_bytes(),
+        **more,
+    }
+    return failure_of(prop, case.example, case.raised, **found)
+
+
+def failure_of(prop: Property, example: Any, error: BaseException, **more: Any) -> Failure:
+    """Return the failure of an example of a property with an error, with further fields."""
+    check = prop.check
+    function, field, name = key_of(check.function, error)
+    line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
+    if not str(error):  # a plain `assert` says nothing
+        line += check.description.partition("\n")[0]
+    batch = batch_of(example)
+    fields: dict[str, Any] = {
+        "property_name": prop.name,
+        "kind": check.kind.value,
+        "message": str(error),
+        "details": describe_failure((check, example, error), error),
+        "requests": None if batch is None else batch.num_reqs,
+        **more,
+    }
+    return Failure(function, prop.target.name, field=field, error=name, line=line[:500], **fields)
+
+
+def with_artefacts(
+    failure: Failure, prop: Property, example: Any, error: BaseException, *, is_safe: bool = True
+) -> Failure:
+    """Return a failure with its stored case, and its script if that can be short.
+
+    With `is_safe` the call can be made again in this process, to see that a script shows it.
+    """
+    case = None
+    with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
+        case = case_of_failure(prop.check, prop.where, example, error)
+    script = script_of(prop.check, prop.target, example, error) if is_safe else None
+    return dataclasses.replace(failure, case=case, script=script)

@@ -1,0 +1,103 @@
+"""Detect that the memory of a process grows with the number of cases of a property."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from conformance.forked_calls import run_in_child
+from kvtwin.fuzz.cases import Input, Status, run_case
+from kvtwin.fuzz.failures import Failure, failure_of_case
+from kvtwin.fuzz.jobs import WorkerContext
+from kvtwin.fuzz.properties import Property, PropertyJob, properties_of
+from kvtwin.fuzz.worker_process import rss_bytes
+
+STAGES: Final = 8
+"""Memory must grow in so many stages, after a first one that fills caches.
+
+What a C library keeps of freed memory has grown for five of them, in a function that leaks nothing.
+"""
+
+ROUNDS: Final = 3
+"""How often the same cases are run in a stage."""
+
+CASES: Final = 24
+"""Cases of a round."""
+
+MAX_SECONDS: Final = 240.0
+"""A property whose cases take longer is not measured."""
+
+MIN_BYTES: Final = 32 << 10
+"""What each case must add in each stage to be reported; the harness' own caches add 5 KiB."""
+
+
+class MemoryGrowthError(AssertionError):
+    """The memory of the process grows each time that the same inputs are checked again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowthJob(PropertyJob):
+    """Run the same cases again and again in a forked child, and measure its memory.
+
+    Attributes:
+        seed: What the cases are drawn from.
+    """
+
+    seed: int
+    task: ClassVar[str] = "measure memory of"
+
+    def run(self, worker: WorkerContext) -> Failure | None:
+        """Return the failure if the memory grows in each stage; None if it does not."""
+        return self.measure(worker.note_input)
+
+    def measure(self, note: Callable[[bytes], None] = lambda _: None) -> Failure | None:
+        """Return the failure if the memory grows in each stage; None if it does not.
+
+        Args:
+            note: Writes down each input before it runs.
+        """
+        prop = properties_of(self.subject)[self.property_name]
+        sizes = self._measure(prop, note)
+        if len(sizes) <= STAGES:
+            return None
+        case = run_case(prop, Input(prop.name, self.seed), note)
+        each = (sizes[-1] - sizes[0]) / (STAGES * ROUNDS * CASES) / 1024
+        error = MemoryGrowthError(f"the memory of the process grows by {each:,.0f} KiB each case")
+        failed = dataclasses.replace(case, status=Status.FAILED, error=error)
+        found = failure_of_case(prop, failed, kind="memory growth")
+        # Measured again: a single case would show nothing.
+        return dataclasses.replace(found, input=Input(prop.name, self.seed).to_bytes())
+
+    def _measure(self, prop: Property, note: Callable[[bytes], None]) -> list[int]:
+        """Return the resident bytes after each stage of a child, up to one that adds too few."""
+        with tempfile.TemporaryFile() as file:
+
+            def measure() -> None:
+                sizes: list[int] = []
+                while len(sizes) <= STAGES:
+                    for number in range(ROUNDS * CASES):
+                        run_case(prop, Input(prop.name, self.seed + number % CASES), note)
+                    gc.collect()
+                    _trim()
+                    size = rss_bytes(os.getpid())
+                    if sizes and size - sizes[-1] < MIN_BYTES * ROUNDS * CASES:
+                        break
+                    sizes.append(size)
+                os.write(file.fileno(), json.dumps(sizes).encode())
+
+            run_in_child(measure, MAX_SECONDS)
+            file.seek(0)
+            return json.loads(file.read() or "[]")
+
+
+def _trim() -> None:
+    """Give memory that is free back to the system, where the C library can do that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,295 @@
+"""A night: run jobs until the time is over, and collect their results.
+
+`schedule` chooses the next job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from kvtwin.fuzz.cases import Input
+from kvtwin.fuzz.child import ProcessDiedError
+from kvtwin.fuzz.chooser import Chooser
+from kvtwin.fuzz.coverage import PLURALS, goals_of
+from kvtwin.fuzz.database import Database
+from kvtwin.fuzz.display import Display, State
+from kvtwin.fuzz.failures import Failure
+from kvtwin.fuzz.findings import Findings, open_findings
+from kvtwin.fuzz.growth import GrowthJob
+from kvtwin.fuzz.interrupts import catching_signals
+from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
+from kvtwin.fuzz.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.options import Options
+from kvtwin.fuzz.properties import Property, PropertyJob, properties_of
+from kvtwin.fuzz.ray_pool import NodeLost
+from kvtwin.fuzz.replay import ReplayJob, ReplayResult
+from kvtwin.fuzz.report.record import Error, LostWorker, Point
+from kvtwin.fuzz.schedule import Schedule
+from kvtwin.fuzz.slices import SliceJob, SliceResult
+
+DRAIN_SECONDS: Final = 4.0
+"""What running jobs may take to end after the night is over."""
+
+GROWN_BYTES: Final = 24 << 20
+"""A property whose slices left this much memory behind is measured."""
+
+MAX_ERRORS: Final = 50
+"""After so many errors of the fuzzer itself a night ends."""
+
+
+class Fuzzing:
+    """A night that runs.
+
+    Args:
+        options: What it does.
+        pool: The workers.
+        database: Keeps the inputs that are worth varying.
+        display: Shows it.
+
+    Raises:
+        ValueError: The options name nothing that there is; the findings cannot be read.
+    """
+
+    def __init__(self, options: Options, pool: Pool, database: Database, display: Display) -> None:
+        self.options, self.pool, self.database, self.display = options, pool, database, display
+        self.seed = secrets.randbits(64) if options.seed is None else options.seed
+        self.properties = properties_of(options.subject)
+        self.findings = Findings(options.out / "findings")
+        self.chooser = Chooser(
+            {name: goals_of(prop.check) for name, prop in self.properties.items()}, self.seed
+        )
+        self.started = datetime.now(UTC)
+        self.curve: list[Point] = []
+        self.lost: list[LostWorker] = []
+        self.errors: list[Error] = []
+        self.peaks: dict[str, int] = {}
+        self.num_workers = pool.size
+        self.interrupted_by: str | None = None
+        self._begin = time.monotonic()
+        self._outstanding: list[Job] = []
+        self._grown: Counter[str] = Counter()
+        self._schedule = Schedule(
+            options, self.seed, self.properties, self.chooser, self.findings, database
+        )
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the night began."""
+        return time.monotonic() - self._begin
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.options.seconds - self.seconds
+
+    def run(self) -> None:
+        """Run until the time is over, or a signal ends it."""
+        with catching_signals(self._interrupt):
+            while self.left > 0 and self.interrupted_by is None:
+                self._submit()
+                self._handle(self.pool.events(min(0.2, max(self.left, 0))))
+                self._show()
+                if len(self.errors) > MAX_ERRORS:
+                    break
+            self._drain()
+        self.findings.write()
+        self._note_point()
+
+    def _interrupt(self, name: str) -> None:
+        self.interrupted_by = name
+
+    def _submit(self) -> None:
+        """Keep each worker busy, and one job waiting."""
+        while len(self._outstanding) <= self.pool.size and self.left > 0:
+            job = self._schedule.next(self._outstanding, self.seconds, self.pool.size)
+            if job is None:
+                return
+            self.pool.submit(job)
+            self._outstanding.append(job)
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Message):
+                self._handle_message(event)
+                continue
+            self._outstanding.remove(event.job)
+            if isinstance(event, Lost):
+                self._handle_lost(event)
+            else:
+                self._handle_finished(event)
+
+    def _handle_message(self, event: Message) -> None:
+        content = event.content
+        if isinstance(content, Failure):
+            self._add(content)
+        elif isinstance(content, NodeLost):
+            self._note_lost(content.worker, "its node was lost", event.job, "runs on another node")
+
+    def _handle_finished(self, event: Finished) -> None:
+        result, job = event.result, event.job
+        self.peaks["each"] = max(self.peaks.get("each", 0), event.peak_bytes)
+        if isinstance(result, SliceResult):
+            self._learn(result)
+        elif isinstance(result, ReplayResult):
+            self._note_replay(result)
+        elif isinstance(job, MinimizeJob):
+            self._note_minimized(job, result)
+        elif isinstance(result, Failure):
+            self._add(result)
+
+    def _learn(self, result: SliceResult) -> None:
+        name = result.property_name
+        self.chooser.learn(result)
+        for data in result.covering:
+            self._schedule.covering[name].append(data)
+            self.database.save_covering(name, data)
+        self._grown[name] += max(result.grown_bytes, 0)
+        if self._grown[name] > GROWN_BYTES and result.grown_bytes > 0:
+            self._grown[name] = -(1 << 62)  # once
+            self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
+
+    def _note_replay(self, result: ReplayResult) -> None:
+        if result.fails:
+            self.findings.note_failing(result.id, result.fails, result.tries)
+            if result.fails == result.tries:
+                self._schedule.minimize(self.findings.by_id[result.id].failure)
+        elif result.is_fixed:
+            failure = self.findings.by_id[result.id].failure
+            self.findings.note_fixed(result.id)
+            self._schedule.failing.discard(failure.key)  # it may come back in another form
+            self.database.remove_failing(failure.property_name, failure.input)
+            self.display.note(f"fixed: {failure.line}")
+
+    def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
+        known = job.finding_id
+        if known not in self.findings.by_id:
+            return
+        failure = self.findings.by_id[known].failure
+        if result is None:  # it did not fail again
+            result = dataclasses.replace(failure, fails=1, tries=1 + TRIES)
+        self.database.remove_failing(failure.property_name, failure.input)
+        self.database.save_failing(result.property_name, result.input)
+        self.findings.replace(known, result)
+        self._schedule.failing.add(result.key)
+
+    def _handle_lost(self, event: Lost) -> None:
+        job = event.job
+        if event.reason in {"stopped", "node"}:
+            return
+        if isinstance(job, SliceJob):
+            self.chooser.give_up(job.property_name)
+        if event.reason == "error":
+            self.errors.append(Error(where=job.name, message=event.detail))
+            self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
+            return
+        if isinstance(job, ReplayJob):
+            self.findings.note_failing(job.id, 1, 1)
+        self._schedule.deaths[_property_of(job)] += 1
+        action = "restarted"
+        noted = _input_of(event.input)
+        if noted is not None and not isinstance(job, ReplayJob):
+            failure = _death_of(self.properties[noted.property_name], event)
+            action += f"; the input is stored as {failure.id}"
+            self._add(failure)
+        self._note_lost(event.worker, event.reason, job, action)
+
+    def _note_lost(self, worker: str, reason: str, job: Job, action: str) -> None:
+        self.lost.append(
+            LostWorker(
+                worker=worker,
+                seconds=self.seconds,
+                reason=reason,
+                property=_property_of(job),
+                action=action,
+            )
+        )
+
+    def _add(self, failure: Failure) -> None:
+        """Store a failure, and schedule its minimization if it is new."""
+        found = self.findings.add(failure)
+        self._schedule.failing.add(failure.key)
+        if found is None:
+            return
+        self.display.note(f"FAILS: {failure.function} on {failure.target}: {failure.line}")
+        if failure.input:
+            self.database.save_failing(failure.property_name, failure.input)
+        self._schedule.minimize(failure)
+
+    def _drain(self) -> None:
+        """Let running jobs end, and take what they found."""
+        self.pool.stop()
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._outstanding and time.monotonic() < until:
+            self._handle(self.pool.events(0.1))
+        self.pool.close()
+        self._handle(self.pool.events(0))
+
+    def _show(self) -> None:
+        step = max(self.options.seconds / 200, 1.0)
+        if not self.curve or self.seconds - self.curve[-1].seconds > step:
+            self._note_point()
+        self.display.show(
+            State(
+                self.seconds,
+                self.num_cases,
+                self.met(),
+                len(open_findings(self.findings)),
+                sum(finding.status == "new" for finding in self.findings.by_id.values()),
+                self.pool.size,
+            )
+        )
+
+    @property
+    def num_cases(self) -> int:
+        """The cases so far."""
+        return sum(record.cases for record in self.chooser.records.values())
+
+    def met(self) -> dict[str, int]:
+        """Return how many different events were met, by kind."""
+        return dict(Counter(PLURALS[event[0]] for event in self.chooser.events))
+
+    def _note_point(self) -> None:
+        number = len(open_findings(self.findings))
+        point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
+        self.curve.append(point)
+
+
+def _property_of(job: Job) -> str:
+    """Return the property that a job is about: each job of a night is about one."""
+    return job.property_name if isinstance(job, PropertyJob) else job.name
+
+
+def _input_of(data: bytes) -> Input | None:
+    """Return the input that a lost worker had noted; None if it had noted none, or all of it."""
+    try:
+        return Input.from_bytes(data)
+    except (ValueError, TypeError):
+        return None
+
+
+def _death_of(prop: Property, event: Lost) -> Failure:
+    """Return the failure of a worker that died, before it was minimized."""
+    how = event.reason.removeprefix("signal ")
+    how = "out of memory" if how == "memory" else how
+    line = str(ProcessDiedError(how))
+    return Failure(
+        prop.check.function,
+        prop.target.name,
+        prop.name,
+        "hang" if how == "hang" else "crash",
+        "",
+        how,
+        line,
+        message=f"{line}\n{event.detail}",
+        input=event.input,
+    )
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]

@@ -1,0 +1,117 @@
+"""The process that has Ray start a worker on each free CPU and GPU, for `ray_pool.RayPool`.
+
+It is a process of its own because Ray ends the process that uses it when the head node is lost, and
+because Ray prints. What the cluster has goes through a pipe to the coordinator; jobs and events go
+between the coordinator and the workers directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from kvtwin.fuzz.ray_cluster import Config, Resources
+from kvtwin.fuzz.ray_worker import run_worker
+
+WATCH_SECONDS: Final = 2.0
+"""How often the nodes of the cluster are looked at."""
+
+PAUSE_SECONDS: Final = 10.0
+"""What is waited after a worker could not be started."""
+
+
+class Driver:
+    """Starts workers where the cluster has room for them.
+
+    Args:
+        config: What it needs to know.
+
+    Raises:
+        Exception: Of any class: Ray cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        import ray  # noqa: PLC0415  # of the extra `ray`
+
+        ray.init(
+            config.address,
+            runtime_env={"working_dir": config.code},
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        self._ray: Any = ray
+        self._config = config
+        self._node = ray.get_runtime_context().get_node_id()
+        self._address = (ray.util.get_node_ip_address(), config.port)
+        self._workers: dict[Any, bool] = {}
+        self._number = 0
+        self._pause_until = 0.0
+        self._failure = ""
+
+    def look(self) -> Resources:
+        """Replace workers that ended, start what the nodes have room for, and return these."""
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        if self._node not in nodes:
+            # Ray ends the workers of a driver whose node is gone: another one begins again.
+            raise RuntimeError("the node of this machine is gone")
+        cpus, gpus = (
+            sum(int(node["Resources"].get(kind, 0)) for node in nodes.values())
+            for kind in ("CPU", "GPU")
+        )
+        self._remove_ended()
+        limit = cpus if self._config.workers is None else min(cpus, self._config.workers)
+        for has_gpu, most in ((False, limit), (True, gpus * self._config.use_gpus)):
+            running = sum(each is has_gpu for each in self._workers.values())
+            for _ in range(most - running if time.monotonic() > self._pause_until else 0):
+                self._start(has_gpu)
+        free = int(self._ray.available_resources().get("CPU", 0))
+        return Resources(cpus, free, gpus, self._failure)
+
+    def _remove_ended(self) -> None:
+        if not self._workers:
+            return
+        ended, _ = self._ray.wait(list(self._workers), num_returns=len(self._workers), timeout=0)
+        for reference in ended:
+            del self._workers[reference]
+            errors = self._ray.exceptions
+            try:
+                self._ray.get(reference)
+            except (errors.RayTaskError, errors.RuntimeEnvSetupError) as error:
+                self._pause_until = time.monotonic() + PAUSE_SECONDS
+                self._failure = str(error)
+                print(error, file=sys.stderr)
+            except errors.RayError:
+                pass  # it was killed, or its node was lost: another one is started at once
+
+    def _start(self, has_gpu: bool) -> None:
+        task = self._ray.remote(
+            num_cpus=0 if has_gpu else 1,
+            num_gpus=1 if has_gpu else 0,
+            max_retries=0,
+            max_calls=1,  # a process of its own: its fork server keeps what it sees of GPUs
+        )(run_worker)
+        worker = task.remote(self._number, self._address, self._config.worker, has_gpu)
+        self._workers[worker] = has_gpu
+        self._number += 1
+
+
+def main() -> None:
+    """Serve the coordinator, whose end of the pipe the command line names, until it is gone."""
+    pipe = Connection(int(sys.argv[1]))
+    config: Config = pipe.recv()
+    try:
+        driver = Driver(config)
+    except Exception as error:  # noqa: BLE001  # Ray raises all kinds
+        pipe.send(" ".join(str(error).split()) or type(error).__name__)
+        return
+    with contextlib.suppress(OSError):  # the coordinator is gone
+        while True:
+            pipe.send(driver.look())
+            time.sleep(WATCH_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A worker on a node of a Ray cluster: a Ray task with a child process that runs the jobs.
+
+The task itself runs no job and imports nothing of the harness, so a crash ends only the child. Its
+jobs and events go through a socket to the coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import socket
+import threading
+from multiprocessing.connection import Client, Connection
+from typing import Any, Final
+
+from kvtwin.fuzz.jobs import Event, Finished, Job, Message, WorkerContext
+from kvtwin.fuzz.shipping import Places, dump, load
+from kvtwin.fuzz.worker import Limits, LocalWorker
+
+STOP: Final = "stop"
+CLOSE: Final = "close"
+"""What the coordinator sends, next to jobs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PickledJob:
+    """A job that the task need not import.
+
+    Attributes:
+        data: The job, as `shipping.dump` writes it.
+        places: Where the coordinator's folders are on this node.
+    """
+
+    data: bytes
+    places: Places
+    name: str = "pickled"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> bytes:
+        """Run the job; return its result, as `shipping.dump` writes it."""
+        job: Job = load(self.data, self.places)
+        return dump(job.run(_PicklingContext(worker, self.places)), self.places)
+
+
+class _PicklingContext:
+    """A `WorkerContext` that pickles what is reported."""
+
+    def __init__(self, worker: WorkerContext, places: Places) -> None:
+        self._worker, self._places = worker, places
+        self.note_input, self.is_over = worker.note_input, worker.is_over
+
+    def report(self, message: object) -> None:
+        self._worker.report(dump(message, self._places))
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker on a node needs to know.
+
+    Attributes:
+        key: Authenticates it to the coordinator.
+        places: Folders of the coordinator.
+        limits: What its child process may take.
+        preload: Modules that its child processes import once.
+    """
+
+    key: bytes
+    places: Places
+    limits: Limits
+    preload: tuple[str, ...]
+
+
+def run_worker(number: int, address: tuple[str, int], config: WorkerConfig, has_gpu: bool) -> None:
+    """Run the jobs that the coordinator sends until it closes the connection.
+
+    Args:
+        number: Of the worker.
+        address: Of the coordinator.
+        config: What the worker needs to know.
+        has_gpu: Whether it runs the jobs that need a GPU, or the others.
+    """
+    name = f"worker {number} on {socket.gethostname()}"
+    places = config.places.on_node()
+    worker = LocalWorker(name, config.limits, config.preload)
+    jobs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    with Client(address, authkey=config.key) as pipe:
+        pipe.send((name, has_gpu))
+        threading.Thread(target=_receive, args=(pipe, worker, jobs), daemon=True).start()
+        with contextlib.suppress(OSError):
+            while (data := jobs.get()) is not None:
+                for event in worker.run(PickledJob(data, places)):
+                    pipe.send_bytes(dump(wire_of(event), places))
+
+
+def _receive(pipe: Connection, worker: LocalWorker, jobs: queue.SimpleQueue[bytes | None]) -> None:
+    """Receive jobs, and what ends them: the body of a thread."""
+    with contextlib.suppress(EOFError, OSError):
+        while (received := pipe.recv()) != CLOSE:
+            if received == STOP:
+                worker.stop()
+            else:
+                jobs.put(received)
+    worker.close()
+    jobs.put(None)
+
+
+def wire_of(event: Event) -> tuple[Any, ...]:
+    """Return an event as plain values without its job, which the coordinator has."""
+    if isinstance(event, Message):
+        return "message", event.content
+    if isinstance(event, Finished):
+        return "finished", event.result, event.rss_bytes, event.peak_bytes
+    return "lost", event.reason, event.input, event.detail, event.worker

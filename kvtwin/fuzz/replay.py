@@ -1,0 +1,143 @@
+"""Try a finding of an earlier night again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from conformance.cases.check import replay
+from conformance.encoding import Json
+from conformance.forked_calls import run_in_child
+from conformance.targets import RAISED
+from kvtwin.fuzz.cases import Input, run_case
+from kvtwin.fuzz.child import CASE_SECONDS, HANG_SECONDS
+from kvtwin.fuzz.growth import GrowthJob, MemoryGrowthError
+from kvtwin.fuzz.jobs import WorkerContext
+from kvtwin.fuzz.minimize import TRIES
+from kvtwin.fuzz.properties import Property, PropertyJob, Subject, properties_of
+
+SECONDS: Final = 20.0
+"""After this long no further try begins."""
+
+MAX_PASSES: Final = 200
+"""However seldom a failure fails, it counts as fixed after so many passes."""
+
+
+def passes_to_be_fixed(fails: int, tries: int) -> int:
+    """Return after how many passes a failure counts as fixed, by how often it failed before.
+
+    One that is still there passes as often in a row by chance once in a hundred nights.
+
+    >>> [passes_to_be_fixed(fails, 8) for fails in (8, 7, 4, 1)], passes_to_be_fixed(1, 1000)
+    ([1, 3, 7, 35], 200)
+    """
+    if fails >= tries:
+        return 1
+    return min(math.ceil(math.log(0.01) / math.log(1 - fails / tries)), MAX_PASSES)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayResult:
+    """What came of it.
+
+    Attributes:
+        id: The finding's id.
+        fails: How often it failed.
+        tries: How often it was tried; 0 if its property is not among the subject's.
+        is_fixed: Whether it passed so often that it counts as fixed.
+    """
+
+    id: str
+    fails: int
+    tries: int
+    is_fixed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayJob(PropertyJob):
+    """Try a finding again, in a forked child: it may crash.
+
+    Attributes:
+        id: The finding's id.
+        kind: The kind of the failure.
+        input: How it was drawn.
+        case: Its stored case; None if there is none, and the input is drawn again.
+        passes: How often it must pass to count as fixed.
+    """
+
+    id: str
+    kind: str
+    input: bytes
+    case: Json = None
+    passes: int = 1
+    task: ClassVar[str] = "replay a failure of"
+
+    def run(self, worker: WorkerContext) -> ReplayResult:
+        """Return how often it failed."""
+        prop = properties_of(self.subject).get(self.property_name)
+        if prop is None:
+            return ReplayResult(self.id, 0, 0)
+        if self.kind == "memory growth":
+            seed = Input.from_bytes(self.input).seed
+            found = GrowthJob(self.subject, self.property_name, seed).run(worker)
+            return ReplayResult(self.id, int(found is not None), 1, is_fixed=found is None)
+        seconds = HANG_SECONDS if self.kind == "hang" else CASE_SECONDS
+        fails = tries = 0
+        started = time.monotonic()
+        while not tries or time.monotonic() - started < SECONDS:
+            worker.note_input(self.input)  # each try has a time of its own
+            fails += _fails(lambda: self._try(prop), seconds)
+            tries += 1
+            if tries >= TRIES and (fails or tries >= self.passes):
+                break
+        return ReplayResult(self.id, fails, tries, is_fixed=not fails and tries >= self.passes)
+
+    def _try(self, prop: Property) -> None:
+        """Raise if it still fails."""
+        if self.case is not None:
+            replay(self.case, prop.target)
+        elif (error := run_case(prop, Input.from_bytes(self.input)).error) is not None:
+            raise error
+
+
+def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
+    """Return what draws a stored input again, and raises if it still fails.
+
+    Args:
+        case: The case, of kind `input`.
+        subject: What is fuzzed.
+
+    Raises:
+        ValueError: An input of a property that the subject does not have.
+    """
+    expected = Input.from_bytes(case["input"].encode())
+    prop = properties_of(subject).get(expected.property_name)
+    if prop is None:
+        raise ValueError(f"there is no property {expected.property_name} here")
+
+    def attempt() -> None:
+        if case.get("failure") == "memory growth":
+            found = GrowthJob(subject, prop.name, expected.seed).measure()
+            error = found and MemoryGrowthError(found.line)
+        else:
+            error = run_case(prop, expected).error
+        if error is not None:
+            raise error
+
+    return attempt
+
+
+def _fails(attempt: Callable[[], None], seconds: float) -> bool:
+    """Return whether an attempt raises or dies, in a forked child."""
+
+    def call() -> None:
+        try:
+            attempt()
+        except RAISED:
+            os._exit(1)
+
+    return bool(run_in_child(call, seconds))

@@ -1,0 +1,169 @@
+"""Choose the next job of a night: try a finding again, minimize a failure, or run a slice."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvtwin.fuzz.chooser import Chooser
+from kvtwin.fuzz.database import Database
+from kvtwin.fuzz.failures import Failure
+from kvtwin.fuzz.findings import Findings, open_findings
+from kvtwin.fuzz.jobs import Job
+from kvtwin.fuzz.minimize import MinimizeJob
+from kvtwin.fuzz.options import Options
+from kvtwin.fuzz.properties import Property
+from kvtwin.fuzz.replay import ReplayJob, passes_to_be_fixed
+from kvtwin.fuzz.slices import SliceJob
+
+SLICE_SECONDS: Final = (0.25, 4.0)
+"""The shortest and the longest slice."""
+
+LATE_SHARE: Final = 0.6
+"""After this share of a night, minimizing comes before slices."""
+
+MINIMIZE_SECONDS: Final = 20.0
+"""What minimizing a failing input may take; less in a short night."""
+
+SHARED_INPUTS: Final = 16
+"""Inputs of a property, found by others, that go with each of its slices."""
+
+MAX_DEATHS: Final = 3
+"""After a property ended this many workers it gets no more slices: each would end another."""
+
+PATIENCE_SECONDS: Final = 3.0
+"""A case of a function that is known to hang hangs if it takes longer than this."""
+
+
+class Schedule:
+    """Chooses the jobs of a night.
+
+    Args:
+        options: What the night does.
+        seed: Where the seeds of slices come from.
+        properties: What can be run, by name.
+        chooser: Chooses the property of a slice.
+        findings: What was found; what earlier nights found is tried first.
+        database: Keeps the inputs that are worth varying.
+
+    Attributes:
+        urgent: Jobs that come before slices.
+        failing: The keys of known failures, which slices need not report.
+        covering: Inputs that found something new, by property: the latest.
+        deaths: How many workers each property ended.
+    """
+
+    def __init__(  # the parts of a night
+        self,
+        options: Options,
+        seed: int,
+        properties: Mapping[str, Property],
+        chooser: Chooser,
+        findings: Findings,
+        database: Database,
+    ) -> None:
+        self.options, self.properties, self.chooser = options, properties, chooser
+        self.findings, self.database = findings, database
+        self.urgent: deque[Job] = deque()
+        self.failing = {finding.failure.key for finding in findings.by_id.values()}
+        self.covering: defaultdict[str, deque[bytes]] = defaultdict(
+            lambda: deque(maxlen=SHARED_INPUTS)
+        )
+        self.deaths: Counter[str] = Counter()
+        self._replays = deque(self._replay_of(one.failure) for one in findings.by_id.values())
+        self._seed = seed
+        self._slices = 0
+        self._fetched: set[str] = set()
+
+    def next(self, running: Sequence[Job], seconds: float, num_workers: int) -> Job | None:
+        """Return what to do next: until late, half of the workers look for more failures.
+
+        Args:
+            running: The jobs that run, or wait for a worker.
+            seconds: Since the night began.
+            num_workers: Of the pool.
+        """
+        if self._replays:
+            return self._replays.popleft()
+        others = sum(not isinstance(job, SliceJob) for job in running)
+        is_late = seconds > LATE_SHARE * self.options.seconds
+        while self.urgent and (is_late or others < max(num_workers // 2, 1)):
+            job = self.urgent.popleft()
+            if not self._is_explained(job):
+                return job
+        return self._next_slice(self.options.seconds - seconds, num_workers)
+
+    def minimize(self, failure: Failure) -> None:
+        """Have a failure minimized, unless that was done or cannot be."""
+        if failure.is_minimal or failure.kind == "memory growth" or not failure.input:
+            return
+        self.urgent.append(
+            MinimizeJob(
+                self.options.subject,
+                failure.property_name,
+                failure.input,
+                failure.key,
+                min(MINIMIZE_SECONDS, self.options.seconds / 12),
+                failure.kind,
+                failure.message.partition("\n")[2],
+                failure.id,
+            )
+        )
+
+    def _replay_of(self, failure: Failure) -> ReplayJob:
+        return ReplayJob(
+            self.options.subject,
+            failure.property_name,
+            failure.id,
+            failure.kind,
+            failure.input,
+            failure.case,
+            passes_to_be_fixed(failure.fails, failure.tries),
+        )
+
+    def _is_explained(self, job: Job) -> bool:
+        """Return whether a job would minimize what another failure explains."""
+        return isinstance(job, MinimizeJob) and job.finding_id not in self.findings.primary()
+
+    def _next_slice(self, left: float, num_workers: int) -> SliceJob | None:
+        for _ in range(len(self.properties)):
+            name = self.chooser.choose()
+            if self.deaths[name] < MAX_DEATHS:
+                break
+            self.chooser.give_up(name)
+        else:
+            return None
+        first: tuple[bytes, ...] = ()
+        if name not in self._fetched:
+            self._fetched.add(name)
+            covering = self.database.covering(name)[-SHARED_INPUTS:]
+            first = (*self.database.failing(name)[-SHARED_INPUTS:], *covering)
+        self._slices += 1
+        return SliceJob(
+            self.options.subject,
+            name,
+            self._seed ^ (self._slices << 20),
+            min(self._slice_seconds(num_workers), max(left, 0.05)),
+            frozenset(self.failing),
+            tuple(self.covering[name]),
+            first,
+            patience_seconds=self._patience_with(self.properties[name].check.function),
+        )
+
+    def _patience_with(self, function: str) -> float | None:
+        """Return how long a case of a function may take, None for the usual time."""
+        known = (found.failure for found in open_findings(self.findings))
+        is_known = any(
+            failure.key == (function, "", "hang") and failure.fails == failure.tries > 1
+            for failure in known
+        )
+        return PATIENCE_SECONDS if is_known else None
+
+    def _slice_seconds(self, num_workers: int) -> float:
+        """Return the length of a slice: all properties have one within a third of the night."""
+        shortest, longest = SLICE_SECONDS
+        share = self.options.seconds * num_workers / len(self.properties)
+        if self.chooser.is_first_round:
+            return min(max(share / 3, shortest / 2), 1.0)
+        return min(max(share / 5, shortest), longest)

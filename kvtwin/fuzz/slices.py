@@ -1,0 +1,265 @@
+"""A slice: cases of one property for some seconds, in a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from hypothesis.internal.conjecture.choice import ChoiceT
+
+import reference
+from kvtwin.fuzz import branches, coverage
+from kvtwin.fuzz.cases import Case, Input, Status, run_case
+from kvtwin.fuzz.failures import failure_of_case, key_of
+from kvtwin.fuzz.jobs import WorkerContext
+from kvtwin.fuzz.properties import Property, PropertyJob, Subject, properties_of
+from kvtwin.fuzz.worker_process import rss_bytes
+
+MAX_INPUTS: Final = 256
+"""Inputs of a property that covered something new and are stored by a worker, to vary them."""
+
+VARIED_SHARE: Final = 0.5
+"""The share of cases that are like an input that covered something new."""
+
+MAX_TRIED: Final = 4
+"""Inputs of other workers that a slice tries as they are: what they cover is known here then."""
+
+LATEST: Final = 4
+"""Half of these are like one of so many inputs that were the last to take a new branch."""
+
+MAX_REPORTED: Final = 8
+"""Failures that a slice reports; more would only repeat themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceResult:
+    """What came of a slice.
+
+    Attributes:
+        property_name: The property's name.
+        cases: Cases that ran, invalid ones included.
+        invalid: Cases whose input could not be drawn.
+        failed: Cases that failed, known failures included.
+        seconds: How long it took.
+        events: What was covered, with the number of cases.
+        covering: Inputs that covered what this worker had not seen before.
+        grown_bytes: How much the resident memory of the worker grew.
+    """
+
+    property_name: str
+    cases: int
+    invalid: int
+    failed: int
+    seconds: float
+    events: Counter[coverage.Event]
+    covering: tuple[bytes, ...] = ()
+    grown_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceJob(PropertyJob):
+    """Cases of one property for some seconds.
+
+    Attributes:
+        seed: What the slice's draws come from.
+        seconds: How long.
+        known: The keys of failures that need not be reported again.
+        inputs: Inputs that other workers found worth varying.
+        first: Inputs that are tried first, as they are: those of earlier nights.
+        max_cases: The most cases; None for no limit.
+        patience_seconds: A case that takes longer hangs; None for the worker's own limit.
+    """
+
+    seed: int
+    seconds: float
+    known: frozenset[tuple[str, str, str]] = frozenset()
+    inputs: tuple[bytes, ...] = ()
+    first: tuple[bytes, ...] = ()
+    max_cases: int | None = None
+    patience_seconds: float | None = None
+
+    def run(self, worker: WorkerContext) -> SliceResult:
+        """Run the slice in a worker; report each new failure at once."""
+        prop = properties_of(self.subject)[self.property_name]
+        memory = _memory_of(self.subject)
+        memory.add(self.first)
+        others = memory.add(self.inputs)
+        return _Slice(self, prop, memory, worker).run([*self.first, *others[-MAX_TRIED:]])
+
+
+class _Memory:
+    """What a worker remembers between slices: what it covered, and by which inputs.
+
+    Args:
+        prop: A property of the subject, whose implementation's branches are observed.
+    """
+
+    def __init__(self, prop: Property) -> None:
+        self.signatures: dict[str, set[frozenset[str]]] = {}
+        self.inputs: dict[str, list[Input]] = {}
+        self.latest: dict[str, deque[Input]] = {}
+        self.known_bytes: set[bytes] = set()
+        self.sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
+        module = prop.target.implementation.module
+        files = [getattr(module, "__file__", None), reference.__file__]
+        folders = {Path(file).parent for file in files if file}
+        self.sources.append(branches.branch_source(folders))
+
+    def add(self, inputs: tuple[bytes, ...]) -> list[bytes]:
+        """Add inputs of other workers and nights; return those that are new here."""
+        new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
+        self.known_bytes.update(new)
+        for data in new:
+            self.keep(Input.from_bytes(data))
+        return new
+
+    def keep(self, found: Input) -> None:
+        """Keep an input, in the place of the oldest if there are too many."""
+        stored = self.inputs.setdefault(found.property_name, [])
+        stored.append(found)
+        del stored[:-MAX_INPUTS]
+
+
+_MEMORIES: dict[Subject, _Memory] = {}
+
+
+def _memory_of(subject: Subject) -> _Memory:
+    """Return this process' memory of a subject."""
+    if subject not in _MEMORIES:
+        _MEMORIES[subject] = _Memory(next(iter(properties_of(subject).values())))
+    return _MEMORIES[subject]
+
+
+class _Slice:
+    """A slice that runs."""
+
+    def __init__(
+        self, job: SliceJob, prop: Property, memory: _Memory, worker: WorkerContext
+    ) -> None:
+        self.job, self.prop, self.memory, self.worker = job, prop, memory, worker
+        self.chance = random.Random(f"{job.seed} {job.property_name}")  # noqa: S311  # no secret
+        self.known = set(job.known)
+        self.statuses: Counter[Status] = Counter()
+        self.covering: list[bytes] = []
+
+    def run(self, first: Sequence[bytes]) -> SliceResult:
+        """Run the first inputs as they are, then others until the time is over."""
+        started = time.perf_counter()
+        before = rss_bytes(os.getpid())
+        for source in self.memory.sources:
+            source.begin(self.prop.name, is_simulated=self.prop.target.is_simulated)
+        for data in first:
+            if not self._is_over(started):
+                self._run_one(Input.from_bytes(data))
+        while not self._is_over(started):
+            self._run_one(self._choose_input())
+        events: Counter[coverage.Event] = Counter()
+        for source in self.memory.sources:
+            events += source.end()
+        return SliceResult(
+            self.job.property_name,
+            self.statuses.total(),
+            self.statuses[Status.INVALID],
+            self.statuses[Status.FAILED],
+            time.perf_counter() - started,
+            events,
+            tuple(self.covering),
+            rss_bytes(os.getpid()) - before,
+        )
+
+    def _is_over(self, started: float) -> bool:
+        cases = self.statuses.total()
+        if self.job.max_cases is not None and cases >= self.job.max_cases:
+            return True
+        is_late = time.perf_counter() - started > self.job.seconds
+        return self.worker.is_over() or (is_late and cases > 0)
+
+    def _run_one(self, input_: Input) -> None:
+        watching = self._watching(is_varied=bool(input_.prefix))
+        case = run_case(self.prop, input_, self.worker.note_input, watching)
+        self.statuses[case.status] += 1
+        if case.status is not Status.INVALID:
+            function = self.prop.check.function
+            is_new = [
+                source.see(function, case.goals, case.example) for source in self.memory.sources
+            ]
+            self._keep_if_new(case, takes_new_branch=any(is_new))
+        if case.status is Status.FAILED:
+            self._report(case)
+
+    @contextlib.contextmanager
+    def _watching(self, *, is_varied: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for source in self.memory.sources:
+                stack.enter_context(source.watching(is_varied=is_varied))
+            yield
+
+    def _choose_input(self) -> Input:
+        seed = self.chance.getrandbits(64)
+        stored = self.memory.inputs.get(self.job.property_name, ())
+        if not stored or self.chance.random() > VARIED_SHARE:
+            return Input(self.job.property_name, seed)
+        latest = self.memory.latest.get(self.job.property_name)
+        if latest and self.chance.random() < 0.5:
+            choices = self.chance.choice(latest).prefix
+        else:  # the last ones covered what few others do
+            at = max(self.chance.randrange(len(stored)), self.chance.randrange(len(stored)))
+            choices = stored[at].prefix
+        return Input(self.job.property_name, seed, vary(choices, self.chance))
+
+    def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
+        """Store the input of a case if it covered something new in this worker.
+
+        Its set of goals is new, or it is the first of its property to take a branch.
+        """
+        name = self.job.property_name
+        signature = frozenset(case.goals)
+        known = self.memory.signatures.setdefault(name, set())
+        if (signature in known and not takes_new_branch) or len(case.choices) > 4096:
+            return
+        known.add(signature)
+        found = Input(name, 0, case.choices)
+        self.memory.keep(found)
+        if takes_new_branch:
+            self.memory.latest.setdefault(name, deque(maxlen=LATEST)).append(found)
+        self.memory.known_bytes.add(found.to_bytes())
+        if len(self.covering) < MAX_INPUTS:
+            self.covering.append(found.to_bytes())
+
+    def _report(self, case: Case) -> None:
+        key = key_of(self.prop.check.function, case.raised)
+        if key in self.known or len(self.known) - len(self.job.known) >= MAX_REPORTED:
+            return
+        self.known.add(key)
+        self.worker.report(failure_of_case(self.prop, case))
+
+
+def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, ...]:
+    """Return choices that are partly others: only the first ones, or all with one changed.
+
+    What follows the first ones is drawn again. A changed one that its strategy does not allow
+    becomes the simplest that it does.
+
+    >>> vary((), random.Random(0))
+    ()
+    """
+    at = chance.randrange(len(choices) + 1)
+    if at == len(choices) or chance.random() < 0.5:
+        return choices[:at]
+    old = choices[at]
+    new: ChoiceT
+    if isinstance(old, bool):
+        new = not old
+    elif isinstance(old, int):
+        near = (old - 1, old + 1, 0, chance.randrange(8), chance.randint(0, 2 * abs(old) + 1))
+        new = chance.choice(near)
+    else:
+        return choices[:at]
+    return (*choices[:at], new, *choices[at + 1 :])

@@ -1,0 +1,273 @@
+"""A worker: one child process that runs jobs, watched by this process.
+
+The next input is in memory that both processes share, so it is known if the child dies. A child
+that does not note a new input for `hang_seconds` is killed, as is one that uses more than
+`memory_bytes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.worker_process import (
+    LOST_CONTEXT_EXIT,
+    USED_GPU,
+    SharedState,
+    rss_bytes,
+    run_jobs,
+)
+
+POLL_SECONDS: Final = 0.2
+"""How often a child is looked at while it says nothing."""
+
+END_SECONDS: Final = 10.0
+"""What a child may take to end once it was killed, or has closed its pipe."""
+
+START_SECONDS: Final = 120.0
+"""What a child may take to import all that it needs."""
+
+STARTING: Final = threading.Lock()
+"""Held while a child is started, or checked for its end.
+
+To start one, `multiprocessing` checks whether all have ended; and of two threads that check one
+child of a fork server at once, the later one takes its exit status to be 255.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a worker may take.
+
+    Attributes:
+        hang_seconds: A case that takes longer hangs.
+        memory_bytes: A worker that has more resident memory is killed.
+        recycle_bytes: A worker that has more after a job is replaced by a new one.
+    """
+
+    hang_seconds: float = 60.0
+    memory_bytes: int = 6 << 30
+    recycle_bytes: int = 2 << 30
+
+
+PRELOAD: Final = ("kvtwin.fuzz.preload",)
+"""Modules that the fork server imports once; each child calls their `prepare()`, if any."""
+
+
+class LocalWorker:
+    """One child process at a time, started when the first job comes and again after it is lost.
+
+    Args:
+        name: What the report calls it.
+        limits: What the child may take.
+        preload: Modules that the fork server imports once.
+
+    Attributes:
+        restarts: How often a child was started after the first.
+        recycled: How many of these replaced a child that had become too large.
+    """
+
+    def __init__(self, name: str, limits: Limits, preload: tuple[str, ...] = PRELOAD) -> None:
+        self.name, self.limits, self.preload = name, limits, preload
+        self.restarts = self.recycled = 0
+        self._child: _Child | None = None
+        self._has_started = self._is_stopped = self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None if there is no child now."""
+        return self._child.process.pid if self._child is not None else None
+
+    def run(self, job: Job) -> Iterator[Event]:
+        """Run a job; yield its messages, and at last `Finished` or `Lost`."""
+        if self._is_closed:
+            yield Lost(job, "stopped", worker=self.name)
+            return
+        is_new = self._child is None
+        if self._child is None:
+            self.restarts += self._has_started
+            self._child = _Child(self.preload)
+            self._has_started = True
+        child = self._child
+        if self._is_stopped:
+            child.shared.is_over = True
+        for event in child.run(job, self.limits, lambda: self._is_closed):
+            if isinstance(event, Lost):
+                self._end_child()
+                if event.reason == USED_GPU and not is_new:
+                    yield from self.run(job)
+                    return
+                reason = "error" if event.reason == USED_GPU else event.reason
+                yield dataclasses.replace(event, reason=reason, worker=self.name)
+                return
+            if isinstance(event, Finished) and event.rss_bytes > self.limits.recycle_bytes:
+                self._end_child()
+                self.recycled += 1
+            yield event
+
+    def stop(self) -> None:
+        """Let `WorkerContext.is_over` be true in the child from now on."""
+        self._is_stopped = True
+        child = self._child
+        if child is not None:
+            child.shared.is_over = True
+
+    def close(self) -> None:
+        """End the child; a job that is running is lost as `stopped`."""
+        self._is_closed = True
+        child = self._child
+        if child is not None:
+            child.end()
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+
+class _Child:
+    """A child process, and what it shares with this one."""
+
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        # A child of the fork server starts in 50 ms.
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(preload))
+        self.shared: SharedState = context.RawValue(SharedState)
+        self._stacks = tempfile.NamedTemporaryFile(prefix="kvtwin-fuzz-")  # noqa: SIM115
+        self._ours, theirs = context.Pipe()
+        self.process = context.Process(
+            target=run_jobs,
+            args=(theirs, self.shared, self._stacks.name, os.getpid(), preload),
+            daemon=True,
+            name="kvtwin-fuzz",
+        )
+        with _without_main_module():
+            self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.process.kill()
+        self._exit_code()
+        with contextlib.suppress(OSError):  # the thread that runs jobs may do the same
+            self._ours.close()
+            self._stacks.close()
+
+    def run(self, job: Job, limits: Limits, is_closed: Callable[[], bool]) -> Iterator[Event]:
+        """Run a job; yield its messages, and at last `Finished` or `Lost`."""
+        watch = _Watch(self, job, limits)
+        try:
+            self._ours.send(job)
+        except OSError:
+            yield Lost(job, "stopped" if is_closed() else self._how_it_ended())
+            return
+        reason = ""
+        while not reason:
+            try:
+                if self._ours.poll(POLL_SECONDS):
+                    kind, content = self._ours.recv()
+                    if kind == "message":
+                        yield Message(job, content)
+                        continue
+                    if kind == "finished":
+                        yield Finished(job, *content)
+                    else:
+                        yield Lost(job, kind, self.shared.read(), content)
+                    return
+            except (EOFError, OSError, TypeError, ValueError):  # the last two if `close` closed it
+                reason = "stopped" if is_closed() else self._how_it_ended()
+            else:
+                reason = "stopped" if is_closed() else watch.reason_to_kill()
+                if reason:
+                    self._kill(has_stacks=reason != "stopped")
+        yield Lost(job, reason, self.shared.read(), self._read_stacks())
+
+    def _kill(self, *, has_stacks: bool) -> None:
+        """Kill the process; let it write what it is doing before, as far as it still can."""
+        if has_stacks:
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.3)
+        self.process.kill()
+
+    def _how_it_ended(self) -> str:
+        code = self._exit_code()
+        if code is None:
+            self.process.kill()
+            return "a closed pipe"
+        if code == LOST_CONTEXT_EXIT:
+            return "lost GPU context"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+
+    def _exit_code(self) -> int | None:
+        """Wait until the process has ended; return its exit status, None if it has not ended."""
+        until = time.monotonic() + END_SECONDS
+        while True:
+            with STARTING:
+                code: int | None = self.process.exitcode
+            if code is not None or time.monotonic() > until:
+                return code
+            time.sleep(0.01)
+
+    def _read_stacks(self) -> str:
+        try:
+            return Path(self._stacks.name).read_text(encoding="utf-8", errors="replace")
+        except OSError:  # the file is gone: the pool is being closed
+            return ""
+
+
+class _Watch:
+    """Notices a child that hangs, or takes too much memory; made before the job is sent.
+
+    Args:
+        child: The child.
+        job: What it runs.
+        limits: What it may take.
+    """
+
+    def __init__(self, child: _Child, job: Job, limits: Limits) -> None:
+        self._child, self._limits = child, limits
+        child.shared.write(b"")  # the last input of the job before is none of this job
+        self._first = self._count = child.shared.count
+        self._since = time.monotonic()
+        self._patience = getattr(job, "patience_seconds", None) or limits.hang_seconds
+
+    def reason_to_kill(self) -> str:
+        """Return why the child must be killed; empty if it need not be."""
+        count = self._child.shared.count
+        if count != self._count:
+            self._count, self._since = count, time.monotonic()
+        # Until its first input it may import modules.
+        has_begun = count != self._first
+        patience = self._patience if has_begun else max(START_SECONDS, self._patience)
+        if time.monotonic() - self._since > patience:
+            return "hang"
+        is_large = rss_bytes(self._child.process.pid) > self._limits.memory_bytes
+        return "memory" if is_large else ""
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Let a child not import the coordinator's `__main__`, a command line or pytest."""
+    main = sys.modules["__main__"]
+    STARTING.acquire()
+    hidden = {name: vars(main).get(name) for name in ("__file__", "__spec__")}
+    try:
+        for name in hidden:
+            setattr(main, name, None)
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
+        STARTING.release()

@@ -1,1 +1,0 @@
-"""Time the hot functions of `fast`, `reference` and a baseline: `python -m tools.bench`."""
