@@ -3,14 +3,20 @@
     python -m tools.mutate [--modules slots,ubatch] [--workers 2] [--budget-minutes N]
 
 makes mutants of each module, one change in each (`tools/mutation/operators.py` lists the changes),
-and runs conformance tests on them, in the simulator too: those of the module's own test module
-first, then those of all functions whose modules import it; of these, the ones that reach the
-changed line. A mutant that no test fails on survives. Outcomes are stored, and stay valid while
-the source of the module is unchanged. Before the first mutant, every test runs once, to find which
-lines it reaches; if `--budget-minutes` ends before that, nothing is evaluated. Mutants that are
-equivalent to the original are declared in `tools/equivalents.toml`. The exit status is 0; 1 if
-under 95% of the mutants that are not declared are killed, or under 90% in a module, or if a
-declaration is wrong; 2 for a wrong command line.
+and runs conformance tests on them, in the simulator too, until one fails. The tests are those of
+the functions in the module, and in all modules that import it; of these, the ones that reach the
+changed lines. To find them, a few examples of each run once before the first mutant; if
+`--budget-minutes` ends before that, nothing is evaluated.
+
+A few examples of each test run first. If all pass, all examples follow, of all tests that reach the
+changed function, until `--survivor-seconds` are used up. A mutant that no test fails on survives.
+Mutants that are equivalent to the original are declared in `tools/equivalents.toml`; on these, only
+the few examples run.
+
+Mutants are evaluated in a random order, so the part of them that an interrupted run has evaluated
+is a random sample. Outcomes are stored, and stay valid while the source of the module is unchanged.
+The exit status is 0; 1 if under 95% of the mutants that are not declared are killed, or under 90%
+in a module, or if a declaration is wrong; 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -24,7 +30,8 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,9 +40,7 @@ from tqdm import tqdm
 
 from conformance.name_lists import near
 from kvtwin.parser import Parser, names
-from tools.mutation.child import Setup
 from tools.mutation.equivalents import Declarations
-from tools.mutation.evaluator import Evaluator
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.session import Outcome, Session
@@ -122,39 +127,39 @@ class Run:
             RuntimeError: A test fails without a mutant, or cannot be imported.
         """
         left = [mutant for mutant in self._mutants if self._is_open(mutant, options)]
-        if options.sample is not None and options.sample < len(left):
-            chosen = random.Random(options.seed).sample(range(len(left)), options.sample)  # noqa: S311  # no secret
-            left = [left[at] for at in sorted(chosen)]
+        random.Random(options.seed).shuffle(left)  # noqa: S311  # no secret
+        if options.sample is not None:
+            left = first_of_each_module(left, options.sample)
         if not left:
             return
+        # It imports the project.
+        from tools.mutation.evaluator import Evaluator  # noqa: PLC0415
+
         deadline = float("inf")
         if options.budget_minutes is not None:
             deadline = time.monotonic() + SECONDS_OF_A_MINUTE * options.budget_minutes
-        folder = options.db.resolve().with_name(f"{options.db.name}.kept")
         evaluator = Evaluator(
-            Setup(project.copied_to(folder / "source"), options.profile),
-            self._session,
+            project,
+            options.profile,
             options.workers,
             options.timeout_seconds,
+            options.survivor_seconds,
             deadline=deadline,
-            is_thorough=options.thorough,
         )
         for mutant, outcome in self.evaluated():
             evaluator.learn(mutant, outcome)
-        modules = list(dict.fromkeys(mutant.module for mutant in left))
-        missing = evaluator.missing(modules)
+        missing = evaluator.missing({mutant.module for mutant in left})
         with tqdm(total=len(missing), desc="tests run", unit="test", leave=False) as bar:
             for _ in evaluator.measure(missing):
                 bar.update()
-        if missing := evaluator.missing(modules):
+        if missing := evaluator.missing({mutant.module for mutant in left}):
             print(f"nothing was evaluated: the budget ended before {len(missing)} tests ran once")
             return
         survived = 0
         with tqdm(total=len(left), unit="mutant", smoothing=0.05) as bar:
-            for mutant, outcome in evaluator.evaluate(left):
+            for mutant, outcome in evaluator.evaluate(left, self._declarations.of):
                 self._session.store(mutant, outcome)
-                survived += outcome.verdict.is_alive
-                bar.set_description(mutant.module, refresh=False)
+                survived += outcome.verdict.is_alive and self._declarations.of(mutant) is None
                 bar.set_postfix(survived=survived, refresh=False)
                 bar.update()
 
@@ -179,6 +184,17 @@ class Run:
         return 1 if wrong else 0
 
 
+def first_of_each_module(mutants: Iterable[Mutant], number: int) -> list[Mutant]:
+    """Return the first mutants of each module, up to a number, in their order."""
+    found: Counter[str] = Counter()
+    chosen = []
+    for mutant in mutants:
+        found[mutant.module] += 1
+        if found[mutant.module] <= number:
+            chosen.append(mutant)
+    return chosen
+
+
 def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
@@ -197,15 +213,14 @@ def _make_parser() -> Parser:
         "--budget-minutes",
         "begin nothing else after these: first no test that is run once, then no mutant",
     )
-    parser.add_number("--sample", "evaluate at most N of those that are left")
-    add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
+    parser.add_number("--sample", "evaluate at most N of those that are left of each module")
+    add("--seed", type=int, metavar="N", default=0, help="of the order; default: %(default)s")
     add(
         "--db",
         type=Path,
         metavar="FILE",
         default=FOLDER / "session.sqlite",
-        help="database of evaluated mutants, with a folder FILE.kept next to it; default:"
-        " build/mutants/session.sqlite",
+        help="database of evaluated mutants; default: build/mutants/session.sqlite",
     )
     add(
         "--equivalents",
@@ -217,6 +232,11 @@ def _make_parser() -> Parser:
     parser.add_number(
         "--timeout-seconds", "of processor time, in addition to 4 times what a test takes", 10
     )
+    parser.add_number(
+        "--survivor-seconds",
+        "of processor time, after which no more tests begin on a mutant",
+        60,
+    )
     add(
         "--profile",
         choices=("dev", "default"),
@@ -224,11 +244,6 @@ def _make_parser() -> Parser:
         help="of the tests; default: %(default)s",
     )
     add("--fresh", action="store_true", help="forget what was evaluated before, of these modules")
-    add(
-        "--thorough",
-        action="store_true",
-        help="also run tests of many functions, as the stateful test: a minute for each survivor",
-    )
     add(
         "--survivors-again",
         action="store_true",

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
@@ -24,9 +24,10 @@ pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[mu
 
 import fast
 from fast._native import slots as slot_loops
-from fast._native.compiler import COMPILED, Compiled
+from fast._native.compiler import COMPILED
 from tools import mutate
-from tools.mutation import child, evaluator
+from tools.bugs import planting
+from tools.mutation import evaluator, trial
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.regions import Source
@@ -101,6 +102,9 @@ class Toy:
     def run(self, *options: str) -> int:
         """Run the command line, and return its exit status."""
         root = self.project.root
+        for name in [name for name in sys.modules if name.startswith("toy")]:
+            del sys.modules[name]  # of an earlier run
+        planting._FUNCTIONS.clear()
         (root / "declared.toml").write_text(self.declared, encoding="utf-8")
         common = ["--db", f"{root}/build/toy.sqlite", "--equivalents", f"{root}/declared.toml"]
         return mutate.main([*common, "--workers", "2", "--profile", "dev", *options], self.project)
@@ -157,26 +161,24 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
 
 
 @pytest.fixture
-def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no process be started."""
+def no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be evaluated."""
 
-    def refuse(*_: object) -> None:
-        raise AssertionError("a process was started")
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an evaluation began")
 
-    monkeypatch.setattr(evaluator, "run", refuse)
+    monkeypatch.setattr(evaluator, "Evaluator", refuse)
 
 
 def test_survivors_are_reported(evaluated: Evaluated) -> None:
     """A survivor is shown with its diff, and fails the run when the whole module is evaluated."""
     assert (0, True) == (evaluated.statuses[0], "1 of 4 *" in evaluated.printed[0])
-    build = evaluated.toy.project.root / "build"
-    assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
     assert evaluated.statuses[1] == 1
     out = evaluated.printed[1]
     assert [4, 2, 2] == numbers(out, "clamping")
     assert "    -    if value < low:\n    +    if value <= low:\n" in out
     assert "    -    if value > high:\n    +    if value >= high:\n" in out
-    assert out.count("passes 2 tests") == 2
+    assert out.count("passes 3 tests") == 2
     assert "clamping: 50.0% of the mutants are killed, expected at least 90.0%" in out
 
 
@@ -187,7 +189,7 @@ def test_a_budget_ends_the_measuring_too(
     monkeypatch.setattr(mutate, "SECONDS_OF_A_MINUTE", 0)
     assert toy.run("--modules", "clamping", "--budget-minutes", "1") == 0
     out = capsys.readouterr().out
-    assert "nothing was evaluated: the budget ended before 4 tests ran once" in out
+    assert "nothing was evaluated: the budget ended before 2 tests ran once" in out
     assert "0 of 4 *" in out
     assert "%" not in out
 
@@ -200,7 +202,7 @@ def test_tests_that_declarations_name_exist() -> None:
     assert not {name for name in named if not (mutate.ROOT / name).is_file()}
 
 
-@pytest.mark.usefixtures("no_processes")
+@pytest.mark.usefixtures("no_evaluation")
 def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str]) -> None:
     """Another run evaluates nothing; what is declared equivalent does not count."""
     toy = evaluated.toy
@@ -214,7 +216,7 @@ def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str])
     assert "declared equivalent, but no longer there: clamping clamp: 'if value > top:' => " in out
 
 
-@pytest.mark.usefixtures("no_processes")
+@pytest.mark.usefixtures("no_evaluation")
 def test_what_is_forgotten_stays_forgotten(
     evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,7 +256,7 @@ def test_loops_that_do_not_end_are_ended(
     assert "declared elsewhere, but killed by " in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_processes")
+@pytest.mark.usefixtures("no_evaluation")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -280,7 +282,7 @@ def test_a_wrong_call_is_one_line(
     assert CLAMPING == (root / "toy" / "clamping.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("no_processes")
+@pytest.mark.usefixtures("no_evaluation")
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
@@ -379,50 +381,27 @@ def test_lines_are_traced(tmp_path: Path) -> None:
     names: dict[str, FunctionType] = {}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)  # noqa: S102  # our own
     tracer = Tracer({"traced": path})
-    before = sys.gettrace()
-    try:
-        with tracer:
-            names["f"](0)
-    finally:
-        sys.settrace(before)
-    assert tracer.lines() == {"traced": {1, 2, 4}}
-
-
-@pytest.fixture
-def follow() -> Iterator[Callable[[str, Path], Tracer]]:
-    """Return what follows the loops of `fast` that are in a module; they are free afterwards."""
-    codes = [(loop, loop._machine_code, loop._bounds_checked) for loop in COMPILED]
-
-    def begin(name: str, path: Path) -> Tracer:
-        tracer = Tracer({name: path})
-        tracer.follow_loops("fast")
-        return tracer
-
-    yield begin
-    for loop, loop._machine_code, loop._bounds_checked in codes:  # put back
-        assert isinstance(loop, Compiled)
+    with tracer:
+        names["f"](0)
+    assert tracer.take_lines() == {"traced": {1, 2, 4}}
+    assert tracer.take_lines() == {}
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_loops_are_followed(follow: Callable[[str, Path], Tracer], checked: bool) -> None:
+def test_loops_are_followed(checked: bool) -> None:
     """Of a loop in machine code all lines run, and those of its parts; of no other loop."""
     path = Path(slot_loops.__file__)
-    tracer = follow("_native.slots", path)
+    tracer = Tracer({"_native.slots": path})
+    tracer.follow_loops(COMPILED)
+    codes = [loop._machine_code for loop in COMPILED]
     table, starts = torch.tensor([[5, 9]], dtype=torch.int32), torch.tensor([0, 2]).int()
-    with fast.checks(checked):
-        assert tracer.lines() == {}
+    with tracer, fast.checks(checked):
         assert fast.compute_slot_mapping(table, starts, torch.arange(2), 2).tolist() == [10, 11]
     source = path.read_text(encoding="utf-8").splitlines()
-    reached = {source[line - 1].strip() for line in tracer.lines()["_native.slots"]}
+    reached = {source[line - 1].strip() for line in tracer.take_lines()["_native.slots"]}
     assert {"virtual_size = block_size * world", "slots[k] = slot + np.int64(k)"} <= reached
     assert "token = max(token, end)" not in reached  # of all groups
-
-
-def test_packages_without_loops_are_followed(follow: Callable[[str, Path], Tracer]) -> None:
-    """There is nothing to be noted of them."""
-    tracer = follow("_native.slots", Path(slot_loops.__file__))
-    tracer.follow_loops("reference")
-    assert tracer.lines() == {}
+    assert codes == [loop._machine_code for loop in COMPILED]
 
 
 @pytest.mark.parametrize(
@@ -438,7 +417,7 @@ def test_a_mutant_that_ends_its_process_is_killed(
     exit_code: int, verdict: Verdict, error: str
 ) -> None:
     """A mutant that ends its process is distinguished from one that never ends."""
-    found = evaluator.outcome_of(["test_toys::test_x[host-real]"], exit_code, has_tests=True)
+    found = evaluator.outcome_of(["test_toys::test_x[host-real]"], exit_code, is_reached=True)
     assert (verdict, error, "test_toys::test_x[host-real]") == (
         found.verdict,
         found.error,
@@ -462,10 +441,10 @@ def test_a_process_ends_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that waits, or that uses more processor time than it may, ends by a signal."""
-    monkeypatch.setattr(child, "IDLE_SECONDS", idle_seconds)
+    monkeypatch.setattr(trial, "IDLE_SECONDS", idle_seconds)
     process = os.fork()
     if process == 0:
-        child.limit_time(seconds)
+        trial.limit_time(seconds)
         body()
         os._exit(0)
     _, status = os.waitpid(process, 0)

@@ -24,9 +24,6 @@ import pytest
 from fast._native import compiler
 from fast.kernels import cuda
 
-ROOT: Final = str(Path(__file__).parents[2])
-"""The folder of our packages."""
-
 IS_FUNCTION: Final = 1  # CO_OPTIMIZED
 """The flag of a function's code, which a class' body and a module lack."""
 
@@ -149,7 +146,7 @@ def _replace_code(
     patch: pytest.MonkeyPatch, module: ModuleType, old: CodeType, new: CodeType
 ) -> None:
     """Replace the code of a function that there is, and compile the loops again that it is in."""
-    functions = _functions_of(module).get((old.co_qualname, old.co_firstlineno), [])
+    functions = functions_of(module).get((old.co_qualname, old.co_firstlineno), [])
     if not functions:
         raise ValueError(f"{old.co_qualname} is not there")
     for function in functions:
@@ -187,13 +184,15 @@ def _compile_uncached(loop: Any, suffix: str = "", **options: bool) -> Any:  # n
 _Functions: TypeAlias = dict[tuple[str, int], list[FunctionType]]
 
 _FUNCTIONS: Final[dict[str, _Functions]] = {}
-"""The functions of our modules, by file: to look at all objects of a process takes 0.15 s."""
+"""The functions of modules, by file: to look at all objects of a process takes 0.15 s."""
 
 
-def _functions_of(module: ModuleType) -> _Functions:
+def functions_of(module: ModuleType) -> _Functions:
     """Return the functions that were made of a module's source, by name and line."""
     if str(module.__file__) not in _FUNCTIONS:
-        _FUNCTIONS.clear()
+        package = sys.modules[module.__name__.partition(".")[0]]
+        folder = str(Path(str(package.__file__)).parent)
+        found: dict[str, _Functions] = {}
         is_frozen = gc.get_freeze_count() > 0
         gc.unfreeze()  # frozen objects are not listed
         objects = gc.get_objects()
@@ -201,10 +200,11 @@ def _functions_of(module: ModuleType) -> _Functions:
             gc.freeze()
         for value in objects:
             # By type: isinstance would wake lazy objects of torch, which warn.
-            if type(value) is FunctionType and value.__code__.co_filename.startswith(ROOT):
+            if type(value) is FunctionType and value.__code__.co_filename.startswith(folder):
                 code = value.__code__
-                functions = _FUNCTIONS.setdefault(code.co_filename, {})
+                functions = found.setdefault(code.co_filename, {})
                 functions.setdefault((code.co_qualname, code.co_firstlineno), []).append(value)
+        _FUNCTIONS.update(found)
     return _FUNCTIONS.setdefault(str(module.__file__), {})
 
 

@@ -1,159 +1,272 @@
 """Runs tests on mutants: which tests, in which order, and what follows from their results.
 
-A mutant is evaluated by the tests that reach it in the original. A test draws the same examples
-every time, so one that does not reach a line does the same whatever is there.
+This process imports the project, and runs a few examples of each test to find which lines it
+reaches. A mutant is evaluated in a fork, first by a few examples of the tests that reach its lines,
+the likeliest to fail first. If all pass, all examples follow, of all tests that reach its function.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
+import os
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, islice, takewhile
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from tools.mutation.child import Finding, Inventory, Known, Setup, evaluate, measure, take_inventory
 from tools.mutation.mutants import Mutant
-from tools.mutation.processes import run, run_each, start_server
-from tools.mutation.session import Outcome, Reached, Session, Verdict
+from tools.mutation.project import Project
+from tools.mutation.session import Outcome, Verdict
+from tools.mutation.tracer import Tracer
+from tools.mutation.trial import IDLE_SECONDS, Finding, Step, Test, Trial, load_tests
 
-TARGETS: Final = ("host", "sim")
-"""Where the tests run."""
+FEW: Final = "brief"
+"""The profile of the first run. Its examples are the first ones of the other profiles."""
+
+TRACED: Final = ("same answer", "same refusal", "law")
+"""The kinds of checks that run for their lines.
+
+The others call the same functions in other ways, many times, and some trace lines themselves: they
+are taken to reach what these do.
+"""
+
+KINDS: Final = (*TRACED, "large", "memory", "conditions", "threads", "stateful")
+"""The order in which all examples run."""
 
 TIMES_THE_ORIGINAL: Final = 4
-"""A test may take so many times what it took on the original, and some seconds more."""
+"""A test may take so many times what it took on the original, traced, and some seconds more."""
 
 TIMEOUTS: Final = (-signal.SIGPROF, -signal.SIGALRM)
 """How a process ends that takes too long, or that only waits."""
+
+
+class Reached(NamedTuple):
+    """What a few examples of a check reach in the original.
+
+    Attributes:
+        test: The test that ran.
+        seconds: Processor time, traced.
+        lines: By module of the package.
+    """
+
+    test: str
+    seconds: float
+    lines: Mapping[str, frozenset[int]]
 
 
 class Evaluator:
     """Runs tests on mutants.
 
     Args:
-        setup: What is evaluated, and how.
-        session: Has what tests reach, as far as it is known.
+        project: What is imported; it must not have been, and must not change.
+        profile: The profile of the conformance run that says how many examples a test draws.
         workers: How many mutants are evaluated at a time.
         min_seconds: Seconds of processor time that a test may always take.
+        survivor_seconds: Seconds of processor time after which no more tests begin on a mutant
+            that passes a few examples of each.
         deadline: When to begin nothing else, by `time.monotonic()`.
-        is_thorough: Whether tests run that are not of a single function.
-
-    Raises:
-        RuntimeError: The tests cannot be imported.
     """
 
     def __init__(
         self,
-        setup: Setup,
-        session: Session,
+        project: Project,
+        profile: str,
         workers: int,
         min_seconds: float,
+        survivor_seconds: float,
         *,
         deadline: float = float("inf"),
-        is_thorough: bool = False,
     ) -> None:
-        self._setup, self._session = setup, session
-        self._workers, self._min_seconds = workers, min_seconds
-        self._deadline, self._is_thorough = deadline, is_thorough
-        self._users = setup.project.users()
-        self._sources = f"{setup.project.digest()} {setup.profile}"
-        self._reached = session.reached(self._sources)
+        self._project, self._profile, self._workers = project, profile, workers
+        self._min_seconds, self._survivor_seconds = min_seconds, survivor_seconds
+        self._deadline = deadline
+        self._users = project.users()
         self._kills: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        start_server()
-        received, _ = run(take_inventory, setup, TARGETS)
-        self._inventory: Inventory = received[0]
+        self._reached: dict[str, Reached] = {}
+        importlib.import_module("torch").set_num_threads(1)  # as in the conformance run
+        self._tracer = Tracer(project.modules())
+        with self._tracer:
+            self._tests = load_tests(project)
+        self._import_lines = self._tracer.take_lines()
+        with suppress(ModuleNotFoundError):  # it has no loops
+            compiler = importlib.import_module(f"{project.package}._native.compiler")
+            self._tracer.follow_loops(compiler.COMPILED)
 
-    def candidates(self, module: str) -> list[Known]:
+    @functools.cache  # noqa: B019  # as long as the process
+    def candidates(self, module: str) -> list[Test]:
         """Return the tests in the test modules of a module and of those that import it.
 
-        A base class is tested in the test modules of its subclasses, which import its module.
+        A base class is tested in the test modules of its subclasses, which import its module. Tests
+        of no single function are among them.
         """
         users = self._users[module]
-        near = {_module(one.test) for one in self._inventory.known if one.home in users}
+        near = {_module(one.name) for one in self._tests.values() if one.home in users}
         near.add(own_tests(module))
         return [
-            one
-            for one in self._inventory.known
-            if (_module(one.test) in near if one.home is not None else self._is_thorough)
+            one for one in self._tests.values() if one.home is None or _module(one.name) in near
         ]
 
-    def missing(self, modules: Iterable[str]) -> list[str]:
-        """Return the tests of modules of which it is not known what they reach."""
-        tests = dict.fromkeys(one.test for name in modules for one in self.candidates(name))
-        return [test for test in tests if test not in self._reached]
+    def missing(self, modules: Iterable[str]) -> list[Test]:
+        """Return a test for each check of which it is not known yet what it reaches."""
+        tests = [one for name in modules for one in self.candidates(name) if one.kind in TRACED]
+        first = {one.check: one for one in reversed(tests)}
+        return [one for one in first.values() if one.check not in self._reached]
 
-    def measure(self, tests: Iterable[str]) -> Iterator[str]:
+    def measure(self, tests: Iterable[Test]) -> Iterator[Test]:
         """Find out what tests reach, and yield each that was measured before the deadline.
 
         Raises:
             RuntimeError: A test fails on the original.
         """
-        for test, reached in run_each(self._measure, tests, self._workers):
-            if reached is not None:
-                self._reached[test] = reached
-                self._session.store_reached(self._sources, test, reached)
-                yield test
-
-    def _measure(self, test: str) -> Reached | None:
-        if time.monotonic() > self._deadline:
-            return None
-        try:
-            received, exit_code = run(measure, self._setup, test)
-        except RuntimeError as error:
-            raise RuntimeError(f"{test} fails without a mutant: {error}") from error
-        if not received:
-            raise RuntimeError(f"{test} ends its process without a mutant: {exit_code}")
-        return received[0]
+        for test in tests:
+            if time.monotonic() > self._deadline:
+                return
+            started = time.process_time()
+            try:
+                with self._tracer:
+                    test.bind(FEW)()
+            except Exception as error:
+                raise RuntimeError(
+                    f"{test.name} fails without a mutant: {type(error).__name__}: {error}"
+                ) from error
+            seconds = time.process_time() - started
+            self._reached[test.check] = Reached(test.name, seconds, self._tracer.take_lines())
+            yield test
 
     def learn(self, mutant: Mutant, outcome: Outcome) -> None:
         """Run the test that killed a mutant first on others of the same function."""
         if outcome.by:
             self._kills[mutant.module, mutant.place.function][outcome.by] += 1
 
-    def tests_for(self, mutant: Mutant) -> dict[str, float]:
-        """Return the tests that reach a mutant, the likeliest to kill first, and their limits."""
-        kills = self._kills[mutant.module, mutant.place.function]
-        place = mutant.place
-        at_import = self._inventory.import_lines.get(mutant.module, frozenset())
-        runs_at_import = place.is_import_time or _count(at_import, place.lines) > 0
-        found: list[tuple[tuple[object, ...], str, float]] = []
-        for one in self.candidates(mutant.module):
-            reached = self._reached[one.test]
-            lines = reached.lines.get(mutant.module, frozenset())
-            if runs_at_import or _count(lines, place.lines):
-                order = (
-                    -kills[one.test],
-                    _module(one.test) != own_tests(mutant.module),
-                    # A test that reaches a function's refusals checks what it refuses.
-                    -_count(lines, place.around or (0, sys.maxsize)),
-                    reached.seconds,
-                )
-                seconds = self._min_seconds + TIMES_THE_ORIGINAL * reached.seconds
-                found.append((order, one.test, seconds))
-        return {test: seconds for _, test, seconds in sorted(found)}
+    def runs_at_import(self, mutant: Mutant) -> bool:
+        """Return whether a mutant's lines run when the project is imported."""
+        lines = self._import_lines.get(mutant.module, frozenset())
+        return mutant.place.is_import_time or _count(lines, mutant.place.lines) > 0
 
-    def evaluate(self, mutants: Iterable[Mutant]) -> Iterator[tuple[Mutant, Outcome]]:
+    def steps_for(self, mutant: Mutant) -> tuple[list[Step], list[Step]]:
+        """Return the steps of a mutant: a few examples of tests that reach it, then the others."""
+        kills = self._kills[mutant.module, mutant.place.function]
+        own, is_everywhere = own_tests(mutant.module), self.runs_at_import(mutant)
+        lines, around = mutant.place.lines, mutant.place.around or (0, sys.maxsize)
+        few: list[tuple[tuple[object, ...], Step]] = []
+        reached_by: dict[str, float] = {}
+        candidates = self.candidates(mutant.module)
+        for one in candidates:
+            reached = self._reached.get(one.check)
+            if reached is None or reached.test != one.name:
+                continue
+            here = reached.lines.get(mutant.module, frozenset())
+            limit = self._min_seconds + TIMES_THE_ORIGINAL * reached.seconds
+            if is_everywhere or _count(here, lines):
+                order = -kills[one.name], _module(one.name) != own, reached.seconds
+                few.append((order, Step(one.name, FEW, limit)))
+            if is_everywhere or _count(here, around):
+                before = reached_by.get(one.function, 0.0)
+                reached_by[one.function] = max(before, reached.seconds)
+        rest: list[tuple[tuple[object, ...], Step]] = []
+        for one in candidates:
+            if one.function in reached_by or one.home is None:
+                seconds = reached_by.get(one.function, 0.0)
+                order = KINDS.index(one.kind), _module(one.name) != own, seconds
+                limit = self._min_seconds + IDLE_SECONDS
+                rest.append((order, Step(one.name, self._profile, limit)))
+        if not few and not reached_by:
+            return [], []
+        return [step for _, step in sorted(few)], [step for _, step in sorted(rest)]
+
+    def evaluate(
+        self, mutants: Iterable[Mutant], is_declared: Callable[[Mutant], object]
+    ) -> Iterator[tuple[Mutant, Outcome]]:
         """Evaluate mutants until the deadline, and yield each with its outcome.
 
-        Raises:
-            RuntimeError: An evaluating process failed, and not because of its mutant.
+        Args:
+            mutants: The mutants.
+            is_declared: Whether no test is expected to notice a mutant: it gets a few examples.
         """
-        for mutant, outcome in run_each(self._evaluate, mutants, self._workers):
-            if outcome is not None:
-                yield mutant, outcome
+        planting = importlib.import_module("tools.bugs.planting")
+        for name in self._users:
+            planting.functions_of(sys.modules[f"{self._project.package}.{name}"])
+        gc.collect()
+        gc.freeze()  # pages that no collector writes to stay shared
+        left = takewhile(lambda _: time.monotonic() < self._deadline, mutants)
+        running: list[_Running] = []
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            try:
+                while True:
+                    more = islice(left, self._workers - len(running))
+                    running += [_Running(self._trial(one, folder, is_declared)) for one in more]
+                    if not running:
+                        return
+                    ends = [(one.connection, one.process.sentinel) for one in running]
+                    # Processes that a process has started may keep its ends open.
+                    wait(chain(*ends), timeout=1)
+                    for one in [one for one in running if one.has_ended()]:
+                        running.remove(one)
+                        outcome = one.outcome()
+                        self.learn(one.mutant, outcome)
+                        yield one.mutant, outcome
+            finally:
+                gc.unfreeze()
+                for one in running:
+                    one.kill()
 
-    def _evaluate(self, mutant: Mutant) -> Outcome | None:
-        if time.monotonic() > self._deadline:
-            return None
-        limits = self.tests_for(mutant)
-        try:
-            received, exit_code = run(evaluate, self._setup, mutant, limits)
-        except RuntimeError as error:
-            raise RuntimeError(f"evaluating {mutant.path}:{mutant.start[0]}: {error}") from error
-        outcome = outcome_of(received, exit_code, has_tests=bool(limits))
-        self.learn(mutant, outcome)
-        return outcome
+    def _trial(self, mutant: Mutant, folder: str, is_declared: Callable[[Mutant], object]) -> Trial:
+        few, rest = self.steps_for(mutant)
+        return Trial(
+            self._project,
+            self._tests,
+            mutant,
+            few if is_declared(mutant) else [*few, *rest],
+            self.runs_at_import(mutant),
+            self._survivor_seconds,
+            Path(folder),
+        )
+
+
+class _Running:
+    """A process that evaluates a mutant."""
+
+    def __init__(self, trial: Trial) -> None:
+        context = get_context("fork")
+        self.mutant = trial.mutant
+        self.is_reached = any(step.profile == FEW for step in trial.steps)
+        self.connection, theirs = context.Pipe(duplex=False)
+        self.received: list[object] = []
+        self.process = context.Process(target=trial.run, args=(theirs,))
+        self.process.start()
+        theirs.close()
+
+    def has_ended(self) -> bool:
+        """Receive what was sent, and return whether the process has ended."""
+        is_alive = self.process.is_alive()  # before what it sent last is received
+        with suppress(EOFError, OSError):
+            while self.connection.poll():
+                self.received.append(self.connection.recv())
+        return not is_alive
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the mutant, of the process that has ended."""
+        self.kill()  # others that it has started
+        return outcome_of(self.received, self.process.exitcode or 0, is_reached=self.is_reached)
+
+    def kill(self) -> None:
+        """End the process, and those that it has started."""
+        self.process.kill()
+        if self.process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
+        self.connection.close()
 
 
 def own_tests(module: str) -> str:
@@ -174,12 +287,13 @@ def _count(lines: Iterable[int], span: tuple[int, int]) -> int:
     return sum(span[0] <= line <= span[1] for line in lines)
 
 
-def outcome_of(received: list[object], exit_code: int, *, has_tests: bool) -> Outcome:
+def outcome_of(received: list[object], exit_code: int, *, is_reached: bool) -> Outcome:
     """Return the outcome of a mutant, from what its process has sent and how that ended."""
     last = received[-1] if received else "import"
     if isinstance(last, Finding):
-        alive = Verdict.SURVIVED if has_tests else Verdict.UNREACHED
-        return Outcome(Verdict.KILLED if last.by else alive, last.by, last.error, last.num_tests)
+        alive = Verdict.SURVIVED if is_reached else Verdict.UNREACHED
+        verdict = Verdict.KILLED if last.by else alive
+        return Outcome(verdict, last.by, last.error, last.num_tests, last.num_left)
     if exit_code in TIMEOUTS:
         return Outcome(Verdict.TIMEOUT, str(last), "it did not end")
     name = signal.Signals(-exit_code).name if exit_code < 0 else str(exit_code)

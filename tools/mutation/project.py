@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import grimp
-
-LEFT_BY_RUNS: Final = ("__pycache__", "failures")
-"""Folders that are no sources."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +16,13 @@ class Project:
         root: The folder that both are in, which is on `sys.path`.
         package: What is mutated.
         checks: Its modules named `test_...` have the checks.
-        others: Packages of the folder that the checks use.
+        others: Packages of the folder that import these, or that they import.
     """
 
     root: Path
     package: str = "fast"
     checks: str = "conformance"
-    others: tuple[str, ...] = ("reference",)
+    others: tuple[str, ...] = ("reference", "tools.bugs")
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -54,24 +47,3 @@ class Project:
             )
             for path, name in names.items()
         }
-
-    def copied_to(self, folder: Path) -> Project:
-        """Return a copy in a folder, so that changes during a run of hours do not matter."""
-        shutil.rmtree(folder, ignore_errors=True)
-        for package in self.packages:
-            left_out = shutil.ignore_patterns(*LEFT_BY_RUNS)
-            shutil.copytree(self.root / package, folder / package, ignore=left_out)
-        return dataclasses.replace(self, root=folder)
-
-    def digest(self) -> str:
-        """Return a digest of all sources."""
-        digest = hashlib.sha256()
-        for file in self._files():
-            digest.update(f"{file.relative_to(self.root)}\0".encode() + file.read_bytes())
-        return digest.hexdigest()[:32]
-
-    def _files(self) -> Iterator[Path]:
-        for package in self.packages:
-            for file in sorted((self.root / package).rglob("*")):
-                if file.is_file() and not set(LEFT_BY_RUNS) & set(file.parts):
-                    yield file

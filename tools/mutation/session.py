@@ -1,4 +1,4 @@
-"""What runs found, in a database: later runs go on from there."""
+"""What was found of mutants, in a database: later runs go on from there."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ import dataclasses
 import enum
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from tools.mutation.mutants import Mutant
 
-TABLES: Final = """
-create table if not exists outcomes (mutant text primary key, outcome text);
-create table if not exists reached (
-    sources text, test text, seconds real, lines text, primary key (sources, test)
-);
-"""
+TABLE: Final = "create table if not exists outcomes (mutant text primary key, outcome text)"
 
 
 class Verdict(enum.Enum):
@@ -44,32 +39,20 @@ class Outcome:
         by: The test that noticed it; "import" where it cannot be imported; "" for none.
         error: What that raised, in a line.
         num_tests: How many tests ran.
+        num_left: How many did not, because the time was used up.
     """
 
     verdict: Verdict
     by: str = ""
     error: str = ""
     num_tests: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Reached:
-    """What a test reaches in the original.
-
-    Attributes:
-        seconds: Processor time, traced.
-        lines: By module of the package.
-    """
-
-    seconds: float
-    lines: Mapping[str, frozenset[int]]
+    num_left: int = 0
 
 
 class Session:
-    """The outcomes of mutants, and what tests reach, each written as soon as it is known.
+    """The outcomes of mutants, each written as soon as it is known.
 
-    An outcome is valid while the mutant's module is unchanged, and what a test reaches while all
-    sources are.
+    An outcome is valid while the mutant's module is unchanged.
 
     Args:
         path: The database; it is made if there is none.
@@ -83,7 +66,7 @@ class Session:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._database = sqlite3.connect(path, isolation_level=None)
-            self._database.executescript(TABLES)
+            self._database.execute(TABLE)
             stored = self._database.execute("select mutant, outcome from outcomes")
             self._outcomes = {mutant: _read(text) for mutant, text in stored}
         except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
@@ -110,21 +93,6 @@ class Session:
         self._database.executemany("delete from outcomes where mutant = ?", zip(digests))
         for digest in digests:
             self._outcomes.pop(digest, None)
-
-    def reached(self, sources: str) -> dict[str, Reached]:
-        """Return what tests reach in sources with this digest, by test."""
-        select = "select test, seconds, lines from reached where sources = ?"
-        return {
-            test: Reached(seconds, {n: frozenset(at) for n, at in json.loads(lines).items()})
-            for test, seconds, lines in self._database.execute(select, [sources])
-        }
-
-    def store_reached(self, sources: str, test: str, reached: Reached) -> None:
-        """Store what a test reaches; what it reached in other sources is forgotten."""
-        self._database.execute("delete from reached where sources != ?", [sources])
-        lines = json.dumps({name: sorted(at) for name, at in reached.lines.items()})
-        row = sources, test, reached.seconds, lines
-        self._database.execute("insert or replace into reached values (?, ?, ?, ?)", row)
 
 
 def _read(text: str) -> Outcome:

@@ -156,6 +156,7 @@ def survivor_lines(
         why = "no test reaches it"
         if outcome.verdict is Verdict.SURVIVED:
             why = f"passes {outcome.num_tests} tests"
+            why += f" ({outcome.num_left} were not run)" if outcome.num_left else ""
         kind = mutant.operator.split("/")[1]
         where = f"{os.path.relpath(mutant.path)}:{mutant.start[0]}"
         name = f"{mutant.place.function or 'the module'}, {kind}, {mutant.digest[:8]}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -25,12 +23,19 @@ class Tracer:
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._names = {str(path): name for name, path in files.items()}
         self._reached: defaultdict[str, set[int]] = defaultdict(set)
+        self._loops: list[tuple[Any, tuple[Any, Any], tuple[Any, Any]]] = []
+        self._called: set[Any] = set()
 
     def __enter__(self) -> None:
+        for loop, _, noted in self._loops:
+            loop._machine_code, loop._bounds_checked = noted  # noqa: SLF001
+        self._before = sys.gettrace()
         sys.settrace(self._follow)
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
+        for loop, codes, _ in self._loops:
+            loop._machine_code, loop._bounds_checked = codes  # noqa: SLF001
 
     def _follow(self, frame: FrameType, event: str, argument: object) -> Follower | None:
         """Follow a call, if it is one of these files'."""
@@ -48,31 +53,19 @@ class Tracer:
 
         return step
 
-    def follow_loops(self, package: str) -> None:
-        """Note the compiled loops of a package too, all of their lines, for good."""
-        try:
-            compiler: Any = importlib.import_module(f"{package}._native.compiler")
-        except ModuleNotFoundError:  # it has none
-            return
-        for loop in compiler.COMPILED:
-            self._follow_loop(compiler, loop)
+    def follow_loops(self, loops: Iterable[Any]) -> None:
+        """Compile loops, and note them in each block too: all lines of a loop that is called."""
+        for loop in loops:
+            codes = loop.warm_up(), loop._compile_bounds_checked()  # noqa: SLF001
+            noted = self._noting(loop, codes[0]), self._noting(loop, codes[1])
+            self._loops.append((loop, codes, noted))
 
-    def _follow_loop(self, compiler: Any, loop: Any) -> None:  # noqa: ANN401  # untyped here
-        """Note a loop whenever its machine code, of either mode, is called."""
+    def _noting(self, loop: Any, code: Callable[..., object]) -> Callable[..., object]:  # noqa: ANN401
+        def run(*args: object) -> object:
+            self._called.add(loop)
+            return code(*args)
 
-        def follow(compile_code: Callable[[], Callable[..., object]]) -> Callable[..., object]:
-            code = cache(compile_code)
-
-            def run(*args: object) -> object:
-                self._note(loop)
-                return code()(*args)
-
-            return run
-
-        loop._machine_code = follow(lambda: compiler._entry_point(loop._compile()))  # noqa: SLF001
-        loop._bounds_checked = follow(  # noqa: SLF001
-            lambda: loop._compile("_bounds_checked", boundscheck=True)  # noqa: SLF001
-        )
+        return run
 
     def _note(self, loop: Any) -> None:  # noqa: ANN401  # or an inlined part
         """Note all lines of a loop, and of the parts that are inlined in it."""
@@ -84,9 +77,14 @@ class Tracer:
             if type(part).__name__ == "Inlined":
                 self._note(part)
 
-    def lines(self) -> dict[str, frozenset[int]]:
-        """Return the lines that ran, by name."""
-        return {self._names[file]: frozenset(lines) for file, lines in self._reached.items()}
+    def take_lines(self) -> dict[str, frozenset[int]]:
+        """Return the lines that ran since the last call of this, by name."""
+        for loop in self._called:
+            self._note(loop)
+        found = {self._names[file]: frozenset(lines) for file, lines in self._reached.items()}
+        self._called.clear()
+        self._reached.clear()
+        return found
 
 
 def _lines(code: CodeType) -> set[int]:
