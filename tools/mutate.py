@@ -73,6 +73,8 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
         declarations = Declarations.read(options.equivalents)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    for name in sorted(declarations.modules - set(files)):
+        parser.error(f"{options.equivalents}: {project.package} has no {name!r}")
     mutants = [mutant for name in chosen for mutant in find_mutants(name, files[name])]
     try:
         session = Session(options.db)

@@ -90,6 +90,11 @@ class Declarations:
             ]
         )
 
+    @property
+    def modules(self) -> set[str]:
+        """The modules of which anything is declared."""
+        return {one.module for one in self._declared}
+
     def of(self, mutant: Mutant) -> Declared | None:
         """Return what is declared of a mutant, None where nothing is."""
         return next((one for one in self._declared if one.is_about(mutant)), None)
