@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.metadata import version
 from typing import Final, NamedTuple, NoReturn
 
 from conformance.command_line import run
 from conformance.name_lists import near
+from kvtwin import __version__
 from kvtwin.parser import Parser
 
 
@@ -66,13 +66,9 @@ def _make_parser() -> Parser:
     """Make the parser of what is no command."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    parser = Parser(
-        prog="kvtwin",
-        usage="kvtwin COMMAND ...",
-        description="\n".join(["commands:", *lines]),
-        epilog="kvtwin COMMAND --help has the options, examples and exit statuses of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"kvtwin {version('kvtwin')}")
+    parser = Parser("kvtwin", "\n".join(["commands:", *lines]))
+    parser.usage = "kvtwin COMMAND ..."
+    parser.epilog = "kvtwin COMMAND --help has the options and exit statuses of a command."
+    parser.add_argument("--version", action="version", version=f"kvtwin {__version__}")
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser

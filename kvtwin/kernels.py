@@ -3,8 +3,8 @@
     kvtwin kernels [--arch sm_90 ...] [--json]
 
 numba-cuda compiles each kernel to PTX, and nvJitLink links it to machine code. The table shows the
-resources that a kernel needs on a GPU. Exit status: 0; 1 if a kernel spills registers or does not
-compile; 2 if a package that compiles them is not installed.
+resources that a kernel needs on a GPU. `--json` prints `schema_version`, `kernels` with the fields
+of `Usage`, and `failures` with those of `Failure`.
 """
 
 if __name__ == "__main__":
@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import functools
 import importlib
-import json
 import pkgutil
 import re
 import sys
@@ -30,6 +29,10 @@ from rich.table import Table
 import fast.kernels
 from conformance.native.offline_compiler import compile_offline
 from fast.kernels.cuda import KERNELS, Kernel, import_cuda
+from kvtwin.parser import Parser, beside_json, write_json
+
+SCHEMA_VERSION: Final = 1
+"""Of what `--json` prints."""
 
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
 """The GPUs for which kernels are compiled: A100, H100 and H200, B200, B300, and RTX 50."""
@@ -83,9 +86,14 @@ class Failure:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kvtwin kernels",
         description="Compile every kernel for several GPUs, on a machine that has none.",
+        examples=("", "--arch sm_90 --arch sm_120 --json"),
+        statuses={
+            0: "all kernels compile",
+            1: "a kernel spills registers, or does not compile",
+        },
     )
     parser.add_argument(
         "--arch",
@@ -93,13 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=_architecture,
         help=f"an architecture; may be repeated (default: {', '.join(ARCHITECTURES)})",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_json("the table")
     options = parser.parse_args(argv)
     try:
         check_toolchain()
     except ImportError as error:
-        print(error, file=sys.stderr)
-        return 2
+        parser.error(str(error))
     kernels = find_kernels()
     usages: list[Usage] = []
     failures: list[Failure] = []
@@ -109,11 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 usages.append(measure(kernel, arch))
             except Exception as error:  # noqa: BLE001  # whatever a compiler raises is reported
                 failures.append(Failure(kernel.name, arch, str(error)))
-    if options.json:
-        report = {"kernels": usages, "failures": failures}
-        print(json.dumps(report, default=dataclasses.asdict, indent=2))
-    elif usages:
-        Console().print(make_table(usages))
+    if options.json is not None:
+        report = {"schema_version": SCHEMA_VERSION, "kernels": usages, "failures": failures}
+        write_json(report, options.json)
+    if usages:
+        with beside_json(options.json):
+            Console().print(make_table(usages))
     for failure in failures:
         print(f"{failure.kernel} for {failure.arch}: {failure.error}", file=sys.stderr)
     spilling = [usage for usage in usages if usage.has_spills]

@@ -1,17 +1,71 @@
-"""The argument parser of every command line here, and the types of common options."""
+"""The argument parser of every command line here, the types of common options, and JSON output."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import json
+import sys
 import warnings
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from conformance.name_lists import names_in
 from kvtwin.machine import num_cores
 
+STATUSES: Final = {
+    2: "the command line is wrong, or a package is missing",
+    130: "ended by Ctrl-C",
+    141: "nothing reads the output any more",
+}
+"""Exit statuses that mean the same for each command line."""
+
+STDOUT: Final = Path("-")
+
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, and whose help ends with examples and exit statuses.
+
+    Args:
+        prog: The command.
+        description: What it does, in a sentence.
+        examples: Arguments of useful command lines.
+        statuses: What exit statuses mean, next to `STATUSES`.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        description: str,
+        *,
+        examples: Sequence[str] = (),
+        statuses: Mapping[int, str] = {0: "all is well"},  # only read
+    ) -> None:
+        lines = ["examples:", *(f"  {prog} {example}" for example in examples), ""] * bool(examples)
+        lines += ["exit status:"]
+        for status, meaning in sorted({**STATUSES, **statuses}.items()):
+            lines.append(f"  {status:<4} {meaning}")
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog="\n".join(lines),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    @contextlib.contextmanager
+    def reporting_errors(self) -> Iterator[None]:
+        """End with one line if what is inside cannot read a file, or does not know a name."""
+        try:
+            yield
+        except KeyError as error:
+            self.error(str(error.args[0]))
+        except OSError as error:
+            named = f"{error.filename}: {error.strerror}" if error.filename else ""
+            self.error(named or str(error))
+        except ValueError as error:
+            self.error(str(error))
 
     def error(self, message: str) -> NoReturn:
         """End with one line that says what is wrong."""
@@ -38,6 +92,21 @@ class Parser(argparse.ArgumentParser):
             help="; ".join(described),
         )
 
+    def add_json(self, what: str) -> None:
+        """Add `--json`, which prints a result as JSON or writes it to a file.
+
+        Args:
+            what: The result, for `--help`.
+        """
+        self.add_argument(
+            "--json",
+            nargs="?",
+            const=STDOUT,
+            type=_new_file,
+            metavar="FILE",
+            help=f"print {what} as JSON, and all else to stderr; or write it to a file",
+        )
+
     def add_workers(self, description: str) -> None:
         """Add `--workers`, whose default is the number of cores that this process may use."""
         self.add_number("--workers", f"{description}, by default one for each core", num_cores())
@@ -60,12 +129,38 @@ class RenamedOption(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+def write_json(value: object, path: Path) -> None:
+    """Write a result to where `--json` says: a file or stdout."""
+    text = json.dumps(value, indent=1, ensure_ascii=path == STDOUT, default=dataclasses.asdict)
+    if path == STDOUT:
+        print(text)
+    else:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def beside_json(path: Path | None) -> Iterator[None]:
+    """Send what is printed to stderr, if `--json` says that stdout is for the JSON alone."""
+    with contextlib.redirect_stdout(sys.stderr if path == STDOUT else sys.stdout):
+        yield
+
+
 def names(text: str) -> list[str]:
     """Read names, separated by commas, as the `type` of an option."""
     try:
         return names_in(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _new_file(text: str) -> Path:
+    """Read the name of a file that will be written."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
 
 
 def natural(text: str) -> int:

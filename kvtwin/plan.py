@@ -154,6 +154,8 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="kvtwin plan",
         description="Size a model's KV cache: blocks, and the requests that fit into a memory.",
+        examples=("--model gemma-3-27b --memory-gib 40 --tensor-parallel 2",),
+        statuses={0: "requests fit", 2: "the command line is wrong, or nothing fits"},
     )
     add = parser.add_argument
     add("--model", metavar="NAME", required=True, help=f"one of {', '.join(MODELS)}")

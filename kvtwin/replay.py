@@ -3,8 +3,10 @@
     kvtwin replay --trace FILE.csv --model NAME
 
 reads a trace (columns TIMESTAMP, ContextTokens, GeneratedTokens). A continuous-batching scheduler
-turns it into the steps of an engine, and each step runs in `reference` and in `fast`. The exit
-status is 0 if all results are equal, 1 at the first difference, 2 for a wrong command line.
+turns it into the steps of an engine, and each step runs in `reference` and in `fast`. `--json`
+prints what the table has: `schema_version`, `model`, `steps`, `requests_finished`,
+`requests_left_out`, `preemptions`, `batches` by kind, `tokens`, `median_ms_per_step` of each twin,
+`seconds` and `mismatches`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -34,7 +37,10 @@ from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
 from conformance.zoo.models import MODELS, get_model
-from kvtwin.parser import Parser
+from kvtwin.parser import Parser, beside_json, write_json
+
+SCHEMA_VERSION = 1
+"""Of what `--json` prints."""
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
 
@@ -44,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    try:
+    with parser.reporting_errors():
         model = get_model(options.model)
         settings = Settings(
             token_budget=options.token_budget,
@@ -60,17 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"none of the {len(trace)} requests fits: at most "
                 f"{settings.longest_request(model)} tokens do"
             )
-    except (KeyError, OSError, ValueError) as error:
-        parser.error(str(error.args[0] if isinstance(error, KeyError) else error))
     fast.warmup()
     with fast.checks(options.checked):
         replay = Replay(TraceEngine(requests, model, settings, seed=options.seed), model.name)
         mismatch = replay.run(options.steps)
-    replay.print_table(num_left_out=len(trace) - len(requests))
-    if mismatch is None:
-        return 0
-    print(mismatch.line)
-    return 1
+    result = replay.result(num_left_out=len(trace) - len(requests))
+    if options.json is not None:
+        write_json(result, options.json)
+    with beside_json(options.json):
+        print_table(result)
+        if mismatch is not None:
+            print(mismatch.line)
+    return 0 if mismatch is None else 1
 
 
 def _make_parser() -> Parser:
@@ -79,6 +86,11 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="kvtwin replay",
         description="Replay a trace of real requests in both twins and compare every result.",
+        examples=(
+            "--model gpt-oss-20b --steps 100",
+            "--trace requests.csv --requests 500 --json replay.json",
+        ),
+        statuses={0: "all results are equal", 1: "a result differs: the last line says where"},
     )
     add = parser.add_argument
     add(
@@ -108,6 +120,7 @@ def _make_parser() -> Parser:
         defaults.num_speculative_tokens,
         minimum=0,
     )
+    parser.add_json("the result")
     add("--checked", action="store_true", help="run fast in checked mode")
     parser.add_number("--seed", "decides which draft tokens are accepted", 0, minimum=0)
     return parser
@@ -167,29 +180,51 @@ class Replay:
         }
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
-    def print_table(self, *, num_left_out: int) -> None:
-        """Print the closing table.
+    def result(self, *, num_left_out: int) -> dict[str, Any]:
+        """Return what was counted, as `--json` prints it.
 
         Args:
             num_left_out: Requests of the trace that were too long to serve.
         """
-        table = Table(title=f"{self.model}: reference and fast", show_header=False)
-        table.add_column("what")
-        table.add_column("how many", justify="right")
-        table.add_row("steps", f"{self.num_steps:,}")
-        table.add_row("requests finished", f"{self.engine.scheduler.num_finished:,}")
-        if num_left_out:
-            table.add_row("requests left out, too long", f"{num_left_out:,}")
-        table.add_row("preemptions", f"{self.engine.scheduler.num_preemptions:,}")
-        for kind in KINDS:
-            table.add_row(f"batches, {kind}", f"{self.num_batches_by_kind[kind]:,}")
-        table.add_row("tokens", f"{self.num_tokens:,}")
-        table.add_section()
-        for twin, name in enumerate(("reference", "fast")):
-            median_ms = statistics.median(pair[twin] for pair in self.twins.seconds) * 1e3
-            table.add_row(f"time per step in {name}, median", f"{median_ms:.2f} ms")
-        table.add_row("time in all", f"{self.wall_seconds:.1f} s")
-        table.add_section()
-        colour = "red" if self.num_mismatches else "green"
-        table.add_row("mismatches", f"{self.num_mismatches}", style=colour)
-        Console().print(table)
+        seconds = zip(*self.twins.seconds, strict=True)
+        medians = [round(statistics.median(times) * 1e3, 3) for times in seconds]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "steps": self.num_steps,
+            "requests_finished": self.engine.scheduler.num_finished,
+            "requests_left_out": num_left_out,
+            "preemptions": self.engine.scheduler.num_preemptions,
+            "batches": {kind: self.num_batches_by_kind[kind] for kind in KINDS},
+            "tokens": self.num_tokens,
+            "median_ms_per_step": dict(zip(("reference", "fast"), medians, strict=True)),
+            "seconds": round(self.wall_seconds, 3),
+            "mismatches": self.num_mismatches,
+        }
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """Print the closing table.
+
+    Args:
+        result: What `Replay.result` returned.
+    """
+    table = Table(title=f"{result['model']}: reference and fast", show_header=False)
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    table.add_row("steps", f"{result['steps']:,}")
+    table.add_row("requests finished", f"{result['requests_finished']:,}")
+    if result["requests_left_out"]:
+        table.add_row("requests left out, too long", f"{result['requests_left_out']:,}")
+    table.add_row("preemptions", f"{result['preemptions']:,}")
+    for kind, count in result["batches"].items():
+        table.add_row(f"batches, {kind}", f"{count:,}")
+    table.add_row("tokens", f"{result['tokens']:,}")
+    table.add_section()
+    for name, median_ms in result["median_ms_per_step"].items():
+        table.add_row(f"time per step in {name}, median", f"{median_ms:.2f} ms")
+    table.add_row("time in all", f"{result['seconds']:.1f} s")
+    table.add_section()
+    colour = "red" if result["mismatches"] else "green"
+    table.add_row("mismatches", f"{result['mismatches']}", style=colour)
+    Console().print(table)

@@ -4,8 +4,7 @@
 
 writes one folder for each function, with a manifest and its cases: valid calls with their results,
 invalid calls with the exception they raise, sessions of objects that keep state. `docs/vectors.md`
-describes the format, `schema.json` in DIR defines it. The exit status is 0 when all is written, 2
-for a wrong command line.
+describes the format, `schema.json` in DIR defines it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +36,8 @@ from conformance.values import walk
 from conformance.vectors import SCHEMA
 from conformance.vectors.drawing import contract_cases, session_cases
 from conformance.vectors.folder import SESSIONS, WITHOUT_VECTORS, functions
-from kvtwin.parser import Parser, names, positive
+from kvtwin import __version__
+from kvtwin.parser import Parser, beside_json, names, positive, write_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows[name] = write_function(name, out / name, options.examples)
     _write(out / "index.json", index_of(rows))
     (out / "schema.json").write_text(SCHEMA.read_text(encoding="utf-8"), encoding="utf-8")
-    _print_table(out, rows)
+    if options.json is not None:
+        write_json(index_of(rows), options.json)
+    with beside_json(options.json):
+        _print_table(out, rows)
     return 0
 
 
@@ -71,6 +73,11 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="kvtwin vectors",
         description="Write test vectors of the functions as plain JSON.",
+        examples=(
+            "--out vectors",
+            "--out vectors --functions compute_slot_mapping,BlockTables --examples 50",
+        ),
+        statuses={0: "all is written"},
     )
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a new folder")
     parser.add_argument(
@@ -83,6 +90,7 @@ def _make_parser() -> Parser:
     parser.add_argument(
         "--functions", type=names, metavar="A,B", help="default: all that have vectors"
     )
+    parser.add_json("the index of the folder")
     return parser
 
 
@@ -210,14 +218,10 @@ def index_of(rows: dict[str, dict[str, int]]) -> dict[str, Json]:
     Args:
         rows: The number of cases of each kind, by function.
     """
-    try:
-        made_by = f"kvtwin {version('kvtwin')}"
-    except PackageNotFoundError:
-        made_by = "kvtwin"
     without = {name: why for name, why in WITHOUT_VECTORS.items() if name in reference.__all__}
     return {
         "schema_version": SCHEMA_VERSION,
-        "made_by": made_by,
+        "made_by": f"kvtwin {__version__}",
         "functions": {name: sum(counts.values()) for name, counts in rows.items()},
         "without_vectors": without,
     }

@@ -202,6 +202,11 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="python -m tools.mutate",
         description="Make mutants of fast, and run its conformance checks on them.",
+        examples=("--modules slots,ubatch --budget-minutes 30", "--list-survivors"),
+        statuses={
+            0: "enough mutants are caught",
+            1: "too few are, or a declaration is wrong",
+        },
     )
     add = parser.add_argument
     add(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from conformance.name_lists import near
 from conformance.zoo.layer import Layer, State, repeat
 
 
@@ -82,12 +83,12 @@ def get_model(name: str) -> Model:
     """Return a model of the zoo.
 
     Raises:
-        KeyError: There is none of that name; the message lists the names.
+        KeyError: There is none of that name; the message lists the nearest.
 
     Example:
         >>> get_model("llama-3.1-8b").layers[31].name
         'model.layers.31.self_attn.attn'
     """
     if name not in MODELS:
-        raise KeyError(f"unknown model {name!r}; the zoo has {', '.join(MODELS)}")
+        raise KeyError(f"unknown model {name!r}; try {near(name, MODELS)}")
     return MODELS[name]

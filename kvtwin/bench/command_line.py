@@ -17,7 +17,8 @@ import torch
 from tqdm import tqdm
 
 import fast
-from conformance.implementations import load_implementation
+from conformance.implementations import Implementation, load_implementation
+from conformance.name_lists import near
 from conformance.targets import Target
 from kvtwin.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
 from kvtwin.bench.bounds import check_bounds
@@ -31,7 +32,7 @@ from kvtwin.bench.step import TORCH_ADD, make_step
 from kvtwin.bench.tables import make_console, print_grown, print_record
 from kvtwin.bench.timing import Spin, time_in_turn
 from kvtwin.machine import cpu_model
-from kvtwin.parser import Parser, RenamedOption
+from kvtwin.parser import Parser, RenamedOption, beside_json, write_json
 
 QUICK_SIZES = (1, 64, 1024)
 STEP_SIZE = 256
@@ -43,19 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    try:
+    with parser.reporting_errors():
         jobs = _picked(options.functions)
         stored = None if options.check is None else read_record(options.check)
-        baseline = load_implementation(options.baseline, options.adapter)
+        baseline = _load_baseline(options)
         batches = all_batches(
             KINDS,
             QUICK_SIZES if options.quick else SIZES,
             options.trace,
             1 if options.quick else NUM_OF_TRACE,
         )
-    except (KeyError, OSError, ValueError) as error:
-        message = str(error.args[0] if isinstance(error, KeyError) else error)
-        parser.error(message.replace("--impl", "--baseline"))
     if options.png is not None:
         import matplotlib  # noqa: F401, ICN001, PLC0415  # requested before an hour's work
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -69,18 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WrongAnswerError as error:
         print(f"WRONG: {error}")
         return 1
-    record, console = bench.record, make_console()
-    print_record(record, console, shows_all=options.all)
+    record = bench.record
     if options.json is not None:
-        record.write(options.json)
+        write_json(record.to_json(), options.json)
     if options.png is not None:
         draw(record.growth, options.png, f"{command}, {record.date}")
-    holds = all(bound.holds for bound in check_bounds(record))
-    if stored is not None:
-        lines, num_compared = grown(stored, record)
-        print_grown(lines, num_compared, console)
-        return 1 if lines or not num_compared else 0
-    return 0 if holds else 1
+    with beside_json(options.json):
+        console = make_console()
+        print_record(record, console, shows_all=options.all)
+        if stored is not None:
+            lines, num_compared = grown(stored, record)
+            print_grown(lines, num_compared, console)
+            return 1 if lines or not num_compared else 0
+    return 0 if all(bound.holds for bound in check_bounds(record)) else 1
 
 
 def _picked(functions: str | None) -> list[Job]:
@@ -97,10 +96,18 @@ def _picked(functions: str | None) -> list[Job]:
             job for job in JOBS if name in {job.name, job.function, job.function.split(".")[-1]}
         ]
         if not found:
-            known = ", ".join(dict.fromkeys(job.function for job in JOBS))
-            raise KeyError(f"argument --functions: {name!r} is none of {known}")
+            known = near(name, list(dict.fromkeys(job.function for job in JOBS)))
+            raise KeyError(f"argument --functions: {name!r} is not timed; try {known}")
         picked += found
     return picked
+
+
+def _load_baseline(options: argparse.Namespace) -> Implementation:
+    """Return the baseline that the options name."""
+    try:
+        return load_implementation(options.baseline, options.adapter)
+    except ValueError as error:
+        raise ValueError(str(error).replace("--impl", "--baseline")) from error
 
 
 def _make_parser() -> Parser:
@@ -108,6 +115,15 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="kvtwin bench",
         description="Time every hot function of fast against reference and a baseline.",
+        examples=(
+            "--quick",
+            "--functions compute_slot_mappings --all",
+            "--json run.json --png growth.png",
+        ),
+        statuses={
+            0: "fast is fast enough",
+            1: "a result is wrong, or a time or a size is above its bound",
+        },
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="fewer sizes and repetitions: about a minute")
@@ -128,7 +144,7 @@ def _make_parser() -> Parser:
         help="where fast runs; default: %(default)s",
     )
     add("--all", action="store_true", help="print every function on every batch")
-    add("--json", type=Path, metavar="FILE", help="write all measurements")
+    parser.add_json("all measurements")
     add("--png", type=Path, metavar="FILE", help="plot time over the number of requests")
     add(
         "--check",

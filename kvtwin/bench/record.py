@@ -52,14 +52,13 @@ class Record:
     first_calls: dict[str, float] = field(default_factory=dict)
     device_rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        content = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `--json` writes it."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
 
 def read_record(path: Path) -> Record:
-    """Read what `Record.write` wrote.
+    """Read what `--json` wrote.
 
     Raises:
         OSError: The file cannot be read.

@@ -31,7 +31,7 @@ from kvtwin.fuzz.report.tally import digests_of, with_tables
 from kvtwin.fuzz.summary import declared_goals, night_of, tallies_of
 from kvtwin.fuzz.worker import Limits
 from kvtwin.machine import num_cores
-from kvtwin.parser import Parser, positive
+from kvtwin.parser import Parser, beside_json, positive, write_json
 
 SEED_HELP: Final = (
     "default: a new one each time; repeats the order of the properties' first slices and the"
@@ -62,15 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(given)
-    try:
+    with parser.reporting_errors():
         if options.bisect is not None:
             return _bisect(options)
         if options.replay is not None:
             return _replay(options)
         options.out.mkdir(parents=True, exist_ok=True)
         return _run(options, given)
-    except (ValueError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        parser.error(str(error))
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -86,7 +84,7 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
         ["kvtwin", "fuzz", *given],
         options.database,
     )
-    console = Console()
+    console = Console(stderr=True)
     pool = _make_pool(options, night_options.subject)
     try:
         if options.exhaustive:
@@ -97,7 +95,10 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
             night = _fuzz(options, night_options, pool, console)
     finally:
         pool.close()
-    console.print(_summary(night, options.out), soft_wrap=True, highlight=False)
+    if options.json is not None:
+        write_json(night.to_json(), options.json)
+    with beside_json(options.json):
+        print(_summary(night, options.out))
     if night.interrupted_by is not None:
         return SIGNAL_STATUS[night.interrupted_by]
     return 0 if night.verdict == "passed" else 1
@@ -211,6 +212,18 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="kvtwin fuzz",
         description="Check properties with random inputs until the time is over.",
+        examples=(
+            "--minutes 30",
+            "--impl my_engine.plumbing --functions compute_slot_mapping --minutes 5",
+            "--minutes 480 --out night --history history",
+            "--replay night/findings/cases/CASE.json",
+        ),
+        statuses={
+            0: "nothing fails",
+            1: "something fails, or nothing was run",
+            130: "ended by Ctrl-C, with its report written",
+            143: "ended by SIGTERM, with its report written",
+        },
     )
     add = parser.add_argument
     add(
@@ -239,6 +252,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar=("CASE", "GOOD", "BAD"),
         help="find the commit that introduced the failure of a stored case",
     )
+    parser.add_json("the report")
     add("--replay", type=Path, metavar="CASE", help="draw a stored input again, and check it")
     return parser
 

@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m kvtwin.fuzz.default_run",
         description="Run the checks of the default conformance run, and print what they covered.",
+        examples=("--functions compute_slot_mapping --target host",),
     )
     parser.add_argument("--functions", metavar="A,B", help="default: all")
     parser.add_argument("--target", metavar="A,B", help="default: those that run here")

@@ -90,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m kvtwin.fuzz.issue_tracker",
         description="Open and close issues for the findings of a night.",
+        examples=("--dry-run night/report.json",),
+        statuses={0: "all is well", 1: "gh failed"},
     )
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="report.json")
     parser.add_argument("--run-url", default="", metavar="URL", help="where the reports are")

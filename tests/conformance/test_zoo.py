@@ -183,7 +183,7 @@ CONV = State(name="conv", shape=(3, 5), divided=1)
 @pytest.mark.parametrize(
     ("act", "error", "message"),
     [
-        (lambda: get_model("gpt-5"), KeyError, "unknown model 'gpt-5'; the zoo has llama-3.1-8b, "),
+        (lambda: get_model("gpt-5"), KeyError, "unknown model 'gpt-5'; try gpt-oss-20b"),
         (lambda: get_backend("XFORMERS"), KeyError, "no backend 'XFORMERS'"),
         (serve_pages_of_two_sizes, ValueError, r"pages of odd have \[1024, 2048\] bytes"),
         (

@@ -205,7 +205,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
         (["--functions", "xyzzy"], "'xyzzy' has no bugs"),
         (["--workers", "0"], "must be an integer >= 1, got '0'"),
         (["--functions", " ,"], "argument --functions: ' ,' names nothing"),
-        (["--json", "/"], "--json /: is a folder"),
+        (["--json", "/"], "argument --json: / is a folder"),
         (["--json", "/no/such/folder/found.json"], "there is no folder /no/such/folder"),
     ],
 )
@@ -261,7 +261,7 @@ def test_without_numba_cuda_bugs_of_machine_code_are_left_out(
     assert left
     assert "native" not in {bug.target for bug in left}
     number = len(list(read_catalogue())) - len(left)
-    assert f"{number} bugs of machine code are left out: " in capsys.readouterr().out
+    assert f"{number} bugs of machine code are left out: " in capsys.readouterr().err
 
 
 def test_elsewhere_it_says_that_it_runs_in_the_repository(

@@ -11,7 +11,7 @@ import pytest
 from conformance.native import offline_compiler
 from fast.kernels import cuda as kernels_cuda
 from fast.kernels.cuda import Kernel, cuda
-from tools import kernels
+from kvtwin import kernels
 
 needs_numba_cuda = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conformance.zoo.models import MODELS
+from kvtwin import plan
 from kvtwin.sizing import Plan
-from tools import plan
 
 
 def run_json(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_no_number_is_cut_off(
     [
         ("--memory-gib 1", "the following arguments are required: --model"),
         ("--model llama-3.1-8b", "the following arguments are required: --memory-gib"),
-        ("--model gpt-5 --memory-gib 1", "unknown model 'gpt-5'; the zoo has llama-3.1-8b"),
+        ("--model gpt-5 --memory-gib 1", "unknown model 'gpt-5'; try gpt-oss-20b"),
         ("--model gpt-oss-20b --memory-gib 0", "must be a number of GiB greater than 0"),
         ("--model gpt-oss-20b --memory-gib nan", "must be a number of GiB greater than 0"),
         ("--model gpt-oss-20b --memory-gib 1e300", "must be a number of GiB greater than 0"),

@@ -10,7 +10,7 @@ import torch
 
 import fast
 from conformance.zoo.models import MODELS
-from tools import replay
+from kvtwin import replay
 
 AZURE_TRACE = Path(__file__).parents[3] / "shared" / "data" / "azure_llm_2023_code.csv"
 
@@ -75,11 +75,11 @@ def test_a_given_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model gpt-5", "unknown model 'gpt-5'; the zoo has llama-3.1-8b, llama-3.1-70b"),
+        ("--model gpt-5", "unknown model 'gpt-5'; try gpt-oss-20b"),
         ("--steps 0", "argument --steps: must be an integer >= 1, got '0'"),
         ("--seed -1", "argument --seed: must be an integer >= 0, got '-1'"),
         ("--token-budget 1e3", "argument --token-budget: must be an integer >= 1, got '1e3'"),
-        ("--trace nowhere.csv", "No such file or directory: 'nowhere.csv'"),
+        ("--trace nowhere.csv", "nowhere.csv: No such file or directory"),
         ("--num-blocks 1", "none of the 200 requests fits: at most 0 tokens do"),
         ("--blocks 1", "unrecognized arguments: --blocks 1"),
     ],

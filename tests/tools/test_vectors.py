@@ -28,7 +28,7 @@ from conformance.report import Mismatch
 from conformance.targets import TARGETS, Target
 from conformance.vectors import vector_checks
 from conformance.vectors.folder import functions, uncovered
-from tools import vectors
+from kvtwin import vectors
 
 READER = Path(__file__).with_name("read_vectors.py")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import statistics
 import sys
@@ -25,7 +24,7 @@ from tqdm import tqdm
 
 from conformance.command_line import starting_workers
 from conformance.name_lists import near
-from kvtwin.parser import Parser, names
+from kvtwin.parser import Parser, beside_json, names, write_json
 from kvtwin.processes import kill_all
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    _check_places(parser, options)
+    _check_catalogue(parser)
     known = _read_catalogue() if bugs is None else bugs
     chosen = list(known)
     if options.functions is not None:
@@ -107,18 +106,15 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
     evaluated, status, why = _collect(outcomes, len(chosen))
     reported = report(evaluated, options, is_whole=len(evaluated) == len(known))
     if why:
-        print(f"{why}: {len(chosen) - len(evaluated)} bugs were not evaluated")
+        with beside_json(options.json):
+            print(f"{why}: {len(chosen) - len(evaluated)} bugs were not evaluated")
     return status or reported
 
 
-def _check_places(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End where there is no catalogue, or where the record could not be written."""
+def _check_catalogue(parser: Parser) -> None:
+    """End where there is no catalogue."""
     if not FOLDER.is_dir():
         parser.error(f"runs in the repository only: there is no folder {FOLDER}")
-    if options.json is not None and options.json.is_dir():
-        parser.error(f"--json {options.json}: is a folder")
-    if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
 
 
 def _collect(outcomes: Iterable[Outcome], total: int) -> tuple[list[Outcome], int, str]:
@@ -147,7 +143,8 @@ def _read_catalogue() -> list[Bug]:
         runnable = [bug for bug in found if bug.target != "native"]
         print(
             f"{len(found) - len(runnable)} bugs of machine code are left out: numba-cuda is not"
-            " installed (pip install kvtwin[cuda])"
+            " installed (pip install kvtwin[cuda])",
+            file=sys.stderr,
         )
         return runnable
     return found
@@ -232,15 +229,16 @@ def report(outcomes: Sequence[Outcome], options: argparse.Namespace, *, is_whole
     shown: Sequence[Outcome] = outcomes
     if options.slowest is not None:
         shown = sorted(caught, key=lambda one: (-one.example, -one.drawn))[: options.slowest]
-    console.print(make_table(shown))
-    console.print(make_summary(caught))
-    print(f"caught: {len(caught)} of {len(outcomes)}")
     wrong = [outcome.line for outcome in outcomes if not outcome.is_caught]
     counts = count(caught)
     if is_whole and counts["median"] > MAX_MEDIAN:
         wrong.append(f"the median is {counts['median']:g} examples, above {MAX_MEDIAN}")
-    for line in wrong:
-        print(line)
+    with beside_json(options.json):
+        console.print(make_table(shown))
+        console.print(make_summary(caught))
+        print(f"caught: {len(caught)} of {len(outcomes)}")
+        for line in wrong:
+            print(line)
     if options.json is not None:
         record = {
             "schema_version": SCHEMA_VERSION,
@@ -251,8 +249,7 @@ def report(outcomes: Sequence[Outcome], options: argparse.Namespace, *, is_whole
             "wrong": wrong,
             "bugs": [dataclasses.asdict(outcome) for outcome in outcomes],
         }
-        text = json.dumps(record, indent=1, ensure_ascii=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write_json(record, options.json)
     return 1 if wrong else 0
 
 
@@ -329,10 +326,12 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="python -m tools.bugs",
         description="Say which test catches each bug of the catalogue, and how soon.",
+        examples=("--functions compute_slot_mapping,BlockTables", "--slowest 20 --json bugs.json"),
+        statuses={0: "all are caught", 1: "one is not, or its patch is broken"},
     )
     add = parser.add_argument
     add("--functions", type=names, metavar="A,B", help="as their checks name them; default: all")
-    add("--json", type=Path, metavar="FILE", help="write the outcomes to this file too")
+    parser.add_json("the outcomes")
     parser.add_number("--slowest", "print only the N caught latest")
     parser.add_workers("processes")
     return parser

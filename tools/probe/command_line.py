@@ -120,6 +120,11 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="python -m tools.probe",
         description="Make random calls of the functions of fast, and report broken promises.",
+        examples=(
+            "--functions compute_slot_mapping --cases 1000",
+            "--replay compute_slot_mapping:0:29",
+        ),
+        statuses={0: "no promise is broken", 1: "one is"},
     )
     parser.add_argument(
         "--functions", type=names, metavar="A,B", help="default: all that are public"
