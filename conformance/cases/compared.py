@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -140,10 +141,10 @@ def check_of(where: str) -> Check:
     """
     module, _, rest = where.partition(":")
     name, _, law = rest.rstrip("]").partition("[")
-    try:
-        values = vars(importlib.import_module(module))
-    except ImportError:
-        values = {}
+    values = {}
+    if module.startswith("conformance."):  # a case imports nothing else
+        with contextlib.suppress(ImportError):
+            values = vars(importlib.import_module(module))
     for found, check in checks_in(values):
         if (found, check.law) == (name, law):
             return check

@@ -51,12 +51,24 @@ def find_class(path: str) -> Any:
     found = _find(name, qualname, f"class {path!r}")
     if not isinstance(found, type):
         raise ValueError(f"class {path!r} is not a class")  # noqa: TRY004  # a wrong name
+    _check_module(found.__module__, f"class {path!r}")  # a module may have imported it
+    return found
+
+
+def find_exception(path: str) -> type[Exception]:
+    """Return the exception class of a name.
+
+    Raises:
+        ValueError: As `find_class`; or the class is no exception.
+    """
+    found = find_class(path)
+    if not issubclass(found, Exception):
+        raise ValueError(f"class {path!r} is not an exception")  # noqa: TRY004  # a wrong name
     return found
 
 
 def _find(module: str, qualname: str, what: str) -> Any:
-    if module.split(".", maxsplit=1)[0] not in MODULES:
-        raise ValueError(f"{what} is in none of {', '.join(MODULES[:4])}, ...")
+    _check_module(module, what)
     try:
         found: Any = importlib.import_module(module)
         for name in qualname.split("."):
@@ -64,6 +76,11 @@ def _find(module: str, qualname: str, what: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{what} is not there any more: {error}") from error
     return found
+
+
+def _check_module(module: str, what: str) -> None:
+    if module.split(".", maxsplit=1)[0] not in MODULES:
+        raise ValueError(f"{what} is in none of {', '.join(MODULES[:4])}, ...")
 
 
 _BACKENDS = "conformance.invalid_inputs.kv_backends"

@@ -17,7 +17,7 @@ from conformance.encoding.arrays import (
     decode_elements,
     decode_memory,
 )
-from conformance.encoding.classes import FORMER_CODE, find_class
+from conformance.encoding.classes import FORMER_CODE, find_class, find_exception
 from conformance.factories import Factory, FactoryContext
 
 
@@ -102,7 +102,7 @@ class Decoder:
     def function(self, node: Json) -> Callable[..., Any]:
         """Return a function that answers as what was written did."""
         if "raises" in node:
-            error = find_class(node["raises"]["class"])(node["raises"]["message"])
+            error = find_exception(node["raises"]["class"])(node["raises"]["message"])
             return _raising(error)
         if "returns" in node:
             return _returning(self.decode(node["returns"]))
@@ -194,7 +194,7 @@ _READERS: dict[Any, Callable[[Decoder, Json], Any]] = {
     "own": _read_own,
     "made": lambda decoder, node: Made(node["class"], decoder.fields(node["fields"])),
     "function": lambda decoder, node: decoder.function(node),
-    "exception": lambda _, node: find_class(node["class"])(node["message"]),
+    "exception": lambda _, node: find_exception(node["class"])(node["message"]),
 }
 
 

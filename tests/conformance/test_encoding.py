@@ -319,6 +319,14 @@ def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # any
     [
         ({"$": "set of sets"}, "a node of kind 'set of sets' is unknown"),
         ({"$": "type", "name": "os:PathLike"}, "class 'os:PathLike' is in none of reference,"),
+        (  # a class that one of our modules imports
+            {"$": "exception", "class": "conformance.progress:ctypes.CDLL", "message": "evil.so"},
+            "class 'conformance.progress:ctypes.CDLL' is in none of reference,",
+        ),
+        (
+            {"$": "function", "raises": {"class": "numpy:memmap", "message": "file"}},
+            "class 'numpy:memmap' is not an exception",
+        ),
         ({"$": "type", "name": "reference:kv_reads"}, "class 'reference:kv_reads' is not a class"),
         ({"$": "type", "name": "reference:Gone"}, "class 'reference:Gone' is not there any more"),
         ({"$": "dtype", "name": "int33"}, "dtype 'int33' is unknown"),

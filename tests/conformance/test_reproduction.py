@@ -237,6 +237,10 @@ def test_an_adapter_is_part_of_the_command() -> None:
             '{"schema_version": "1.0", "kind": "example", "check": "conformance.gone:test_x"}',
             "check 'conformance.gone:test_x' is not there",
         ),
+        (  # it would import a module of the folder that the run is in
+            '{"schema_version": "1.0", "kind": "example", "check": "hostile:test_x"}',
+            "check 'hostile:test_x' is not there",
+        ),
         (
             '{"schema_version": "1.1", "kind": "input", "input": ""}',
             "is drawn by the fuzzer: kvtwin fuzz --replay ",
