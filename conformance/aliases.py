@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 from conformance.values import arrays_in, child_path, children
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -117,6 +118,34 @@ def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:
     if abs(value) < 2**31:
         return np.int32(value)
     return np.int64(value) if abs(value) < 2**63 else value
+
+
+class _Numbers:
+    """Whether drawn NumPy scalars stay such."""
+
+    may_be_numpys = True
+
+
+@contextlib.contextmanager
+def only_python_numbers() -> Iterator[None]:
+    """Let drawn NumPy scalars become Python's numbers inside, for `reference` and the target."""
+    _Numbers.may_be_numpys = False
+    try:
+        yield
+    finally:
+        _Numbers.may_be_numpys = True
+
+
+def number_of(scalar: np.generic) -> Any:
+    """Return a drawn NumPy scalar as a call has it.
+
+    >>> with only_python_numbers():
+    ...     number_of(np.int32(7))
+    7
+    >>> number_of(np.int32(7))
+    np.int32(7)
+    """
+    return scalar if _Numbers.may_be_numpys else scalar.item()
 
 
 def plain(value: Any) -> Any:

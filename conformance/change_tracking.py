@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from conformance.aliases import address_of
-from conformance.comparison import Difference, Verdict, as_bytes, first_unequal, torch_dtype
+from conformance.comparison import as_bytes, first_unequal, torch_dtype
+from conformance.differences import Difference, Verdict
 from conformance.strategies.arrays import Array, offset_of, poisoned, same_view
 
 

@@ -16,6 +16,7 @@ from conformance.calls import Call
 from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts import Contract, InvalidInput
 from conformance.devices import refuses_wrong_device
+from conformance.differences import Verdict
 from conformance.evaluation import check_answers, check_refusal, check_stays_inside
 from conformance.goals import pair, reached_goals
 from conformance.implementations import is_of_fast
@@ -160,8 +161,8 @@ def same_refusal(contract: Contract) -> Check:
     Every example makes one valid call invalid in every way that the contract names. The exception
     must have the same class and name the argument, and nothing may have changed. Messages are
     compared too (see `conformance.wording`): those of `fast` have the text of `reference`, those of
-    others name the same element and value. A difference in wording is reported last, so that a
-    declared one does not hide other differences.
+    others name the same element and value. The gravest failure of an example is reported, and one
+    that is declared last.
     """
 
     @st.composite
@@ -172,34 +173,24 @@ def same_refusal(contract: Contract) -> Check:
             call, [(invalid, bad) for invalid, bad in invalid_calls if bad is not None]
         )
 
-    observe = contract.observe_refused
-
     def body(target: Target, example: InvalidExample) -> None:
         __tracebackhide__ = True
-        wording = None
+        failures = []
         right = {one: Invocation(one, example.call) for one in (REFERENCE, target)}
         for invalid, call in example.ways:
             if not _is_given(right[target], invalid, call):
                 continue
+            failure = None
             with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as theirs:
-                # A refused call changes nothing, so the invocation can be called again.
-                if invalid.is_hint:
-                    check_refusal(theirs, invalid, observe)
-                else:
-                    expected = check_refusal(ours, invalid, observe)
-                    actual = check_refusal(theirs, invalid, observe)
-                    is_exact = is_of_fast(target.lookup(contract.function))
-                    found = compare_wording(expected, actual, is_exact=is_exact)
-                    if found is not None and wording is None:
-                        wording = Mismatch(call, target.name, found)
-                if invalid.is_value:
-                    check_stays_inside(theirs, invalid, contract.changes)
-                else:
-                    check_refusal(theirs, invalid, observe, checked=False)
-            if invalid.is_value:  # the arguments may have been written to
+                try:
+                    _check_refusals(contract, invalid, ours, theirs)
+                except Mismatch as error:
+                    failure = error
+                    failures.append(error)
+            if invalid.is_value or failure is not None:  # the arguments may have been written to
                 right[target] = Invocation(target, example.call)
-        if wording is not None:
-            raise wording
+        if failures:
+            raise min(failures, key=lambda one: _order_of_report(target, one))
 
     return Check(
         contract.function,
@@ -215,6 +206,35 @@ def same_refusal(contract: Contract) -> Check:
         contract.refusal_presets,
         is_of_refusals=True,
     )
+
+
+def _check_refusals(
+    contract: Contract, invalid: InvalidInput, ours: Invocation, theirs: Invocation
+) -> None:
+    """Raise `Mismatch` if a target does not refuse an invalid call as `reference` does."""
+    __tracebackhide__ = True
+    found, target, observe = None, theirs.target, contract.observe_refused
+    # A refused call changes nothing, so the invocation can be called again.
+    if invalid.is_hint:
+        check_refusal(theirs, invalid, observe)
+    else:
+        expected = check_refusal(ours, invalid, observe)
+        actual = check_refusal(theirs, invalid, observe)
+        is_exact = is_of_fast(target.lookup(contract.function))
+        found = compare_wording(expected, actual, is_exact=is_exact)
+    if invalid.is_value:
+        check_stays_inside(theirs, invalid, contract.changes)
+    else:
+        check_refusal(theirs, invalid, observe, checked=False)
+    if found is not None:
+        raise Mismatch(theirs.call, target.name, found)
+
+
+def _order_of_report(target: Target, mismatch: Mismatch) -> tuple[bool, int, bool]:
+    """Return what sorts failures: the gravest first, then wording, and what is declared last."""
+    is_wording = mismatch.difference.verdict is Verdict.WORDING
+    is_declared = target.excuses(mismatch.call.function, mismatch)
+    return is_declared, -mismatch.finding.weight, is_wording
 
 
 def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool:

@@ -2,7 +2,8 @@
 
 `reference` answers in NumPy, a target in torch, so two trees are walked side by side. Structure is
 evaluated before values, over the whole tree: type, shape, dtype, device; then values, bit for bit.
-There is no tolerance anywhere.
+There is no tolerance anywhere. Where only a type, a dtype or a device differs, the values are
+compared too, as numbers: a wrong value is reported first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from conformance.differences import Difference, Finding, Index, Verdict, gravest
 from conformance.values import child_path, children, has_entries
-
-Index: TypeAlias = tuple[int, ...]
 
 ResultName: TypeAlias = str | tuple[str, ...]
 """The name of a result, or those of the entries of a tuple that is returned."""
@@ -29,72 +29,6 @@ NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
 
 ON_HOST = frozenset({"mlist", "nums", "offsetlist"})
 """Fields that hold a tensor on the CPU, though their names do not end in `_cpu`."""
-
-
-class Verdict(enum.Enum):
-    """What kind of difference it is, in the order in which they are looked for."""
-
-    OUTCOME = "outcome"
-    TYPE = "type"
-    SHAPE = "shape"
-    STRIDES = "strides"
-    DTYPE = "dtype"
-    DEVICE = "device"
-    IDENTITY = "identity"
-    VALUE = "value"
-    WORDING = "wording of the refusal"
-    CHANGE = "change"
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """The first place where an answer is not the expected one.
-
-    Of an outcome, `got` and `expected` say what the call did and should do: "raised TypeError: ..."
-    and "return a result".
-
-    Attributes:
-        verdict: What kind of difference it is.
-        path: The field, as an expression on the result: `result[1].seq_lens`, `result.dtype`.
-        index: The element of the field, where it is an array and the difference is one of values.
-        got: What the target answered there.
-        expected: What `reference` answers there.
-    """
-
-    verdict: Verdict
-    path: str
-    index: Index | None
-    got: object
-    expected: object
-
-    @property
-    def line(self) -> str:
-        """The one form of message: `field[index] = got, but should be expected`."""
-        got, expected = (_shown(value) for value in (self.got, self.expected))
-        if self.verdict is Verdict.OUTCOME:
-            return f"{self.path} {got}, but should {expected}"
-        return f"{self.place} = {got}, but should be {expected}"
-
-    @property
-    def place(self) -> str:
-        """The field, and its element."""
-        index = "" if self.index is None else f"[{', '.join(map(str, self.index))}]"
-        return f"{self.path}{index}"
-
-
-def _shown(value: object) -> str:
-    """Return a value as text, with quotes where white space would be invisible."""
-    text = str(value)
-    return text if text == text.strip() != "" else repr(text)
-
-
-def raised(error: BaseException) -> str:
-    """Return what a call did that raised, for a difference of outcomes.
-
-    >>> raised(ValueError("longest is 9"))
-    'raised ValueError: longest is 9'
-    """
-    return f"raised {type(error).__name__}: {error}"
 
 
 def first_difference(
@@ -111,8 +45,8 @@ def first_difference(
             `_cpu` must lie on the CPU.
 
     Returns:
-        The first difference: one of structure (type, shape, dtype, device) anywhere comes before
-        any of values.
+        The first difference that makes the answer wrong, one of shape anywhere before any of
+        values; if there is none, the first of a type, a dtype or a device.
 
     >>> first_difference([1, 2], [1, 3]).line
     'result[1] = 3, but should be 2'
@@ -125,26 +59,30 @@ def first_difference(
     >>> first_difference((np.arange(3), 5), (torch.arange(3), 5)) is None
     True
     """
-    leaves = []
-    for leaf in _walk(expected, actual, path):
-        if isinstance(leaf, Difference):
-            return leaf
-        difference = _structure(*leaf, device)
-        if difference is not None:
-            return difference
-        leaves.append(leaf)
-    for leaf in leaves:
-        difference = _values(*leaf)
-        if difference is not None:
-            return difference
-    return None
+    return gravest(_differences(expected, actual, path, device))
 
 
 _Leaf: TypeAlias = tuple[object, object, str]
 
 
+def _differences(
+    expected: object, actual: object, path: ResultName, device: str
+) -> Iterator[Difference]:
+    leaves: list[_Leaf] = []
+    for leaf in _walk(expected, actual, path):
+        found = leaf if isinstance(leaf, Difference) else _structure(*leaf, device)
+        if found is not None:
+            yield found
+        elif not isinstance(leaf, Difference):
+            leaves.append(leaf)
+    for leaf in leaves:
+        found = _values(*leaf)
+        if found is not None:
+            yield found
+
+
 def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Difference]:
-    """Yield the leaves of two trees side by side, or the first difference of their shapes."""
+    """Yield the leaves of two trees side by side, and the differences of their shapes."""
     inside, is_entry = children(expected), has_entries(expected)
     whole = path if isinstance(path, str) else "result"
     if not (inside or is_entry):
@@ -153,7 +91,8 @@ def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Diff
     difference = _tree_difference(expected, actual, whole)
     if difference is not None:
         yield difference
-        return
+        if difference.finding is Finding.WRONG_ANSWER:
+            return
     for key, child in inside.items():
         where = path[key] if isinstance(path, tuple) else child_path(path, key, is_entry=is_entry)
         if is_entry:
@@ -161,13 +100,16 @@ def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Diff
         elif hasattr(actual, key):
             yield from _walk(child, getattr(actual, key), where)
         else:
-            yield Difference(Verdict.TYPE, where, None, "absent", "a field")
+            yield Difference(Verdict.SHAPE, where, None, "absent", "a field")
             return
 
 
 def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None:
     """Compare the type of a value in which others stand, and its keys or its length."""
-    if type(actual).__name__ != type(expected).__name__:
+    is_same_type = type(actual).__name__ == type(expected).__name__
+    if not is_same_type and not _has_same_parts(expected, actual):
+        return dataclasses.replace(_type_difference(expected, actual, path), verdict=Verdict.VALUE)
+    if not is_same_type:
         return _type_difference(expected, actual, path)
     if not has_entries(expected):
         return None
@@ -177,6 +119,14 @@ def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None
     return (
         None if is_same else Difference(Verdict.SHAPE, f"{what}({path})", None, got, expected_count)
     )
+
+
+def _has_same_parts(expected: Any, actual: Any) -> bool:
+    """Return whether a value of another type has the same keys, length or fields."""
+    for kind in (list | tuple, Mapping):
+        if isinstance(expected, kind):
+            return isinstance(actual, kind) and [*children(actual)] == [*children(expected)]
+    return all(hasattr(actual, name) for name in children(expected))
 
 
 @functools.lru_cache(4096)
@@ -218,11 +168,34 @@ def _structure(expected: object, actual: object, path: str, device: str) -> Diff
     if isinstance(expected, np.dtype):
         expected_dtype = torch_dtype(expected)
         is_so = actual is expected_dtype
-        return None if is_so else Difference(Verdict.DTYPE, path, None, actual, expected_dtype)
-    if not isinstance(expected, np.ndarray):
-        is_so = _is_alike(expected, actual)
-        return None if is_so else _type_difference(expected, actual, path)
-    return _array_structure(expected, actual, path, device)
+        return None if is_so else Difference(Verdict.VALUE, path, None, actual, expected_dtype)
+    if isinstance(expected, np.ndarray):
+        found = _array_structure(expected, actual, path, device)
+    else:
+        found = None if _is_alike(expected, actual) else _type_difference(expected, actual, path)
+    if found is None or found.finding is Finding.WRONG_ANSWER:
+        return found
+    return _difference_of_numbers(expected, actual, path, found)
+
+
+def _difference_of_numbers(
+    expected: Any, actual: Any, path: str, found: Difference
+) -> Difference | None:
+    """Return a difference of type, dtype or device if the numbers agree, or else one of values."""
+    try:
+        ours, theirs = (
+            np.array(value.tolist() if hasattr(value, "tolist") else value, object)
+            for value in (expected, actual)
+        )
+        if ours.shape == theirs.shape:
+            unequal = np.argwhere((ours != theirs) & ((ours == ours) | (theirs == theirs)))  # noqa: PLR0124  # NaN
+            if not len(unequal):
+                return found
+            index = tuple(map(int, unequal[0]))
+            return Difference(Verdict.VALUE, path, index or None, theirs[index], ours[index])
+    except Exception:  # noqa: BLE001, S110  # what cannot be read is not the expected value
+        pass
+    return dataclasses.replace(found, verdict=Verdict.VALUE)
 
 
 def _is_alike(expected: object, actual: object) -> bool:

@@ -193,6 +193,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if output is not None:
         output["conformance"] = {"coverage": COVERAGE.to_record(), "run": run.to_record()}
         return
+    # What stopped early may have missed wrong answers.
+    is_whole = not (session.shouldfail or session.shouldstop)
+    if session.testsfailed and session.testsfailed == run.num_overlooked and is_whole:
+        session.exitstatus = pytest.ExitCode.OK
     if run.lacks_coverage(COVERAGE) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -218,6 +222,18 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     if record is not None:
         COVERAGE.add(record["coverage"])
         node.config.stash[RUN].add(record["run"])
+
+
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
+) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """Count failed tests that do not fail the run under the name of what they found."""
+    if not isinstance(report, pytest.TestReport) or "target" not in properties_of(report):
+        return None
+    finding = config.stash[RUN].overlooked(report)
+    if finding is None:
+        return None
+    return finding.plural, "f", (finding.value.upper(), {"yellow": True})
 
 
 class _Outcomes:
@@ -247,6 +263,8 @@ def pytest_terminal_summary(
         terminalreporter.write_line(line)
     for line in run.failure_lines():
         terminalreporter.write_line(line, red=True)
+    if run.findings_line():
+        terminalreporter.write_line(run.findings_line())
     for line in run.unreached_lines(COVERAGE):
         terminalreporter.write_line(line, red=True)
     if run.profile.is_random:

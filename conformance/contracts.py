@@ -61,6 +61,11 @@ class InvalidInput:
         """What the message must mention."""
         return f"{self.argument} and {self.also}" if self.also else self.argument
 
+    @property
+    def expected(self) -> str:
+        """What a call with it should do, as reports say it."""
+        return f"raise {self.error.__name__} naming {self.naming} ({self.name})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Contract:

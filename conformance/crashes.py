@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from conformance.calls import Call, calls_in
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 from conformance.forked_calls import HANG, run_in_child
-from conformance.profiles import Kind
 from conformance.progress import PROGRESS
 from conformance.report import Mismatch
 
@@ -230,6 +229,8 @@ def crash_of(check: Check, target: Target, example: Any, words: str) -> Crash:
     if call is None:
         call = next(iter(calls), Call(function or check.function, {}))
     where = f"of {function} " if function not in {"", call.function} else ""
-    expected = "raise" if check.kind is Kind.SAME_REFUSAL else "return a result"
+    ways = getattr(example, "ways", ())
+    invalid = next((invalid for invalid, bad in ways if bad is call), None)
+    expected = "return a result" if invalid is None else invalid.expected
     difference = Difference(Verdict.OUTCOME, "the call", None, f"{where}{words}", expected)
     return Crash(call, target.name, difference)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, raised
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict, raised
 from conformance.evaluation import exception_of, is_named
 from conformance.invocations import Invocation
 from conformance.properties import Check, law

@@ -8,15 +8,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from conformance.aliases import Alias, shared_memory
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict, first_difference, raised
+from conformance.comparison import first_difference
 from conformance.contracts import Contract, InvalidInput
+from conformance.differences import Difference, Verdict, gravest, raised
 from conformance.invocations import CallVariant, Invocation
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
@@ -82,16 +83,23 @@ def check_answer(
         except RAISED as error:
             difference = _outcome(raised(error), "return a result")
             raise Mismatch(call, target.name, difference) from error
-    device = target.device or "cpu"
-    found = (
-        first_difference(expected.result, shown(contract, got), contract.returns, device)
-        or _aliasing(contract, expected, actual, got)
-        or changes_difference(contract, expected.changed, actual)
-    )
+    found = gravest(_differences(contract, expected, actual, got))
     if found is not None:
         raise Mismatch(call, target.name, found)
-    actual.check_unchanged(contract.changes)
     return got
+
+
+def _differences(
+    contract: Contract, expected: Expected, actual: Invocation, got: object
+) -> Iterator[Difference | None]:
+    """Yield what differs in a result, in its memory, and in what the call changed."""
+    device = actual.target.device or "cpu"
+    found = first_difference(expected.result, shown(contract, got), contract.returns, device)
+    yield found
+    if found is None or found.verdict is not Verdict.TYPE:
+        yield _aliasing(contract, expected, actual, got)
+    yield changes_difference(contract, expected.changed, actual)
+    yield actual.converter.tracker.changed(contract.changes)
 
 
 def shown(contract: Contract, result: object) -> object:
@@ -172,8 +180,9 @@ def check_refusal(
     what is compared of a caller's own objects.
     """
     __tracebackhide__ = True
-    mode = "" if checked else ", with checks off"
-    expected = f"raise {invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
+    expected = invalid.expected
+    if not checked:
+        expected = f"{expected.removesuffix(')')}, with checks off)"
     before = copy.deepcopy(observe(invocation.arguments)) if observe else None
     with invocation.target.running(checked=checked):
         try:

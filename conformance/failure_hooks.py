@@ -14,7 +14,8 @@ from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.corpus import add_to_corpus
 from conformance.crashes import RERUN, Crash, NotTriedError, properties_of_death
-from conformance.failure_text import difference_of, failure_text, text_of_other_test
+from conformance.differences import Finding, finding_of
+from conformance.failure_text import difference_of, failure_text, is_flaky, text_of_other_test
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
 from conformance.progress import PROGRESS
@@ -100,6 +101,7 @@ class FailureHooks:
         item.user_properties += [
             ("uses", ",".join(sorted(uses))),
             ("difference", difference_of(error, check)),
+            ("finding", _finding_of(error).value),
         ]
         if RERUN.death is not None:
             item.user_properties += properties_of_death(RERUN.death)
@@ -146,6 +148,10 @@ class FailureHooks:
             if head != "Hypothesis" and not WARNING.search(text)
         ]
         return report
+
+
+def _finding_of(error: BaseException) -> Finding:
+    return Finding.WRONG_ANSWER if is_flaky(error) else finding_of(error)
 
 
 def _store(where: str, failure: tuple[Check, Any, BaseException]) -> str:

@@ -12,10 +12,15 @@ from typing import Any, Final
 
 import pytest
 
+from conformance.differences import Finding
 from conformance.summary import Run, properties_of
 
 SCREENS: Final = 64
 """Lines for the failures of all functions; if they are not enough, one failure is shown."""
+
+
+COUNTED: Final = ("failed", *(finding.plural for finding in Finding))
+"""Under which names pytest counts failed tests."""
 
 
 def add_failure_options(group: pytest.OptionGroup) -> None:
@@ -42,14 +47,18 @@ class FailureSummary:
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, Any, Any]:
         """Let pytest print the failures that are to be read first, and count all of them."""
-        failed = terminalreporter.stats.get("failed", [])
-        if not failed or terminalreporter.config.getoption("--all-failures"):
+        stats = terminalreporter.stats
+        counted = {word: stats.pop(word) for word in COUNTED if word in stats}
+        failed = [report for reports in counted.values() for report in reports]
+        if not failed:
             return (yield)
-        terminalreporter.stats["failed"] = self._shown(failed)
+        shows_all = terminalreporter.config.getoption("--all-failures")
+        stats["failed"] = failed if shows_all else self._shown(failed)
         try:
             return (yield)
         finally:
-            terminalreporter.stats["failed"] = failed
+            del stats["failed"]
+            stats.update(counted)
 
     def _shown(self, failed: list[pytest.TestReport]) -> list[pytest.TestReport]:
         """Return the first failure of each function, as many as fit, and at least one."""

@@ -20,8 +20,8 @@ from hypothesis.errors import Flaky
 import reference
 from conformance.adapters import Unsupported
 from conformance.calls import calls_in
-from conformance.comparison import raised
 from conformance.crashes import RERUN
+from conformance.differences import raised
 from conformance.formatting import WIDTH, value_lines
 from conformance.generation import PASSED_AGAIN
 from conformance.laws.law_checks import LawViolation

@@ -10,8 +10,9 @@ import importlib.util
 import keyword
 import re
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,8 @@ class Implementation:
         self.adapter = FastAdapter(module) if adapter is None else adapter
         self.deviations: Sequence[Deviation] = tuple(self.adapter.deviations)
         """The deviations from `reference` that it declares."""
+        self.is_strict = module is fast
+        """Whether missing refusals and other differences fail a run, as wrong answers do."""
 
     def find(self, name: str) -> Any:
         """Return what the implementation itself has by our name, `Class.method` included.
@@ -121,6 +124,13 @@ class Implementation:
         except AttributeError:
             return False
         return True
+
+    def lacking_lines(self) -> Iterable[str]:
+        """Yield a line that says how many of the names it lacks, and which, as far as it fits."""
+        lacking = [name for name in NAMES if not self.offers(name)]
+        if lacking:
+            which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
+            yield f"{self.name} lacks {len(lacking)} of {len(NAMES)} names: {which}"
 
     @property
     def has_checked_mode(self) -> bool:

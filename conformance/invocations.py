@@ -15,8 +15,8 @@ import torch
 
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict
 from conformance.conversion import Converter
+from conformance.differences import Difference, Verdict
 from conformance.progress import PROGRESS
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target

@@ -26,6 +26,9 @@ from conformance.vectors import vector_checks
 def add_options(parser: pytest.Parser) -> None:
     """Add the options of the conformance run."""
     group = parser.getgroup("conformance", "conformance of an implementation with `reference`")
+    # pytest has a `--trace` of its own, which breaks at the start of each test. Here the word means
+    # a trace of requests; pytest's goes by another name. Its `--strict` is an option in its files.
+    group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
     group.addoption(
         "--impl",
         action="append",
@@ -68,6 +71,12 @@ def add_options(parser: pytest.Parser) -> None:
         help="brief, dev, default (the default), nightly",
     )
     group.addoption(
+        "--strict",
+        dest="is_strict",
+        action="store_true",
+        help="fail for missing refusals and other differences too, as fast always does",
+    )
+    group.addoption(
         "--hang-seconds",
         type=float,
         default=30.0,
@@ -86,9 +95,6 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FUNCTION",
         help="print what a function is and what is stated about it, and run nothing",
     )
-    # pytest has a `--trace` of its own, which breaks at the start of each test. Here the word means
-    # a trace of requests; pytest's goes by another name.
-    group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
     group.addoption(
         "--trace",
         dest="trace_file",
@@ -121,6 +127,8 @@ def run_of_options(config: pytest.Config) -> Run:
         num_threads = _num_threads()
         implementations = load_implementations(config.option.impl, config.option.adapter)
         num_threads = _num_threads() - num_threads
+        for implementation in implementations:
+            implementation.is_strict |= config.getoption("is_strict")
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)

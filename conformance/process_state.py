@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 from conformance.gpu_context import ContextLostError
 from conformance.report import Mismatch
 

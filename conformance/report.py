@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, field_name
+from conformance.comparison import field_name
+from conformance.differences import Difference, Verdict
 from conformance.formatting import WIDTH, around_difference, chosen, elements, value_lines
 from conformance.values import children, is_object
 
@@ -50,6 +51,7 @@ TITLES: Final = {
     Verdict.DTYPE: "wrong dtype",
     Verdict.DEVICE: "wrong device",
     Verdict.IDENTITY: "wrong object or memory",
+    Verdict.PLACE: "wrong place in memory",
     Verdict.VALUE: "wrong value",
     Verdict.WORDING: "wrong error message",
     Verdict.CHANGE: "changes what it must leave as it was",
@@ -71,6 +73,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
         self, call: Call, target: str, difference: Difference, condition: str = ""
     ) -> None:
         self.call, self.target, self.difference = call, target, difference
+        self.finding = difference.finding
         under = f", {condition}" if condition else ""
         where = locate(call, difference)
         lines = difference_lines(difference, f"  ({where})" if where else "")

@@ -21,8 +21,9 @@ import reference
 from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
 from conformance.checks import InvalidExample, ValidExample
-from conformance.comparison import NUMPY_IN_BOTH_TWINS, ResultName, Verdict, raised
+from conformance.comparison import NUMPY_IN_BOTH_TWINS, ResultName
 from conformance.contracts import InvalidInput
+from conformance.differences import Verdict, raised
 from conformance.functions import find_contract
 from conformance.properties import Check
 from conformance.report import Mismatch

@@ -12,7 +12,8 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.aliases import address_of
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, first_difference, raised
+from conformance.comparison import first_difference
+from conformance.differences import Difference, Verdict, raised
 from conformance.evaluation import is_named
 from conformance.goals import Goals, reached_goals
 from conformance.implementations import is_of_fast

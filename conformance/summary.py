@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.differences import Finding
 from conformance.goals import Coverage
 from conformance.profiles import Kind
 
@@ -68,6 +69,7 @@ class Run:
         partial: The functions with tests that did not run; their coverage is not required.
         finished: The tests that ended.
         failed: The functions with a failed test.
+        num_overlooked: The number of failed tests that do not fail the run.
         outcomes: The reports of each function on each target.
     """
 
@@ -87,6 +89,7 @@ class Run:
         self.partial: set[str] = set()
         self.finished: set[str] = set()
         self.failed: set[str] = set()
+        self.num_overlooked = 0
         self.outcomes: defaultdict[tuple[str, str], list[pytest.TestReport]] = defaultdict(list)
 
     @property
@@ -138,6 +141,7 @@ class Run:
         self.outcomes[function, target].append(report)
         if report.failed:
             self.failed.add(function)
+            self.num_overlooked += self.overlooked(report) is not None
         if report.skipped:
             self.partial.add(function)
         if report.when == "call":
@@ -195,28 +199,45 @@ class Run:
         ]
 
     def _needs_others(self, function: str, target: str) -> bool:
-        """Return whether each failing test of a function used another function that fails."""
+        """Return whether each failing test of a function used another that fails as gravely."""
         return all(used for _, used in self._failures(function, target))
 
     def _failures(
         self, function: str, target: str
     ) -> list[tuple[pytest.TestReport, frozenset[str]]]:
-        """Return the failed tests, each with the other failing functions that it used."""
+        """Return the failed tests, each with the functions that it used and fail as gravely."""
         reports = self.outcomes.get((function, target), [])
         failed = [report for report in reports if report.failed]
         if not failed:
             return []
-        failing = {
-            name
+        weights = {
+            name: self.findings(name, target)[0].weight
             for name in self.failed - {function}
-            if any(report.failed for report in self.outcomes.get((name, target), []))
+            if self.findings(name, target)
         }
         found = []
         for report in failed:
+            weight = finding_in(report).weight
+            failing = {name for name, other in weights.items() if other >= weight}
             uses = str(properties_of(report).get("uses", "")).split(",")
             names = {name for use in uses for name in (use, _root(use))} - {_root(function)}
             found.append((report, frozenset(failing if "*" in names else failing & names)))
         return found
+
+    def findings(self, function: str, target: str) -> list[Finding]:
+        """Return what the failed tests of a function found, the gravest first."""
+        reports = self.outcomes.get((function, target), [])
+        found = {finding_in(report) for report in reports if report.failed}
+        return [finding for finding in Finding if finding in found]
+
+    def overlooked(self, report: pytest.TestReport) -> Finding | None:
+        """Return what a failed test found, if it does not fail the run; else None."""
+        properties = properties_of(report)
+        finding = finding_in(report)
+        if not report.failed or report.when != "call" or finding is Finding.WRONG_ANSWER:
+            return None
+        target = next(one for one in self.targets if one.name == properties["target"])
+        return None if target.implementation.is_strict else finding
 
     def verdict(self, function: str, target: Target) -> tuple[State, list[str]]:
         """Return the state of a function on a target, and the functions that it fails with."""
@@ -239,21 +260,27 @@ class Run:
             state = State.NOT_CHECKABLE  # no example was supported
         words = {
             State.CONFORMS: f"conforms ({coverage.examples[function, target.name]:,})",
-            State.FAILS: self._failing_word(function, target.name),
+            State.FAILS: ", ".join(self._failing_words(function, target.name)),
             State.FAILS_WITH: f"fails with {', '.join(others[:1])}",
             State.DEVIATES: "deviates (declared)",
             State.NOT_RUN: "-",
         }
         return words.get(state, state.value)
 
-    def _failing_word(self, function: str, target: str) -> str:
-        """Return FAILS, or CRASHES or HANGS if a test of the function did so."""
+    def _failing_words(self, function: str, target: str) -> list[str]:
+        """Return what was found, with CRASHES or HANGS for wrong answers that are such."""
         failed = (properties_of(report) for report, _ in self._failures(function, target))
-        return min((str(found["crash"]) for found in failed if "crash" in found), default="FAILS")
+        ends = min((str(found["crash"]) for found in failed if "crash" in found), default="")
+        words = [finding.plural for finding in self.findings(function, target)]
+        return [ends, *words[1:]] if ends else words
 
     def table(self, coverage: Coverage) -> Iterable[str]:
-        """Yield the lines of the summary table: functions by targets."""
-        functions = sorted({name for name, _ in [*self.outcomes, *self.absent]})
+        """Yield the lines of the summary table: functions by targets.
+
+        What all targets lack is left out, unless it was asked for by name.
+        """
+        names = {name for name, _ in self.outcomes}
+        functions = sorted(names if self.functions is None else names | self.lacking)
         rows = {
             function: [self.state(function, target, coverage) for target in self.targets]
             for function in functions
@@ -263,13 +290,13 @@ class Run:
             max(22, len(target.name), *(len(cells[i]) for cells in rows.values()))
             for i, target in enumerate(self.targets)
         ]
-        names = [target.name for target in self.targets]
-        heads = [name.ljust(w) for name, w in zip(names, widths, strict=True)]
+        targets = [target.name for target in self.targets]
+        heads = [name.ljust(w) for name, w in zip(targets, widths, strict=True)]
         yield "  ".join(["function".ljust(width), *heads, "goals", "time"])
         for function, cells in rows.items():
             seconds = sum(
                 report.duration
-                for name in names
+                for name in targets
                 for report in self.outcomes.get((function, name), [])
             )
             expected = coverage.expected.get(function, [])
@@ -280,8 +307,9 @@ class Run:
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
 
-        The plain test of valid calls comes first; among tests of one kind, those that use no other
-        function, then tests of small examples, and tests that name the field that differs.
+        The gravest finding comes first, and the plain test of valid calls; among tests of one kind,
+        those that use no other function, then tests of small examples, and tests that name the
+        field that differs.
         """
 
         def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | int | str, ...]:
@@ -290,7 +318,8 @@ class Run:
             kind = ORDER.index(found.get("kind", ORDER[-1]))
             is_error = re.match(r"\w+: ", str(found.get("difference", "Error: "))) is not None
             is_large = "minimal" not in report.nodeid
-            return kind, bool(used), is_large, is_error, report.nodeid
+            gravity = -finding_in(report).weight
+            return gravity, kind, bool(used), is_large, is_error, report.nodeid
 
         return [report for report, _ in sorted(self._failures(function, target), key=rank)]
 
@@ -299,11 +328,8 @@ class Run:
         for one in self.targets:
             if not one.validates:
                 yield f"not checked on {one.name}: that invalid calls are rejected (declared)"
-        by_name: defaultdict[str, list[str]] = defaultdict(list)
-        for function, target in sorted(self.absent):
-            by_name[target].append(function)
-        for target, functions in by_name.items():
-            yield f"absent on {target}: {', '.join(functions)}"
+        for implementation in self.implementations if self.functions is None else ():
+            yield from implementation.lacking_lines()
         for (function, target), reports in sorted(self.outcomes.items()):
             reasons = {skip_reason(report) for report in reports if report.skipped}
             for reason in sorted(reasons):
@@ -311,6 +337,22 @@ class Run:
                 yield f"not checked: {function} on {target}, {number} of {len(reports)}: {reason}"
         for (function, target, reason), number in sorted(coverage.unsupported.items()):
             yield f"not supported: {function} on {target}, {number:,} examples: {reason}"
+
+    def findings_line(self) -> str:
+        """Return how many functions have each finding, and which findings fail the run."""
+        found = {
+            (finding, function)
+            for function, target in self.outcomes
+            if not self.failing_with(function, target)
+            for finding in self.findings(function, target)
+        }
+        counts = Counter(finding for finding, _ in found)
+        if not counts:
+            return ""
+        words = ", ".join(f"{counts[finding]} with {finding.plural}" for finding in Finding)
+        is_strict = all(one.is_strict for one in self.implementations)
+        rule = "all of them fail the run" if is_strict else "only wrong answers fail the run"
+        return f"functions: {words}; {rule}" + ("" if is_strict else " (--strict: all)")
 
     def first_failures(self) -> list[list[pytest.TestReport]]:
         """Return the failed tests of each function that fails by itself, in the order of reading.
@@ -336,18 +378,19 @@ class Run:
         return [found[function] for function in order]
 
     def failure_lines(self) -> Iterable[str]:
-        """Yield a line with the first difference of each failing function."""
+        """Yield a line with the first difference of each finding of each failing function."""
         for function, target in sorted(self.outcomes):
             failed = self.failed_tests(function, target)
-            if failed:
-                others = self.failing_with(function, target)
-                found = properties_of(failed[0])
-                if others:
-                    yield f"fails with {', '.join(others)}: {function} on {target}"
-                else:
-                    yield f"FAILS: {function} on {target}: {found.get('difference', 'an error')}"
+            others = self.failing_with(function, target)
+            if others:
+                yield f"fails with {', '.join(others)}: {function} on {target}"
+            for finding in () if others else self.findings(function, target):
+                first = next(report for report in failed if finding_in(report) is finding)
+                found = properties_of(first)
+                word = "FAILS" if finding is Finding.WRONG_ANSWER else finding.value
+                yield f"{word}: {function} on {target}: {found.get('difference', 'an error')}"
                 for name in ("script", "replay"):
-                    if name in found and not others:
+                    if name in found:
                         yield f"  {name}: {found[name]}"
             stored = [properties_of(report).get("stored") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
@@ -362,6 +405,11 @@ def _root(name: str) -> str:
 def properties_of(report: pytest.TestReport) -> dict[str, Any]:
     """Return the user properties of a test."""
     return dict(report.user_properties)
+
+
+def finding_in(report: pytest.TestReport) -> Finding:
+    """Return what a failed test found."""
+    return Finding(properties_of(report).get("finding", Finding.WRONG_ANSWER.value))
 
 
 def skip_reason(report: pytest.TestReport) -> str:

@@ -177,6 +177,14 @@ class Target:
         """Return the declared deviations of a function."""
         return [known for known in self.implementation.deviations if known.function == function]
 
+    def of(self, ours: object, name: str, *args: object) -> Answer:
+        """Call the implementation's method, or read its property, of one of our objects."""
+        return self.call(f"{type(ours).__name__}.{name}", ours, *args)
+
+    def own(self, ours: object) -> Answer:
+        """Return the implementation's own object for one of ours, which an adapter converts."""
+        return self.implementation.adapter.theirs(ours)
+
     def undeclared(self) -> Target:
         """Return this target with no deviations declared."""
         implementation = copy.copy(self.implementation)

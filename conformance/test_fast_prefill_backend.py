@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, raised
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict, raised
 from conformance.evaluation import check_equal
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
 from conformance.invocations import Invocation

@@ -177,10 +177,12 @@ def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
         return
     assert own == uniform.kv_cache_specs
     assert own is not uniform.kv_cache_specs
-    assert sum(spec.page_size_bytes for spec in own.values()) == uniform.page_size_bytes
+    pages = [target.of(spec, "page_size_bytes") for spec in own.values()]
+    assert sum(pages) == target.of(uniform, "page_size_bytes")
     assert {uniform.block_size} == {spec.block_size for spec in own.values()}
     turned = target.lookup(f"{UNIFORM}.from_specs")(dict(reversed(own.items())))
-    assert (uniform, hash(uniform)) == (turned, hash(turned))
+    assert target.own(uniform) == target.own(turned)
+    assert hash(target.own(uniform)) == hash(target.own(turned))
 
 
 @st.composite

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.comparison import Difference, first_difference
+from conformance.comparison import first_difference
+from conformance.differences import Difference
 from conformance.summary import RUN
 from conformance.targets import REFERENCE, Target
 from conformance.views import first_view_difference

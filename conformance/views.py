@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from conformance.aliases import address_of, memory_of, strides_of
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 from conformance.values import is_array, is_immutable, is_object, walk
 
 
@@ -76,10 +76,10 @@ def _difference(path: str, expected_views: View | str, got: View | str) -> Diffe
             return Difference(Verdict.STRIDES, where, None, *facts)
         if got.offset != expected_views.offset:
             facts = f"{got.offset} bytes", f"{expected_views.offset} bytes"
-            return Difference(Verdict.IDENTITY, f"{path}.offset", None, *facts)
+            return Difference(Verdict.PLACE, f"{path}.offset", None, *facts)
         if got.memory != expected_views.memory:
             facts = f"in the memory of {got.memory}", f"in that of {expected_views.memory}"
-            return Difference(Verdict.IDENTITY, path, None, *facts)
+            return Difference(Verdict.PLACE, path, None, *facts)
         expected_views, got = expected_views.place, got.place
     if got != expected_views:
         facts = _same_as(path, str(got)), _same_as(path, str(expected_views))

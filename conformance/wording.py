@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 
 ELEMENT = re.compile(
     r"(?P<element>[A-Za-z_][\w.]*(?:\(\))?(?:\[(?:\d+(?:, \d+)*|'[^']*')\](?:\.\w+)*(?:\(\))?)+)"

@@ -14,7 +14,7 @@ from conformance.encoding import Json, decode_call, read_json
 from conformance.functions import find_contract
 from conformance.goals import COVERAGE
 from conformance.profiles import Kind
-from conformance.properties import Check
+from conformance.properties import Check, numbers_for
 from conformance.strategies import cached as st
 from conformance.targets import RAISED, Target
 
@@ -64,7 +64,8 @@ class CaseCheck(Check):
         def run() -> None:
             __tracebackhide__ = True
             COVERAGE.count(self.function, target.name, ())
-            self.body(target, None)
+            with numbers_for(target):
+                self.body(target, None)
 
         run.__name__ = run.__qualname__ = re.sub(r"\W", "_", self.name)
         run.__doc__ = self.description

@@ -13,8 +13,9 @@ from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.cases.recording import invalid_input_of
 from conformance.cases.sessions import construct, is_as_meant, perform, untouched
-from conformance.comparison import Difference, Verdict, first_difference, raised
+from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict, raised
 from conformance.encoding import Decoder, Json, decode_call
 from conformance.evaluation import Expected, check_answer, check_refusal, check_stays_inside
 from conformance.invocations import Invocation
@@ -145,9 +146,7 @@ def _play(session: _Session, target: Target, *, checked: bool) -> None:
         is_error = isinstance(outcome, BaseException)
         if not is_as_meant(outcome, invalid):
             got = raised(outcome) if is_error else f"returned {outcome!r}"
-            due = "return a result"
-            if invalid:
-                due = f"raise {invalid.error.__name__} naming {invalid.naming} ({invalid.name})"
+            due = invalid.expected if invalid else "return a result"
             difference = Difference(Verdict.OUTCOME, where, None, got, due)
         elif "result" in step:
             difference = first_difference(expected, outcome, where, target.device or "cpu")

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.calls import Call, plain
-from conformance.comparison import Difference, Verdict, first_difference, raised
+from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict, gravest, raised
 from conformance.evaluation import changed_by, changes_difference, shown
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
@@ -93,9 +94,11 @@ class KnownAnswer:
         target = invocation.target
         found = shown(self.contract, got)
         device = target.device or "cpu"
-        difference = first_difference(self.answer, found, self.contract.returns, device)
-        if difference is None:
-            difference = changes_difference(self.contract, self.changed, invocation)
+        differences = (
+            first_difference(self.answer, found, self.contract.returns, device),
+            changes_difference(self.contract, self.changed, invocation),
+        )
+        difference = gravest(differences)
         if difference is not None:
             raise Mismatch(self.call, target.name, difference, condition)
 

@@ -18,10 +18,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
 from conformance.conditions.sequences import refused_calls
+from conformance.differences import Difference, Verdict
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
 from conformance.strategies.arrays import Array

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from conformance.comparison import Difference, Verdict
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
+from conformance.differences import Difference, Verdict
 from conformance.process_state import (
     ALL_SETTINGS,
     SETTINGS,

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from conformance.comparison import Difference, Verdict
 from conformance.conditions.interleaving import at_each_line, packages_of
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
 from conformance.conversion import Converter
+from conformance.differences import Difference, Verdict
 from conformance.guarded_memory import GuardedMemory
 from conformance.report import Mismatch
 from conformance.strategies.arrays import Array

@@ -9,6 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.contracts import Contract
+from conformance.differences import Finding, finding_of, raised
 from conformance.goals import reached_goals
 from conformance.laws.access import Half
 from conformance.laws.interpretation import Interpretation
@@ -29,9 +30,11 @@ class LawViolation(AssertionError):  # noqa: N818  # a finding, not an error of 
         law_case: The call, shrunk, and the target.
         law: The law.
         how: How it is violated.
+        finding: Which finding that is.
     """
 
-    def __init__(self, law_case: LawCase, law: Law, how: str) -> None:
+    def __init__(self, law_case: LawCase, law: Law, how: str, finding: Finding) -> None:
+        self.finding = finding
         call = law_case.call
         lines = [
             f"{call.function} on {law_case.target.name} violates {law.name}: {law.statement}",
@@ -82,9 +85,9 @@ def _check(contract: Contract, interpretation: Interpretation, law: Law) -> Chec
         try:
             law.body(evaluated)
         except AssertionError as error:
-            raise LawViolation(evaluated, law, str(error)) from error
+            raise LawViolation(evaluated, law, str(error), finding_of(error)) from error
         except RAISED as error:  # by the target, to a valid call
-            raise LawViolation(evaluated, law, f"raised {type(error).__name__}: {error}") from error
+            raise LawViolation(evaluated, law, raised(error), finding_of(error)) from error
 
     body.__name__ = law.name
     return Check(

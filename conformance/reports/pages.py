@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
+from conformance.differences import Finding
 from conformance.reports.rendering import make_environment
 from conformance.reports.sizes import size_lines
 from conformance.reports.statistics import added, draw_share
@@ -61,7 +62,10 @@ def markdown_of(record: Mapping[str, Any]) -> str:
 def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the numbers at the top of the page: value, label and CSS class."""
     states = [{cell["state"] for cell in function["cells"]} for function in record["functions"]]
-    failing = sum(bool(found & {"fails", "fails with"}) for found in states)
+    findings = [
+        {name for cell in function["cells"] for name in cell["findings"]}
+        for function in record["functions"]
+    ]
     conforming = sum(map(conforms, record["functions"]))
     absent = sum(found <= {"absent", "not run"} for found in states)
     counts = [one["count"] for function in record["functions"] for one in function["goals"]]
@@ -70,10 +74,14 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     )
     found = [
         (f"{conforming:,}", "conform", "conforms" if conforming else ""),
-        (f"{failing:,}", "fail", "fails" if failing else ""),
+        *(
+            (f"{sum(one.value in found for found in findings):,}", one.plural, "fails")
+            for one in Finding
+        ),
         (f"{absent:,}", "absent", ""),
         (f"{examples:,}", "examples", ""),
         (f"{sum(map(bool, counts)):,}/{len(counts):,}", "coverage goals reached", ""),
         (duration(record["run"]["seconds"]), "in all", ""),
     ]
-    return [tile for tile in found if tile[:2] != ("0", "absent")]
+    optional = {"absent", *(one.plural for one in Finding)}
+    return [tile for tile in found if tile[0] != "0" or tile[1] not in optional]

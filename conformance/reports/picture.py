@@ -14,7 +14,8 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, field_name
+from conformance.comparison import field_name
+from conformance.differences import Difference, Verdict
 from conformance.report import PER_REQUEST, PER_TOKEN, flat_arguments
 from conformance.strategies.batch import Batch, Layout
 

@@ -16,10 +16,10 @@ from conformance.reports.failure import NO_DETAILS
 from conformance.reports.sizes import axes_of
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
-from conformance.summary import Run, properties_of, skip_reason
+from conformance.summary import Run, finding_in, properties_of, skip_reason
 from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 """The first number changes if old readers would misread it, the second if something is added."""
 
 
@@ -69,6 +69,7 @@ def record_of(run: Run, coverage: Coverage, info: RunInfo) -> dict[str, Any]:
                 "module": one.module.__name__,
                 "version": one.version,
                 "file": one.file,
+                "is_strict": one.is_strict,
                 "offers": len(one.offered()),
                 "adapter": f"{type(one.adapter).__module__}.{type(one.adapter).__name__}",
                 "deviations": [
@@ -123,6 +124,7 @@ def _cell(run: Run, coverage: Coverage, name: str, target: Target) -> dict[str, 
     return {
         "target": target.name,
         "state": state.value,
+        "findings": [finding.value for finding in run.findings(name, target.name)],
         "with": others,
         "examples": coverage.examples[name, target.name],
         "tests": {
@@ -162,6 +164,7 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
         "difference": str(properties.get("difference", "an error")),
         **NO_DETAILS,
         **failure,
+        "finding": finding_in(report).value,
         "message": message,
         "script": properties.get("source"),
         "stored": properties.get("stored"),

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conformance.differences import Finding
+
 
 def headline(record: Mapping[str, Any]) -> str:
     """Summarise a run in one sentence."""
     names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
-    failing = {failure["function"] for failure in record["failures"] if not failure["with"]}
-    failing = failing or {failure["function"] for failure in record["failures"]}
+    failures = [failure for failure in record["failures"] if not failure["with"]]
     status = record["run"]["exit_status"]
-    if failing:
-        few = len(failing) <= 3
-        which = ", ".join(sorted(failing)) if few else f"{len(failing)} functions"
-        return f"{names}: {which} {'fails' if len(failing) == 1 else 'fail'}"
+    for finding in Finding:
+        failing = {
+            failure["function"]
+            for failure in failures or record["failures"]
+            if finding.value in {test["finding"] for test in failure["tests"]}
+        }
+        if failing:
+            which = ", ".join(sorted(failing)) if len(failing) <= 3 else f"{len(failing)} functions"
+            return f"{names}: {finding.plural} of {which}"
     if record["errors"]:
         return f"{names}: the run has errors"
     if record["unreached"]:
@@ -95,12 +101,12 @@ def date_words(moment: str) -> str:
 def cell_words(cell: Mapping[str, Any]) -> str:
     """Describe the state of a function on a target.
 
-    >>> cell_words({"state": "conforms", "examples": 1200, "with": []})
+    >>> cell_words({"state": "conforms", "examples": 1200, "with": [], "findings": []})
     'conforms (1,200)'
     """
     words = {
         "conforms": f"conforms ({cell['examples']:,})",
-        "fails": "FAILS",
+        "fails": ", ".join(f"{finding}s" for finding in cell["findings"]),
         "fails with": f"fails with {', '.join(cell['with'])}",
         "deviates": f"deviates, declared ({cell['examples']:,})",
         "not run": "-",

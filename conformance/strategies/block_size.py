@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call
+from conformance.calls import Arguments, Call, number_of
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
 from conformance.strategies.kv_binding import shuffled
@@ -111,7 +111,11 @@ def _tupled(drawn: list[Any]) -> dict[str, Any]:
     """Return a method that gives ints as NumPy's, in a tuple; none where there are multiples."""
     if not all(isinstance(entry, int) and entry < 2**63 for entry in drawn):
         return {}
-    return {"get_supported_kernel_block_sizes": lambda: tuple(np.int64(entry) for entry in drawn)}
+    return {
+        "get_supported_kernel_block_sizes": lambda: tuple(
+            number_of(np.int64(entry)) for entry in drawn
+        )
+    }
 
 
 @st.composite

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from conformance.comparison import Difference, Verdict, first_difference, raised
+from conformance.comparison import first_difference
+from conformance.differences import Difference, Verdict, raised
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.targets import RAISED, REFERENCE, TARGETS, Answer, Target
 from conformance.traffic.layers import deploy_small

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.comparison import Difference
+from conformance.differences import Difference
 from conformance.targets import Answer, Target
 from conformance.views import first_view_difference
 from conformance.zoo.deployment import Deployment

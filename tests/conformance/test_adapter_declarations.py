@@ -1,29 +1,41 @@
 """What an adapter declares that its implementation does not do, and what is then not checked."""
 
+# ruff: noqa: ANN401  # methods of an adapter take what is ours, and what is not
+
 from __future__ import annotations
 
+import inspect
 import types
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import small_runs
 import torch
+from hypothesis import strategies as st
 
 import fast
 from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
+from conformance.calls import Call
 from conformance.cases.compared import check_of
+from conformance.evaluation import check_answers
+from conformance.functions import contracts
 from conformance.implementations import Implementation, load_implementation
 from conformance.invocations import CallVariant, Invocation
+from conformance.profiles import PROFILES
+from conformance.properties import law
+from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.presets import MINIMAL
-from conformance.targets import Target, choose_targets
+from conformance.targets import REFERENCE, Target, choose_targets
 from conformance.vectors.drawing import drawn
 
 pytest_plugins = ["pytester"]
 
 FUNCTION = "get_dcp_local_seq_lens"
+SPLIT = "split_attn_metadata"
 LENGTHS = f"conformance.test_context_parallel:test_{FUNCTION}"
 
 ENGINE = """
@@ -74,7 +86,10 @@ def test_calls_with_values_that_are_not_supported_are_not_made(runner: small_run
 
 @pytest.mark.parametrize(
     ("declared", "failing"),
-    [(("validates = False",), "out"), ((LACKS_OUT,), "naming dcp_size")],
+    [
+        (("validates = False",), f"FAILS: {FUNCTION} on host: .* keyword argument 'out'"),
+        ((LACKS_OUT,), f"missing refusal: {FUNCTION} on host: the call returned .*, but should"),
+    ],
     ids=["a parameter is missing", "it does not validate"],
 )
 def test_what_is_not_declared_fails(
@@ -185,3 +200,48 @@ def test_an_idle_step_that_is_invalid_is_not_made(*, validates: bool) -> None:
         Invocation(target_of(adapter, module), example.call, variant).answer()
     assert len(examples) < len(calls)  # lengths of 0 are valid where no token is computed
     assert validates == (len(calls) == 2 * len(examples))
+
+
+METHODS = [name for name, value in vars(Adapter).items() if inspect.isfunction(value)]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("_")])
+def test_each_method_of_an_adapter_may_be_overridden(name: str) -> None:
+    """A method that does something itself and then as before serves, whatever it notes."""
+    seen = []
+
+    class Engine(Adapter):
+        unsupported: ClassVar[Mapping[str, Any]] = {SPLIT: {"ubatch_slices": lambda _: False}}
+
+        def ubatch_slice(self, ours: Any) -> Any:
+            return self.module.UBatchSlice(ours.request_slice, ours.token_slice)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return getattr(Engine, name)(self, *args, **kwargs)
+
+    target = target_of(type("Own", (Engine,), {name: method}))
+    [example] = drawn(check_of(f"conformance.test_ubatch:test_{SPLIT}").examples(MINIMAL), 1, "own")
+    check_answers(contracts()[SPLIT], target, example.call, CallVariant(is_positional=True), seed=0)
+    with pytest.raises(TypeError, match="ubatch_slices"):
+        target.call(SPLIT, 5, None)
+    assert seen or name in {"dtype", "made"}  # no dtype is passed, and no object made
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_drawn_numpy_scalars_are_numbers_for_both_sides(*, takes: bool) -> None:
+    """What a target does not take stands in no call of it, and in none of `reference` either."""
+    adapter = type("Engine", (FastAdapter,), {"takes_numpy_scalars": takes})
+    seen = set()
+
+    def body(target: Target, call: Call) -> None:
+        for one in (REFERENCE, target):
+            metadata = Invocation(one, call).arguments["common_attn_metadata"]
+            seen.add(isinstance(metadata.num_reqs, np.generic))
+
+    batch = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3)), has_numpy_ints=True)
+    call = Call(FUNCTION, {"common_attn_metadata": batch.metadata()})
+    law(FUNCTION, lambda _: st.just(call))(body).bind(
+        target_of(adapter), PROFILES["dev"], "minimal"
+    )()
+    assert {takes} == seen

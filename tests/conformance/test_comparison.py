@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,8 @@ import torch
 import fast
 import reference
 from conformance.aliases import Alias, Relation, shared_memory
-from conformance.comparison import Verdict, first_difference
+from conformance.comparison import first_difference
+from conformance.differences import Finding, Verdict
 
 
 @dataclasses.dataclass
@@ -52,7 +54,7 @@ def nan(payload: int) -> float:
             Verdict.TYPE,
             "type(result) = numpy.bool, but should be builtins.bool",
         ),
-        (None, tensor(1), Verdict.TYPE, "type(result) = Tensor, but should be NoneType"),
+        (None, tensor(1), Verdict.VALUE, "type(result) = Tensor, but should be NoneType"),
         ((1,), [1], Verdict.TYPE, "type(result) = list, but should be tuple"),
         (ints(1), ints(1), Verdict.TYPE, "type(result) = ndarray, but should be Tensor"),
         (ints(1), [1], Verdict.TYPE, "type(result) = list, but should be Tensor"),
@@ -71,7 +73,7 @@ def nan(payload: int) -> float:
         (
             Answer(ints(1), ints(1)),
             type("Answer", (), {"seq_lens": tensor(1)})(),
-            Verdict.TYPE,
+            Verdict.SHAPE,
             "result.seq_lens_cpu = absent, but should be a field",
         ),
         ((1, 2), (1,), Verdict.SHAPE, "len(result) = 1, but should be 2"),
@@ -80,14 +82,14 @@ def nan(payload: int) -> float:
         (ints(1), torch.tensor(1), Verdict.SHAPE, "result.shape = (), but should be (1,)"),
         (
             [ints(1), ints(1, dtype=np.int64)],
-            [tensor(2), tensor(1)],
+            [tensor(1), tensor(1)],
             Verdict.DTYPE,
             "result[1].dtype = torch.int32, but should be torch.int64",
         ),
         (
             ints(1),
             torch.zeros(1, dtype=torch.int32, device="meta"),
-            Verdict.DEVICE,
+            Verdict.VALUE,  # a tensor without values
             "result.device = meta, but should be cpu",
         ),
         (5, 6, Verdict.VALUE, "result = 6, but should be 5"),
@@ -144,11 +146,63 @@ def test_equals(expected: object, actual: object) -> None:
     assert first_difference(expected, actual) is None
 
 
-def test_structure_comes_before_values() -> None:
-    """A wrong dtype anywhere is reported before a wrong value anywhere."""
-    difference = first_difference((ints(1), ints(2)), (tensor(9), torch.tensor([2])))
+@pytest.mark.parametrize(
+    ("expected", "actual", "finding", "line"),
+    [
+        (
+            (ints(1), ints(2)),
+            (torch.tensor([1]), tensor(9)),
+            Finding.WRONG_ANSWER,
+            "result[1][0] = 9, but should be 2",
+        ),
+        (
+            ints(1, 2),
+            torch.tensor([1, 9]),
+            Finding.WRONG_ANSWER,
+            "result[1] = 9, but should be 2",
+        ),
+        (5, torch.tensor(6), Finding.WRONG_ANSWER, "result = 6, but should be 5"),
+        ((1, 2), [1, 9], Finding.WRONG_ANSWER, "result[1] = 9, but should be 2"),
+        ((1, 2), [1], Finding.WRONG_ANSWER, "type(result) = list, but should be tuple"),
+        (
+            ints(1),
+            None,
+            Finding.WRONG_ANSWER,
+            "type(result) = NoneType, but should be Tensor",
+        ),
+        (
+            np.dtype("int8"),
+            torch.int16,
+            Finding.WRONG_ANSWER,
+            "result = torch.int16, but should be torch.int8",
+        ),
+        (
+            Answer(ints(1)),
+            SimpleNamespace(seq_lens=tensor(9), seq_lens_cpu=None),
+            Finding.WRONG_ANSWER,
+            "result.seq_lens[0] = 9, but should be 1",
+        ),
+        (
+            np.array([nan(1), 1.0]),
+            torch.tensor([nan(1), 1.0], dtype=torch.float32),
+            Finding.OTHER_DIFFERENCE,
+            "result.dtype = torch.float32, but should be torch.float64",
+        ),
+        (
+            Answer(ints(1)),
+            SimpleNamespace(seq_lens=tensor(1), seq_lens_cpu=None),
+            Finding.OTHER_DIFFERENCE,
+            "type(result) = SimpleNamespace, but should be Answer",
+        ),
+    ],
+)
+def test_a_wrong_value_is_reported_before_a_wrong_type(
+    expected: object, actual: object, finding: Finding, line: str
+) -> None:
+    """Values of another type or dtype are compared too; a right one makes no wrong answer."""
+    difference = first_difference(expected, actual)
     assert difference is not None
-    assert Verdict.DTYPE is difference.verdict
+    assert (finding, line) == (difference.finding, difference.line)
 
 
 def test_copies_on_the_cpu_stay_there() -> None:

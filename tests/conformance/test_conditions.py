@@ -27,7 +27,6 @@ import reference
 from conformance.adapters.deviation import Deviation
 from conformance.calls import Call
 from conformance.checks import checks_of
-from conformance.comparison import Verdict
 from conformance.conditions.condition_checks import CONDITIONS, condition_checks
 from conformance.conditions.interference import most_different
 from conformance.conditions.interleaving import (
@@ -50,6 +49,7 @@ from conformance.conditions.sequences import (
     refusal_scenarios,
 )
 from conformance.contracts import Contract
+from conformance.differences import Verdict
 from conformance.functions import contracts
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 from conformance.report import Mismatch, locate, render
 from conformance.strategies.batch import Batch, Layout
 

@@ -18,7 +18,7 @@ from small_runs import HEAD, Runner
 import reference
 from conformance.__main__ import arguments_for_pytest
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict
+from conformance.differences import Difference, Verdict
 from conformance.reports import SCHEMA, SCHEMA_VERSION, write_reports
 from conformance.reports.pages import ENVIRONMENT, html_of, markdown_of
 from conformance.reports.picture import Mark, mark_of, pictures_of

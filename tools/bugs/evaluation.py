@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from conformance.checks import checks_in
-from conformance.comparison import Verdict
+from conformance.differences import Verdict
 from conformance.goals import COVERAGE
 from conformance.laws.law_checks import LawViolation
 from conformance.profiles import Profile

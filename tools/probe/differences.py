@@ -8,14 +8,9 @@ from typing import Any
 
 import torch
 
-from conformance.comparison import (
-    Difference,
-    Verdict,
-    as_bytes,
-    field_name,
-    first_difference,
-)
+from conformance.comparison import as_bytes, field_name, first_difference
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict
 from conformance.values import arrays_in
 from tools.probe.calling import Outcome
 

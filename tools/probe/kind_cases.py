@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
-from conformance.comparison import Verdict, first_difference
+from conformance.comparison import first_difference
+from conformance.differences import Verdict
 from conformance.values import arrays_in
 from tools.probe.bad_calls import bad_values
 from tools.probe.calling import Outcome, call_reference

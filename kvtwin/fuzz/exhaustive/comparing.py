@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict, first_difference, raised
+from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.conversion import Converter
+from conformance.differences import Difference, Verdict, raised
 from conformance.functions import contracts
 from conformance.sessions import construct
 from conformance.strategies.block_table import Operation, Session

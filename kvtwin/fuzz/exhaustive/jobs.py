@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conformance.calls import Call
-from conformance.comparison import Difference
+from conformance.differences import Difference
 from conformance.implementations import load_implementations
 from conformance.report import Mismatch
 from conformance.targets import Target, choose_targets

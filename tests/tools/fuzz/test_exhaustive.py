@@ -18,7 +18,8 @@ import torch
 
 import fast
 from conformance.calls import Call
-from conformance.comparison import Verdict, first_difference
+from conformance.comparison import first_difference
+from conformance.differences import Verdict
 from conformance.invocations import Invocation
 from conformance.profiles import Kind
 from conformance.report import Mismatch

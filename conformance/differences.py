@@ -1,0 +1,158 @@
+"""Differences: what an answer has, what it should have, and which of three findings that is.
+
+A run reports its three findings apart from each other, and by default only fails for the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+Index: TypeAlias = tuple[int, ...]
+
+
+class Finding(enum.Enum):
+    """What is wrong with an implementation, the gravest first."""
+
+    WRONG_ANSWER = "wrong answer"
+    MISSING_REFUSAL = "missing refusal"
+    OTHER_DIFFERENCE = "other difference"
+
+    @property
+    def weight(self) -> int:
+        """How grave it is."""
+        return -list(Finding).index(self)
+
+    @property
+    def plural(self) -> str:
+        """The name of several."""
+        return f"{self.value}s"
+
+
+class Verdict(enum.Enum):
+    """What kind of difference it is, in the order in which they are looked for."""
+
+    OUTCOME = "outcome"
+    TYPE = "type"
+    SHAPE = "shape"
+    STRIDES = "strides"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    IDENTITY = "identity"
+    PLACE = "place"
+    VALUE = "value"
+    WORDING = "wording of the refusal"
+    CHANGE = "change"
+
+
+HARNESS: Final = tuple(
+    str(Path(__file__).parents[1] / package) for package in ("conformance", "reference")
+)
+"""Folders of code that an implementation's results are passed to."""
+
+APART_FROM_VALUES: Final = frozenset(
+    {Verdict.TYPE, Verdict.DTYPE, Verdict.DEVICE, Verdict.IDENTITY, Verdict.WORDING}
+)
+"""Verdicts of an answer whose values are right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first place where an answer is not the expected one.
+
+    Of an outcome, `got` and `expected` say what the call did and should do: "raised TypeError: ..."
+    and "return a result".
+
+    Attributes:
+        verdict: What kind of difference it is.
+        path: The field, as an expression on the result: `result[1].seq_lens`, `result.dtype`.
+        index: The element of the field, where it is an array and the difference is one of values.
+        got: What the target answered there.
+        expected: What `reference` answers there.
+    """
+
+    verdict: Verdict
+    path: str
+    index: Index | None
+    got: object
+    expected: object
+
+    @property
+    def line(self) -> str:
+        """The one form of message: `field[index] = got, but should be expected`."""
+        got, expected = (_shown(value) for value in (self.got, self.expected))
+        if self.verdict is Verdict.OUTCOME:
+            return f"{self.path} {got}, but should {expected}"
+        return f"{self.place} = {got}, but should be {expected}"
+
+    @property
+    def finding(self) -> Finding:
+        """Which finding it is.
+
+        >>> Difference(Verdict.VALUE, "result", (2,), 9, 8).finding
+        <Finding.WRONG_ANSWER: 'wrong answer'>
+        """
+        if self.verdict is Verdict.OUTCOME:
+            got, is_invalid = str(self.got), str(self.expected).startswith("raise ")
+            if is_invalid and got.startswith("returned"):
+                return Finding.MISSING_REFUSAL
+            is_refused = is_invalid and got.startswith("raised")  # otherwise it crashed
+            return Finding.OTHER_DIFFERENCE if is_refused else Finding.WRONG_ANSWER
+        is_right = self.verdict in APART_FROM_VALUES
+        return Finding.OTHER_DIFFERENCE if is_right else Finding.WRONG_ANSWER
+
+    @property
+    def place(self) -> str:
+        """The field, and its element."""
+        index = "" if self.index is None else f"[{', '.join(map(str, self.index))}]"
+        return f"{self.path}{index}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as text, with quotes where white space would be invisible."""
+    text = str(value)
+    return text if text == text.strip() != "" else repr(text)
+
+
+def raised(error: BaseException) -> str:
+    """Return what a call did that raised, for a difference of outcomes.
+
+    >>> raised(ValueError("longest is 9"))
+    'raised ValueError: longest is 9'
+    """
+    return f"raised {type(error).__name__}: {error}"
+
+
+def gravest(differences: Iterable[Difference | None]) -> Difference | None:
+    """Return the first wrong answer, or the first other difference if there is none.
+
+    >>> wrong = Difference(Verdict.VALUE, "result", (2,), 9, 8)
+    >>> gravest([None, Difference(Verdict.TYPE, "type(result)", None, "list", "tuple"), wrong]).line
+    'result[2] = 9, but should be 8'
+    """
+    first = None
+    for difference in differences:
+        if difference is not None and difference.finding is Finding.WRONG_ANSWER:
+            return difference
+        first = first or difference
+    return first
+
+
+def finding_of(error: BaseException) -> Finding:
+    """Return which finding the failure of a test is.
+
+    A `TypeError` of the harness or of `reference` shows that a result has another type, which the
+    plain comparison of answers reports.
+    """
+    finding = getattr(error, "finding", None)
+    if isinstance(finding, Finding):
+        return finding
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    is_ours = frame is not None and frame.tb_frame.f_code.co_filename.startswith(HARNESS)
+    is_about_types = isinstance(error, TypeError | AttributeError) and is_ours
+    return Finding.OTHER_DIFFERENCE if is_about_types else Finding.WRONG_ANSWER
