@@ -64,9 +64,13 @@ def _of_results(contract: Contract) -> list[str]:
 
 
 def _of_refusals(contract: Contract) -> list[str]:
+    if not contract.observes_refusals:
+        return []
     kinds = {bad.is_value for bad in contract.invalid_inputs if not bad.is_hint}
-    goals = {False: sequences.REFUSED, True: sequences.REFUSED_VALUES}
-    return [goals[kind] for kind in sorted(kinds) if contract.observes_refusals]
+    names = {False: sequences.REFUSED, True: sequences.REFUSED_VALUES}
+    goals = [names[kind] for kind in sorted(kinds)]
+    has_number = any(map(sequences.is_of_number, contract.invalid_inputs))
+    return [*goals, sequences.REFUSED_EQUAL] if has_number else goals
 
 
 CONDITIONS: Final = (

@@ -1,7 +1,7 @@
-"""Names and classes that look alike: what is remembered by too little of them shows.
+"""Names, classes and numbers that look alike: what is remembered by too little of them shows.
 
 Names of layers differ in case only, or are equal when they are normalized, stripped or cut. Classes
-that differ have one name.
+that differ have one name. Numbers that differ have one hash.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ ALIKE: Final[Mapping[str, Callable[[int], str]]] = {
 """Names by their numbers, by what a report calls them."""
 
 ONE_NAME: Final = "with classes of one name"
-
+ONE_HASH: Final = "with floats of one hash"
 
 TAKE_NAMES: Final = frozenset(
     {
@@ -103,11 +103,20 @@ TAKE_CLASSES: Final = frozenset(
 )
 """Functions that take classes of an engine, or objects of them."""
 
+TAKE_FLOATS: Final = frozenset(
+    {"PerLayerParameters", "infer_global_hyperparameters", "request_memory"}
+)
+"""Functions that take floats."""
+
+HASH_PERIOD: Final = 2.0**61
+"""The product with it has the hash of a float, since CPython's is modulo 2^61 - 1."""
+
 
 def goals_of_names(contract: Contract) -> list[str]:
     """Return the scenarios that calls of a contract must have."""
     goals = [*ALIKE] if contract.function in TAKE_NAMES else []
-    return [*goals, ONE_NAME] if contract.function in TAKE_CLASSES else goals
+    goals += [ONE_NAME] if contract.function in TAKE_CLASSES else []
+    return [*goals, ONE_HASH] if contract.function in TAKE_FLOATS else goals
 
 
 def name_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
@@ -119,13 +128,18 @@ def name_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
     for condition, alike in ALIKE.items():
         for tail in ("", ".{}"):
             renamed = {name: alike(k) + tail.format(name) for name, k in names.items()}
-            known = _known_answer(expected, renamed.get) if names else None
+            known = _known_answer(expected, str, renamed.get) if names else None
             if known is not None:
                 yield Scenario(condition, partial(_check, expected, known, condition))
                 break
-    known = _known_answer(expected, lambda _: None, class_name="LAYER")
+    known = _known_answer(expected, str, lambda _: None, class_name="LAYER")
     if known is not None:
         yield Scenario(ONE_NAME, partial(_check, expected, known, ONE_NAME))
+    for factor in (HASH_PERIOD, 1 / HASH_PERIOD):
+        known = _known_answer(expected, float, factor.__mul__)
+        if known is not None and known.can_tell_from(expected):
+            yield Scenario(ONE_HASH, partial(_check, expected, known, ONE_HASH))
+            break
 
 
 def _check(first: KnownAnswer, second: KnownAnswer, condition: str, target: Target) -> None:
@@ -168,13 +182,19 @@ def _is_factory(value: object) -> bool:
 
 
 def _known_answer(
-    expected: KnownAnswer, rename: Callable[[str], str | None], class_name: str = ""
+    expected: KnownAnswer,
+    kind: type,
+    change: Callable[[Any], object | None],
+    class_name: str = "",
 ) -> KnownAnswer | None:
-    """Return a call with other names, and its answer; None if nothing changes, or it is refused."""
-    renaming = _Renaming(rename, class_name)
+    """Return a call with other leaves, and its answer; None if nothing changes, or it is refused.
+
+    For the arguments, see `_Rewriting`.
+    """
+    rewriting = _Rewriting(kind, change, class_name)
     call = expected.call
-    arguments = {name: renaming.changed(value) for name, value in call.arguments.items()}
-    if not renaming.has_changed:
+    arguments = {name: rewriting.changed(value) for name, value in call.arguments.items()}
+    if not rewriting.has_changed:
         return None
     try:
         return KnownAnswer.of(expected.contract, Call(call.function, arguments, call.facts))
@@ -182,28 +202,30 @@ def _known_answer(
         return None
 
 
-class _Renaming:
-    """Copies values with other names; the copies of one object are one object.
+class _Rewriting:
+    """Copies values with other names or numbers; the copies of one object are one object.
 
     Args:
-        rename: Returns the new name of a layer; None for a text that is no name.
+        kind: The type of what is changed.
+        change: Returns the new value; None: it stays.
         class_name: The new name of all classes; empty: they keep theirs.
 
     Attributes:
-        has_changed: Whether something has another name now.
+        has_changed: Whether something is another now.
     """
 
-    def __init__(self, rename: Callable[[str], str | None], class_name: str) -> None:
-        self._rename = rename
+    def __init__(self, kind: type, change: Callable[[Any], object | None], class_name: str) -> None:
+        self._kind = kind
+        self._change = change
         self._class_name = class_name
         self._made: dict[int, Any] = {}
         self.has_changed = False
 
     def changed(self, value: Any) -> Any:
-        """Return a value with other names."""
-        if isinstance(value, str):
-            new = self._rename(value)
-            self.has_changed |= new is not None
+        """Return a value with others in it."""
+        if type(value) is self._kind:
+            new = self._change(value)
+            self.has_changed |= new is not None and new != value
             return value if new is None else new
         if id(value) not in self._made:
             self._made[id(value)] = self._rebuilt(value)

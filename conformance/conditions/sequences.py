@@ -21,6 +21,7 @@ from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.neighbours import Contents, neighbours
 from conformance.conditions.scenarios import Scenario
 from conformance.contracts import Contract, InvalidInput
+from conformance.evaluation import check_refusal
 from conformance.generation import draw_examples
 from conformance.implementations import Absent
 from conformance.invocations import Invocation
@@ -43,6 +44,7 @@ NUM_CALLS_OF_OTHERS = 3
 OTHER_BATCH: Final = "called after another batch in the same memory"
 REFUSED: Final = "called after a refused call"
 REFUSED_VALUES: Final = "called after values were refused in checked mode"
+REFUSED_EQUAL: Final = "refused though equal to a call that was valid"
 HELD: Final = "with a thousand results held"
 HELD_AMONG_OTHERS: Final = "with a result held while other functions are called"
 
@@ -89,7 +91,8 @@ def _other_batches(expected: KnownAnswer) -> Iterator[tuple[Contents, KnownAnswe
 def refusal_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
     """Yield the call after refused calls: of each argument, one of its type and one of its values.
 
-    Values are refused in checked mode, late, when much has been computed.
+    Values are refused in checked mode, late, when much has been computed. Then refused calls after
+    the call, which a cache takes for it.
     """
     if not expected.contract.observes_refusals:
         return
@@ -99,6 +102,10 @@ def refusal_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenari
             yield Scenario(
                 name, partial(_check_after_refusals, expected, refused, is_checked=is_value)
             )
+
+    equal = [*_equal_calls(expected)]
+    if equal:
+        yield Scenario(REFUSED_EQUAL, partial(_check_equal_calls, expected, equal))
 
 
 def refused_calls(expected: KnownAnswer, *, is_value: bool) -> Iterator[tuple[InvalidInput, Call]]:
@@ -133,6 +140,33 @@ def _check_after_refusals(
             is_refused = False  # a declared deviation, or a field that the target lacks
         if is_refused:
             expected.check(invocation, f"after a refused call ({invalid.name})")
+
+
+def _equal_calls(expected: KnownAnswer) -> Iterator[tuple[InvalidInput, Call]]:
+    """Yield invalid calls with 2.0 in place of 2, or True in place of 1."""
+    for invalid in expected.contract.invalid_inputs:
+        value = expected.call.arguments.get(invalid.argument)
+        if is_of_number(invalid) and type(value) is int:
+            bad = invalid.change(expected.call)
+            if bad is not None and bad[invalid.argument] == value:
+                yield invalid, bad
+
+
+def is_of_number(invalid: InvalidInput) -> bool:
+    """Return whether an invalid input is a number of another type in place of an int."""
+    kinds = ("a bool", "a float")
+    return invalid.error is TypeError and invalid.name in {
+        f"{invalid.argument} is {k}" for k in kinds
+    }
+
+
+def _check_equal_calls(
+    expected: KnownAnswer, equal: list[tuple[InvalidInput, Call]], target: Target
+) -> None:
+    __tracebackhide__ = True
+    for invalid, bad in equal:
+        expected.check(expected.invocation(target), "before an invalid call that equals it")
+        check_refusal(Invocation(target, bad), invalid, checked=False)
 
 
 def held_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenario]:

@@ -48,6 +48,37 @@ def derived(
     return Violation(what, error, lambda path: changed(path, change), is_value)
 
 
+def equal(what: str, kind: type, *, otherwise: object) -> Violation:
+    """Return the violation that is a value of another type which equals the valid one.
+
+    A cache takes the two for one key.
+
+    Args:
+        what: What is wrong.
+        kind: The other type.
+        otherwise: The value where none of that type is equal.
+
+    >>> change = equal("is a float", float, otherwise=1.0).change("size")
+    >>> change(Call("f", {"size": 3})), change(Call("f", {"size": None})), change(Call("f", {}))
+    (f(size=3.0), f(size=1.0), f(size=1.0))
+    """
+
+    def change(path: str) -> Change:
+        equal_value = derived(what, TypeError, lambda value: _equal(value, kind)).change(path)
+        fixed_value = replaced(path, otherwise)
+        return lambda call: equal_value(call) or fixed_value(call)
+
+    return Violation(what, TypeError, change)
+
+
+def _equal(value: object, kind: type) -> object | None:
+    """Return a value of a type that equals an int; None if there is none."""
+    if type(value) is not int or abs(value) > 2**53:
+        return None
+    found: object = kind(value)
+    return found if found == value else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
     """What a parameter takes.
@@ -146,9 +177,9 @@ class Int(Kind):
         if self.maximum is not None:
             yield fixed(f"is {_power(self.maximum + 1)}", self.range_error, self.maximum + 1)
             yield fixed("is past int64", self.range_error, 2**64)
-        yield fixed("is a bool", TypeError, True)  # the value
-        yield fixed("is NumPy's bool", TypeError, np.True_)
-        yield fixed("is a float", TypeError, float(self.minimum or 0))
+        yield equal("is a bool", bool, otherwise=True)
+        yield equal("is NumPy's bool", np.bool_, otherwise=np.True_)
+        yield equal("is a float", float, otherwise=float(self.minimum or 0))
         yield fixed("is a str", TypeError, str(self.minimum or 0))
         if self.below:
             after = _more_than(self.below, 0)
