@@ -113,9 +113,18 @@ def test_what_python_reads_at_its_start_is_refused() -> None:
     assert "PYTHONUTF8 is read when Python starts: it needs another server" in ended.stderr
 
 
-def test_only_torch_and_numpy_are_imported_before() -> None:
-    """So the processes of tests import numba and our packages as they would without a server."""
+def test_numba_has_its_settings() -> None:
+    """The variables that numba reads when it is imported are the process' own."""
+    ended = run(
+        *("-c", "import numba; print(numba.config.CACHE_DIR)"),
+        env=os.environ | {"NUMBA_CACHE_DIR": "a folder"},
+    )
+    assert "a folder\n" == ended.stdout
+
+
+def test_nothing_of_ours_is_imported_before() -> None:
+    """Processes of tests import our packages and Hypothesis as they would without a server."""
     ended = run("-c", "import sys; print(*sorted(sys.modules))")
     imported = {name.partition(".")[0] for name in ended.stdout.split()}
-    assert {"torch", "numpy"} <= imported
-    assert not imported & {"numba", "hypothesis", "pytest", "fast", "reference", "conformance"}
+    assert {"torch", "numpy", "numba", "pytest"} <= imported
+    assert not imported & {"hypothesis", "fast", "reference", "conformance", "tools"}

@@ -5,6 +5,7 @@ The run says which call did it, leaves its stored case, and goes on.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -16,8 +17,10 @@ from pathlib import Path
 import pytest
 from small_runs import HEAD, Runner
 
+from conformance import forked_calls
 from conformance.crashes import STACK
 from conformance.forked_calls import run_in_child
+from conformance.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -63,15 +66,15 @@ BODIES = {
         "crashed with SIGSEGV",
         "CRASHES",
     ),
-    "sleep": (f"{AT_3}time.sleep(1e9)", "did not return within 2 s", "HANGS"),
+    "sleep": (f"{AT_3}time.sleep(1e9)", "did not return within 1 s", "HANGS"),
     "endless loop in C": (
         f"{AT_3}collections.deque(itertools.count(), 0)",
-        "did not return within 2 s",
+        "did not return within 1 s",
         "HANGS",
     ),
     "deadlock": (
         f"{AT_3}lock = threading.Lock(); lock.acquire(); lock.acquire()",
-        "did not return within 2 s",
+        "did not return within 1 s",
         "HANGS",
     ),
 }
@@ -79,13 +82,16 @@ BODIES = {
 
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    """Return a maker of small conformance runs."""
+    """Return a maker of small conformance runs, which do not wait long for calls that hang."""
+    quick = dataclasses.replace(PROFILES["dev"], shrink_seconds=4)
+    monkeypatch.setitem(PROFILES, "dev", quick)
+    monkeypatch.setattr(forked_calls, "STACK_SECONDS", 0.1)
     return Runner(
         pytester,
         monkeypatch,
         "--failures=scripts",
         "--target=host",
-        "--hang-seconds=2",
+        "--hang-seconds=1",
         "--profile=dev",
     )
 

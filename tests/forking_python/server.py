@@ -1,9 +1,10 @@
 """Runs what Python would run, in processes forked from one that has imported torch already.
 
-To import torch takes 2 s of one core, longer than all else that most processes of the tests do. Of
-what Python reads when it starts, processes have the server's: `PYTHONUTF8`, `LC_ALL`, the seed of
-hashes. Only NumPy and torch are imported before, so that what a process imports of ours, of numba
-or of pytest, and when, can be tested.
+To import torch takes 2.5 s of one core, longer than all else that most processes of the tests do;
+numba and pytest take 0.6. Of what Python reads when it starts, processes have the server's:
+`PYTHONUTF8`, `LC_ALL`, the seed of hashes. Nothing of ours is imported before, so that what a
+process imports of it, and when, can be tested; nor is Hypothesis, which pytest imports in its own
+way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-import numpy as np  # noqa: F401  # see above
+import numba  # see above
+import numpy as np  # noqa: F401  # likewise
+import pytest  # noqa: F401  # likewise
 import torch  # noqa: F401  # likewise
 
 PATH: Final = sys.path[1:]
@@ -134,6 +137,7 @@ def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
             raise ValueError(f"{name} is read when Python starts: it needs another server")
     os.environ.clear()
     os.environ.update(given)
+    numba.config.reload_config()  # type: ignore[no-untyped-call]
     sys.dont_write_bytecode = bool(given.get("PYTHONDONTWRITEBYTECODE"))
     sys.path[:] = [*filter(None, given.get("PYTHONPATH", "").split(os.pathsep)), *PATH]
     sys.executable = request["executable"]

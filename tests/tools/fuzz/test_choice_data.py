@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -18,7 +19,10 @@ from kvtwin.fuzz.properties import Subject, properties_of
 def test_the_same_choices_in_the_same_order(seed: int) -> None:
     """Properties of all kinds draw the same choices, also after a prefix of given ones."""
     properties = properties_of(Subject(target="host")).values()
-    for prop in list(properties)[seed::12]:
+    for each in list(properties)[seed::12]:
+        # Other checks draw nothing: only a stateful test has to run.
+        quiet = dataclasses.replace(each.check, body=lambda *_: None)
+        prop = each if each.is_stateful else dataclasses.replace(each, check=quiet)
         choices: tuple[object, ...] = ()
         for prefix in (0, 7):
             expected, actual = (

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from conformance import forked_calls
 from conformance.targets import TARGETS
 from kvtwin.fuzz import minimize as minimizing
 from kvtwin.fuzz.cases import Case, Input, Status, run_case
@@ -114,6 +115,7 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hang is minimized within its time, although each try takes as long as the limit."""
     monkeypatch.setattr(minimizing, "HANG_SECONDS", 0.5)
+    monkeypatch.setattr(forked_calls, "STACK_SECONDS", 0.0)
 
     def hang(_: object, example: list[int]) -> None:
         while len(example) > 2:
