@@ -19,9 +19,12 @@ pytest.importorskip("numba_cuda")
 FEW = dataclasses.replace(PROFILES["dev"], other_examples=8)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
 def test_kernels_give_the_same_answers(arch: str) -> None:
-    """Every kernel, as NVVM compiles it for a GPU, gives the answers of `reference`."""
+    """Every kernel, as NVVM compiles it for a GPU, gives the answers of `reference`.
+
+    The conformance run on `native` compiles kernels for sm_90.
+    """
     target = dataclasses.replace(
         TARGETS["native"], simulation=functools.partial(native_launches, arch=arch)
     )

@@ -24,7 +24,10 @@ from fast import *
 def get_dcp_local_seq_lens(*args, **keywords):
     return fast.get_dcp_local_seq_lens(*args, **keywords).long()
 """
-FEW = ("test_context_parallel.py", "--profile", "dev", "--target", "host", "--tb=no")
+FEW = (
+    *("test_context_parallel.py", "-k", "not real and not laws"),
+    *("--profile", "dev", "--target", "host", "--tb=no"),
+)
 
 
 @pytest.fixture(scope="module")

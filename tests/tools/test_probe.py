@@ -63,6 +63,7 @@ def test_every_public_name_is_probed_or_excused() -> None:
     assert not set(NO_FUNCTIONS) & set(names())
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_few_cases_of_each_function_find_nothing() -> None:
     """A small run over everything reports no violation, and leaves nothing out."""
     status, output = probe("--cases", "6")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.nights import PLANTED
@@ -15,22 +15,29 @@ WITH_A_BUG = ("--impl", PLANTED, "--target", "host", "--functions", "extract_lay
 BUG = {"PLANTED_BUGS": "modules ignored"}
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_ends_a_night_with_its_report(name: str, tmp_path: Path) -> None:
-    """The report has what was found, the exit status is the signal's, and no process is left."""
+def end_by(number: signal.Signals, night: subprocess.Popen[str], out: Path) -> dict[str, Any]:
+    """End a night by a signal; return its report.
+
+    The exit status is the signal's, and no process is left.
+    """
+    assert len(nights.processes(night.pid)) > 2
+    night.send_signal(number)
+    status, printed = nights.ended(night)
+    assert (128 + number, False) == (status, "Traceback" in printed), printed
+    assert (out / "report.html").exists()
+    assert (out / "report.md").exists()
+    nights.until(lambda: not nights.processes(night.pid), 10)
+    report = nights.report(out)
+    assert number.name == report["interrupted_by"]
+    return report
+
+
+def test_a_signal_ends_a_night_with_its_report(tmp_path: Path) -> None:
+    """The report has what was found, here after Ctrl-C; the next test sends SIGTERM."""
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
-    running = nights.processes(night.pid)
-    night.send_signal(signal.Signals[name])
-    status, out = nights.ended(night)
-    assert (128 + signal.Signals[name], False) == (status, "Traceback" in out), out
-    report = nights.report(tmp_path)
-    assert name == report["interrupted_by"]
+    report = end_by(signal.SIGINT, night, tmp_path)
     assert ["extract_layer_index"] == [one["function"] for one in report["findings"]]
-    assert (tmp_path / "report.html").exists()
-    assert (tmp_path / "report.md").exists()
-    assert len(running) > 2
-    nights.until(lambda: not nights.processes(night.pid), 10)
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
@@ -42,10 +49,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     nights.until(lambda: set(nights.workers(night.pid)) - {before})
     # The input that it worked on is tried again: it is no reason to die.
     nights.until(lambda: any(one["failure"]["tries"] > 5 for one in nights.findings(tmp_path)))
-    night.terminate()
-    status, out = nights.ended(night)
-    assert 143 == status, out
-    report = nights.report(tmp_path)
+    report = end_by(signal.SIGTERM, night, tmp_path)
     assert ["signal SIGKILL"] == [one["reason"] for one in report["workers_lost"]]
     answers = [one for one in report["findings"] if one["kind"] != "crash"]
     assert {"extract_layer_index"} == {one["function"] for one in answers}
