@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from conformance import forked_calls
 from conformance.targets import TARGETS
 from kvtwin.fuzz import minimize as minimizing
+from kvtwin.fuzz import shrink
 from kvtwin.fuzz.cases import Case, Input, Status, run_case
 from kvtwin.fuzz.child import ProcessDiedError
 from kvtwin.fuzz.failures import Failure, key_of
@@ -152,6 +153,7 @@ class StatefulToy(Property):
 
 def test_a_stateful_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stateful test draws in the child; the worker repeats its draws and stays alive."""
+    monkeypatch.setattr(shrink, "DRAWS", 20)  # each in a child
     prop = StatefulToy("toys:toy", toy(has_large).check, TARGETS["host"])
     input_ = Input(prop.name, 0, (True, 700, True, 3, True, 0, True, 900, True, 800))
     case = Case(Status.FAILED, input_.prefix)
