@@ -86,22 +86,7 @@ class Failure:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
-    parser = Parser(
-        prog="kvtwin kernels",
-        description="Compile every kernel for several GPUs, on a machine that has none.",
-        examples=("", "--arch sm_90 --arch sm_120 --json"),
-        statuses={
-            0: "all kernels compile",
-            1: "a kernel spills registers, or does not compile",
-        },
-    )
-    parser.add_argument(
-        "--arch",
-        action="append",
-        type=_architecture,
-        help=f"an architecture; may be repeated (default: {', '.join(ARCHITECTURES)})",
-    )
-    parser.add_json("the table")
+    parser = _make_parser()
     options = parser.parse_args(argv)
     try:
         check_toolchain()
@@ -242,6 +227,27 @@ def make_table(usages: Sequence[Usage]) -> Table:
             style="bold red" if usage.has_spills else None,
         )
     return table
+
+
+def _make_parser() -> Parser:
+    """Make the parser of the command line."""
+    parser = Parser(
+        prog="kvtwin kernels",
+        description="Compile every kernel for several GPUs, on a machine that has none.",
+        examples=("", "--arch sm_90 --arch sm_120 --json"),
+        statuses={
+            0: "all kernels compile",
+            1: "a kernel spills registers, or does not compile",
+        },
+    )
+    parser.add_argument(
+        "--arch",
+        action="append",
+        type=_architecture,
+        help=f"an architecture; may be repeated (default: {', '.join(ARCHITECTURES)})",
+    )
+    parser.add_json("the table")
+    return parser
 
 
 def _architecture(text: str) -> str:

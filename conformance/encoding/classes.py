@@ -61,7 +61,7 @@ def find_exception(path: str) -> type[Exception]:
     Raises:
         ValueError: As `find_class`; or the class is no exception.
     """
-    found = find_class(path)
+    found: type[Exception] = find_class(path)
     if not issubclass(found, Exception):
         raise ValueError(f"class {path!r} is not an exception")  # noqa: TRY004  # a wrong name
     return found

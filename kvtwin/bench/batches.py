@@ -81,7 +81,8 @@ class Batch:
     def positions(self) -> Array:
         """int64[num_tokens], the position of each new token in its sequence."""
         within = np.arange(self.num_tokens) - np.repeat(self.starts[:-1], self.query_lens)
-        return (np.repeat(self.num_computed_tokens, self.query_lens) + within).astype(np.int64)
+        found: Array = np.repeat(self.num_computed_tokens, self.query_lens) + within
+        return found.astype(np.int64)
 
     @property
     def num_columns(self) -> int:

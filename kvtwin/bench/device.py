@@ -40,14 +40,14 @@ def host_cost_us(call: Callable[[], Any], num_blocks: int = 20, num_calls: int =
 def device_seconds(call: Callable[[], Any], num_calls: int = 20) -> float:
     """Return what a warm call takes the device, which never waits for the host between calls."""
     call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(SLEEP_CYCLES)  # noqa: SLF001  # torch's own tests wait so
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # torch's own tests wait so
     begin.record()
     for _ in range(num_calls):
         call()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / num_calls / 1e3
+    return float(begin.elapsed_time(end)) / num_calls / 1e3
 
 
 @cache
@@ -79,7 +79,7 @@ def measure_on_device(
     for job in jobs:
         for batch in batches:
             meant = job.prepare(batch, REFERENCE)
-            call = meant and checked_call(job, batch, target, meant.observe())
+            call = None if meant is None else checked_call(job, batch, target, meant.observe())
             if call is None:
                 continue
             seconds = device_seconds(call)

@@ -98,6 +98,6 @@ def _pretend() -> None:
 
     torch.Tensor.get_device = lambda _: 0  # type: ignore[method-assign, assignment]
     torch.Tensor.__cuda_array_interface__ = property(describe)  # type: ignore[assignment]
-    fast.launch.current_device = lambda: 0  # type: ignore[misc]
-    direct_launch.current_stream = lambda _: STREAM  # type: ignore[misc]
-    numba_launch.current_stream = lambda _: STREAM  # type: ignore[misc]
+    fast.launch.current_device = lambda: 0  # type: ignore[attr-defined]
+    direct_launch.current_stream = lambda _: STREAM  # type: ignore[attr-defined]
+    numba_launch.current_stream = lambda _: STREAM  # type: ignore[attr-defined]

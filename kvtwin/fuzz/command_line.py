@@ -207,7 +207,7 @@ def _summary(night: Night, out: Path) -> str:
     )
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin fuzz",

@@ -132,7 +132,7 @@ def _load(request: dict[str, Any]) -> Callable[[], Outcome]:
     [target] = choose_targets(request["target"], [implementation])
     case = request["case"]
     adapters = (request["adapter"],) if request["adapter"] else ()
-    run = lambda: replay(case, target)  # noqa: E731  # like the other
+    run: Callable[[], object] = lambda: replay(case, target)  # noqa: E731  # like the other
     if case["kind"] == "input":
         run = attempt_of_input(case, Subject((request["impl"],), adapters, target.name))
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 from conformance.encoding import SCHEMA_VERSION
 from conformance.reports.files import replace_file
 from kvtwin.fuzz.failures import Failure
+from kvtwin.fuzz.report.record import Status
 
 FORMAT: Final = "kvtwin findings 1"
 
@@ -57,7 +58,7 @@ class Finding:
 
     failure: Failure
     first_seen: str
-    status: str = "new"
+    status: Status = "new"
     seen: int = 0
 
     @property
@@ -93,7 +94,7 @@ class Findings:
                 raise ValueError(f"its format is {data['format']!r}, expected {FORMAT!r}")  # noqa: TRY301
             for entry in data["findings"]:
                 failure = _failure_from(entry["failure"], self.folder)
-                status = "known" if entry["status"] == "new" else entry["status"]
+                status: Status = "known" if entry["status"] == "new" else entry["status"]
                 self.by_id[failure.id] = Finding(failure, entry["first_seen"], status)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(

@@ -94,7 +94,8 @@ class GrowthJob(PropertyJob):
 
             run_in_child(measure, MAX_SECONDS)
             file.seek(0)
-            return json.loads(file.read() or "[]")
+            found: list[int] = json.loads(file.read() or "[]")
+            return found
 
 
 def _trim() -> None:

@@ -110,7 +110,7 @@ class _Attempts:
     def run(self, data: ConjectureData) -> Case:
         """Try what data draws."""
         # If this worker dies, that is a failure too: a stateful test notes nothing itself.
-        self.worker.note_input(Input(self.prop.name, 0, tuple(data.prefix)).to_bytes())
+        self.worker.note_input(Input(self.prop.name, 0, tuple(data.prefix)).to_bytes())  # type: ignore[arg-type]  # all are drawn
         return run_data(self.prop, data, self.worker.note_input)
 
     def is_same(self, case: Case) -> bool:

@@ -120,9 +120,10 @@ def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
         raise ValueError(f"there is no property {expected.property_name} here")
 
     def attempt() -> None:
+        error: BaseException | None
         if case.get("failure") == "memory growth":
             found = GrowthJob(subject, prop.name, expected.seed).measure()
-            error = found and MemoryGrowthError(found.line)
+            error = None if found is None else MemoryGrowthError(found.line)
         else:
             error = run_case(prop, expected).error
         if error is not None:

@@ -183,7 +183,11 @@ def test_it_knows_fast_and_the_engine_alone(path: Path) -> None:
         path.stem, set()
     )
     assert not {name.split(".")[0] for name in imported} & {"reference", "hypothesis"}
-    ours = {name for name in imported if name.split(".")[0] in ("tools", "fast", "conformance")}
+    ours = {
+        name
+        for name in imported
+        if name.split(".")[0] in ("tools", "kvtwin", "fast", "conformance")
+    }
     assert all(
         name == "fast" or name.startswith(("tools.runner.", "conformance.engine.")) for name in ours
     )

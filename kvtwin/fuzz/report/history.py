@@ -149,7 +149,7 @@ def _past_night(data: object) -> PastNight:
     for kind, number in past.met.items():
         if type(number) is not int or number < 0:
             raise ValueError(f"night.met[{kind!r}] is {number!r}, expected a count")
-    met = {OLD_KINDS.get(kind, kind): number for kind, number in past.met.items()}
+    met = {OLD_KINDS.get(str(kind), str(kind)): number for kind, number in past.met.items()}
     for text in data["seen"].values():
         unpack(text)
     if not isinstance(data["key"], dict):

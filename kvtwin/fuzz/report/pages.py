@@ -78,8 +78,8 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (words.rate(record["cases_per_second"]), "cases per second", ""),
     ]
     for coverage in record["coverage"]:
-        new = f", {coverage['new']:,} new" if coverage["new"] is not None else ""
-        found.append((short(coverage["met"]), f"{coverage['kind']}{new}", ""))
+        since = f", {coverage['new']:,} new" if coverage["new"] is not None else ""
+        found.append((short(coverage["met"]), f"{coverage['kind']}{since}", ""))
     return found
 
 
