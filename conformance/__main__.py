@@ -35,9 +35,9 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     `arguments` are options, and names of this package's files: `test_ubatch.py`, or
     `test_ubatch.py::test_split`.
 
-    >>> *options, tests = arguments_for_pytest(["-q", "test_ubatch.py"])
-    >>> Path(tests).relative_to(PACKAGE)
-    PosixPath('test_ubatch.py')
+    >>> *settings, tests, option = arguments_for_pytest(["-q", "test_ubatch.py"])
+    >>> Path(tests).relative_to(PACKAGE), option
+    (PosixPath('test_ubatch.py'), '-q')
     """
     given = list(arguments)
     named = [i for i, argument in enumerate(given) if _is_ours(argument)]
@@ -46,7 +46,8 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
     # The package may be in a read-only folder.
     settings += ["-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
-    return [*settings, *options, *tests]
+    # pytest 8.3 takes what follows an option of ours for its value, while it looks for our conftest.
+    return [*settings, *tests, *options]
 
 
 def _is_ours(argument: str) -> bool:

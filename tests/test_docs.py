@@ -181,8 +181,8 @@ def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> No
 
 
 def test_options_are_there() -> None:
-    """An option of a tool that a page shows is in the tool's source."""
-    found = 0
+    """An option of a tool that a page shows is in the tool's source, or in that of all parsers."""
+    found, shared = 0, ROOT / "kvtwin" / "parser.py"
     for sample in SAMPLES:
         for name, rest in re.findall(
             r"(kvtwin [a-z]+|python -m tools\.[\w.]+)([^&|]*)", sample.command
@@ -191,7 +191,7 @@ def test_options_are_there() -> None:
                 continue  # docs/options.md lists its options
             path = ROOT / name.removeprefix("python -m ").replace(".", "/").replace(" ", "/")
             files = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
-            source = "".join(file.read_text(encoding="utf-8") for file in files)
+            source = "".join(file.read_text(encoding="utf-8") for file in (*files, shared))
             for option in re.findall(r"--[a-z-]+", rest):
                 assert f'"{option}"' in source, str(sample)
                 found += 1
