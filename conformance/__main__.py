@@ -46,7 +46,7 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
     # The package may be in a read-only folder.
     settings += ["-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
-    # pytest 8.3 takes what follows an option of ours for its value, while it looks for our conftest.
+    # pytest 8.3 looks for our conftest.py, which adds our options, next to files before options.
     return [*settings, *tests, *options]
 
 
