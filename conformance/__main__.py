@@ -25,6 +25,27 @@ import torch  # noqa: F401  # while modules are imported here, Ctrl-C ends the p
 from conformance.command_line import INTERRUPTS
 
 PACKAGE = Path(__file__).parent
+HELP = """\
+kvtwin conformance: compare an implementation with the reference
+
+examples:
+  kvtwin conformance --impl ./mine.py --functions split_decodes_and_prefills
+  kvtwin conformance --impl my_engine.plumbing -n auto --report report
+  kvtwin conformance --replay conformance-failures/CASE.json
+  kvtwin conformance --explain compute_slot_mapping
+
+exit status:
+  0    all that was checked conforms
+  1    a check failed; docs/adapters.md says which ones count
+  2    a package is missing
+  3    an error in the run itself
+  4    the command line is wrong
+  5    nothing was checked
+  130  ended by Ctrl-C
+
+The options of the run are under "conformance", among those of pytest:
+"""
+
 NEEDED = ("hypothesis", "jinja2", "markupsafe", "ml_dtypes")
 """Packages that the run imports. pytest prints a traceback for a missing one."""
 
@@ -35,9 +56,9 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     `arguments` are options, and names of this package's files: `test_ubatch.py`, or
     `test_ubatch.py::test_split`.
 
-    >>> *settings, tests, option = arguments_for_pytest(["-q", "test_ubatch.py"])
-    >>> Path(tests).relative_to(PACKAGE), option
-    (PosixPath('test_ubatch.py'), '-q')
+    >>> *options, tests = arguments_for_pytest(["-q", "test_ubatch.py"])
+    >>> Path(tests).relative_to(PACKAGE)
+    PosixPath('test_ubatch.py')
     """
     given = list(arguments)
     named = [i for i, argument in enumerate(given) if _is_ours(argument)]
@@ -46,8 +67,7 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
     # The package may be in a read-only folder.
     settings += ["-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
-    # pytest 8.3 looks for our conftest.py, which adds our options, next to files before options.
-    return [*settings, *tests, *options]
+    return [*settings, *options, *tests]
 
 
 def _is_ours(argument: str) -> bool:
@@ -80,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     given = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(given):
+        print(HELP)  # noqa: T201  # a command line
     return int(pytest.main(arguments_for_pytest(given), [_Interrupted()]))
 
 

@@ -61,6 +61,22 @@ def run(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
     )
 
 
+def test_four_typed_packages_and_a_command(python: str, tmp_path: Path) -> None:
+    """There is no `tools` in site-packages; each package has its marker of types."""
+    code = (
+        "from importlib.metadata import distribution\n"
+        "found = distribution('kvtwin')\n"
+        "print(*sorted({file.parts[0] for file in found.files if '.' not in file.parts[0]}))\n"
+        "print(*sorted(file.parts[0] for file in found.files if file.name == 'py.typed'))\n"
+        "print(*(f'{point.name}={point.value}' for point in found.entry_points))\n"
+    )
+    ran = subprocess.run(  # noqa: S603  # our own wheel
+        [python, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    packages = "conformance fast kvtwin reference"
+    assert [packages, packages, "kvtwin=kvtwin.commands:main"] == ran.stdout.splitlines()
+
+
 def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> None:
     """A module that is installed is run by two workers, the wheel's own copy of it."""
     chosen = ("--impl", "fast", "--functions", "get_dcp_local_seq_lens", "-n", "2")
