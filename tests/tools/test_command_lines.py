@@ -49,6 +49,9 @@ LINES = {
     "kvtwin.bench": Line("--quick --functions get_dcp_local_seq_lens", "matplotlib", "bench"),
     "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
     "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
+    "tools.engine_demo": Line(
+        "--model tiny-qwen2 --requests 2 --steps 0", "vllm", "vllm", needs="vllm"
+    ),
     "kvtwin.fuzz": Line(
         "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
         "hypothesis",

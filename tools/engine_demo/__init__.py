@@ -1,0 +1,1 @@
+"""Run a real vLLM engine with and without the plugin, and compare tokens and times."""
