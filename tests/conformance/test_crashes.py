@@ -83,7 +83,7 @@ BODIES = {
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """Return a maker of small conformance runs, which do not wait long for calls that hang."""
-    quick = dataclasses.replace(PROFILES["dev"], shrink_seconds=4)
+    quick = dataclasses.replace(PROFILES["dev"], shrink_seconds=1)
     monkeypatch.setitem(PROFILES, "dev", quick)
     monkeypatch.setattr(forked_calls, "STACK_SECONDS", 0.1)
     return Runner(
