@@ -23,6 +23,9 @@ from conformance.adapters.base import Adapter, FastAdapter
 from conformance.adapters.deviation import Deviation
 from conformance.adapters.tables import mistyped
 
+BUILT_IN = {"vllm": "conformance.adapters.vllm"}
+"""The engines whose adapters are here, by the name that `--impl` gives."""
+
 NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 """The names that both twins have: what an implementation may offer."""
 
@@ -158,8 +161,8 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
     """Return the implementation that a module or a file is.
 
     Args:
-        text: A dotted name, or the path of a `.py` file. A file is imported under its own name; its
-            folder is importable while it is, and not afterwards.
+        text: A dotted name, a name in `BUILT_IN`, or the path of a `.py` file. A file is imported
+            under its own name; its folder is importable while it is, and not afterwards.
         adapter: Likewise, a module with an `ADAPTER`; None for the implementation's own
             `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or `FastAdapter`.
 
@@ -174,7 +177,7 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
         ...
     ValueError: --impl 'math' offers none of the 82 names that there are, such as ...
     """
-    module = _imported(text, "--impl")
+    module = _imported(BUILT_IN.get(text, text), "--impl")
     name = module.__name__.rpartition(".")[2]
     cls = _adapter_class(module, adapter)
     try:

@@ -1,0 +1,230 @@
+"""Calls of vLLM's functions whose parameters or results differ from ours, in any release."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.adapters.base import Unsupported
+from conformance.adapters.vllm.places import find
+
+
+class Calls:
+    """vLLM's functions with our parameters, for those that have others; the rest are called as is.
+
+    Args:
+        ours: Returns our object for one of vLLM's.
+    """
+
+    def __init__(self, ours: Callable[[Any], Any]) -> None:
+        self._ours = ours
+
+    def compute_slot_mapping(
+        self,
+        block_table: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        block_size: int,
+        *,
+        kernel_block_size: int | None = None,
+        cp_world_size: int = 1,
+        cp_rank: int = 0,
+        cp_kv_cache_interleave_size: int = 1,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Call the method of a `BlockTable` that holds these tensors.
+
+        The kernel for CPUs reads raw memory, so its tensors must be contiguous, and knows one rank.
+        """
+        method = find("compute_slot_mapping")
+        takes_indices = "req_indices" in inspect.signature(method).parameters
+        if cp_world_size != 1 and not takes_indices:
+            raise Unsupported("more than one rank, of which the kernel for CPUs knows none")
+        tables, starts, tokens = (
+            tensor.contiguous() for tensor in (block_table, query_start_loc, positions)
+        )
+        slots = torch.full((len(tokens),), -1) if out is None else out.fill_(-1)
+        if not slots.is_contiguous():
+            raise Unsupported("an out of compute_slot_mapping that is not contiguous")
+        table = types.SimpleNamespace(
+            block_size=block_size if kernel_block_size is None else kernel_block_size,
+            max_num_blocks_per_req=tables.shape[1],
+            max_num_batched_tokens=len(slots),
+            block_table=_Halves(tables),
+            slot_mapping=_Halves(slots),
+            dcp_world_size=cp_world_size,
+            dcp_rank=cp_rank,
+            pcp_world_size=1,
+            pcp_rank=0,
+            cp_kv_cache_interleave_size=cp_kv_cache_interleave_size,
+        )
+        if takes_indices:
+            requests = torch.repeat_interleave(starts.diff().long())
+            method(table, requests.numpy(), tokens[: len(requests)].numpy())
+        else:
+            method(table, len(starts) - 1, starts, tokens)
+        return slots[: len(tokens)]
+
+    def make_local_attention_virtual_batches(
+        self, attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
+    ) -> Any:
+        """Return the metadata alone; since 0.13 there is also a function for its block table."""
+        found = find("make_local_attention_virtual_batches")
+        made = found(attn_chunk_size, common_attn_metadata, block_size)
+        return made[0] if isinstance(made, tuple) else made
+
+    def reorder_batch_to_split_decodes_and_prefills(
+        self,
+        input_batch: Any,
+        scheduler_output: Any,
+        decode_threshold: int = 1,
+        *,
+        regions: int = 3,
+    ) -> bool:
+        """Reorder to as many regions as the release knows: four since 0.16, three before."""
+        found = find("reorder_batch_to_split_decodes_and_prefills")
+        known = 4 if "done_prefilling" in found.__code__.co_varnames else 3
+        if regions != known:
+            raise Unsupported(f"{regions} regions, in place of {known}")
+        moved: bool = found(input_batch, scheduler_output, decode_threshold)
+        return moved
+
+    def compute_mm_encoder_budget(
+        self, scheduler_config: Any, max_tokens_by_modality: Mapping[str, int]
+    ) -> Any:
+        """Pass the tokens by position: their parameter was renamed."""
+        return find("compute_mm_encoder_budget")(scheduler_config, max_tokens_by_modality)
+
+    def map_to_kernel_blocks(
+        self, block_ids: torch.Tensor, blocks_per_kv_block: int
+    ) -> torch.Tensor:
+        """Pass one row as an array, with the offsets that a `BlockTable` keeps."""
+        if block_ids.dim() != 1:
+            raise Unsupported("block IDs of several rows")
+        ids = block_ids.numpy()
+        offsets = np.arange(blocks_per_kv_block, dtype=ids.dtype).reshape(1, -1)
+        mapped = find("map_to_kernel_blocks")(ids, blocks_per_kv_block, offsets)
+        return block_ids if mapped is ids else torch.from_numpy(mapped)
+
+    def compute_causal_conv1d_metadata(self, query_start_loc_p: torch.Tensor) -> Any:
+        """Pass the starts, or their copy on the CPU and the device of the results."""
+        found = find("compute_causal_conv1d_metadata")
+        if "device" not in inspect.signature(found).parameters:
+            return found(query_start_loc_p)
+        return found(query_start_loc_p, device=query_start_loc_p.device)
+
+    def select_common_block_size(
+        self, kv_manager_block_size: int, attn_groups: Sequence[Any]
+    ) -> int:
+        """Pass the groups' backends, whose sizes are vLLM's `MultipleOf` and Python's ints."""
+        multiple_of = find("MultipleOf")
+
+        def backend_of(group: Any) -> Any:
+            sizes = [
+                multiple_of(size.base) if type(size).__name__ == "MultipleOf" else int(size)
+                for size in group.backend.get_supported_kernel_block_sizes()
+            ]
+            return types.SimpleNamespace(
+                get_supported_kernel_block_sizes=lambda _=None: sizes, get_name=lambda: "backend"
+            )
+
+        backends = [backend_of(group) for group in attn_groups]
+        selected: int = find("select_common_block_size")(kv_manager_block_size, backends)
+        return selected
+
+    def build_attn_metadata(
+        self,
+        attn_metadata_builders: Sequence[Any],
+        num_reqs: int,
+        num_tokens: int,
+        query_start_loc: Any,
+        seq_lens: Any,
+        num_computed_tokens_cpu: torch.Tensor,
+        block_tables: Sequence[torch.Tensor],
+        slot_mappings: Any,
+        kv_cache_config: Any,
+        max_query_len: int | None = None,
+        max_seq_len: int | None = None,
+    ) -> Any:
+        """Pass the builders, alone or in groups of one each, and what the release takes besides."""
+        starts, lengths = query_start_loc.cpu[: num_reqs + 1], seq_lens.cpu[:num_reqs]
+        builders = [_Builder(builder, self._ours) for builder in attn_metadata_builders]
+        groups = [
+            [_Group(builder, group)]
+            for builder, group in zip(builders, kv_cache_config.kv_cache_groups, strict=False)
+        ]
+        longest_query = int(starts.diff().max()) if num_reqs else 0
+        longest = int(lengths.max()) if num_reqs else 0
+        return call_with_known(
+            find("build_attn_metadata"),
+            attn_groups=groups,
+            attn_metadata_builders=builders,
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+            query_start_loc_gpu=query_start_loc.gpu[: num_reqs + 1],
+            query_start_loc_cpu=starts,
+            max_query_len=longest_query if max_query_len is None else max_query_len,
+            seq_lens=seq_lens.gpu,
+            seq_lens_np=lengths.numpy(),
+            max_seq_len=longest if max_seq_len is None else max_seq_len,
+            num_computed_tokens_cpu=num_computed_tokens_cpu[:num_reqs],
+            block_tables=[table[:num_reqs] for table in block_tables],
+            slot_mappings=[slots[:num_tokens] for slots in slot_mappings],
+            kv_cache_config=kv_cache_config,
+            seq_lens_cpu_upper_bound=lengths,
+        )
+
+
+def call_with_known(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function with those of the arguments that it has parameters for."""
+    known = inspect.signature(function).parameters
+    return function(**{name: value for name, value in arguments.items() if name in known})
+
+
+class _Halves:
+    """A tensor on the CPU where vLLM has a buffer on two devices."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.cpu = self.gpu = tensor
+        self.np = tensor.numpy()
+
+
+class _Builder:
+    """A builder that gets our metadata for vLLM's."""
+
+    supports_update_block_table = False
+
+    def __init__(self, builder: Any, ours: Callable[[Any], Any]) -> None:
+        self.builder, self.ours = builder, ours
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, **rest: Any) -> Any:
+        """Return what the builder builds for our metadata."""
+        return self.builder.build(
+            common_prefix_len=common_prefix_len,
+            common_attn_metadata=self.ours(common_attn_metadata),
+            **rest,
+        )
+
+
+class _Group:
+    """The attention group of one builder, as `build_attn_metadata` reads it."""
+
+    def __init__(self, builder: _Builder, group: Any) -> None:
+        self.builder, self.layer_names = builder, group.layer_names
+        self.kv_cache_spec = getattr(group, "kv_cache_spec", None)
+
+    def get_metadata_builder(self, _: int = 0) -> _Builder:
+        """Return the builder."""
+        return self.builder
+
+    def build_metadata(self, common_attn_metadata: Any, _: int = 0) -> Any:
+        """Return what the builder builds."""
+        return self.builder.build(0, common_attn_metadata)
+
+
+__all__ = ["Calls", "call_with_known"]

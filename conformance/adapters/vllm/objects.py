@@ -1,0 +1,228 @@
+"""vLLM's objects: ours converted to its classes, and its results back to ours.
+
+Classes with our fields (specs, slices, parameters of layers) are vLLM's own. Attention metadata has
+other fields and is converted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+
+import reference
+from conformance.adapters.base import Adapter, Unsupported, is_given, supplied
+from conformance.adapters.deviation import Deviation
+from conformance.adapters.vllm import places
+from conformance.adapters.vllm.calls import Calls
+from conformance.adapters.vllm.deviations import DEVIATIONS
+
+METADATA: Final = "CommonAttentionMetadata"
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    **{
+        name: (name,)
+        for name in (
+            "query_start_loc",
+            "query_start_loc_cpu",
+            "seq_lens",
+            "num_reqs",
+            "num_actual_tokens",
+            "max_query_len",
+            "max_seq_len",
+            "block_table_tensor",
+            "slot_mapping",
+            "causal",
+            "logits_indices_padded",
+            "num_logits_indices",
+            "dcp_local_seq_lens",
+        )
+    },
+    "seq_lens_cpu": ("seq_lens_cpu_upper_bound", "_seq_lens_cpu", "seq_lens_cpu"),
+    "num_computed_tokens_cpu": ("_num_computed_tokens_cpu", "num_computed_tokens_cpu"),
+    "encoder_seq_lens": ("encoder_seq_lens_cpu",),
+}
+"""Our fields of the metadata, with vLLM's names for each; that of the newest release first."""
+
+KNOWN: Final = inspect.signature(places.find(METADATA)).parameters
+"""The fields of the metadata in this release."""
+
+COUNTS: Final = ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len")
+"""Fields that may be NumPy's numbers or tensors of no dimensions, which serve as numbers."""
+
+OF_EACH_SPEC: Final = ("page_size_bytes", "max_memory_usage_bytes", "copy_with_new_block_size")
+"""What each kind of spec defines for itself."""
+
+CALLED_BY_NAME: Final = (*places.SPECS, "PerLayerParameters", "KVCacheGroupSpec", "KVCacheConfig")
+"""Classes whose fields are in another order, or must be given by name."""
+
+
+class VllmAdapter(Adapter):
+    """Converts objects of vLLM, which does not validate its input.
+
+    Args:
+        module: The package of this module, which stands for vLLM.
+    """
+
+    validates = False
+    lacks = frozenset(name for name, theirs in FIELDS.items() if not KNOWN.keys() & set(theirs))
+    parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "UniformTypeKVCacheSpecs.from_specs": {"specs": "kv_cache_specs"},
+        "UniformTypeKVCacheSpecs.is_uniform_type": {"specs": "kv_cache_specs"},
+        **{
+            name: {field: field for field in inspect.signature(cls).parameters}
+            for name, cls in ((name, getattr(reference, name)) for name in CALLED_BY_NAME)
+        },
+    }
+    unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
+        "CpuGpuBuffer": {"pin_memory": bool},
+        "MambaSpec": {"shapes": lambda shapes: isinstance(shapes, list)},
+        "gather_mm_placeholders": {"out": is_given},
+        "get_dcp_local_seq_lens": {"out": is_given},
+        "scatter_mm_placeholders": {"out": is_given},
+    }
+    deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(module)
+        self._calls = Calls(self.ours)
+
+    def find(self, name: str) -> Any:
+        """Return vLLM's own function or class, or the call of it that takes our parameters."""
+        found = places.find(name)
+        owner, _, member = name.partition(".")
+        if owner in places.SPECS and member in OF_EACH_SPEC:
+            return _of_object(member)
+        return getattr(self._calls, name, found)
+
+    def is_data(self, name: str) -> bool:
+        """Return whether objects of a class are converted: the metadata alone."""
+        return name == METADATA
+
+    def new(self, class_name: str, **fields: Any) -> Any:
+        """Return an object of ours where it is converted, else of vLLM's class."""
+        if self.is_data(class_name):
+            return self.made(class_name, **fields)
+        cls = self.find(class_name)
+        known = inspect.signature(cls).parameters
+        for name in fields.keys() - known:
+            raise Unsupported(f"{name} of {class_name}")
+        return cls(**{name: _plain(value) for name, value in fields.items()})
+
+    def theirs(self, ours: Any, done: dict[int, Any] | None = None) -> Any:
+        """Convert an argument; NumPy's numbers become Python's."""
+        return _plain(ours) if isinstance(ours, np.generic) else super().theirs(ours, done)
+
+    def ours(self, theirs: Any) -> Any:
+        """Convert a result; NumPy's integers become Python's."""
+        return int(theirs) if isinstance(theirs, np.integer) else super().ours(theirs)
+
+    def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
+        """Convert a result; the counts of a split may be tensors of no dimensions."""
+        if function.startswith("split_decodes"):
+            return tuple(int(count) for count in theirs)
+        return super().result(function, theirs, arguments)
+
+    def metadata(self, ours: Any) -> Any:
+        """Return vLLM's metadata, with the fields that its class has in this release."""
+        if type(ours).__name__ != METADATA:
+            return ours
+        fields = {
+            known: _plain(getattr(ours, name))
+            for name, theirs in FIELDS.items()
+            for known in theirs
+            if known in KNOWN
+        }
+        if "max_logits_per_req" in KNOWN:
+            fields["max_logits_per_req"] = _most_logits(ours)
+        made = self.find(METADATA)(**fields)
+        made.converted_from = ours  # where it is returned as it is, ours is
+        return made
+
+    def our_metadata(self, theirs: Any) -> Any:
+        """Return our metadata; copies on the CPU that vLLM does not have are supplied."""
+        if not isinstance(theirs, self.find(METADATA)):
+            return theirs
+        if hasattr(theirs, "converted_from"):
+            return theirs.converted_from
+        fields = {name: _first_given(theirs, names) for name, names in FIELDS.items()}
+        fields |= {name: int(fields[name]) for name in COUNTS}
+        lengths = theirs.seq_lens
+        if fields["seq_lens_cpu"] is None:
+            fields["seq_lens_cpu"] = supplied(lengths)
+        if fields["num_computed_tokens_cpu"] is None:
+            computed = lengths - theirs.query_start_loc_cpu.diff()
+            fields["num_computed_tokens_cpu"] = supplied(computed)
+        return self.made(METADATA, **fields)
+
+    def layer(self, ours: Any) -> Any:
+        """Return a layer that binds its cache, as recent releases want."""
+        if hasattr(ours, "kv_cache") and not hasattr(ours, "bind_kv_cache"):
+            return _Layer(ours)
+        return ours
+
+    def config(self, ours: Any) -> Any:
+        """Return a config with Python's numbers, and the tokens in flight."""
+        values = {name: self._config_value(value) for name, value in vars(ours).items()}
+        made = SimpleNamespace(**values)
+        scheduler = getattr(ours, "scheduler_config", None)
+        if scheduler is not None:  # recent releases read it
+            made.max_in_flight_tokens = getattr(made.scheduler_config, TOKENS_OF_A_STEP, None)
+        return made
+
+    def _config_value(self, value: Any) -> Any:
+        return self.config(value) if self.kind_of(value) == "config" else _plain(value)
+
+
+TOKENS_OF_A_STEP: Final = "max_num_batched_tokens"
+
+
+class _Layer:
+    """A layer with its methods for binding; setting its cache sets ours."""
+
+    def __init__(self, ours: Any) -> None:
+        object.__setattr__(self, "_ours", ours)
+
+    def bind_kv_cache(self, cache: Any) -> None:
+        """Bind the cache, as lists of one cache for each virtual engine."""
+        self._ours.kv_cache = [cache]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ours, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours, name)
+
+
+def _of_object(member: str) -> Callable[..., Any]:
+    """Return the function that calls a method, or reads a property, of an object's own class."""
+
+    def call(self: Any, *args: Any) -> Any:
+        found = getattr(self, member)
+        return found(*args) if callable(found) else found
+
+    return call
+
+
+def _first_given(theirs: Any, names: Sequence[str]) -> Any:
+    """Return the first attribute of these names that there is and that is not None."""
+    values = (getattr(theirs, name, None) for name in names if name in KNOWN)
+    return next((value for value in values if value is not None), None)
+
+
+def _plain(value: Any) -> Any:
+    """Return Python's number in place of NumPy's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _most_logits(ours: Any) -> int | None:
+    """Return the most tokens of one request whose logits are needed, None if none are named."""
+    number, indices = ours.num_logits_indices, ours.logits_indices_padded
+    if number is None or indices is None:
+        return None
+    requests = torch.bucketize(indices[:number].cpu(), ours.query_start_loc_cpu[1:], right=True)
+    return int(torch.bincount(requests, minlength=1).max())
