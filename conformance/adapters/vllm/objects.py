@@ -20,6 +20,7 @@ from conformance.adapters.deviation import Deviation
 from conformance.adapters.vllm import places
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
+from conformance.adapters.vllm.spec_limits import check_memory, check_uniform
 
 METADATA: Final = "CommonAttentionMetadata"
 
@@ -57,22 +58,29 @@ COUNTS: Final = ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len"
 OF_EACH_SPEC: Final = ("page_size_bytes", "max_memory_usage_bytes", "copy_with_new_block_size")
 """What each kind of spec defines for itself."""
 
+UNIFORM: Final = tuple(
+    f"UniformTypeKVCacheSpecs.{method}" for method in ("from_specs", "is_uniform_type")
+)
+"""The methods that compare specs."""
+
 CALLED_BY_NAME: Final = (*places.SPECS, "PerLayerParameters", "KVCacheGroupSpec", "KVCacheConfig")
 """Classes whose fields are in another order, or must be given by name."""
 
 
-class VllmAdapter(Adapter):
-    """Converts objects of vLLM, which does not validate its input.
+def _is_none(value: object) -> bool:
+    return value is None
 
-    Args:
-        module: The package of this module, which stands for vLLM.
-    """
+
+def _ends_before_it_starts(tokens: slice) -> bool:
+    return bool(tokens.stop < tokens.start)
+
+
+class VllmAdapter(Adapter):
+    """Converts objects of vLLM, which does not validate its input."""
 
     validates = False
     lacks = frozenset(name for name, theirs in FIELDS.items() if not KNOWN.keys() & set(theirs))
     parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "UniformTypeKVCacheSpecs.from_specs": {"specs": "kv_cache_specs"},
-        "UniformTypeKVCacheSpecs.is_uniform_type": {"specs": "kv_cache_specs"},
         **{
             name: {field: field for field in inspect.signature(cls).parameters}
             for name, cls in ((name, getattr(reference, name)) for name in CALLED_BY_NAME)
@@ -81,6 +89,9 @@ class VllmAdapter(Adapter):
     unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
         "CpuGpuBuffer": {"pin_memory": bool},
         "MambaSpec": {"shapes": lambda shapes: isinstance(shapes, list)},
+        "UBatchSlice": dict.fromkeys(("request_slice", "token_slice"), _ends_before_it_starts),
+        "bind_kv_cache": {"num_attn_module": _is_none},
+        "extract_layer_index": {"num_attn_module": _is_none},
         "gather_mm_placeholders": {"out": is_given},
         "get_dcp_local_seq_lens": {"out": is_given},
         "scatter_mm_placeholders": {"out": is_given},
@@ -97,6 +108,8 @@ class VllmAdapter(Adapter):
         owner, _, member = name.partition(".")
         if owner in places.SPECS and member in OF_EACH_SPEC:
             return _of_object(member)
+        if name in UNIFORM:
+            return _of_uniform(found)
         return getattr(self._calls, name, found)
 
     def is_data(self, name: str) -> bool:
@@ -111,6 +124,8 @@ class VllmAdapter(Adapter):
         known = inspect.signature(cls).parameters
         for name in fields.keys() - known:
             raise Unsupported(f"{name} of {class_name}")
+        if "state_content_bytes" in known and fields.get("cache_dtype_str") == "fp8_ds_mla":
+            raise Unsupported("the format fp8_ds_mla, whose size the layers compute since 0.28")
         return cls(**{name: _plain(value) for name, value in fields.items()})
 
     def theirs(self, ours: Any, done: dict[int, Any] | None = None) -> Any:
@@ -201,9 +216,21 @@ class _Layer:
 def _of_object(member: str) -> Callable[..., Any]:
     """Return the function that calls a method, or reads a property, of an object's own class."""
 
-    def call(self: Any, *args: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if member == "max_memory_usage_bytes":
+            check_memory(self, *args, **kwargs)
         found = getattr(self, member)
-        return found(*args) if callable(found) else found
+        return found(*args, **kwargs) if callable(found) else found
+
+    return call
+
+
+def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of a method that compares specs."""
+
+    def call(specs: Mapping[str, Any]) -> Any:
+        check_uniform(specs.values())
+        return found(specs)
 
     return call
 

