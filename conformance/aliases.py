@@ -157,19 +157,33 @@ def shared_memory(first: object, second: object, path: str = "result") -> Differ
 _MARK = "kvtwin_is_supplied"
 
 
-def supplied(tensor: torch.Tensor) -> torch.Tensor:
+def supplied(tensor: torch.Tensor, *, is_known: bool = True) -> torch.Tensor:
     """Return a copy of a tensor on the CPU for a field that an implementation does not have.
 
-    Its values are compared like any others. Its memory is not compared, since it is ours.
+    Its values are compared like any others, unless they are a guess. Its memory is not compared,
+    since it is ours.
+
+    Args:
+        tensor: The values.
+        is_known: Whether they follow from what the implementation has.
 
     >>> is_supplied(supplied(torch.arange(3))), is_supplied(torch.arange(3))
     (True, False)
     """
     copied = tensor.detach().to("cpu", copy=True)
-    setattr(copied, _MARK, True)
+    setattr(copied, _MARK, is_known)
     return copied
 
 
 def is_supplied(value: object) -> bool:
     """Return whether an adapter supplied a tensor in an implementation's place."""
     return isinstance(value, torch.Tensor) and hasattr(value, _MARK)
+
+
+def is_guessed(value: object) -> bool:
+    """Return whether an adapter supplied a tensor whose values do not follow from anything.
+
+    >>> is_guessed(supplied(torch.arange(3), is_known=False)), is_guessed(torch.arange(3))
+    (True, False)
+    """
+    return isinstance(value, torch.Tensor) and not getattr(value, _MARK, True)

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
+from conformance.adapters import Unsupported
 from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict, raised
 from conformance.evaluation import check_equal
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
@@ -21,6 +23,7 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change, Unpadded
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.properties import Check, law
+from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch
 from conformance.strategies.batch_order import (
@@ -33,7 +36,7 @@ from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import metadata_calls, unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies.ubatch import make_metadata_with_slice_calls, split_attn_metadata_calls
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 
 
 def _select_actual(call: Call, access: Access) -> Access:
@@ -175,6 +178,8 @@ def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrate
     )
     def reads_as_reference(target: Target, example: tuple[Call, list[str]]) -> None:
         """Any object with the fields that are read serves as metadata; another is refused."""
+        if not target.implementation.adapter.takes_own_objects:
+            raise Unsupported("metadata of a caller's own class")
         call, names = example
         for name in names:
             expected, got = _own(REFERENCE, call, name), _own(target, call, name)
@@ -202,7 +207,16 @@ test_own_metadata_becomes_virtual = _reads_as_reference(
 @law("CommonAttentionMetadata", metadata_calls)
 def test_metadata_is_compared_by_identity(target: Target, call: Call) -> None:
     """Two metadata are equal only if they are one: their tensors could not say."""
-    one, other = (target.converter().convert(call["metadata"], "metadata") for _ in range(2))
-    assert one == one  # noqa: PLR0124  # that is the statement
-    assert one != other
-    assert len({one, other}) == 2
+    one, other = (
+        target.own(target.converter().convert(call["metadata"], "metadata")) for _ in range(2)
+    )
+    try:
+        is_so = one == one and one != other and len({one, other}) == 2  # noqa: PLR0124
+        got: object = is_so
+    except RAISED as error:
+        got = raised(error)
+    if got is not True:
+        difference = Difference(
+            Verdict.IDENTITY, "metadata is compared by identity", None, got, True
+        )
+        raise Mismatch(call, target.name, difference)

@@ -12,7 +12,8 @@ import reference
 from conformance.aliases import views_of
 from conformance.calls import Call
 from conformance.contracts import Contract
-from conformance.evaluation import exception_of
+from conformance.differences import Difference, Verdict
+from conformance.evaluation import check_equal, exception_of
 from conformance.invalid_inputs.ubatch import (
     CREATE_INVALID_INPUTS,
     MAKE_INVALID_INPUTS,
@@ -24,6 +25,7 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
 from conformance.properties import law
+from conformance.report import Mismatch
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, Layout, is_padded
@@ -384,7 +386,11 @@ def test_a_micro_batch_knows_whether_it_is_empty(
 ) -> None:
     """It is empty without a request or without a token, and cannot be changed."""
     r0, r1, t0, t1 = ends
-    ubatch = target.lookup("UBatchSlice")(slice(r0, r1), slice(t0, t1))
-    assert (r1 <= r0 or t1 <= t0) is ubatch.is_empty()
-    assert t1 - t0 == ubatch.num_tokens
-    assert exception_of(lambda: setattr(ubatch, "token_slice", slice(0, 1))) is not None
+    call = Call("UBatchSlice", {"request_slice": slice(r0, r1), "token_slice": slice(t0, t1)})
+    ubatch = target.lookup("UBatchSlice")(**call.arguments)
+    expected = {"is_empty": r1 <= r0 or t1 <= t0, "num_tokens": t1 - t0}
+    got = {"is_empty": ubatch.is_empty(), "num_tokens": ubatch.num_tokens}
+    check_equal(target, call, expected, got, "ubatch")
+    if exception_of(lambda: setattr(ubatch, "token_slice", slice(0, 1))) is None:
+        wrong = Difference(Verdict.TYPE, "ubatch", None, "mutable", "frozen")
+        raise Mismatch(call, target.name, wrong)

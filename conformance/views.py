@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance.aliases import address_of, memory_of, strides_of
+from conformance.aliases import address_of, is_supplied, memory_of, strides_of
 from conformance.differences import Difference, Verdict
 from conformance.values import is_array, is_immutable, is_object, walk
 
@@ -61,6 +61,8 @@ def first_view_difference(
     expected_views = _views(expected_arguments, expected, devices)
     got = _views(actual_arguments, actual, devices)
     for path, view in expected_views.items():
+        if path not in got:  # supplied
+            continue
         difference = _difference(path, view, got[path])
         if difference is not None:
             return difference
@@ -120,6 +122,8 @@ def _views(
     places: dict[tuple[int, str | None], str] = {}
     found: dict[str, View | str] = {}
     for path, value in _parts(arguments, result):
+        if is_supplied(value):
+            continue
         device = devices.get(path)
         place = places.setdefault((id(value), device), path)
         if not is_array(value):

@@ -65,7 +65,7 @@ def _tested(folder: Path, profile: str, workers: int) -> dict[str, Any]:
     command += ["--profile", profile, "-n", str(workers), "--report", str(report), "-q"]
     command += ["--failures", str(folder / "failures")]
     with (folder / "output.txt").open("w") as output:
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # no shell
             command, cwd=folder, stdout=output, stderr=output, timeout=HOURS * 3600, check=False
         )
     found: dict[str, Any] = json.loads((report / "report.json").read_text())

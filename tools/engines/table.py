@@ -67,7 +67,7 @@ def markdown_of(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page of all releases.
 
     Args:
-        summaries: What `summary_of` returned, by release; `{"error": ...}` for one that did not run.
+        summaries: What `summary_of` returned, by release; `{"error": ...}` where nothing ran.
     """
     return "\n".join(_lines(summaries)) + "\n"
 
@@ -112,9 +112,7 @@ def _kinds(ran: Mapping[str, Mapping[str, Any]]) -> Sequence[tuple[str, str]]:
     return sorted(found)
 
 
-def _wrong_answer(
-    function: str, kind: str, ran: Mapping[str, Mapping[str, Any]]
-) -> Iterator[str]:
+def _wrong_answer(function: str, kind: str, ran: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     found = {
         release: one
         for release, summary in ran.items()

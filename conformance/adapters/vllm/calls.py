@@ -63,6 +63,7 @@ class Calls:
             pcp_world_size=1,
             pcp_rank=0,
             cp_kv_cache_interleave_size=cp_kv_cache_interleave_size,
+            slot_mapping_mode=_default(find("BlockTable"), "slot_mapping_mode"),
         )
         if takes_indices:
             requests = torch.repeat_interleave(starts.diff().long())
@@ -122,21 +123,49 @@ class Calls:
     def select_common_block_size(
         self, kv_manager_block_size: int, attn_groups: Sequence[Any]
     ) -> int:
-        """Pass the groups' backends, whose sizes are vLLM's `MultipleOf` and Python's ints."""
-        multiple_of = find("MultipleOf")
-
-        def backend_of(group: Any) -> Any:
-            sizes = [
-                multiple_of(size.base) if type(size).__name__ == "MultipleOf" else int(size)
-                for size in group.backend.get_supported_kernel_block_sizes()
-            ]
-            return types.SimpleNamespace(
-                get_supported_kernel_block_sizes=lambda _=None: sizes, get_name=lambda: "backend"
-            )
-
-        backends = [backend_of(group) for group in attn_groups]
+        """Pass the groups' backends."""
+        backends = [_backend_of(group) for group in attn_groups]
         selected: int = find("select_common_block_size")(kv_manager_block_size, backends)
         return selected
+
+    def prepare_kernel_block_sizes(self, kv_cache_config: Any, attn_groups: Any) -> Any:
+        """Pass the groups with their specs, and no tensors: their layers are not packed."""
+        groups = [
+            [
+                types.SimpleNamespace(
+                    backend=_backend_of(group), kv_cache_spec=kv_cache_group.kv_cache_spec
+                )
+                for group in of_one
+            ]
+            for kv_cache_group, of_one in zip(
+                kv_cache_config.kv_cache_groups, attn_groups, strict=False
+            )
+        ]
+        config = types.SimpleNamespace(
+            kv_cache_groups=kv_cache_config.kv_cache_groups, kv_cache_tensors=[]
+        )
+        return find("prepare_kernel_block_sizes")(config, groups)
+
+    @property
+    def AttentionBackend(self) -> type:  # noqa: N802  # vLLM's name
+        """The base class, with the one abstract method of which ours knows nothing."""
+        base: Any = find("AttentionBackend")
+        members = {"get_impl_cls": staticmethod(_no_implementation)}
+        return _classes.setdefault(base, type("AttentionBackend", (base,), members))
+
+    def create_fast_prefill_custom_backend(self, prefix: str, underlying_attn_backend: Any) -> Any:
+        """Return the backend; what its builders build of vLLM's metadata is not checked."""
+        found = find("create_fast_prefill_custom_backend")
+        backend = found(prefix, underlying_attn_backend)
+        backend.get_builder_cls().build = _unsupported_build
+        return backend
+
+    def KVCacheTensor(self, size: int, shared_by: list[str]) -> Any:  # noqa: N802  # vLLM's name
+        """Make one, which since 0.28 is a place in one allocation for all layers."""
+        cls = find("KVCacheTensor")
+        if "shared_by" not in inspect.signature(cls).parameters:
+            raise Unsupported("tensors of some layers: all layers have one allocation")
+        return cls(size, shared_by)
 
     def build_attn_metadata(
         self,
@@ -174,8 +203,8 @@ class Calls:
             seq_lens_np=lengths.numpy(),
             max_seq_len=longest if max_seq_len is None else max_seq_len,
             num_computed_tokens_cpu=num_computed_tokens_cpu[:num_reqs],
-            block_tables=[table[:num_reqs] for table in block_tables],
-            slot_mappings=[slots[:num_tokens] for slots in slot_mappings],
+            block_tables=block_tables,
+            slot_mappings=slot_mappings,
             kv_cache_config=kv_cache_config,
             seq_lens_cpu_upper_bound=lengths,
         )
@@ -185,6 +214,35 @@ def call_with_known(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function with those of the arguments that it has parameters for."""
     known = inspect.signature(function).parameters
     return function(**{name: value for name, value in arguments.items() if name in known})
+
+
+def _unsupported_build(*_: Any, **__: Any) -> Any:
+    raise Unsupported("builders of fast prefill, which are called with vLLM's metadata")
+
+
+_classes: dict[type, type] = {}
+
+
+def _no_implementation() -> type:
+    raise NotImplementedError
+
+
+def _default(cls: Any, parameter: str) -> Any:
+    """Return the default of a parameter of a class, None if it has no such parameter."""
+    found = inspect.signature(cls).parameters.get(parameter)
+    return None if found is None else found.default
+
+
+def _backend_of(group: Any) -> Any:
+    """Return a group's backend, whose sizes are vLLM's `MultipleOf` and Python's ints."""
+    multiple_of = find("MultipleOf")
+    sizes = [
+        multiple_of(size.base) if type(size).__name__ == "MultipleOf" else int(size)
+        for size in group.backend.get_supported_kernel_block_sizes()
+    ]
+    return types.SimpleNamespace(
+        get_supported_kernel_block_sizes=lambda _=None: sizes, get_name=lambda: "backend"
+    )
 
 
 class _Halves:

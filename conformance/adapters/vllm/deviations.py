@@ -2,8 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Final
+import enum
+import inspect
+from collections.abc import Iterator
+from typing import Any, Final
 
+import numpy as np
+
+import reference
 from conformance.adapters.deviation import Deviation
+from conformance.adapters.vllm.places import find
+from conformance.calls import Call
 
-DEVIATIONS: Final[tuple[Deviation, ...]] = ()
+SPEC: Final = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
+STATES: Final = {"block_size": 16, "shapes": ((4,),), "dtypes": (np.dtype(np.float16),)}
+
+METADATA: Final = reference.CommonAttentionMetadata(
+    query_start_loc=np.array([0, 2], np.int32),
+    query_start_loc_cpu=np.array([0, 2], np.int32),
+    seq_lens=np.array([2], np.int32),
+    seq_lens_cpu=np.array([2], np.int32),
+    num_computed_tokens_cpu=np.array([0], np.int32),
+    num_reqs=1,
+    num_actual_tokens=2,
+    max_query_len=2,
+    max_seq_len=2,
+    block_table_tensor=np.array([[1]], np.int32),
+    slot_mapping=np.array([16, 17], np.int64),
+)
+"""A batch of one request of two tokens."""
+
+WHOLE: Final = reference.UBatchSlice(slice(0, 1), slice(0, 2))
+
+
+def _deviations() -> Iterator[Deviation]:
+    views = r"\.seq_lens(_cpu)? = .* itself, or a view of it, but should be new memory"
+    reason = "the lengths of a micro-batch that cuts no request are views: builders only read them"
+    one = {"ubatch_slice": WHOLE, "attn_metadata": METADATA}
+    yield Deviation(
+        "_make_metadata_with_slice", reason, Call("_make_metadata_with_slice", one), views
+    )
+    several = {"ubatch_slices": [WHOLE], "common_attn_metadata": METADATA}
+    yield Deviation("split_attn_metadata", reason, Call("split_attn_metadata", several), views)
+    layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
+    yield Deviation(
+        "infer_global_hyperparameters",
+        "the answer is the first layer's object, in which it is noted whether layers agree",
+        Call("infer_global_hyperparameters", {"per_layer_params": layers}),
+        r"itself, or a view of it, but should be new memory|has_same_\w+ = another object",
+    )
+    held = r"kv_cache_specs = the same object as arguments"
+    specs = {"layers.0.attn": SPEC}
+    reason = "uniform specs hold the dict that they are given: it is not changed afterwards"
+    yield Deviation(
+        "UniformTypeKVCacheSpecs",
+        reason,
+        Call("UniformTypeKVCacheSpecs", {"block_size": 16, "kv_cache_specs": specs}),
+        held,
+    )
+    yield Deviation(
+        "UniformTypeKVCacheSpecs.from_specs",
+        reason,
+        Call("UniformTypeKVCacheSpecs.from_specs", {"specs": specs}),
+        held,
+    )
+    kind: Any = inspect.signature(find("MambaSpec")).parameters["mamba_type"].default
+    if isinstance(kind, enum.Enum):
+        yield Deviation(
+            "MambaSpec",
+            "the kind of states is an enum",
+            Call("MambaSpec", STATES),
+            r"mamba_type\)? = MambaAttentionBackendEnum",
+        )
+
+
+DEVIATIONS: Final = tuple(_deviations())

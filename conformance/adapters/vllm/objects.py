@@ -67,6 +67,10 @@ CALLED_BY_NAME: Final = (*places.SPECS, "PerLayerParameters", "KVCacheGroupSpec"
 """Classes whose fields are in another order, or must be given by name."""
 
 
+def _has_lists(shapes: Sequence[object]) -> bool:
+    return isinstance(shapes, list) or any(isinstance(shape, list) for shape in shapes)
+
+
 def _is_none(value: object) -> bool:
     return value is None
 
@@ -88,7 +92,7 @@ class VllmAdapter(Adapter):
     }
     unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
         "CpuGpuBuffer": {"pin_memory": bool},
-        "MambaSpec": {"shapes": lambda shapes: isinstance(shapes, list)},
+        "MambaSpec": {"shapes": _has_lists},
         "UBatchSlice": dict.fromkeys(("request_slice", "token_slice"), _ends_before_it_starts),
         "bind_kv_cache": {"num_attn_module": _is_none},
         "extract_layer_index": {"num_attn_module": _is_none},
@@ -111,6 +115,14 @@ class VllmAdapter(Adapter):
         if name in UNIFORM:
             return _of_uniform(found)
         return getattr(self._calls, name, found)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function, or vLLM's own class where no argument of it is converted."""
+        if name in places.OTHER_BASES:
+            raise Unsupported(places.OTHER_BASES[name])
+        found = self.find(name)
+        is_own = isinstance(found, type) and not self.is_data(name) and name not in self.parameters
+        return found if is_own else super().function(name)
 
     def is_data(self, name: str) -> bool:
         """Return whether objects of a class are converted: the metadata alone."""
@@ -166,12 +178,11 @@ class VllmAdapter(Adapter):
             return theirs.converted_from
         fields = {name: _first_given(theirs, names) for name, names in FIELDS.items()}
         fields |= {name: int(fields[name]) for name in COUNTS}
-        lengths = theirs.seq_lens
         if fields["seq_lens_cpu"] is None:
-            fields["seq_lens_cpu"] = supplied(lengths)
+            fields["seq_lens_cpu"] = supplied(theirs.seq_lens)
         if fields["num_computed_tokens_cpu"] is None:
-            computed = lengths - theirs.query_start_loc_cpu.diff()
-            fields["num_computed_tokens_cpu"] = supplied(computed)
+            computed = theirs.seq_lens - theirs.query_start_loc.diff()
+            fields["num_computed_tokens_cpu"] = supplied(computed, is_known=False)
         return self.made(METADATA, **fields)
 
     def layer(self, ours: Any) -> Any:
@@ -184,6 +195,8 @@ class VllmAdapter(Adapter):
         """Return a config with Python's numbers, and the tokens in flight."""
         values = {name: self._config_value(value) for name, value in vars(ours).items()}
         made = SimpleNamespace(**values)
+        if hasattr(made, SHARE):
+            made.gpu_memory_utilization = float(made.gpu_memory_utilization)
         scheduler = getattr(ours, "scheduler_config", None)
         if scheduler is not None:  # recent releases read it
             made.max_in_flight_tokens = getattr(made.scheduler_config, TOKENS_OF_A_STEP, None)
@@ -194,6 +207,7 @@ class VllmAdapter(Adapter):
 
 
 TOKENS_OF_A_STEP: Final = "max_num_batched_tokens"
+SHARE: Final = "gpu_memory_utilization"
 
 
 class _Layer:

@@ -29,7 +29,6 @@ _NAMES_BY_PLACES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ("v1.attention.backend", "attention.backends.abstract"): (
         "AttentionBackend",
         "AttentionMetadata",
-        "AttentionType",
         "MultipleOf",
     ),
     ("v1.attention.backends.utils",): (
@@ -62,7 +61,6 @@ _NAMES_BY_PLACES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
         "split_attn_metadata",
     ),
     ("v1.worker.utils",): (
-        "AttentionGroup",
         "add_kv_sharing_layers_to_kv_cache_groups",
         "bind_kv_cache",
         "gather_mm_placeholders",
@@ -74,6 +72,7 @@ _NAMES_BY_PLACES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ("v1.utils",): ("CpuGpuBuffer",),
     ("v1.worker.gpu.attn_utils",): ("build_attn_metadata",),
     ("v1.core.encoder_cache_manager",): ("compute_mm_encoder_budget",),
+    ("v1.worker.block_table",): ("BlockTable",),
     ("v1.worker.block_table:BlockTable",): ("compute_slot_mapping", "map_to_kernel_blocks"),
     ("v1.worker.utils", "v1.worker.gpu_model_runner:GPUModelRunner"): (
         "prepare_kernel_block_sizes",
@@ -91,6 +90,15 @@ _NAMES_BY_PLACES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
 PLACES: Final = {name: places for places, names in _NAMES_BY_PLACES.items() for name in names}
 """By our name: modules below `vllm`, newest release first, with `:CLASS` where it is a method."""
 
+OTHER_METHODS: Final = frozenset({"AttentionMetadataBuilder"})
+"""Classes whose methods read more than ours do: of the configuration, and of devices."""
+
+OTHER_BASES: Final = {
+    "AttentionBackend": "the base class of backends, whose abstract methods are others",
+    "AttentionMetadataBuilder": "the base class of builders, which stores other attributes",
+}
+"""Classes that backends and builders of calls extend, and that are not checked themselves."""
+
 
 def prepare() -> None:
     """Load the kernels of the platform, as vLLM's workers do before their first step.
@@ -101,7 +109,9 @@ def prepare() -> None:
     hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("llvmlite")}
     try:
         for name in ("import_kernels", "register_triton_kernel_overrides"):
-            getattr(platform, name, lambda: None)()
+            load = getattr(platform, name, None)  # None too, of a platform that is not known
+            if load is not None:
+                load()
     finally:
         sys.modules.update(hidden)
     with contextlib.suppress(
@@ -119,6 +129,8 @@ def find(name: str) -> Any:
         AttributeError: It has no such thing.
     """
     first, _, rest = name.partition(".")
+    if rest and first in OTHER_METHODS:
+        raise AttributeError(f"{first} of vLLM has other methods")
     for place in PLACES.get(first, ()):
         module, _, cls = place.partition(":")
         try:
