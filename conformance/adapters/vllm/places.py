@@ -101,10 +101,14 @@ OTHER_BASES: Final = {
 
 
 def prepare() -> None:
-    """Load the kernels of the platform, as vLLM's workers do before their first step.
+    """Import all places, whose warnings would be errors later, and load the platform's kernels.
 
-    vLLM looks at the attributes of every imported module, which llvmlite does not bear.
+    vLLM's workers load these before their first step. It then looks at the attributes of every
+    imported module, which llvmlite does not bear.
     """
+    for place in {place.partition(":")[0] for places in PLACES.values() for place in places}:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"vllm.{place}")
     platform = importlib.import_module("vllm.platforms").current_platform
     hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("llvmlite")}
     try:
