@@ -44,7 +44,7 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
     Args:
         kv_manager_block_size: Positions in a block of the KV cache manager, at least 1.
         attn_groups: The attention groups; `backend.get_supported_kernel_block_sizes()` of each
-            gives a list or tuple of ints and `MultipleOf`s.
+            gives a list or tuple of ints and `MultipleOf` objects.
 
     Returns:
         The manager's size if every backend supports it (also when there are no groups). Otherwise

@@ -1,0 +1,62 @@
+"""The documentation site: its pictures, the pages of functions, and links between pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import reference
+from tools.site import build, pictures
+from tools.site.function_pages import PICTURES, describe, write_function_pages
+
+
+def test_pictures_are_what_reference_returns() -> None:
+    """Those in `docs/pictures` are what would be drawn now: `python -m tools.site --pictures`."""
+    drawn = pictures.draw_all()
+    stored = {file.stem: file.read_text(encoding="utf-8") for file in pictures.FOLDER.iterdir()}
+    assert drawn == stored
+    assert {*PICTURES.values()} <= drawn.keys()
+
+
+def test_slots_are_drawn_in_their_blocks() -> None:
+    """Each new token of the batch is one dark cell of the cache, with its slot."""
+    batch = pictures.make_batch()
+    rows = pictures.cache_of(batch)["rows"]
+    new = {
+        (row["label"], cell["position"])
+        for row in rows
+        for cell in row["cells"]
+        if cell["kind"] == "new"
+    }
+    slots = batch.slot_mapping.tolist()
+    assert {(f"block {slot // pictures.BLOCK_SIZE}", slot) for slot in slots} == new
+
+
+def test_each_public_name_has_a_page(tmp_path: Path) -> None:
+    """It shows the definition, what is refused, and what a call costs where that was measured."""
+    folder = tmp_path / "functions"
+    write_function_pages(folder)
+    assert {*reference.__all__, "index"} == {page.stem for page in folder.iterdir()}
+    text = (folder / "split_decodes_and_prefills.md").read_text(encoding="utf-8")
+    assert ".. autofunction:: reference.split_decodes_and_prefills\n" in text
+    assert "| `split_partitions` | The parts of a batch together read" in text
+    assert "| decode\\_threshold is a bool | `TypeError` | decode\\_threshold |" in text
+    assert "| split\\_decodes\\_and\\_prefills | 1,024 |" in text
+    assert "compute_slot_mapping.md" in (folder / "index.md").read_text(encoding="utf-8")
+
+
+def test_a_class_has_the_checks_of_its_methods() -> None:
+    """The page of a class shows what is checked of its methods."""
+    assert "block_sizes" in str(describe("BlockTables")["refused"].keys())
+    assert describe("PAD_SLOT_ID")["value"] == "-1"
+
+
+def test_links_lead_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linked files are copied to where the link finds them; a missing one is an error."""
+    build.copy_pages(tmp_path / "source")
+    assert (tmp_path / "source" / "docs" / "pictures" / "slots.svg").is_file()
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text("[there](nothing.md) and [web](https://example.org)\n")
+    with pytest.raises(build.BrokenLinkError, match=r"README\.md links to nothing\.md, which"):
+        build.copy_pages(tmp_path / "other")
