@@ -18,6 +18,7 @@ NO_DETAILS: Final = {
     "where": "",
     "statement": "",
     "law": "",
+    "goals": (),
     "call": "",
     "table": "",
     "pictures": (),
@@ -45,6 +46,7 @@ def describe_failure(
     }
     if check is not None:
         found |= {"statement": check.description, "law": check.law}
+        found["goals"] = [] if example is None else list(check.goals_of(example))
     mismatch = cause if isinstance(cause, Mismatch) else None
     if mismatch is not None:
         found["difference"] = mismatch.difference.line
