@@ -26,7 +26,7 @@ def get_dcp_local_seq_lens(*args, **keywords):
 """
 FEW = (
     *("test_context_parallel.py", "-k", "not real and not laws"),
-    *("--profile", "dev", "--target", "host", "--tb=no"),
+    *("--profile", "dev", "--target", "host", "--tb=no", "--strict"),
 )
 
 
@@ -93,12 +93,12 @@ def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> 
     found = run(python, tmp_path, "--impl", "./mine.py", "--corpus-add", "-q", *FEW)
     assert 1 == found.returncode, found.stdout + found.stderr
     lines = found.stdout.splitlines()
-    line = "FAILS: get_dcp_local_seq_lens on host: result.dtype = torch.int64, but should be "
-    at = lines.index(f"{line}torch.int32")
+    line = "other difference: get_dcp_local_seq_lens on host: result.dtype = torch.int64, "
+    at = lines.index(f"{line}but should be torch.int32")
     assert lines[at + 1].startswith("  script: conformance-failures/test_context_parallel-")
     assert (tmp_path / lines[at + 1].removeprefix("  script: ")).is_file()
     replay = shlex.split(lines[at + 2].removeprefix("  replay: python -m conformance "))
-    assert 1 == run(python, tmp_path, *replay).returncode
+    assert 1 == run(python, tmp_path, *replay, "--strict").returncode
     stored = tmp_path / lines[at + 3].removeprefix("  stored: ")
     assert stored.is_file()
     assert tmp_path / "conformance-corpus" == stored.parent
