@@ -45,13 +45,21 @@ SCHEDULED = "scheduler_output.num_scheduled_tokens"
 
 UNSCHEDULED = changed(SCHEDULED, lambda scheduled: dict(list(scheduled.items())[:-1]))
 
+NOT_HASHABLE = changed(
+    "input_batch.req_ids", lambda names: [*names[:-1], [names[-1]]] if names else None
+)
+
 REORDER_INVALID_INPUTS = [
     *invalid_by_kind(decode_threshold=size(), regions=Int(3, 4)),
     *refusals(
         {
             (TypeError, "req_ids"): {
-                "the requests are a tuple": changed("input_batch.req_ids", tuple)
-            }
+                "the requests are a tuple": changed("input_batch.req_ids", tuple),
+                "a request has no hash": NOT_HASHABLE,
+            },
+            (TypeError, "num_scheduled_tokens"): {
+                "the scheduled tokens are a list": changed(SCHEDULED, lambda old: [*old.values()]),
+            },
         }
     ),
     *prepared(
