@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from fast import launch
 
-Simulate: TypeAlias = Callable[..., None]
+Simulate: TypeAlias = Callable[..., object]
 """Runs a kernel, as `simulator.simulate` and `native.launch_natively` do."""
 
 OWN_THREADS: Final = 1024

@@ -36,7 +36,9 @@ COMMANDS: Final = {
         "kvtwin.bench.command_line", "time fast, the reference and a baseline", "bench"
     ),
     "fuzz": Command("kvtwin.fuzz.command_line", "check random inputs for hours", "fuzz"),
-    "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
+    "kernels": Command(
+        "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
+    ),
     "vectors": Command("kvtwin.vectors", "write test vectors for any language", "vectors"),
 }
 """By what follows `kvtwin` in a command line. The extra of a command has its name."""

@@ -33,6 +33,7 @@ sections='versions      what is installed, and warmup() with warnings as errors
 device-path   tests/gpu: no waiting, side streams, graphs, uploads, host cost, bandwidth
 bench         what every hot function costs host and device
 conformance   the conformance run on target cuda
+native        the same launches on target native, and what each takes the GPU
 sanitizer     compute-sanitizer (all its tools) over the kernels, where it is installed
 kernels       tests/fast: kernels compiled and simulated
 real-models   tokens of real models, compared with those of generate'
@@ -43,6 +44,7 @@ bench() { check bench 420 python3 -m kvtwin bench --quick --all --device cuda; }
 conformance() {
     check conformance 540 "${pytest[@]}" conformance --target cuda -n "$workers"
 }
+native() { check native 300 python3 -m kvtwin kernels --gpu; }
 kernels() { check kernels 300 "${pytest[@]}" tests/fast -n "$workers"; }
 real_models() { check real-models 240 python3 -m tools.runner --device cuda; }
 sanitizer() {

@@ -64,7 +64,9 @@ def describe(
     where = _where(compiled, instruction)
     array = _Array("", 0, "")
     if kind is Kind.ENDLESS:
-        message = f"enters more than {int(state[Field.MOST_STEPS])} basic blocks: it is endless"
+        message = (
+            f"executes more than {int(state[Field.MOST_INSTRUCTIONS])} instructions: it is endless"
+        )
     elif kind is Kind.BARRIER:
         other = _where(compiled, instructions.get(int(state[Field.OTHER_ACCESS])))
         message = (

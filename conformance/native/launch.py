@@ -19,8 +19,8 @@ from conformance.native.state import NUM_ORDERS, Field
 from fast import direct_launch
 from fast.kernels.cuda import Kernel
 
-MOST_STEPS: Final = 50_000_000
-"""The basic blocks that a thread may enter; one that goes on is taken for endless."""
+MOST_INSTRUCTIONS: Final = 400_000_000
+"""The instructions that a thread may execute; one that goes on is taken for endless."""
 
 _ORDERS_OF_THREADS: Final = 64
 """Different orders of threads that seeds can give."""
@@ -59,8 +59,8 @@ def launch_natively(
     seed: int = 0,
     has_shadow: bool = True,
     arch: str = "sm_90",
-    most_steps: int = MOST_STEPS,
-) -> None:
+    most_instructions: int = MOST_INSTRUCTIONS,
+) -> int:
     """Run the machine code that numba-cuda makes of a kernel on the CPU, and check all it does.
 
     The kernel's PTX is translated to this CPU's machine code, once for each architecture. The same
@@ -75,7 +75,10 @@ def launch_natively(
         has_shadow: Whether races and reads of uninitialised memory are detected. It takes 24 bytes
             for each byte of the arrays.
         arch: The GPU for which the kernel is compiled.
-        most_steps: The basic blocks that a thread may enter.
+        most_instructions: The instructions that a thread may execute.
+
+    Returns:
+        The instructions of PTX that all threads have executed, those too whose guard was false.
 
     Raises:
         CompileError: Numba or NVVM does not compile the kernel.
@@ -96,12 +99,13 @@ def launch_natively(
         words = direct_launch.make_flatten(kernel.parameters)(*args)
         check_words(kernel, compiled.entry.num_words, words, args)
         launch = _Launch(compiled, grid, threads, words, args, seed)
-        launch.state[Field.MOST_STEPS] = most_steps
+        launch.state[Field.MOST_INSTRUCTIONS] = most_instructions
         if has_shadow:
             launch.add_shadow()
         launch.run()
     if launch.state[Field.KIND]:
         raise describe(kernel, compiled, launch.state, launch.blocks, launch.epochs, args)
+    return int(launch.state[Field.EXECUTED])
 
 
 def compile_native(kernel: Kernel, arch: str = "sm_90") -> CompiledPtx:

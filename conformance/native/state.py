@@ -44,7 +44,10 @@ class Field(IntEnum):
     """The address of what threads save at a barrier."""
     SHARED = auto()
     LOCAL = auto()
-    MOST_STEPS = auto()
+    MOST_INSTRUCTIONS = auto()
+    """That a thread may execute."""
+    EXECUTED = auto()
+    """The instructions that threads have executed, once they have ended."""
 
     # Shadow memory.
     CELLS = auto()

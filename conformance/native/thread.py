@@ -17,7 +17,7 @@ from conformance.native.memory import Layout
 from conformance.native.operations import Compute, find_operation, operand_bits
 from conformance.native.ptx import Entry, Instruction, Label, Operand, Symbol, UnknownPtxError
 from conformance.native.state import I32, I64, POINTER, Field, constant, define, load, store
-from conformance.native.values import STEPS, UnknownOperandError, Values
+from conformance.native.values import EXECUTED, UnknownOperandError, Values
 
 ENDED: Final = 0
 FAULTED: Final = -1
@@ -55,6 +55,7 @@ class _Translator:
         self._faults: list[tuple[int, Any]] = []
         self._waits: list[tuple[int, Any]] = []
         self._resumptions: list[tuple[int, Any]] = []
+        self._uncounted = 0
         self.values = Values(self._builder, arguments, entry, layout)
         self._accesses = Accesses(self.values, self._fail)
         start, resume = (self._builder.append_basic_block(name) for name in ("start", "resume"))
@@ -68,6 +69,7 @@ class _Translator:
             elif not self._builder.block.is_terminated:
                 self._translate(each)
         if not self._builder.block.is_terminated:
+            self._count()
             self._builder.branch(self._end)
         self._build_exits()
         self._builder.position_at_end(resume)
@@ -75,17 +77,23 @@ class _Translator:
         self._go_on(waiting)
 
     def _enter(self, label: Label) -> None:
-        """Begin a basic block of the PTX, and count it."""
+        """Begin a basic block of the PTX; end a thread that goes on and on."""
         builder = self._builder
         if not builder.block.is_terminated:
+            self._count()
             builder.branch(self._labels[label.name])
         builder.position_at_end(self._labels[label.name])
-        steps = builder.add(self.values.read(STEPS, 64), constant(1))
-        self.values.write(STEPS, steps)
-        most = load(builder, self.values.state, Field.MOST_STEPS)
-        with builder.if_then(builder.icmp_unsigned(">", steps, most), likely=False):
+        executed = self.values.read(EXECUTED, 64)
+        most = load(builder, self.values.state, Field.MOST_INSTRUCTIONS)
+        with builder.if_then(builder.icmp_unsigned(">", executed, most), likely=False):
             store(builder, self.values.state, Field.KIND, Kind.ENDLESS)
             self._fail(0)
+
+    def _count(self) -> None:
+        """Count the instructions since this was last called: none of them jumps or is jumped to."""
+        total = self._builder.add(self.values.read(EXECUTED, 64), constant(self._uncounted))
+        self.values.write(EXECUTED, total)
+        self._uncounted = 0
 
     def _fail(self, line: int) -> None:
         """Leave with a fault."""
@@ -95,6 +103,9 @@ class _Translator:
     def _translate(self, instruction: Instruction) -> None:
         """Translate an instruction; refuse by name what is not known."""
         builder = self._builder
+        self._uncounted += 1
+        if instruction.opcode.startswith(("bra", "ret", "exit", "bar")):
+            self._count()
         try:
             if instruction.guard is None:
                 self._execute(instruction)
@@ -200,6 +211,9 @@ class _Translator:
         """Build what threads do when they end, wait, or have a fault."""
         builder = self._builder
         builder.position_at_end(self._end)
+        before = load(builder, self.values.state, Field.EXECUTED)
+        executed = builder.add(before, self.values.read(EXECUTED, 64))
+        store(builder, self.values.state, Field.EXECUTED, executed)
         builder.ret(constant(ENDED))
         builder.position_at_end(self._fault)
         store(builder, self.values.state, Field.LINE, self._line(self._faults))

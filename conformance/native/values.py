@@ -14,8 +14,8 @@ from conformance.native.memory import Layout
 from conformance.native.ptx import Entry, Operand, Register, Symbol
 from conformance.native.state import I1, I8, I32, Field, constant, load, place
 
-STEPS: Final = Register("the number of steps", 64)
-"""A register that no kernel has: the basic blocks that the thread has entered."""
+EXECUTED: Final = Register("the instructions executed", 64)
+"""A register that no kernel has: how many instructions the thread has executed."""
 
 _SIZES: Final = {
     "%ntid.x": Field.NUM_THREADS,
@@ -63,9 +63,9 @@ class Values:
         for name, value in _FIXED.items():
             self._special[name] = constant(value, I32)
         self._registers = {
-            each: builder.alloca(ir.IntType(each.bits)) for each in (*entry.registers, STEPS)
+            each: builder.alloca(ir.IntType(each.bits)) for each in (*entry.registers, EXECUTED)
         }
-        self._live = live_at_barriers(entry) | {STEPS}
+        self._live = live_at_barriers(entry) | {EXECUTED}
         # A register that is read before it is written has any value; here it is 0 in each run.
         for each, pointer in self._registers.items():
             builder.store(constant(0, ir.IntType(each.bits)), pointer)

@@ -11,7 +11,7 @@ from conformance.native import launch
 from conformance.profiles import PROFILES, Kind
 from conformance.simulated_launches import native_launches
 from conformance.targets import TARGETS
-from kvtwin.kernels import find_kernels
+from kvtwin.kernels.usage import find_kernels
 from tools.bugs.evaluation import all_checks
 
 pytest.importorskip("numba_cuda")

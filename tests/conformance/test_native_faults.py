@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     ),
     "endless": (
         loop_forever, 2**32, 1, Kind.ENDLESS,
-        r"enters more than 1000000 basic blocks: it is endless",
+        r"executes more than 1000000 instructions: it is endless",
     ),
     "never written": (
         load_unwritten, 31, 1, Kind.UNINITIALIZED,
@@ -170,7 +170,7 @@ def declare(function: Callable[..., None]) -> Kernel:
 def run(kernel: Kernel, n: int, grid: int, **options: int) -> torch.Tensor:
     """Run a kernel on an array of 32 elements, and return that."""
     x = torch.zeros(32, dtype=torch.int32)
-    launch_natively(kernel, (grid, 1), 32, (x, n), most_steps=10**6, **options)
+    launch_natively(kernel, (grid, 1), 32, (x, n), most_instructions=10**6, **options)
     return x
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -246,3 +247,26 @@ def test_other_parameters_are_refused() -> None:
     """A kernel takes words of 8 bytes."""
     with pytest.raises(UnknownPtxError, match=r"PTX line \d+: .param .u32 k_param_0,"):
         make_kernel("", PARAMETERS.replace("u64 k_param_0", "u32 k_param_0"))
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "executed"),
+    [
+        ("", 0, 0),
+        ("mov.u64 %rd4, 3;\n mov.u64 %rd4, 4;", 0, 2),
+        ("@%p1 mov.u64 %rd4, 3;", 0, 1),
+        ("bra.uni L2;\n mov.u64 %rd4, 3;\nL2:", 0, 1),
+        ("mov.u64 %rd4, 3;\n bar.sync 0;\n mov.u64 %rd4, 4;", 0, 3),
+        ("L1:\n add.s64 %rd4, %rd4, 1;\n setp.lt.s64 %p1, %rd4, %rd1;\n@%p1 bra L1;", 7, 21),
+        ("setp.eq.s64 %p1, %rd1, 7;\n@%p1 ret;\n mov.u64 %rd4, 4;", 7, 0),
+        ("setp.eq.s64 %p1, %rd1, 7;\n@%p1 ret;\n mov.u64 %rd4, 4;", 8, 3),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_instructions_are_counted(body: str, number: int, executed: int, threads: int) -> None:
+    """Each counts as often as a thread comes to it, whether its guard is true or not."""
+    around = len(re.findall(r"^\t[a-z].*;$", TEMPLATE, re.MULTILINE))
+    x = torch.tensor([number, 0, 0, 0])
+    counted = launch_natively(make_kernel(body), (2, 1), threads, (x,), has_shadow=False)
+    # A thread that returns early leaves out what follows, `st` and `ret`.
+    assert 2 * threads * (around + executed) == counted

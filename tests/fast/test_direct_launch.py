@@ -11,7 +11,7 @@ import torch
 from fast import direct_launch
 from fast.direct_launch import ARRAY_MEMBERS, UnfitError, check_entry, check_installed, make_flatten
 from fast.kernels.cuda import KERNELS, Array, Kernel, array_members
-from kvtwin.kernels import ARCHITECTURES, compile_for
+from kvtwin.kernels.usage import ARCHITECTURES, compile_for
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 

@@ -33,6 +33,7 @@ SECTIONS = [
     "device-path",
     "bench",
     "conformance",
+    "native",
     "sanitizer",
     "kernels",
     "real-models",
@@ -123,6 +124,7 @@ def test_all_is_shown(tmp_path: Path) -> None:
         "device-path": "ok: 5 passed in 3s",
         "bench": "ok: 9 passed in 4s",
         "conformance": "ok: 9 passed in 4s",
+        "native": "ok: 9 passed in 4s",
         "kernels": "ok: 9 passed in 4s",
         "real-models": "ok: 9 passed in 4s",
     } == done.rows

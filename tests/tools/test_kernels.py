@@ -1,17 +1,23 @@
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
-from conformance.native import offline_compiler
+from conformance.native import launch_natively, offline_compiler
 from fast.kernels import cuda as kernels_cuda
 from fast.kernels.cuda import Kernel, cuda
-from kvtwin import kernels
+from kvtwin.kernels import command_line, on_gpu, record, usage
+from kvtwin.kernels.standard_batches import STANDARD_BATCHES, count_instructions
+from kvtwin.kernels.usage import ARCHITECTURES, Usage, find_kernels
 
 needs_numba_cuda = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
@@ -56,28 +62,95 @@ def run(
 ) -> int:
     """Run the tool on these kernels in place of those of `fast`."""
     found = [Kernel(function, SIGNATURE, 64) for function in functions]
-    monkeypatch.setattr(kernels, "find_kernels", lambda: found)
-    return kernels.main(arguments)
+    monkeypatch.setattr(command_line, "find_kernels", lambda: found)
+    return command_line.main(arguments)
 
 
 @needs_numba_cuda
-def test_every_kernel_of_fast_compiles_everywhere_without_spills(
-    capsys: pytest.CaptureFixture[str],
+def test_no_figure_of_a_kernel_is_a_tenth_worse() -> None:
+    """A change that makes kernels take more says so: `kvtwin kernels --record`.
+
+    Every kernel compiles for every architecture, and none spills. Their instructions are counted
+    for sm_90 alone, which takes two seconds.
+    """
+    usages, failures = command_line.measure_all(find_kernels(), ARCHITECTURES, ["sm_90"])
+    assert [] == failures
+    assert not [usage for usage in usages if usage.has_spills]
+    left_out = re.compile(r"for (?!sm_90:)sm_\d+: executed_per_element is not known")
+    worse = [line for line in record.compare(usages, record.RECORD) if not left_out.search(line)]
+    assert not worse, f"if this is meant, commit what `{record.COMMAND}` writes"
+
+
+def make_usage(**figures: float | None) -> Usage:
+    """Return what a kernel takes."""
+    numbers: dict[str, Any] = {**dict.fromkeys(record.FIGURES, 20), **figures}
+    return Usage("double", "sm_90", **numbers)
+
+
+@pytest.mark.parametrize(
+    ("now", "lines"),
+    [
+        ([make_usage(registers=22, executed_per_element=1.5)], []),
+        ([make_usage(registers=23)], ["double for sm_90: registers is 23, was 20"]),
+        (
+            [make_usage(executed_per_element=22.01)],
+            ["double for sm_90: executed_per_element is 22.01, was 20"],
+        ),
+        (
+            [make_usage(executed_per_element=None)],
+            ["double for sm_90: executed_per_element is not known, was 20"],
+        ),
+        (
+            [Usage("new", "sm_90", *[1] * 7)],
+            [
+                "new for sm_90 is not in kernels.json",
+                "double for sm_90 is in kernels.json, but there is no such kernel",
+            ],
+        ),
+    ],
+)
+def test_figures_are_compared_with_the_record(
+    now: list[Usage], lines: list[str], tmp_path: Path
 ) -> None:
-    """The table has each kernel and architecture, and no kernel spills."""
-    assert 0 == kernels.main([])
-    printed = capsys.readouterr()
-    assert "" == printed.err
-    rows = re.findall(
-        r"^ *(\w+) +(sm_\d+) +(\d+) +(\d+/\d+) +\d+ +\d+ +(\d+)", printed.out, re.MULTILINE
-    )
-    names = [kernel.name for kernel in kernels.find_kernels()]
-    assert names
-    assert [(name, arch) for name in names for arch in kernels.ARCHITECTURES] == [
-        row[:2] for row in rows
-    ]
-    for _, _, registers, spills, instructions in rows:
-        assert (True, "0/0", True) == (0 < int(registers) <= 255, spills, int(instructions) > 5)
+    """One that is a tenth above is named, and so is one that is missing; a lower one is not."""
+    path = tmp_path / "kernels.json"
+    record.write([make_usage(), dataclasses.replace(make_usage(), arch="sm_80")], path)
+    assert lines == list(record.compare(now, path))
+
+
+def test_other_compilers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a figure is worse, the versions of what compiled it may be why."""
+    path = tmp_path / "kernels.json"
+    record.write([make_usage()], path)
+    monkeypatch.setattr(record, "version", lambda name: f"9 of {name}")
+    worse, versions = record.compare([make_usage(registers=40)], path)
+    assert "double for sm_90: registers is 40, was 20" == worse
+    assert "numba-cuda': '9 of numba-cuda'" in versions
+
+
+@needs_numba_cuda
+def test_a_worse_figure_fails_and_the_command_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`--record` writes what `--check` reads, which fails after a change for the worse."""
+    monkeypatch.setattr(record, "RECORD", tmp_path / "kernels.json")
+    options = ["--arch", "sm_90"]
+    assert 0 == run(monkeypatch, [double], "--record", *options)
+    assert 0 == run(monkeypatch, [double], "--check", *options)
+    text = record.RECORD.read_text().replace('"ptx_instructions": ', '"ptx_instructions": -')
+    record.RECORD.write_text(text)
+    assert 1 == run(monkeypatch, [double], "--check", *options)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("double for sm_90: ptx_instructions is ")
+    assert "if this is meant, commit what `kvtwin kernels --record` writes" == lines[-1]
+
+
+@needs_numba_cuda
+def test_every_kernel_is_in_a_standard_batch() -> None:
+    """A kernel without one has no figure; two runs count the same."""
+    in_batches = [name for batch in STANDARD_BATCHES for name in batch.elements]
+    assert sorted(kernel.name for kernel in find_kernels()) == sorted(in_batches)
+    assert count_instructions(["move_row"], "sm_90") == count_instructions(["move_row"], "sm_90")
 
 
 @needs_numba_cuda
@@ -133,7 +206,7 @@ def test_an_architecture_that_the_compiler_lacks_fails(
 def test_text_that_is_no_ptx_cannot_be_linked() -> None:
     """The linker's error reaches the user."""
     with pytest.raises(RuntimeError, match=r"^cannot be linked: .*PTX"):
-        kernels.link("this is no PTX", "sm_90")
+        usage.link("this is no PTX", "sm_90")
 
 
 @needs_numba_cuda
@@ -167,41 +240,97 @@ def test_a_log_without_a_figure_is_no_zero(monkeypatch: pytest.MonkeyPatch) -> N
     kernel = Kernel(double, SIGNATURE, 64)
     monkeypatch.setattr(offline_compiler, "pretended_gpu", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(Kernel, "compile_ptx", lambda *_, **__: ("", "double"))
-    monkeypatch.setattr(kernels, "link", lambda *_: "used 8 registers")
+    monkeypatch.setattr(usage, "link", lambda *_: "used 8 registers")
     with pytest.raises(RuntimeError, match=r"log has nothing like .*spill stores"):
-        kernels.measure(kernel, "sm_90")
+        usage.measure(kernel, "sm_90")
 
 
 def test_no_kernels_at_all_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Having nothing to compile is a failure."""
-    monkeypatch.setattr(kernels, "check_toolchain", lambda: None)
+    monkeypatch.setattr(command_line, "check_toolchain", lambda: None)
     assert 1 == run(monkeypatch, [])
     assert "fast.kernels has no kernels\n" == capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["numba-cuda", "nvvm", "nvjitlink"])
-def test_without_a_package_the_tool_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    """The exit status is 2 where numba-cuda, or a library of the toolkit, is not installed."""
+def lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package that compiles or links kernels be missing."""
 
     def import_cuda() -> None:
         if name == "numba-cuda":
             raise ImportError(kernels_cuda.INSTALL)
 
-    monkeypatch.setattr(kernels, "import_cuda", import_cuda)
+    monkeypatch.setattr(usage, "import_cuda", import_cuda)
     for each in ("nvvm", "nvjitlink"):
         working = type("Library", (), {"version": staticmethod(lambda: (13, 0))})
         monkeypatch.setitem(sys.modules, f"cuda.bindings.{each}", None if each == name else working)
-    assert 2 == kernels.main([])
+
+
+@pytest.mark.parametrize("name", ["numba-cuda", "nvvm"])
+def test_without_a_package_the_tool_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The exit status is 2 where numba-cuda, or a library of the toolkit, is not installed."""
+    lack(name, monkeypatch)
+    assert 2 == command_line.main([])
     assert f"kernels need {name}: pip install kvtwin[cuda]" in capsys.readouterr().err
+
+
+@needs_numba_cuda
+def test_without_a_linker_the_rest_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figures that only the linker knows are dashes; they are no record."""
+    lack("nvjitlink", monkeypatch)
+    assert 0 == run(monkeypatch, [double], "--arch", "sm_90")
+    printed = capsys.readouterr()
+    assert re.search(r"double +sm_90 +- +-/- +- +- +\d+ +- *\n", printed.out)
+    assert printed.err.startswith("registers, spills, shared memory and stack are not known: ")
+    monkeypatch.setattr(record, "write", lambda *_: pytest.fail("it was written"))
+    assert 1 == run(monkeypatch, [double], "--arch", "sm_90", "--record")
 
 
 @pytest.mark.parametrize("arch", ["90", "sm_9", "sm_90a", "compute_90"])
 def test_what_is_no_architecture_is_refused(arch: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The command line checks the names of architectures."""
     with pytest.raises(SystemExit, match="2"):
-        kernels.main(["--arch", arch])
+        command_line.main(["--arch", arch])
     assert f"{arch} is not an architecture such as sm_90" in capsys.readouterr().err
+
+
+def test_without_a_gpu_there_is_nothing_to_compare(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--gpu` says so, with status 2."""
+    monkeypatch.setattr(command_line, "check_toolchain", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert 2 == command_line.main(["--gpu"])
+    assert capsys.readouterr().err.startswith("there is no GPU to compare with")
+
+
+@needs_numba_cuda
+def test_a_result_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel, the argument and the element are named; the native runner plays the GPU."""
+    monkeypatch.setattr(on_gpu, "NUM_RUNS", 2)
+    rows = [batch for batch in STANDARD_BATCHES if "fill_programs" in batch.elements]
+    monkeypatch.setattr(on_gpu, "STANDARD_BATCHES", rows)
+    is_wrong = False
+
+    def launch(kernel: Kernel, grid: tuple[int, int], threads: int, args: Any) -> float:  # noqa: ANN401  # tensors and ints
+        launch_natively(kernel, grid, threads, args, has_shadow=False)
+        args[3][5] += is_wrong
+        return 4.0
+
+    [same] = on_gpu.compare("cpu", launch, "sm_90")
+    assert ("", 4.0) == (same.differing, same.time_us)
+    counts = count_instructions(["fill_programs"], "sm_90")
+    assert counts == {"fill_programs": same.executed_per_element}
+    is_wrong = True
+    [other] = on_gpu.compare("cpu", launch, "sm_90")
+    assert "batch_ptr[5] is 1, natively 0" == other.differing
+    table = Console(width=100).render_lines(on_gpu.make_table([same, other], "H100"))
+    text = ["".join(segment.text for segment in line) for line in table]
+    assert [["fill_programs", "equal"], ["fill_programs", "differ"]] == [
+        line.split()[:2] for line in text if "fill_programs" in line
+    ]

@@ -11,6 +11,7 @@ An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
     target = "host"                                 # the default; for kernels it is `sim`; `native`
                                                     # for what the simulator does not see
     message = "slots"                               # a pattern that the failure matches; optional
+    missed_by = { native = "Numba wraps it." }      # the other targets that miss it, and why
 
 An entry of the function `replay` is a bug that the replay of the default trace must catch:
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -50,6 +51,7 @@ class Bug:
         target: The target on which the checks run.
         caught_by: The kind of check that must catch it, or the name of the law.
         message: A pattern that a line of the failure must match.
+        missed_by: The targets that do not catch it, and why, where kernels run on several.
         model: The model whose replay must catch it, where it is a bug that a replay catches.
         num_speculative_tokens: The draft tokens of each decode of that replay.
     """
@@ -64,6 +66,7 @@ class Bug:
     target: str = "host"
     caught_by: str = "same answer"
     message: str = ""
+    missed_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
     model: str = "llama-3.1-8b"
     num_speculative_tokens: int = 0
 

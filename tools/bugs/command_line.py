@@ -26,6 +26,7 @@ from conformance.command_line import starting_workers
 from conformance.name_lists import near
 from kvtwin.parser import Parser, beside_json, names, write_json
 from kvtwin.processes import kill_all
+from tools.bugs import by_target
 
 if TYPE_CHECKING:
     from tools.bugs.catalogue import Bug
@@ -99,12 +100,18 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
             if name not in functions:
                 parser.error(f"--functions: {name!r} has no bugs; try {near(name, functions)}")
         chosen = [bug for bug in known if bug.function in options.functions]
+    if options.targets is not None:
+        _check_targets(parser, options, known)
+        chosen = by_target.on_each(chosen, options.targets)
     if bugs is None and options.workers > 1:
         outcomes = evaluate_in_processes(chosen, options.workers)
     else:
         outcomes = map(evaluate, chosen)
     evaluated, status, why = _collect(outcomes, len(chosen))
-    reported = report(evaluated, options, is_whole=len(evaluated) == len(known))
+    if options.targets is None:
+        reported = report(evaluated, options, is_whole=len(evaluated) == len(known))
+    else:
+        reported = report_by_target(chosen, evaluated, options.targets)
     if why:
         with beside_json(options.json):
             print(f"{why}: {len(chosen) - len(evaluated)} bugs were not evaluated")
@@ -115,6 +122,16 @@ def _check_catalogue(parser: Parser) -> None:
     """End where there is no catalogue."""
     if not FOLDER.is_dir():
         parser.error(f"runs in the repository only: there is no folder {FOLDER}")
+
+
+def _check_targets(parser: Parser, options: argparse.Namespace, known: Iterable[Bug]) -> None:
+    """End where a target has no bugs, or an option is given that is for one target."""
+    targets = {bug.target for bug in known}
+    for name in options.targets:
+        if name not in targets:
+            parser.error(f"--targets: {name!r} has no bugs; there are {', '.join(sorted(targets))}")
+    if options.json is not None or options.slowest is not None:
+        parser.error("--targets is without --json and --slowest")
 
 
 def _collect(outcomes: Iterable[Outcome], total: int) -> tuple[list[Outcome], int, str]:
@@ -253,6 +270,24 @@ def report(outcomes: Sequence[Outcome], options: argparse.Namespace, *, is_whole
     return 1 if wrong else 0
 
 
+def report_by_target(
+    bugs: Sequence[Bug], outcomes: Sequence[Outcome], targets: Sequence[str]
+) -> int:
+    """Print what each target catches, and return the exit status.
+
+    Args:
+        bugs: Each for all targets, one after another.
+        outcomes: What was found of each.
+        targets: Their names.
+    """
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(by_target.make_table(bugs, outcomes, targets))
+    wrong = list(by_target.find_wrong(bugs, outcomes))
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
 def count(caught: Iterable[Outcome]) -> dict[str, float]:
     """Return the median, the 90th percentile and the most of the examples that were needed.
 
@@ -331,6 +366,12 @@ def _make_parser() -> Parser:
     )
     add = parser.add_argument
     add("--functions", type=names, metavar="A,B", help="as their checks name them; default: all")
+    add(
+        "--targets",
+        type=names,
+        metavar="A,B",
+        help="run the bugs of these targets on all of these, and print which catch them",
+    )
     parser.add_json("the outcomes")
     parser.add_number("--slowest", "print only the N caught latest")
     parser.add_workers("processes")
