@@ -6,6 +6,7 @@ read as garbage on a GPU.
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import torch
@@ -21,8 +22,7 @@ def check_arguments(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> None:
     Raises:
         TypeError: There are too few or too many, or one is not what the signature says.
     """
-    parameters = kernel.signature.removeprefix("void(").removesuffix(")")
-    kinds = [found.groups() for found in _PARAMETER.finditer(parameters)]
+    kinds = _kinds(kernel.signature)
     names = kernel.py_func.__code__.co_varnames
     where = f"kernel {kernel.name}"
     if len(kinds) != len(args):
@@ -45,6 +45,13 @@ def check_arguments(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> None:
                 f"{where}: argument {name} is {found}, but its type is"
                 f" {kind}{f'[{axes}]' if axes else ''}"
             )
+
+
+@cache
+def _kinds(signature: str) -> list[tuple[str, str | None]]:
+    """Return the type of each parameter of a signature, and the axes if it is an array."""
+    parameters = signature.removeprefix("void(").removesuffix(")")
+    return [(found[1], found[2]) for found in _PARAMETER.finditer(parameters)]
 
 
 def check_words(

@@ -12,6 +12,7 @@ from conformance.native.blocks import build_blocks
 from conformance.native.memory import Layout
 from conformance.native.ptx import Entry, read_entry
 from conformance.native.thread import build_thread
+from conformance.native.values import registers_to_save
 
 
 class CompiledPtx:
@@ -25,41 +26,59 @@ class CompiledPtx:
 
     Args:
         ptx: Of one kernel.
+        machine_code: What `translate` makes of it.
         num_arrays: The arrays among its arguments.
 
     Raises:
         UnknownPtxError: It has what is not translated.
     """
 
-    def __init__(self, ptx: str, num_arrays: int) -> None:
+    def __init__(self, ptx: str, machine_code: bytes, num_arrays: int) -> None:
         self.entry: Entry = read_entry(ptx)
         self.layout = Layout(self.entry.num_words, num_arrays, self.entry.variables)
-        module = ir.Module(context=ir.Context())
-        module.triple = llvm.get_process_triple()
-        thread, self.frame_words = build_thread(module, self.entry, self.layout)
-        build_blocks(module, thread, self.layout, self.frame_words)
-        self._engine = _compile(str(module))
+        self.frame_words = len(registers_to_save(self.entry))
+        # An engine owns its machine: one for all crashes when the first engine goes.
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _make_machine())
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+        self._engine.finalize_object()
         # It keeps the GIL: state and shadow memory are those of one launch at a time.
         signature = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
         self.run: Callable[[int], None] = signature(self._engine.get_function_address("run"))
 
 
-def _compile(text: str) -> Any:
-    """Compile a module, and return the engine that holds its machine code."""
-    module = llvm.parse_assembly(text)
+def translate(ptx: str, num_arrays: int) -> bytes:
+    """Translate a kernel's PTX to this CPU's machine code; return the object file.
+
+    Args:
+        ptx: Of one kernel.
+        num_arrays: The arrays among its arguments.
+
+    Raises:
+        UnknownPtxError: It has what is not translated.
+    """
+    entry = read_entry(ptx)
+    layout = Layout(entry.num_words, num_arrays, entry.variables)
+    built = ir.Module(context=ir.Context())
+    built.triple = llvm.get_process_triple()
+    thread, frame_words = build_thread(built, entry, layout)
+    build_blocks(built, thread, layout, frame_words)
+    machine = _make_machine()
+    module = llvm.parse_assembly(str(built))
     module.verify()
-    # An engine owns its machine: one for all crashes when the first engine goes.
-    machine = _target().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=2, jit=True)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     builder.getModulePassManager().run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine
+    machine_code: bytes = machine.emit_object(module)
+    return machine_code
+
+
+def _make_machine() -> Any:
+    """Return LLVM's description of this machine."""
+    return _target().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=2, jit=True)
 
 
 @cache
 def _target() -> Any:
-    """Return LLVM's description of this machine."""
+    """Return LLVM's target of this machine."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple()

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from conformance.native.arguments import check_arguments, check_words
-from conformance.native.compiled import CompiledPtx
+from conformance.native.cache import Compiled, load_or_compile
+from conformance.native.compiled import CompiledPtx, translate
 from conformance.native.describing import describe
 from conformance.native.offline_compiler import CompileError, compile_offline
 from conformance.native.ptx import UnknownPtxError
@@ -112,17 +113,28 @@ def compile_native(kernel: Kernel, arch: str = "sm_90") -> CompiledPtx:
     """Return a kernel as machine code of this CPU, compiled once for each architecture."""
     for_archs = _COMPILED.setdefault(kernel, {})
     if arch not in for_archs:
-        try:
-            ptx, _ = compile_offline(kernel, arch, lineinfo=True)
-        except ImportError:
-            raise
-        except Exception as error:
-            raise CompileError(f"kernel {kernel.name}: does not compile: {error}") from error
-        try:
-            for_archs[arch] = CompiledPtx(ptx, sum(map(bool, kernel.parameters)))
-        except UnknownPtxError as error:
-            raise UnknownPtxError(f"kernel {kernel.name}: {error}") from error
+        ptx, machine_code = load_or_compile(kernel, arch, lambda: _compile(kernel, arch))
+        for_archs[arch] = CompiledPtx(ptx, machine_code, _num_arrays(kernel))
     return for_archs[arch]
+
+
+def _compile(kernel: Kernel, arch: str) -> Compiled:
+    """Compile a kernel."""
+    try:
+        ptx, _ = compile_offline(kernel, arch, lineinfo=True)
+    except ImportError:
+        raise
+    except Exception as error:
+        raise CompileError(f"kernel {kernel.name}: does not compile: {error}") from error
+    try:
+        return Compiled(ptx, translate(ptx, _num_arrays(kernel)))
+    except UnknownPtxError as error:
+        raise UnknownPtxError(f"kernel {kernel.name}: {error}") from error
+
+
+def _num_arrays(kernel: Kernel) -> int:
+    """Return how many of a kernel's arguments are arrays."""
+    return sum(map(bool, kernel.parameters))
 
 
 def archs_of(kernel: Kernel) -> list[str]:
@@ -157,10 +169,9 @@ class _Launch:
         sizes = compiled.layout.sizes
         self.shared = _aligned(sizes["shared"])
         self.local = _aligned(sizes["local"] * threads)
-        self.state = np.zeros(Field.WORDS + len(words) + 3 * len(self.arrays), np.int64)
-        self.state[Field.WORDS : Field.WORDS + len(words)] = words
-        for at, array in zip(self._words_of_arrays(), self.arrays, strict=True):
-            self.state[at : at + 2] = array.data_ptr(), array.nbytes
+        places = [word for one in self.arrays for word in (one.data_ptr(), one.nbytes, 0)]
+        # One array of all words: to store them one by one in NumPy's takes five times as long.
+        self.state = np.array([*[0] * Field.WORDS, *words, *places], np.int64)
         fields = {
             Field.NUM_THREADS: threads,
             Field.GRID_X: grid[0],

@@ -33,6 +33,11 @@ class UnknownOperandError(Exception):
     """An operand is not one that an instruction can have."""
 
 
+def registers_to_save(entry: Entry) -> set[Register]:
+    """Return the registers that a thread saves at a barrier."""
+    return live_at_barriers(entry) | {EXECUTED}
+
+
 class Values:
     """The values of a thread.
 
@@ -65,7 +70,7 @@ class Values:
         self._registers = {
             each: builder.alloca(ir.IntType(each.bits)) for each in (*entry.registers, EXECUTED)
         }
-        self._live = live_at_barriers(entry) | {EXECUTED}
+        self._live = registers_to_save(entry)
         # A register that is read before it is written has any value; here it is 0 in each run.
         for each, pointer in self._registers.items():
             builder.store(constant(0, ir.IntType(each.bits)), pointer)

@@ -60,18 +60,21 @@ class Instruction(DeviceFunction):
     Numba moves elements of an array, 8 bytes at most; larger moves are written in the compiler's
     IR. The Python function does the same byte by byte, for a simulator.
 
+    Attributes:
+        make: Called with numba's `intrinsic` decorator, returns the function for numba.
+
     Args:
         function: The Python function.
-        make: Called with numba's `intrinsic` decorator, returns the function for numba.
+        make: That attribute.
     """
 
     def __init__(self, function: Callable[..., Any], make: Callable[[Any], Any]) -> None:
         super().__init__(function)
-        self._make = make
+        self.make = make
 
     def for_numba(self) -> Any:  # noqa: ANN401  (numba is untyped)
         """Return the function as kernels that numba compiles call it."""
-        return self._make(import_intrinsic())
+        return self.make(import_intrinsic())
 
 
 class Array(NamedTuple):

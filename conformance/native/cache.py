@@ -1,0 +1,150 @@
+"""Keeps the PTX and the machine code of the kernels of `fast` on disk, beside this module.
+
+Without it each process compiles them again, which takes 8 s of a core. One file for each kernel and
+architecture is replaced when anything has changed that the machine code depends on: the kernel, all
+functions and constants that it uses, this package, the packages that compile, or the CPU.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final, NamedTuple
+
+import llvmlite.binding as llvm
+
+from fast.kernels import cuda
+from fast.kernels.cuda import DeviceFunction, Instruction, Kernel
+
+FOLDER: Final = Path(__file__).with_name("__pycache__")
+
+_PACKAGES: Final = ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "cuda-toolkit")
+
+
+class Compiled(NamedTuple):
+    """What is kept of a kernel.
+
+    Attributes:
+        ptx: What numba-cuda and NVVM make of it.
+        machine_code: What LLVM makes of that for this CPU: an object file.
+    """
+
+    ptx: str
+    machine_code: bytes
+
+
+def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compiled]) -> Compiled:
+    """Return a compiled kernel from the disk, or compile and keep it.
+
+    Processes wait for each other, so that each kernel is compiled once. Only kernels that `fast`
+    declares are kept, so not those of tests, nor those with a planted bug.
+
+    Args:
+        kernel: The kernel.
+        arch: The GPU for which it is compiled.
+        compile_now: Compiles it.
+    """
+    path = FOLDER / f"{kernel.name}.{arch}.{sys.implementation.cache_tag}.native"
+    source = kernel.py_func.__code__.co_filename
+    if kernel not in cuda.KERNELS or not Path(source).is_file() or sys.dont_write_bytecode:
+        return compile_now()
+    key = fingerprint(kernel, arch)
+    if found := _read(path, key):
+        return found
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if found := _read(path, key):
+                return found
+            made = compile_now()
+            new = path.with_suffix(".new")
+            new.write_bytes(b"\0".join([key.encode(), made.ptx.encode(), made.machine_code]))
+            new.replace(path)
+            return made
+    except OSError:  # nothing can be written there
+        return compile_now()
+
+
+def _read(path: Path, key: str) -> Compiled | None:
+    """Return what a file has, if that is of this key."""
+    with contextlib.suppress(OSError, ValueError):
+        found, ptx, machine_code = path.read_bytes().split(b"\0", 2)
+        if found == key.encode():
+            return Compiled(ptx.decode(), machine_code)
+    return None
+
+
+def fingerprint(kernel: Kernel, arch: str) -> str:
+    """Return a digest of all that a kernel's machine code depends on."""
+    uses = repr(describe_function(kernel.py_func, frozenset()))
+    parts = (kernel.signature, arch, uses, *_surroundings())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def describe_function(function: Any, outer: frozenset[object]) -> object:
+    """Return a function's code, and all that it uses of its module and of functions around it.
+
+    Args:
+        function: The function.
+        outer: The functions by which this one is used.
+    """
+    if function in outer:
+        return function.__name__
+    outer |= {function}
+    used = {
+        name: _describe(function.__globals__[name], outer)
+        for name in sorted(_names(function.__code__))
+        if name in function.__globals__
+    }
+    cells = [_describe(cell.cell_contents, outer) for cell in function.__closure__ or ()]
+    return _code(function.__code__), function.__defaults__, cells, used
+
+
+def _describe(value: Any, outer: frozenset[object]) -> object:
+    """Return what a value says to the compiler."""
+    if value is cuda.cuda:
+        return "cuda"
+    if isinstance(value, Instruction):
+        return [describe_function(one, outer) for one in (value.py_func, value.make)]
+    if isinstance(value, DeviceFunction):
+        return describe_function(value.py_func, outer)
+    if isinstance(value, FunctionType):
+        return describe_function(value, outer)
+    return value.__name__ if isinstance(value, ModuleType) else repr(value)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a code uses, and the functions inside it."""
+    return set(code.co_names).union(*map(_names, _inner(code)))
+
+
+def _code(code: CodeType) -> object:
+    """Return all that a code does, and its place, which faults name."""
+    constants = [repr(one) for one in code.co_consts if not isinstance(one, CodeType)]
+    place = (code.co_filename, code.co_firstlineno, code.co_linetable)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return code.co_code, constants, names, place, [_code(inner) for inner in _inner(code)]
+
+
+def _inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield the codes of the functions inside a function."""
+    yield from (one for one in code.co_consts if isinstance(one, CodeType))
+
+
+@cache
+def _surroundings() -> tuple[str, ...]:
+    """Return what machine code depends on besides the kernel: this package, others, and the CPU."""
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(str(cuda.__file__))]
+    found = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
+    for name in _PACKAGES:
+        try:
+            found.append(version(name))
+        except PackageNotFoundError:
+            found.append("")
+    return (*found, sys.version, llvm.get_host_cpu_name(), llvm.get_process_triple())

@@ -1,0 +1,166 @@
+"""Machine code on disk: what is used again, and what is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.native import cache
+from conformance.native.cache import Compiled
+from fast.kernels import block_table, cuda, moves, multimodal
+from fast.kernels.cuda import Kernel
+from tools.bugs.catalogue import Bug
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep machine code in a folder of the test's own."""
+    monkeypatch.setattr(cache, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    return tmp_path / "kept"
+
+
+class Compiler:
+    """Counts how often it compiles."""
+
+    count = 0
+
+    def __call__(self) -> Compiled:
+        """Return another result each time."""
+        self.count += 1
+        time.sleep(0.05)
+        return Compiled(f"PTX {self.count}", b"code \0 %d" % self.count)
+
+
+def test_a_kernel_is_compiled_once() -> None:
+    """What is on the disk is what was compiled, for each architecture and kernel."""
+    compiler = Compiler()
+    cases = [
+        (kernel, arch)
+        for kernel in (block_table.move_row, block_table.swap_rows)
+        for arch in ("sm_80", "sm_90")
+    ]
+    first = [cache.load_or_compile(*case, compiler) for case in cases]
+    assert len(set(first)) == compiler.count == len(cases)
+    assert first == [cache.load_or_compile(*case, compiler) for case in cases]
+    assert len(cases) == compiler.count
+
+
+def test_processes_wait_for_each_other() -> None:
+    """One that needs what another is compiling compiles nothing."""
+    compiler, found = Compiler(), []
+
+    def load() -> None:
+        found.append(cache.load_or_compile(block_table.move_row, "sm_90", compiler))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (1, 1, 4) == (compiler.count, len(set(found)), len(found))
+
+
+def change_constant(patch: pytest.MonkeyPatch) -> Kernel:
+    """Change a number that a kernel uses."""
+    patch.setattr(block_table, "PAD_SLOT_ID", -2)
+    return block_table.compute_slot_mapping
+
+
+def change_function(patch: pytest.MonkeyPatch) -> Kernel:
+    """Change a function that a function of a kernel calls."""
+    patch.setattr(block_table.divide, "py_func", lambda dividend, divisor: (dividend, divisor))
+    return block_table.compute_slot_mapping
+
+
+def change_instruction(patch: pytest.MonkeyPatch) -> Kernel:
+    """Change how the compiler's IR is written for an instruction."""
+    patch.setattr(moves, "_word", lambda size: size)
+    return multimodal.scatter_rows
+
+
+def change_signature(patch: pytest.MonkeyPatch) -> Kernel:
+    """Change the types of a kernel's parameters."""
+    kernel = block_table.move_row
+    patch.setattr(kernel, "signature", kernel.signature.replace("int32[::1]", "uint32[::1]"))
+    return kernel
+
+
+def change_version(patch: pytest.MonkeyPatch) -> Kernel:
+    """Install another compiler."""
+    patch.setattr(cache, "version", lambda name: f"9 of {name}")
+    cache._surroundings.cache_clear()
+    return block_table.move_row
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_constant, change_function, change_instruction, change_signature, change_version],
+)
+def test_what_has_changed_is_compiled_again(
+    change: Callable[[pytest.MonkeyPatch], Kernel], folder: Path
+) -> None:
+    """The file is replaced, and is that of what there was before when that is there again."""
+    compiler = Compiler()
+    with pytest.MonkeyPatch.context() as patch:
+        kernel = change(patch)
+        changed = cache.load_or_compile(kernel, "sm_90", compiler)
+        assert changed == cache.load_or_compile(kernel, "sm_90", compiler)
+    cache._surroundings.cache_clear()
+    assert changed != cache.load_or_compile(kernel, "sm_90", compiler)
+    assert 2 == compiler.count
+    assert 1 == len(list(folder.glob("*.native")))
+
+
+@pytest.mark.parametrize("damage", [b"", b"damaged", b"damaged\0as\0well"])
+def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
+    """Whatever it has, it is not run."""
+    compiler = Compiler()
+    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    [path] = folder.glob("*.native")
+    path.write_bytes(damage)
+    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    assert 2 == compiler.count
+    assert b"code \0 2" in path.read_bytes()
+
+
+def test_other_kernels_are_not_kept(folder: Path) -> None:
+    """Those of tests, and those with a planted bug, are compiled by each process."""
+
+    def move_row(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
+        x[0] = cuda.cuda.grid(1)
+
+    own = Kernel(move_row, "void(int32[::1])", 32)
+    bug = Bug(
+        function="BlockTables",
+        what="a toy",
+        why="A toy.",
+        module="fast.kernels.block_table",
+        old="while k < count:",
+        new="while k <= count:",
+        within="move_row",
+    )
+    compiler = Compiler()
+    with bug.planted():
+        for kernel in (own, block_table.move_row):
+            cache.load_or_compile(kernel, "sm_90", compiler)
+            cache.load_or_compile(kernel, "sm_90", compiler)
+    assert 4 == compiler.count
+    assert not folder.exists()
+
+
+def test_where_nothing_can_be_written_each_process_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes longer, and is no error."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cache, "FOLDER", tmp_path / "file" / "kept")
+    compiler = Compiler()
+    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    assert 2 == compiler.count
