@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +13,7 @@ from conformance.native.arguments import check_arguments, check_words
 from conformance.native.cache import Compiled, load_or_compile
 from conformance.native.compiled import CompiledPtx, translate
 from conformance.native.describing import describe
-from conformance.native.offline_compiler import CompileError, compile_offline
+from conformance.native.offline_compiler import CompileError, Toolchain, compile_offline
 from conformance.native.ptx import UnknownPtxError
 from conformance.native.shadow import CELLS_OF_BYTE
 from conformance.native.state import NUM_ORDERS, Field
@@ -29,8 +29,11 @@ _ORDERS_OF_THREADS: Final = 64
 _MAX_THREADS: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535)
 
+_Compilations: TypeAlias = dict[tuple[str, Toolchain | None], CompiledPtx]
+"""By the architecture and the compiler."""
+
 _LOCK: Final = threading.RLock()
-_COMPILED: Final[WeakKeyDictionary[Kernel, dict[str, CompiledPtx]]] = WeakKeyDictionary()
+_COMPILED: Final[WeakKeyDictionary[Kernel, _Compilations]] = WeakKeyDictionary()
 
 
 class _Shadow:
@@ -61,6 +64,7 @@ def launch_natively(
     has_shadow: bool = True,
     arch: str = "sm_90",
     most_instructions: int = MOST_INSTRUCTIONS,
+    toolchain: Toolchain | None = None,
 ) -> int:
     """Run the machine code that numba-cuda makes of a kernel on the CPU, and check all it does.
 
@@ -77,6 +81,7 @@ def launch_natively(
             for each byte of the arrays.
         arch: The GPU for which the kernel is compiled.
         most_instructions: The instructions that a thread may execute.
+        toolchain: What compiles the kernel; None: numba-cuda.
 
     Returns:
         The instructions of PTX that all threads have executed, those too whose guard was false.
@@ -96,9 +101,13 @@ def launch_natively(
         raise ValueError(f"grid is {grid}, but must be at least 1 and at most {_MAX_GRID}")
     check_arguments(kernel, args)
     with _LOCK:
-        compiled = compile_native(kernel, arch)
-        words = direct_launch.make_flatten(kernel.parameters)(*args)
-        check_words(kernel, compiled.entry.num_words, words, args)
+        compiled = compile_native(kernel, arch, toolchain)
+        words: Sequence[int]
+        if toolchain is None:
+            words = direct_launch.make_flatten(kernel.parameters)(*args)
+            check_words(kernel, compiled.entry.num_words, words, args)
+        else:
+            words = toolchain.flatten(args)
         launch = _Launch(compiled, grid, threads, words, args, seed)
         launch.state[Field.MOST_INSTRUCTIONS] = most_instructions
         if has_shadow:
@@ -109,19 +118,27 @@ def launch_natively(
     return int(launch.state[Field.EXECUTED])
 
 
-def compile_native(kernel: Kernel, arch: str = "sm_90") -> CompiledPtx:
+def compile_native(
+    kernel: Kernel, arch: str = "sm_90", toolchain: Toolchain | None = None
+) -> CompiledPtx:
     """Return a kernel as machine code of this CPU, compiled once for each architecture."""
-    for_archs = _COMPILED.setdefault(kernel, {})
-    if arch not in for_archs:
-        ptx, machine_code = load_or_compile(kernel, arch, lambda: _compile(kernel, arch))
-        for_archs[arch] = CompiledPtx(ptx, machine_code, _num_arrays(kernel))
-    return for_archs[arch]
+    found = _COMPILED.setdefault(kernel, {})
+    if (arch, toolchain) not in found:
+        if toolchain is None:
+            made = load_or_compile(kernel, arch, lambda: _compile(kernel, arch, None))
+        else:
+            made = _compile(kernel, arch, toolchain)
+        found[arch, toolchain] = CompiledPtx(*made, _num_arrays(kernel))
+    return found[arch, toolchain]
 
 
-def _compile(kernel: Kernel, arch: str) -> Compiled:
+def _compile(kernel: Kernel, arch: str, toolchain: Toolchain | None) -> Compiled:
     """Compile a kernel."""
     try:
-        ptx, _ = compile_offline(kernel, arch, lineinfo=True)
+        if toolchain is None:
+            ptx, _ = compile_offline(kernel, arch, lineinfo=True)
+        else:
+            ptx = toolchain.compile(kernel, arch)
     except ImportError:
         raise
     except Exception as error:
@@ -139,7 +156,7 @@ def _num_arrays(kernel: Kernel) -> int:
 
 def archs_of(kernel: Kernel) -> list[str]:
     """Return the architectures for which a kernel is compiled."""
-    return list(_COMPILED.get(kernel, ()))
+    return [arch for arch, _ in _COMPILED.get(kernel, ())]
 
 
 def forget_compiled() -> None:

@@ -2,14 +2,26 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Protocol
 
+from fast.direct_launch import Argument
 from fast.kernels.cuda import Kernel, import_cuda
 
 
 class CompileError(Exception):
     """A kernel does not compile."""
+
+
+class Toolchain(Protocol):
+    """Another compiler than numba-cuda, whose kernels may take arguments as other words."""
+
+    def compile(self, kernel: Kernel, arch: str) -> str:
+        """Compile a kernel, and return its PTX."""
+
+    def flatten(self, args: Sequence[Argument]) -> Sequence[int]:
+        """Return the words that its kernels take for arguments."""
 
 
 def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tuple[str, str]:

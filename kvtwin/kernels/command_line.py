@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fast.kernels.cuda import Kernel
-from kvtwin.kernels import on_gpu, record
+from kvtwin.kernels import on_gpu, record, successor
 from kvtwin.kernels.standard_batches import count_instructions
 from kvtwin.kernels.usage import (
     ARCHITECTURES,
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_toolchain()
     except ImportError as error:
         parser.error(str(error))
-    if options.gpu:
-        return on_gpu.main()
+    if options.gpu or options.successor:
+        return on_gpu.main() if options.gpu else successor.main()
     kernels, archs = find_kernels(), options.arch or ARCHITECTURES
     linker_is_missing = why_no_linker()
     usages, failures = measure_all(kernels, archs, archs, has_linker=not linker_is_missing)
@@ -190,6 +190,11 @@ def _make_parser() -> Parser:
         "--gpu",
         action="store_true",
         help="compare what kernels do on this machine's GPU with the native runner",
+    )
+    among.add_argument(
+        "--successor",
+        action="store_true",
+        help="compile with numba-cuda-mlir, if it is installed, and compare natively",
     )
     return parser
 
