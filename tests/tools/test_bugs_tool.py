@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from conformance.profiles import Kind
 from conformance.properties import Check
 from conformance.stateful.machine import EngineStateMachine
 from conformance.targets import Target
-from tools.bugs import command_line, evaluation
+from tools.bugs import by_target, command_line, evaluation
 from tools.bugs.catalogue import Bug, read_catalogue
 from tools.bugs.command_line import Outcome
 
@@ -271,3 +272,77 @@ def test_elsewhere_it_says_that_it_runs_in_the_repository(
     monkeypatch.setattr(command_line, "FOLDER", tmp_path / "bugs")
     line = refusal(command_line.main, [])
     assert line.startswith("python -m tools.bugs: runs in the repository only")
+
+
+def test_each_bug_is_run_on_all_targets() -> None:
+    """Bugs of other targets are left out; a pattern is only for the target it was written for."""
+    bugs = [
+        dataclasses.replace(HARMLESS, what=target, target=target, message="kernel")
+        for target in ("host", "sim", "native")
+    ]
+    assert [
+        ("sim", "sim", "kernel"),
+        ("sim", "native", ""),
+        ("native", "sim", ""),
+        ("native", "native", "kernel"),
+    ] == [(bug.what, bug.target, bug.message) for bug in by_target.on_each(bugs, ["sim", "native"])]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "missed_by", "lines"),
+    [
+        (("caught", "caught"), {}, []),
+        (("caught", "not caught"), {"native": "It wraps."}, []),
+        (
+            ("caught", "not caught"),
+            {},
+            ["native misses it, and `missed_by` does not say why: f: a toy"],
+        ),
+        (
+            ("caught", "caught"),
+            {"native": "It wraps."},
+            ["native catches it, but `missed_by` says that it does not: f: a toy"],
+        ),
+        (
+            ("not caught", "not caught"),
+            {"sim": "A.", "native": "B."},
+            ["no target catches it: f: a toy"],
+        ),
+        (("caught", "broken patch"), {}, ["broken patch: f on native: a toy"]),
+    ],
+)
+def test_what_targets_miss_is_declared(
+    verdicts: tuple[str, str],
+    missed_by: dict[str, str],
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each bug is caught by a target, and the entry says why another misses it."""
+    bug = dataclasses.replace(HARMLESS, function="f", target="sim", missed_by=missed_by)
+    native = dataclasses.replace(bug, what="another", target="native", missed_by={})
+
+    def evaluated(one: Bug) -> Outcome:
+        found = dict(zip(("sim", "native"), verdicts, strict=True))
+        verdict = found[one.target] if one.what == "a toy" else "caught"
+        return Outcome(one.function, one.what, one.target, verdict)
+
+    monkeypatch.setattr(command_line, "evaluate", evaluated)
+    assert int(bool(lines)) == run("--targets", "sim,native", bugs=[bug, native])
+    printed = capsys.readouterr().out
+    assert lines == printed.splitlines()[-len(lines) :] * bool(lines)
+    assert f"sim catches {1 + (verdicts[0] == 'caught')} of 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--targets", "native"], "--targets: 'native' has no bugs; there are host"),
+        (["--targets", "host", "--slowest", "3"], "--targets is without --json and --slowest"),
+    ],
+)
+def test_targets_without_bugs_are_refused(
+    arguments: list[str], line: str, refusal: Callable[..., str]
+) -> None:
+    """The exit status is 2, and nothing was run."""
+    assert line in refusal(lambda given: run(*given, bugs=SOME), arguments)
