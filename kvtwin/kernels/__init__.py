@@ -1,6 +1,6 @@
 """What the kernels of `fast` take of several GPUs, on a machine that has none.
 
-    kvtwin kernels [--arch sm_90 ...] [--json] [--check | --record | --gpu]
+    kvtwin kernels [--arch sm_90 ...] [--json] [--check | --record | --gpu | --successor]
 
 numba-cuda compiles each kernel to PTX, nvJitLink links it to machine code, and the native runner
 (`conformance.native`) runs it on a standard batch, where it counts the instructions. `--check`

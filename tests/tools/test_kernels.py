@@ -15,7 +15,7 @@ from rich.console import Console
 from conformance.native import launch_natively, offline_compiler
 from fast.kernels import cuda as kernels_cuda
 from fast.kernels.cuda import Kernel, cuda
-from kvtwin.kernels import command_line, on_gpu, record, usage
+from kvtwin.kernels import command_line, on_gpu, record, successor, usage
 from kvtwin.kernels.standard_batches import STANDARD_BATCHES, count_instructions
 from kvtwin.kernels.usage import ARCHITECTURES, Usage, find_kernels
 
@@ -334,3 +334,20 @@ def test_a_result_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert [["fill_programs", "equal"], ["fill_programs", "differ"]] == [
         line.split()[:2] for line in text if "fill_programs" in line
     ]
+
+
+def test_without_the_successor_the_report_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--successor` needs a package that nothing else does."""
+    monkeypatch.setattr(command_line, "check_toolchain", lambda: None)
+    monkeypatch.setitem(sys.modules, "numba_cuda_mlir", None)
+    assert 2 == command_line.main(["--successor"])
+    assert capsys.readouterr().err.startswith("needs numba-cuda-mlir[cu13], which is not installed")
+
+
+def test_the_successor_takes_arrays_as_memrefs() -> None:
+    """The address twice, an offset, the shape, and the strides in items; numbers as they are."""
+    matrix = torch.zeros((3, 4), dtype=torch.int32)
+    at = matrix.data_ptr()
+    assert [at, at, 0, 3, 4, 4, 1, 7] == successor.Successor().flatten((matrix, 7))
