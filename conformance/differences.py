@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import reference
+
 Index: TypeAlias = tuple[int, ...]
 
 
@@ -48,10 +50,8 @@ class Verdict(enum.Enum):
     CHANGE = "change"
 
 
-HARNESS: Final = tuple(
-    str(Path(__file__).parents[1] / package) for package in ("conformance", "reference")
-)
-"""Folders of code that an implementation's results are passed to."""
+REFERENCE: Final = str(Path(reference.__file__).parent)
+"""The folder of the definitions."""
 
 APART_FROM_VALUES: Final = frozenset(
     {Verdict.TYPE, Verdict.DTYPE, Verdict.DEVICE, Verdict.IDENTITY, Verdict.WORDING}
@@ -144,8 +144,8 @@ def gravest(differences: Iterable[Difference | None]) -> Difference | None:
 def finding_of(error: BaseException) -> Finding:
     """Return which finding the failure of a test is.
 
-    A `TypeError` of the harness or of `reference` shows that a result has another type, which the
-    plain comparison of answers reports.
+    A `TypeError` of `reference`, to which laws pass results, shows that one has another type. The
+    plain comparison of answers reports that too.
     """
     finding = getattr(error, "finding", None)
     if isinstance(finding, Finding):
@@ -153,6 +153,6 @@ def finding_of(error: BaseException) -> Finding:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    is_ours = frame is not None and frame.tb_frame.f_code.co_filename.startswith(HARNESS)
-    is_about_types = isinstance(error, TypeError | AttributeError) and is_ours
-    return Finding.OTHER_DIFFERENCE if is_about_types else Finding.WRONG_ANSWER
+    is_of_reference = frame is not None and frame.tb_frame.f_code.co_filename.startswith(REFERENCE)
+    is_about_a_type = isinstance(error, TypeError) and is_of_reference
+    return Finding.OTHER_DIFFERENCE if is_about_a_type else Finding.WRONG_ANSWER

@@ -76,7 +76,8 @@ class Adapter:
         names: Its names of functions, classes and methods, `StepMetadata` by
             `CommonAttentionMetadata`, where these are not ours.
         parameters: Its names of parameters by ours, by our name of the function, where these are
-            not ours. A function that stands here is called with keywords alone.
+            not ours. A function that stands here is called with keywords alone, and is given our
+            defaults for parameters of which it has none.
         lacks: Fields of ours that its objects do not have, such as copies on the CPU. Nothing that
             is wrong in them alone can be refused; in results the adapter supplies them.
         deviations: What it does differently on purpose.
@@ -279,10 +280,11 @@ class Adapter:
             return constant  # type: ignore[no-any-return]
 
         renamed = self.parameters.get(name, {})
+        defaults = _defaults(name, found, renamed) if renamed else {}
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if renamed:
-                args, kwargs = (), {**_by_name(name, args), **kwargs}
+                args, kwargs = (), {**defaults, **_by_name(name, args), **kwargs}
             done: dict[int, Any] = {}
             given = [self.theirs(value, done) for value in args]
             named = {
@@ -337,6 +339,23 @@ def _by_name(function: str, args: Sequence[Any]) -> dict[str, Any]:
     """Return arguments by the names that `reference` has for their positions."""
     found = operator.attrgetter(function)(reference)
     return dict(zip(inspect.signature(found).parameters, args, strict=False))
+
+
+def _defaults(
+    function: str, found: Callable[..., Any], renamed: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return our defaults of the parameters that have none in the implementation's function."""
+    try:
+        theirs = inspect.signature(found).parameters
+    except (TypeError, ValueError):  # of compiled code
+        return {}
+    required = {name for name, parameter in theirs.items() if parameter.default is parameter.empty}
+    ours = inspect.signature(operator.attrgetter(function)(reference)).parameters
+    return {
+        name: parameter.default
+        for name, parameter in ours.items()
+        if parameter.default is not parameter.empty and renamed.get(name, name) in required
+    }
 
 
 class FastAdapter(Adapter):
