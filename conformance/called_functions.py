@@ -12,6 +12,7 @@ from typing import Any, Final
 import reference
 from conformance.adapters import Unsupported
 from conformance.calls import calls_in
+from conformance.implementations import Absent
 from conformance.invocations import Invocation
 from conformance.targets import RAISED, Target
 
@@ -41,7 +42,7 @@ def called_functions(target: Target, example: Any) -> set[str]:
     call = next(calls_in(example), None)
     if call is None:
         return found
-    with contextlib.suppress(*RAISED, Unsupported):
+    with contextlib.suppress(*RAISED, Absent, Unsupported):
         invocation = Invocation(target, call)
         before = sys.getprofile()
         sys.setprofile(note)

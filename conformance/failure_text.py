@@ -24,6 +24,7 @@ from conformance.crashes import RERUN
 from conformance.differences import raised
 from conformance.formatting import WIDTH, value_lines
 from conformance.generation import PASSED_AGAIN
+from conformance.invocations import PLAIN
 from conformance.laws.law_checks import LawViolation
 from conformance.properties import Check
 from conformance.report import CALLED_WITH, INDENT, Mismatch, first_line, render, shortened
@@ -111,7 +112,7 @@ def difference_of(error: BaseException, check: Any) -> str:
 def _message_lines(check: Any, target: Target, example: Any, error: BaseException) -> list[str]:
     message = str(error).splitlines()
     if isinstance(error, FULL):
-        variant = getattr(getattr(example, "variant", None), "goals", None)
+        variant = getattr(example, "variant", PLAIN).supported_by(target).goals
         how = f"{', '.join(variant)}:" if variant else CALLED_WITH
         lines = [how if line == CALLED_WITH else line for line in message]
         has_call = not isinstance(error, Mismatch) or error.call.arguments
