@@ -245,3 +245,22 @@ def test_drawn_numpy_scalars_are_numbers_for_both_sides(*, takes: bool) -> None:
         target_of(adapter), PROFILES["dev"], "minimal"
     )()
     assert {takes} == seen
+
+
+def test_a_parameter_without_a_default_gets_ours() -> None:
+    """An engine's function that must be given a number is given what ours has as its default."""
+    module = types.ModuleType("engine")
+    module.count = lambda step, limit: (step, limit)  # type: ignore[attr-defined]
+
+    class Engine(Adapter):
+        names: ClassVar[Mapping[str, str]] = {"split_decodes_and_prefills": "count"}
+        parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
+            "split_decodes_and_prefills": {
+                "common_attn_metadata": "step",
+                "decode_threshold": "limit",
+            }
+        }
+
+    function = target_of(Engine, module).lookup("split_decodes_and_prefills")
+    assert (5, 1) == function(5)
+    assert (5, 4) == function(5, decode_threshold=4)
