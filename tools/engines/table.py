@@ -31,6 +31,8 @@ def summary_of(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def _word(cell: Mapping[str, Any]) -> str:
     found = ", ".join(f"{finding}s" for finding in cell["findings"])
+    if cell["state"] == "conforms" and not cell["examples"]:
+        return STATES["not checkable"]  # no example was supported
     return found or STATES.get(cell["state"], cell["state"])
 
 

@@ -146,6 +146,13 @@ class Calls:
         )
         return find("prepare_kernel_block_sizes")(config, groups)
 
+    def create_ubatch_slices(self, num_scheduled_tokens: Any, split_points: Any) -> Any:
+        """Pass the one point that old releases split at."""
+        points = [split_points] if np.ndim(split_points) == 0 else [*split_points]
+        if len(points) != 1:
+            raise Unsupported("a batch split at other than one point")
+        return find("create_ubatch_slices")(num_scheduled_tokens, int(points[0]))
+
     @property
     def AttentionBackend(self) -> type:  # noqa: N802  # vLLM's name
         """The base class, with the one abstract method of which ours knows nothing."""
@@ -182,6 +189,9 @@ class Calls:
         max_seq_len: int | None = None,
     ) -> Any:
         """Pass the builders, alone or in groups of one each, and what the release takes besides."""
+        known = inspect.signature(find("build_attn_metadata")).parameters
+        if max_query_len is not None and "max_query_len" not in known:
+            raise Unsupported("max_query_len of build_attn_metadata")
         starts, lengths = query_start_loc.cpu[: num_reqs + 1], seq_lens.cpu[:num_reqs]
         builders = [_Builder(builder, self._ours) for builder in attn_metadata_builders]
         groups = [
@@ -240,9 +250,11 @@ def _backend_of(group: Any) -> Any:
         multiple_of(size.base) if type(size).__name__ == "MultipleOf" else int(size)
         for size in group.backend.get_supported_kernel_block_sizes()
     ]
-    return types.SimpleNamespace(
+    backend = types.SimpleNamespace(
         get_supported_kernel_block_sizes=lambda _=None: sizes, get_name=lambda: "backend"
     )
+    backend.backend = backend  # old releases take groups
+    return backend
 
 
 class _Halves:
