@@ -1,25 +1,36 @@
 """Size a deployment: the KV cache of a model, and the number of requests that fit.
 
-    kvtwin plan --model NAME --memory-gib X --tensor-parallel N
+    kvtwin plan --model NAME --gpu-memory-gib X --tensor-parallel N
 
-The memory is what each device has for its KV cache: what is left after weights, activations and
-CUDA graphs. The numbers are computed by `fast`'s functions for a model of the zoo. The exit status
-is 0, or 2 if the command line is wrong or nothing fits.
+The model is one of the zoo, or a `config.json` of an architecture of the zoo. Its KV cache gets
+what the weights and a reserve leave of each device's memory. The numbers are computed by `fast`'s
+functions. The exit status is 0, or 2 if the command line is wrong or nothing fits.
 
 `--json` prints one object:
 
-- `model`, `published_as`, `tensor_parallel_size`, `formats` (of the caches, by name),
-  `max_model_len`, `max_num_batched_tokens`;
-- `memory_bytes` and `used_bytes` on each device;
+- `model`, `published_as`, `follows` (the version of the engine that the formulas follow);
+- `tensor_parallel_size`, `engine` (`steps_in_flight`: 2 with asynchronous scheduling;
+  `decode_context_parallel_size`, `prefill_context_parallel_size`, `data_parallel_size`),
+  `num_devices` in all, `kv_head_copies`: ranks that have the same KV head;
+- `device_memory` (None with `--cache-memory-gib`): `gpu_bytes`, `utilization`, `weights_bytes` on
+  each device, `weights_dtype`, `reserve_bytes`;
+- `num_parameters` of the language model; `uncounted_weights`: parts whose weights are not counted;
+- `formats` (of the caches, by name), `max_model_len`, `max_num_batched_tokens`,
+  `num_speculative_tokens`, `prefix_caching`;
+- `memory_bytes` and `used_bytes` of the KV cache on each device;
 - `block_bytes`: of one block over all tensors; `num_blocks`: the null block, number 0, included;
-- `blocks_per_request`: of a request of `max_model_len` tokens; `requests`: how many of these fit at
-  once, as a fraction; `tokens`: in that many requests, or in the one that fits if not even one of
-  them does; `longest_request_tokens`: of a single request, up to `max_model_len`;
+- `bytes_per_token` on each device, and `bytes_per_token_beyond_windows`: of a token that all windows
+  and chunks have passed;
+- `longest_request_tokens`: of a single request, up to `max_model_len`;
+- `capacities`, for requests of `max_model_len` and of `--request-tokens` tokens: `request_tokens`;
+  `worst_case_blocks` of a request, and `worst_case_requests`, which fit at once if each needs so
+  many, as a fraction; `steady_blocks` of a decoding request, `step_blocks` that the tokens of a
+  step need in addition, once, and `steady_requests`, which fit at once then;
 - `backends`: a list of `name`, `kernel_block_sizes`, `multiples_of`;
 - `groups`, for each KV cache group `kind`, `num_layers` (with a cache of their own, or with none),
   `num_sharing_layers`, `block_size` (tokens), `kernel_block_size` (None if no backend has one),
-  `page_size_bytes` (a block of one layer; of all layers if they differ), `blocks_per_request` and
-  `share` (of the blocks of a request, 0 to 1).
+  `page_size_bytes` (a block of one layer; of all layers if they differ), `blocks_per_request` (in
+  the worst case), `steady_blocks`, and `share` (of the blocks of a request, 0 to 1).
 """
 
 from __future__ import annotations
@@ -30,20 +41,19 @@ if __name__ == "__main__":
     run_command("plan")
 
 import argparse
-import dataclasses
-import json
 import math
 from collections.abc import Sequence
-
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+from pathlib import Path
 
 from conformance.zoo.catalogue import BACKENDS
-from conformance.zoo.layer import ENCODER_ONLY, MAMBA
-from conformance.zoo.models import MODELS, get_model
-from conformance.zoo.serving import DTYPES, Serving
-from kvtwin.parser import Parser
-from kvtwin.sizing import GIB, GroupPlan, Plan, make_plan
+from conformance.zoo.models import MODELS, Model, get_model, read_model
+from conformance.zoo.serving import DTYPE_NAMES, DTYPES, Serving
+from conformance.zoo.weights import BITS
+from kvtwin.device_memory import GIB, DeviceMemory, make_device_memory
+from kvtwin.parser import Parser, RenamedOption, beside_json, write_json
+from kvtwin.plan_tables import print_plan
+from kvtwin.sizing import FOLLOWS, make_plan
+from kvtwin.steady_state import Engine
 
 MAX_GIB = 2**33 - 1
 """The largest memory whose bytes an int64 can count."""
@@ -53,128 +63,113 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    try:
-        serving = Serving(
-            model=get_model(options.model),
-            tensor_parallel_size=options.tensor_parallel,
-            dtype=options.dtype,
-            requested_block_size=options.block_size,
-            requested_max_model_len=options.max_model_len,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            backends=options.backend,
+    with parser.reporting_errors():
+        serving = _make_serving(options)
+        engine = Engine(
+            steps_in_flight=2 if options.async_scheduling else 1,
+            decode_context_parallel_size=options.decode_context_parallel,
+            prefill_context_parallel_size=options.prefill_context_parallel,
+            data_parallel_size=options.data_parallel,
         )
-        plan = make_plan(serving, int(options.memory_gib * GIB))
-    except (KeyError, ValueError) as error:
-        parser.error(str(error.args[0]))
-    if options.json:
-        print(json.dumps(dataclasses.asdict(plan), indent=2))
-    else:
-        _print_plan(plan)
+        plan = make_plan(serving, _memory(options, serving), engine, options.request_tokens)
+    if options.json is not None:
+        write_json(plan, options.json)
+    with beside_json(options.json):
+        print_plan(plan)
     return 0
 
 
-def _print_plan(plan: Plan) -> None:
-    """Print the plan as tables."""
-    console = Console()
-    number = plan.tensor_parallel_size
-    devices = "1 device with" if number == 1 else f"{number} devices, each with"
-    summary = Table(
-        title=f"{plan.model} on {devices} {plan.memory_bytes / GIB:.4g} GiB for its KV cache",
-        show_header=False,
+def _make_serving(options: argparse.Namespace) -> Serving:
+    """Return the model, and how it is served."""
+    model = _find_model(options.model)
+    return Serving(
+        model=model,
+        tensor_parallel_size=options.tensor_parallel,
+        dtype=options.dtype,
+        mamba_cache_mode="align" if options.enable_prefix_caching else "none",
+        requested_block_size=options.block_size,
+        requested_max_model_len=options.max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        num_speculative_tokens=options.num_speculative_tokens,
+        num_state_checkpoints=int(options.enable_mamba_shared_prefix_checkpoint),
+        backends=options.backend,
     )
-    summary.add_column("what")
-    summary.add_column("how much", justify="right", overflow="fold")
-    summary.add_row("published as", plan.published_as)
-    summary.add_row("cache formats", ", ".join(plan.formats))
-    summary.add_row("longest request served (max-model-len)", f"{plan.max_model_len:,} tokens")
-    step = f"{plan.max_num_batched_tokens:,} tokens"
-    summary.add_row("tokens of a step (added to windows and chunks)", step)
-    summary.add_section()
-    summary.add_row("one block, all tensors", f"{plan.block_bytes / 2**20:,.3f} MiB")
-    summary.add_row("blocks, including the null block", f"{plan.num_blocks:,}")
-    summary.add_row("memory used", f"{plan.used_bytes / GIB:,.2f} GiB")
-    summary.add_section()
-    summary.add_row("blocks of a request of max-model-len", f"{plan.blocks_per_request:,}")
-    colour = "green" if plan.requests >= 1 else "red"
-    summary.add_row("such requests that fit", _hundredths(plan.requests), style=colour)
-    if plan.requests >= 1:
-        summary.add_row("tokens in them", f"{plan.tokens:,}")
-    else:
-        summary.add_row("longest request that fits, in tokens", f"{plan.tokens:,}", style="red")
-    console.print(summary)
-    console.print(_group_table(plan))
-    for backend in plan.backends:
-        sizes = [str(size) for size in backend["kernel_block_sizes"]]
-        sizes += [f"multiples of {base}" for base in backend["multiples_of"]]
-        console.print(f"{backend['name']} supports blocks of {', '.join(sizes)} tokens")
 
 
-def _group_table(plan: Plan) -> Table:
-    """Make the table of groups; equal ones share a row."""
-    table = Table(title="KV cache groups")
-    headings = ("groups", "kind", "layers", "block", "kernel", "page", "blocks", "share")
-    for heading in headings:
-        justify: JustifyMethod = "left" if heading == "kind" else "right"
-        table.add_column(heading, justify=justify, overflow="fold")
-    equal: dict[GroupPlan, int] = {}
-    for group in plan.groups:
-        equal[group] = equal.get(group, 0) + 1
-    for group, count in equal.items():
-        sharing = f" +{group.num_sharing_layers}" if group.num_sharing_layers else ""
-        table.add_row(
-            str(count),
-            group.kind.replace("_", " "),
-            f"{group.num_layers}{sharing}",
-            f"{group.block_size:,}" if group.kind not in (MAMBA, ENCODER_ONLY) else "-",
-            str(group.kernel_block_size or "-"),
-            _kib(group.page_size_bytes) if group.kind != ENCODER_ONLY else "-",
-            f"{group.blocks_per_request:,}",
-            "100%" if group.share == 1 else f"{group.share:.1%}",
-        )
-    table.caption = (
-        "each row is for one group; block and kernel block are in tokens; page is a block of one "
-        "layer, or of all layers if they differ; blocks and share are of a request; + counts "
-        "layers that share a cache"
+def _find_model(text: str) -> Model:
+    """Return a model of the zoo, or that of a file or a folder."""
+    if Path(text).exists() or text.endswith(".json"):
+        return read_model(Path(text))
+    return get_model(text)
+
+
+def _memory(options: argparse.Namespace, serving: Serving) -> int | DeviceMemory:
+    """Return the memory of the KV cache, or of the device that it is a part of."""
+    if options.cache_memory_gib is not None:
+        return int(options.cache_memory_gib * GIB)
+    return make_device_memory(
+        serving,
+        gpu_bytes=int(options.gpu_memory_gib * GIB),
+        utilization=options.gpu_memory_utilization,
+        weights_dtype=options.weights_dtype,
+        reserve_bytes=int(options.reserve_gib * GIB),
+        data_parallel_size=options.data_parallel,
     )
-    return table
-
-
-def _hundredths(number: float) -> str:
-    """Format a number with two decimals, rounded down."""
-    return f"{math.floor(number * 100) / 100:,.2f}"
-
-
-def _kib(size_bytes: int) -> str:
-    """Format a size in KiB."""
-    return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"
 
 
 def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin plan",
-        description="Size a model's KV cache: blocks, and the requests that fit into a memory.",
-        examples=("--model gemma-3-27b --memory-gib 40 --tensor-parallel 2",),
+        description="Size a model's KV cache: blocks, and the requests that fit into a memory, "
+        f"with the formulas of {FOLLOWS}.",
+        examples=(
+            "--model mistral-7b-v0.1 --gpu-memory-gib 80 --request-tokens 4000",
+            "--model path/to/config.json --gpu-memory-gib 80 --tensor-parallel 4 --dtype fp8",
+        ),
         statuses={0: "requests fit", 2: "the command line is wrong, or nothing fits"},
     )
     add = parser.add_argument
-    add("--model", metavar="NAME", required=True, help=f"one of {', '.join(MODELS)}")
     add(
-        "--memory-gib",
-        type=_memory,
-        metavar="X",
+        "--model",
+        metavar="NAME|FILE",
         required=True,
-        help="GiB that each device has for its KV cache",
+        help=f"a config.json or its folder, a name at the hub, or one of {', '.join(MODELS)}",
     )
+    _add_memory(parser)
     parser.add_number("--tensor-parallel", "devices that share each layer", 1)
-    parser.add_number("--max-model-len", "tokens of the longest request; default: as published")
+    parser.add_number("--data-parallel", "such engines, which share experts", 1)
     parser.add_number(
-        "--max-num-batched-tokens", "tokens of a step, in addition to windows and chunks", 8192
+        "--decode-context-parallel", "ranks of an engine that divide each sequence's tokens", 1
+    )
+    parser.add_number(
+        "--prefill-context-parallel", "further devices that divide each sequence's tokens", 1
+    )
+    parser.add_number("--max-model-len", "tokens of the longest request; default: as published")
+    parser.add_number("--request-tokens", "tokens of a typical request, prompt and output")
+    parser.add_number("--max-num-batched-tokens", "tokens of a step", 8192)
+    parser.add_number("--num-speculative-tokens", "draft tokens of each decode", 0, minimum=0)
+    for name, description in (
+        ("--async-scheduling", "two steps are in flight"),
+        ("--enable-prefix-caching", "hybrid models keep a second block of states"),
+    ):
+        add(
+            name,
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help=f"{description} (default)",
+        )
+    add(
+        "--enable-mamba-shared-prefix-checkpoint",
+        action="store_true",
+        help="hybrid models keep one more block of states",
     )
     add(
         "--dtype",
+        "--kv-cache-dtype",
         metavar="D",
-        help=f"dtype of keys, values and latents: one of {', '.join(DTYPES)}; default: the model's",
+        help="dtype of keys, values and latents: one of "
+        f"{', '.join((*DTYPES, *DTYPE_NAMES))}; default: the model's",
     )
     parser.add_number("--block-size", "tokens in a block; default: what the backends need")
     add(
@@ -185,8 +180,49 @@ def _make_parser() -> Parser:
         help="backends that share blocks; default: those of the zoo for the model; "
         f"the backends are {', '.join(BACKENDS)}",
     )
-    add("--json", action="store_true", help="print JSON")
+    parser.add_json("the plan")
     return parser
+
+
+def _add_memory(parser: Parser) -> None:
+    """Add the options of a device's memory."""
+    memory = parser.add_mutually_exclusive_group(required=True)
+    memory.add_argument(
+        "--gpu-memory-gib", type=_gib, metavar="X", help="GiB of memory of each device"
+    )
+    memory.add_argument(
+        "--cache-memory-gib",
+        type=_gib,
+        metavar="X",
+        help="GiB that each device has for its KV cache; weights are not counted",
+    )
+    memory.add_argument(
+        "--memory-gib",
+        type=_gib,
+        action=RenamedOption,
+        dest="cache_memory_gib",
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=_part,
+        metavar="X",
+        default=0.92,
+        help="the part of it that the engine takes; default: %(default)s",
+    )
+    parser.add_argument(
+        "--weights-dtype",
+        choices=list(BITS),
+        help="dtype of the weights of layers; default: as published",
+    )
+    parser.add_argument(
+        "--reserve-gib",
+        type=_gib_or_none,
+        metavar="X",
+        default=2.0,
+        help="GiB of each device for activations, CUDA graphs and weights that are not counted; "
+        "default: %(default)s, a round number, not a measurement",
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -194,14 +230,29 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def _memory(text: str) -> float:
+def _gib(text: str) -> float:
     """Read a number of GiB."""
+    return _number(text, "a number of GiB greater than 0", MAX_GIB, exclusive=True)
+
+
+def _gib_or_none(text: str) -> float:
+    """Read a number of GiB, or 0."""
+    return _number(text, "a number of GiB of at least 0", MAX_GIB)
+
+
+def _part(text: str) -> float:
+    """Read a part of a whole."""
+    return _number(text, "a number greater than 0", 1, exclusive=True)
+
+
+def _number(text: str, expected: str, maximum: float, *, exclusive: bool = False) -> float:
+    """Read a number from 0 to a maximum; `exclusive` leaves 0 out."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number <= MAX_GIB:
+    if not 0 <= number <= maximum or (exclusive and number == 0):
         raise argparse.ArgumentTypeError(
-            f"must be a number of GiB greater than 0 and at most {MAX_GIB:,}, got {text!r}"
+            f"must be {expected} and at most {maximum:,}, got {text!r}"
         )
     return number

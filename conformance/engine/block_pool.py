@@ -6,6 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TypeAlias
 
+NULL_BLOCK_ID = 0
+"""The block that is never handed out."""
+
 BlockKey: TypeAlias = tuple[int, tuple[int, ...]]
 """What is in a full block: its KV cache group, and all tokens of the sequence up to its end."""
 
@@ -17,8 +20,7 @@ class BlockPool:
     even after it was freed.
 
     Args:
-        num_blocks: Blocks of the pool, including the null block (number 0), which is never handed
-            out.
+        num_blocks: Blocks of the pool, including the null block, which is never handed out.
         reuses_latest: Whether the block freed last is handed out first, so that ids are soon
             scattered. Otherwise it is the one freed longest ago, so that cached blocks last.
 

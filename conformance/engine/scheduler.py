@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.engine.block_pool import BlockPool
+from conformance.engine.block_pool import NULL_BLOCK_ID, BlockPool
 from conformance.engine.cache_group import CacheGroup
 from conformance.engine.prefix_cache import PrefixCache
 from conformance.engine.request import Request
@@ -41,6 +41,8 @@ class Scheduler:
         groups: The KV cache groups that take blocks.
         pool: The blocks.
         shares_prefixes: Whether full blocks of a common prefix are shared.
+        frees_skipped_blocks: Whether a running request's blocks are freed once no later token reads
+            them: those before its windows and chunks. Not with `shares_prefixes`.
 
     Attributes:
         waiting: Requests without blocks, in the order in which they are admitted.
@@ -67,7 +69,10 @@ class Scheduler:
         pool: BlockPool,
         *,
         shares_prefixes: bool = False,
+        frees_skipped_blocks: bool = False,
     ) -> None:
+        if shares_prefixes and frees_skipped_blocks:
+            raise ValueError("shares_prefixes and frees_skipped_blocks are both True")
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_finished = 0
@@ -76,6 +81,7 @@ class Scheduler:
         self._groups = groups
         self._pool = pool
         self._prefix_cache = PrefixCache(pool, groups) if shares_prefixes else None
+        self._frees_skipped_blocks = frees_skipped_blocks
         self._longest = longest_request(settings, groups, pool.num_free_blocks)
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
@@ -169,6 +175,8 @@ class Scheduler:
         for position, request in enumerate(tuple(self.running)):
             if step.budget == 0 or request not in self.running:
                 return  # it was preempted, and so were all after it
+            if self._frees_skipped_blocks:
+                self._free_skipped_blocks(request)
             if position in step.policy.skipped:
                 continue
             while not self._try_schedule(step, request):
@@ -227,10 +235,17 @@ class Scheduler:
         step.budget -= num_scheduled_tokens
         return True
 
+    def _free_skipped_blocks(self, request: Request) -> None:
+        """Free the blocks that no further token of a request reads; the null block replaces them."""
+        for group, block_ids in zip(self._groups, request.block_ids, strict=True):
+            end = group.num_skipped_blocks(request.num_computed_tokens)
+            self._pool.free_blocks([b for b in block_ids[:end] if b != NULL_BLOCK_ID])
+            block_ids[:end] = [NULL_BLOCK_ID] * end
+
     def _free(self, request: Request) -> None:
         """Free all blocks of a request."""
         for block_ids in request.block_ids:
-            self._pool.free_blocks(block_ids)
+            self._pool.free_blocks([b for b in block_ids if b != NULL_BLOCK_ID])
         request.block_ids = ()
         request.spec_token_ids = []
 

@@ -41,6 +41,7 @@ class TraceEngine:
         model: Which serves them.
         settings: Of the engine.
         seed: Of the accepted draft tokens.
+        frees_skipped_blocks: Whether blocks before windows and chunks are freed.
 
     Attributes:
         settings: As given.
@@ -69,6 +70,7 @@ class TraceEngine:
         settings: Settings,
         *,
         seed: int = 0,
+        frees_skipped_blocks: bool = False,
     ) -> None:
         self.settings = settings
         self.groups = settings.cache_groups(model)
@@ -86,6 +88,7 @@ class TraceEngine:
             dataclasses.replace(settings, max_model_len=max_model_len),
             self.groups,
             BlockPool(num_blocks, reuses_latest=True),
+            frees_skipped_blocks=frees_skipped_blocks,
         )
         self._arrivals = Arrivals(
             (request.arrival_seconds, (f"request-{number}", request))

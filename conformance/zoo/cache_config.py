@@ -107,10 +107,13 @@ def make_vllm_config(
     compilation: Mapping[str, Answer] = MappingProxyType({}),
 ) -> Answer:
     """Return the `VllmConfig` of the engine, with other or more fields of three of its parts."""
+    cache: dict[str, Answer] = {"block_size": serving.block_size}
+    if serving.is_hybrid:
+        cache["mamba_cache_mode"] = serving.mamba_cache_mode
     return target.call(
         "VllmConfig",
         model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
-        cache_config=target.call("CacheConfig", block_size=serving.block_size),
+        cache_config=target.call("CacheConfig", **cache),
         parallel_config=target.call(
             "ParallelConfig",
             **{"tensor_parallel_size": serving.tensor_parallel_size, **parallel},

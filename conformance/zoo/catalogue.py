@@ -131,8 +131,8 @@ def get_backend(name: str) -> BackendFacts:
 def suits(facts: BackendFacts, layer: Layer) -> bool:
     """Return whether a backend can replace a layer's own.
 
-    It must compute the same: attention, MLA, the scores of an indexer, states. A cache in a format
-    of its own needs its own backend.
+    It must compute the same: attention, MLA, the scores of an indexer, states. Sparse MLA, whose
+    latents have a format of their own in 8 bits, needs its own backend.
 
     Example:
         >>> layer = Layer(name="0", kind="latent", backend="FLASHMLA")
@@ -140,7 +140,7 @@ def suits(facts: BackendFacts, layer: Layer) -> bool:
         (True, False)
     """
     own = get_backend(layer.backend)
-    if layer.kind == MAMBA or layer.cache_dtype_str is not None:
+    if layer.kind == MAMBA or layer.fp8_format is not None:
         return facts.name == own.name
     if layer.kind == LATENT:
         return facts.computes == own.computes and facts.name != "FLASHMLA_SPARSE"

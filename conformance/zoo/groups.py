@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from conformance.targets import Answer, Target
-from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
+from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA, SLIDING_WINDOW, Layer
 from conformance.zoo.serving import Serving
 from conformance.zoo.specs import make_spec
 
@@ -65,6 +65,16 @@ class CacheGroup:
             return 0
         num_positions = self.encoder_tokens if self.kind == CROSS else num_tokens
         return -(-num_positions // self.block_size)
+
+    def num_skipped_blocks(self, num_computed_tokens: int) -> int:
+        """Return the first blocks of a request that no token after the computed ones reads."""
+        first_read = 0
+        if self.kind == SLIDING_WINDOW:
+            first_read = max(num_computed_tokens - int(self.sliding_window or 0) + 1, 0)
+        elif self.kind == CHUNKED_LOCAL:
+            chunk = int(self.attention_chunk_size or 1)
+            first_read = num_computed_tokens // chunk * chunk
+        return first_read // self.block_size
 
 
 def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:

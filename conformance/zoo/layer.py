@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 FULL = "full"
@@ -52,9 +51,11 @@ class Layer:
         kv_sharing_target: The layer whose cache this one reads; None: it has one of its own.
         dtype: Of the cache, by name, where it has a format of its own; None: the model's.
         cache_dtype_str: The name of such a format.
+        fp8_format: The format that its cache has in 8 bits, by name; None: plain float8s.
         mamba_type: The kind of states; None for attention.
         states: Of Mamba layers.
         state_heads: Of Mamba layers: heads, groups or channels that tensor parallelism divides.
+        num_speculative_blocks: Of Mamba layers: more blocks of a request, for draft tokens.
     """
 
     name: str
@@ -71,9 +72,11 @@ class Layer:
     kv_sharing_target: str | None = None
     dtype: str | None = None
     cache_dtype_str: str | None = None
+    fp8_format: str | None = None
     mamba_type: str | None = None
     states: tuple[State, ...] = ()
     state_heads: tuple[int, ...] = ()
+    num_speculative_blocks: int = 0
 
     @property
     def has_kv_cache(self) -> bool:
@@ -139,24 +142,3 @@ def _divided_state(state: State, ranks: int) -> State:
         )
     lengths[state.divided] //= ranks
     return replace(state, shape=tuple(lengths))
-
-
-def repeat(pattern: Sequence[Sequence[Layer]], count: int) -> list[Layer]:
-    """Return the modules of so many layers, which repeat a pattern, with numbers in their names.
-
-    Args:
-        pattern: The modules of the first layers, with `{}` for the number in their names.
-        count: The number of layers.
-
-    Example:
-        >>> layers = repeat(
-        ...     [[Layer(name="{}.a", kind="full")], [], [Layer(name="b", kind="full")]], 4
-        ... )
-        >>> [layer.name for layer in layers]
-        ['0.a', 'b', '3.a']
-    """
-    return [
-        replace(layer, name=layer.name.format(number))
-        for number in range(count)
-        for layer in pattern[number % len(pattern)]
-    ]

@@ -1,16 +1,25 @@
-"""The published models of the zoo, which `models.toml` lists."""
+"""The published models of the zoo, which `models.toml` lists, and any by its `config.json`."""
 
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from conformance.name_lists import near
-from conformance.zoo.layer import Layer, State, repeat
+from conformance.zoo.architectures import ARCHITECTURES
+from conformance.zoo.catalogue import get_backend, suits
+from conformance.zoo.config_json import ConfigJson, read_config_json
+from conformance.zoo.layer import Layer
+from conformance.zoo.parameters import Weights
+from conformance.zoo.weights import count_weights, published_dtype
+
+TOWERS = ("vision_config", "audio_config")
+"""The parts of a `config.json` whose weights are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +35,10 @@ class Model:
         dtype: The dtype of its weights, and so of its caches, by name.
         num_attn_module: Attention modules in one layer.
         encoder_tokens: Tokens that the encoder makes of each request's input; 0: no encoder.
+        weights: The parameters of the language model.
+        weights_dtype: In which they are published, one of `conformance.zoo.weights.BITS`; None:
+            in a quantization that is not known here.
+        uncounted: The parts that are not in `weights`: those for images and sound.
     """
 
     name: str
@@ -36,59 +49,85 @@ class Model:
     dtype: str = "bfloat16"
     num_attn_module: int = 1
     encoder_tokens: int = 0
+    weights: Weights = field(default_factory=Counter, hash=False)
+    weights_dtype: str | None = None
+    uncounted: tuple[str, ...] = ()
 
 
-def _read_model(table: dict[str, Any]) -> Model:
+def make_model(config: ConfigJson, **names: Any) -> Model:
+    """Return the model that a `config.json` describes.
+
+    `names` are `Model`'s fields with names: `name`, `published_as`, `source`.
+
+    Raises:
+        ValueError: An architecture that the zoo does not have; a field that is missing or wrong.
+    """
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture is None:
+        raise ValueError(
+            f"{config.source}: model_type is {config.model_type!r}, which the zoo does not have; "
+            f"nearest: {near(config.model_type, ARCHITECTURES)}"
+        )
+    encoder_tokens = architecture.encoder_tokens
+    return Model(
+        **names,
+        layers=tuple(architecture.make_layers(config)),
+        max_context_tokens=config.count(architecture.max_tokens),
+        dtype=str(config.require("torch_dtype", "dtype")),
+        num_attn_module=architecture.num_attn_module,
+        encoder_tokens=config.count(encoder_tokens) if encoder_tokens else 0,
+        weights=count_weights(config),
+        weights_dtype=published_dtype(config),
+        uncounted=tuple(tower for tower in TOWERS if config.fields.get(tower) is not None),
+    )
+
+
+def read_model(path: Path) -> Model:
+    """Return the model of a `config.json`, or of the folder that it is in.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: As `make_model`; a file that is not a JSON object.
+    """
+    config = read_config_json(path)
+    name = str(config.fields.get("_name_or_path") or config.source)
+    return make_model(config, name=name, published_as=name, source=config.source)
+
+
+def _read_zoo_model(table: dict[str, Any]) -> Model:
     """Return the model of a table of `models.toml`."""
-    layers = {
-        name: _read_layer({**table.get("common", {}), **own})
-        for name, own in table["layer"].items()
-    }
-    repeated: list[Layer] = []
-    for section in table["layers"]:
-        pattern = [[layers[name] for name in _modules(entry)] for entry in section["pattern"]]
-        repeated += repeat(pattern, section["count"])
-    num_own = len(repeated) - table.get("num_kv_shared_layers", 0)
-    last = {layer.kind: layer.name for layer in repeated[:num_own]}
-    for number, layer in enumerate(repeated[num_own:], num_own):
-        repeated[number] = replace(layer, kv_sharing_target=last[layer.kind])
-    fields = {n: table[n] for n in Model.__dataclass_fields__ if n in table and n != "layers"}
-    return Model(**fields, layers=tuple(repeated))
-
-
-def _read_layer(fields: dict[str, Any]) -> Layer:
-    """Return a layer, with `{}` for the number in its name."""
-    states = tuple(State(**{**s, "shape": tuple(s["shape"])}) for s in fields.pop("states", ()))
-    state_heads = tuple(fields.pop("state_heads", ()))
-    if "head_size" in fields:
-        fields.setdefault("scale", fields["head_size"] ** -0.5)
-    return Layer(**fields, states=states, state_heads=state_heads)
-
-
-def _modules(entry: str | list[str]) -> list[str]:
-    """Return the modules of a layer of a pattern."""
-    if isinstance(entry, list):
-        return entry
-    return [] if entry == "-" else [entry]
+    names = {name: table[name] for name in ("name", "published_as", "source")}
+    model = make_model(ConfigJson(table["name"], table["config"]), **names)
+    if "backend" not in table:
+        return model
+    facts = get_backend(table["backend"])
+    layers = [
+        replace(layer, backend=facts.name) if suits(facts, layer) else layer
+        for layer in model.layers
+    ]
+    return replace(model, layers=tuple(layers))
 
 
 with Path(__file__).with_name("models.toml").open("rb") as _file:
     _TABLES = tomllib.load(_file)["model"]
 
-MODELS: Mapping[str, Model] = MappingProxyType({t["name"]: _read_model(t) for t in _TABLES})
+MODELS: Mapping[str, Model] = MappingProxyType({t["name"]: _read_zoo_model(t) for t in _TABLES})
 """The models, by name."""
 
 
 def get_model(name: str) -> Model:
-    """Return a model of the zoo.
+    """Return a model of the zoo, by its name there or at the hub.
 
     Raises:
-        KeyError: There is none of that name; the message lists the nearest.
+        KeyError: There is none of that name; the message lists the nearest names.
 
     Example:
         >>> get_model("llama-3.1-8b").layers[31].name
         'model.layers.31.self_attn.attn'
+        >>> get_model("meta-llama/Llama-3.1-8B").name
+        'llama-3.1-8b'
     """
-    if name not in MODELS:
-        raise KeyError(f"unknown model {name!r}; try {near(name, MODELS)}")
-    return MODELS[name]
+    for model in MODELS.values():
+        if name.lower() in (model.name, model.published_as.lower()):
+            return model
+    raise KeyError(f"unknown model {name!r}; try {near(name, MODELS)}")

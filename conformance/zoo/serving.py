@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from conformance.zoo.catalogue import BackendFacts, get_backend, suits
-from conformance.zoo.layer import LATENT, MAMBA, Layer
+from conformance.zoo.layer import MAMBA, Layer
 from conformance.zoo.models import Model
 
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2")
 """The dtypes of keys and values."""
+
+DTYPE_NAMES = MappingProxyType(
+    {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "half": "float16",
+        "fp32": "float32",
+        "float": "float32",
+        "fp8": "float8_e4m3fn",
+        "fp8_e4m3": "float8_e4m3fn",
+        "fp8_e5m2": "float8_e5m2",
+        "fp8_ds_mla": "float8_e4m3fn",
+    }
+)
+"""Other names of dtypes, as engines take them."""
+
+FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +38,18 @@ class Serving:
     Attributes:
         model: The model.
         tensor_parallel_size: Ranks that share each layer.
-        dtype: Of keys, values and latents, by name; None: the model's. States keep theirs, and so
-            do caches in a format of their own.
+        dtype: Of keys, values and latents, by a name in `DTYPES` or `DTYPE_NAMES`; None or "auto":
+            the model's. States keep theirs, and so do caches in a format of their own. Latents of
+            sparse MLA in 8 bits have the format of its kernels.
+        mamba_cache_mode: How many blocks of states a request has: "none", "align" (prefixes that
+            end with a block are cached) or "all".
         requested_block_size: Tokens in a block; None: what the backends want. Hybrid models raise
             that of their attention layers.
         requested_max_model_len: The longest sequence that is served; None: the model's.
         max_num_batched_tokens: The most tokens of a step.
         max_num_seqs: The most requests of a step.
         num_speculative_tokens: Draft tokens that each decode brings along.
+        num_state_checkpoints: More states of each request, for prefixes that others share.
         backends: Names of backends that take the place of the layers' own, where they suit; of
             several, the first.
 
@@ -48,11 +70,13 @@ class Serving:
     model: Model
     tensor_parallel_size: int = 1
     dtype: str | None = None
+    mamba_cache_mode: str = "none"
     requested_block_size: int | None = None
     requested_max_model_len: int | None = None
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     num_speculative_tokens: int = 0
+    num_state_checkpoints: int = 0
     backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,6 +112,18 @@ class Serving:
         return max(get_backend(name).block_size for name in names)
 
     @property
+    def cache_dtype(self) -> str | None:
+        """The dtype that is requested, by its name in `DTYPES`; None: the model's."""
+        if self.dtype in (None, "auto"):
+            return None
+        return DTYPE_NAMES.get(str(self.dtype), self.dtype)
+
+    @property
+    def num_further_states(self) -> int:
+        """Blocks of states of a request besides those that `mamba_cache_mode` says."""
+        return self.num_speculative_tokens + self.num_state_checkpoints
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether states lie in the same memory as keys and values."""
         return any(layer.kind == MAMBA for layer in self.layers)
@@ -101,19 +137,26 @@ class Serving:
         """Return a rank's part of a layer."""
         part = layer.divided(self.tensor_parallel_size)
         suiting = (name for name in self.backends if suits(get_backend(name), layer))
-        return replace(
+        served = replace(
             part,
             backend=next(suiting, layer.backend),
-            dtype=layer.dtype or self.dtype or self.model.dtype,
+            dtype=layer.dtype or self.cache_dtype or self.model.dtype,
             states=tuple(replace(s, dtype=s.dtype or self.model.dtype) for s in part.states),
+            num_speculative_blocks=self.num_further_states if layer.kind == MAMBA else 0,
         )
+        if layer.fp8_format is None or self.cache_dtype not in FP8_DTYPES:
+            return served
+        return replace(served, dtype="uint8", cache_dtype_str=layer.fp8_format)
 
     def _check_dtype(self) -> None:
         """Check that there is a cache that can have the dtype."""
-        if self.dtype is None:
+        if self.cache_dtype is None:
             return
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}, but must be one of {', '.join(DTYPES)}")
+        formats = {layer.fp8_format for layer in self.model.layers} - {None}
+        allowed = [*DTYPES, *DTYPE_NAMES, "auto"]
+        allowed = [name for name in allowed if name != "fp8_ds_mla" or formats]
+        if self.dtype not in allowed:
+            raise ValueError(f"dtype is {self.dtype!r}, but must be one of {', '.join(allowed)}")
         if all(layer.dtype is not None for layer in self.model.layers if layer.kind != MAMBA):
             raise ValueError(
                 f"dtype is {self.dtype}, but the caches of {self.model.name} have a format of "
@@ -124,17 +167,11 @@ class Serving:
         """Check that there is a layer that a backend suits."""
         if not any(suits(facts, layer) for layer in self.model.layers):
             kinds = {get_backend(layer.backend).computes for layer in self.model.layers}
+            sparse = " with an indexer" if "indexer" in kinds else ""
             raise ValueError(
                 f"backend {facts.name} computes {facts.computes}, and suits no layer of "
-                f"{self.model.name}, whose layers are {', '.join(sorted(kinds))}"
-                + self._of_own_format()
+                f"{self.model.name}, whose layers are {', '.join(sorted(kinds))}{sparse}"
             )
-
-    def _of_own_format(self) -> str:
-        """Say which format the latents are in, where they are in one."""
-        formats = {layer.cache_dtype_str for layer in self.model.layers if layer.kind == LATENT}
-        found = sorted(name for name in formats if name is not None)
-        return f" in the format {found[0]}" if found else ""
 
 
 def _check_positive(name: str, value: object) -> None:

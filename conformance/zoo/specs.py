@@ -49,6 +49,7 @@ def make_spec(
             dtypes=tuple(target.dtype(str(state.dtype)) for state in layer.states),
             page_size_padded=page_size_padded,
             mamba_type=layer.mamba_type,
+            num_speculative_blocks=layer.num_speculative_blocks,
         )
     own: dict[str, object] = {}
     if layer.kind == SLIDING_WINDOW:

@@ -65,7 +65,7 @@ LINES = {
         "test,mutation",
         needs="cosmic_ray",
     ),
-    "kvtwin.plan": Line("--model llama-3.1-8b --memory-gib 16", "rich", "plan"),
+    "kvtwin.plan": Line("--model llama-3.1-8b --cache-memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
     "kvtwin.replay": Line("--steps 2", "tqdm", "replay"),
     "tools.runner": Line(
