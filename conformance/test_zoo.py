@@ -48,9 +48,11 @@ class Budget:
 
     def serving(self, model: str) -> Serving:
         """Say how a model is served with the budget."""
+        has_fp8_format = any(layer.fp8_format for layer in MODELS[model].layers)
         return Serving(
             model=MODELS[model],
             tensor_parallel_size=self.tensor_parallel_size,
+            dtype="fp8" if has_fp8_format and self == HALVES else None,
             requested_max_model_len=min(MODELS[model].max_context_tokens, 4096),
         )
 
@@ -306,6 +308,7 @@ def tokens_of_a_block(serving: Serving) -> int:
     """Count the tokens of a block: in hybrid models so many that they take more than the states."""
     states = [bytes_of_a_page(serving, layer) for layer in serving.layers if layer.kind == MAMBA]
     if not states:
-        return 64 if any(layer.kind == LATENT for layer in serving.layers) else 16
+        in_64s = ("FLASHMLA", "FLASHMLA_SPARSE")
+        return 64 if any(layer.backend in in_64s for layer in serving.layers) else 16
     token = next(bytes_of_a_token(layer) for layer in serving.layers if layer.kind != MAMBA)
     return next(tokens for tokens in range(16, 2**20, 16) if tokens * token >= max(states))

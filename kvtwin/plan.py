@@ -19,8 +19,8 @@ functions. The exit status is 0, or 2 if the command line is wrong or nothing fi
   `num_speculative_tokens`, `prefix_caching`;
 - `memory_bytes` and `used_bytes` of the KV cache on each device;
 - `block_bytes`: of one block over all tensors; `num_blocks`: the null block, number 0, included;
-- `bytes_per_token` on each device, and `bytes_per_token_beyond_windows`: of a token that all windows
-  and chunks have passed;
+- `bytes_per_token` on each device; `bytes_per_token_beyond_windows`: once all windows and chunks
+  have passed it;
 - `longest_request_tokens`: of a single request, up to `max_model_len`;
 - `capacities`, for requests of `max_model_len` and of `--request-tokens` tokens: `request_tokens`;
   `worst_case_blocks` of a request, and `worst_case_requests`, which fit at once if each needs so

@@ -103,7 +103,7 @@ def _capacity_table(plan: Plan) -> Table:
 def _group_table(plan: Plan) -> Table:
     """Make the table of groups; equal ones share a row."""
     table = Table(title="KV cache groups")
-    headings = ("count", "kind", "layers", "block", "kernel", "page", "blocks", "steady", "share")
+    headings = ("#", "kind", "layers", "block", "kernel", "page", "blocks", "steady", "share")
     for heading in headings:
         justify: JustifyMethod = "left" if heading == "kind" else "right"
         width = 7 if heading == "kind" else None  # kinds have two words
@@ -125,9 +125,9 @@ def _group_table(plan: Plan) -> Table:
             "100%" if group.share == 1 else f"{group.share:.1%}",
         )
     table.caption = (
-        "each row is for one group; block and kernel block are in tokens; page is a block of one "
-        "layer, or of all layers if they differ; blocks (worst case), steady and share are of a "
-        "request of max-model-len; + counts layers that share a cache"
+        "each row is for # equal groups; block and kernel block are in tokens; page is a block of "
+        "one layer, or of all layers if they differ; blocks (worst case), steady and share are of "
+        "a request of max-model-len; + counts layers that share a cache"
     )
     return table
 
@@ -143,5 +143,7 @@ def _gib(size_bytes: float) -> str:
 
 
 def _kib(size_bytes: int) -> str:
-    """Format a size in KiB."""
+    """Format a size in KiB, or in MiB if it is as large."""
+    if size_bytes >= 2**20:
+        return f"{size_bytes / 2**20:,.4g} MiB"
     return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"

@@ -82,13 +82,16 @@ def make_capacity(
         min(-(-budget // group.block_size), -(-budget // num_tokens) * max(more - held, 0))
         for group, more, held in zip(groups, worst, steady, strict=True)
     )
+    first = sum(steady) + step  # of a single request
     return Capacity(
         request_tokens=num_tokens,
         worst_case_blocks=sum(worst),
         worst_case_requests=usable / sum(worst),
         steady_blocks=sum(steady),
         step_blocks=step,
-        steady_requests=max(usable - step, 0) / sum(steady),
+        steady_requests=max(
+            usable / sum(worst), usable / first if usable < first else (usable - step) / sum(steady)
+        ),
     )
 
 

@@ -236,7 +236,7 @@ class Scheduler:
         return True
 
     def _free_skipped_blocks(self, request: Request) -> None:
-        """Free the blocks that no further token of a request reads; the null block replaces them."""
+        """Free the blocks that no further token reads; the null block takes their place."""
         for group, block_ids in zip(self._groups, request.block_ids, strict=True):
             end = group.num_skipped_blocks(request.num_computed_tokens)
             self._pool.free_blocks([b for b in block_ids[:end] if b != NULL_BLOCK_ID])

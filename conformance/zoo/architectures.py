@@ -52,11 +52,15 @@ def _kinds(config: ConfigJson, is_full: Callable[[int], bool], other: str) -> li
     listed = config.get("layer_types")
     if listed is None:
         return [FULL if is_full(number) else other for number in range(num_layers)]
-    unknown = [kind for kind in listed if kind not in KINDS]
-    if unknown or len(listed) != num_layers:
+    for kind in listed:
+        if kind not in KINDS:
+            raise ValueError(
+                f"{config.source}: layer_types has {kind!r}, expected one of {', '.join(KINDS)}"
+            )
+    if len(listed) != num_layers:
         raise ValueError(
-            f"{config.source}: layer_types has {len(listed)} entries, {unknown[:1] or 'all known'}, "
-            f"expected {num_layers} of {', '.join(KINDS)}"
+            f"{config.source}: layer_types has {len(listed)} entries, expected {num_layers}, as "
+            "many as num_hidden_layers"
         )
     return [KINDS[kind] for kind in listed]
 

@@ -125,8 +125,8 @@ def make_group_spec(target: Target, group: CacheGroup) -> Answer:
         >>> from conformance.zoo.models import get_model
         >>> target = REFERENCE
         >>> [group] = make_groups(target, Serving(model=get_model("deepseek-v3.2-exp")))
-        >>> make_group_spec(target, group).page_size_bytes // (61 * 64)  # 656 + 132
-        788
+        >>> make_group_spec(target, group).page_size_bytes // (61 * 64)  # 2 * 576 + 132
+        1284
     """
     specs = {
         layer.name: make_spec(target, layer, group.block_size, group.page_size_padded)

@@ -28,8 +28,6 @@ DTYPE_NAMES = MappingProxyType(
 )
 """Other names of dtypes, as engines take them."""
 
-FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
@@ -56,8 +54,8 @@ class Serving:
     Raises:
         TypeError: A number that is not an int.
         ValueError: A number that is too small, or too large for the model; a dtype that caches do
-            not have, or for a model whose caches all have a format of their own; a backend that
-            suits no layer; a number of ranks that heads cannot be divided by.
+            not have; a backend that suits no layer; a number of ranks that heads cannot be divided
+            by.
         KeyError: No such backend.
 
     Example:
@@ -144,7 +142,7 @@ class Serving:
             states=tuple(replace(s, dtype=s.dtype or self.model.dtype) for s in part.states),
             num_speculative_blocks=self.num_further_states if layer.kind == MAMBA else 0,
         )
-        if layer.fp8_format is None or self.cache_dtype not in FP8_DTYPES:
+        if layer.fp8_format is None or self.cache_dtype != "float8_e4m3fn":
             return served
         return replace(served, dtype="uint8", cache_dtype_str=layer.fp8_format)
 
@@ -152,15 +150,13 @@ class Serving:
         """Check that there is a cache that can have the dtype."""
         if self.cache_dtype is None:
             return
-        formats = {layer.fp8_format for layer in self.model.layers} - {None}
-        allowed = [*DTYPES, *DTYPE_NAMES, "auto"]
-        allowed = [name for name in allowed if name != "fp8_ds_mla" or formats]
+        is_sparse = any(layer.fp8_format for layer in self.model.layers)
+        refused = ("float8_e5m2", "fp8_e5m2") if is_sparse else ("fp8_ds_mla",)
+        allowed = [name for name in (*DTYPES, *DTYPE_NAMES) if name not in refused]
         if self.dtype not in allowed:
-            raise ValueError(f"dtype is {self.dtype!r}, but must be one of {', '.join(allowed)}")
-        if all(layer.dtype is not None for layer in self.model.layers if layer.kind != MAMBA):
             raise ValueError(
-                f"dtype is {self.dtype}, but the caches of {self.model.name} have a format of "
-                "their own"
+                f"dtype is {self.dtype!r}, but of {self.model.name} must be one of "
+                f"{', '.join(allowed)}"
             )
 
     def _check_backend(self, facts: BackendFacts) -> None:

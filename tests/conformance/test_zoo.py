@@ -17,7 +17,7 @@ from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
 from conformance.zoo.catalogue import BACKENDS, get_backend, suits
 from conformance.zoo.deployment import deploy
 from conformance.zoo.groups import make_group_spec, make_groups
-from conformance.zoo.layer import FULL, SLIDING_WINDOW, Layer, State, repeat
+from conformance.zoo.layer import FULL, SLIDING_WINDOW, Layer, State
 from conformance.zoo.models import MODELS, Model, get_model
 from conformance.zoo.observation import first_memory_difference
 from conformance.zoo.serving import Serving
@@ -61,7 +61,7 @@ KIB_OF_A_TOKEN = {
     "phi-3-mini-4k": 384,
     "gpt-oss-20b": 48,
     "deepseek-v3": 70_272 / 1024,
-    "deepseek-v3.2-exp": 61 * (656 + 132) / 1024,
+    "deepseek-v3.2-exp": 61 * (2 * 576 + 132) / 1024,
     "longcat-flash": 63,
 }
 
@@ -167,9 +167,9 @@ def serve(name: str, **settings: Any) -> Serving:  # noqa: ANN401  # wrong ones 
 
 def serve_pages_of_two_sizes() -> None:
     """Sort layers of different kinds whose pages have different sizes into groups."""
-    full = Layer(name="{}", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
-    window = replace(full, kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
-    layers = tuple(repeat([[full], [window]], 4))
+    full = Layer(name="0", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
+    window = replace(full, name="1", kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
+    layers = (full, window)
     model = Model(
         name="odd", published_as="", source="made up", layers=layers, max_context_tokens=64
     )
@@ -208,7 +208,11 @@ CONV = State(name="conv", shape=(3, 5), divided=1)
         *(
             (lambda settings=settings: serve("gemma-2-9b", **settings), *expected)
             for settings, *expected in (
-                ({"dtype": "int4"}, ValueError, "dtype is 'int4', but must be one of bfloat16"),
+                (
+                    {"dtype": "int4"},
+                    ValueError,
+                    "dtype is 'int4', but of gemma-2-9b must be one of b",
+                ),
                 ({"requested_block_size": 0}, ValueError, "block_size is 0, but should be at lea"),
                 ({"requested_block_size": 1.0}, TypeError, "block_size is 1.0, but should be an i"),
                 ({"requested_max_model_len": 0}, ValueError, "max_model_len is 0"),
@@ -220,14 +224,19 @@ CONV = State(name="conv", shape=(3, 5), divided=1)
             )
         ),
         (
-            lambda: serve("deepseek-v3.2-exp", dtype="bfloat16"),
+            lambda: serve("deepseek-v3.2-exp", dtype="fp8_e5m2"),
             ValueError,
-            r"the caches of deepseek-v3\.2-exp have a format",
+            r"dtype is 'fp8_e5m2', but of deepseek-v3\.2-exp must be one of bfloat16, ",
+        ),
+        (
+            lambda: serve("deepseek-v3", dtype="fp8_ds_mla"),
+            ValueError,
+            "dtype is 'fp8_ds_mla', but of deepseek-v3 must be one of bfloat16, ",
         ),
         (
             lambda: serve("deepseek-v3.2-exp", backends=("CUTLASS_MLA",)),
             ValueError,
-            "suits no layer .* latent in the format fp8_ds_mla",
+            "suits no layer .* latent with an indexer",
         ),
     ],
 )
@@ -237,6 +246,26 @@ def test_what_cannot_be_served_is_refused(
     """Unknown names, bad settings, and heads and pages that do not divide are refused by name."""
     with pytest.raises(error, match=message):
         act()
+
+
+def test_dtypes_have_the_names_that_users_know() -> None:
+    """Names of engines are those of torch; sparse latents in 8 bits have a format of their own."""
+    for name, dtype in (
+        ("fp8", "float8_e4m3fn"),
+        ("fp8_e5m2", "float8_e5m2"),
+        ("auto", "bfloat16"),
+    ):
+        assert {dtype} == {layer.dtype for layer in serve("llama-3.1-8b", dtype=name).layers}
+    latent, indexer = serve("deepseek-v3.2-exp").layers[:2]
+    assert ("bfloat16", None, "uint8") == (latent.dtype, latent.cache_dtype_str, indexer.dtype)
+    for name in ("fp8", "fp8_ds_mla", "float8_e4m3fn"):
+        serving = serve("deepseek-v3.2-exp", dtype=name)
+        assert ("uint8", "fp8_ds_mla") == (
+            serving.layers[0].dtype,
+            serving.layers[0].cache_dtype_str,
+        )
+        [group] = make_groups(REFERENCE, serving)
+        assert 61 * 64 * (656 + 132) == make_group_spec(REFERENCE, group).page_size_bytes
 
 
 def test_a_dtype_is_that_of_attention_alone() -> None:
@@ -253,7 +282,9 @@ def test_backends_take_the_place_of_those_they_suit() -> None:
     serving = Serving(model=model, backends=("FLASHINFER", "FLASH_ATTN"))
     assert {"MAMBA1_ATTN", "FLASHINFER"} == {layer.backend for layer in serving.layers}
     deepseek = get_model("deepseek-v3")
-    assert 64 == Serving(model=deepseek).block_size
+    assert 16 == Serving(model=deepseek).block_size
+    assert 64 == Serving(model=deepseek, backends=("FLASHMLA",)).block_size
+    assert 32 == Serving(model=deepseek, backends=("FLASHINFER_MLA",)).block_size
     assert 128 == Serving(model=deepseek, backends=("CUTLASS_MLA",)).block_size
     assert 32 == Serving(model=deepseek, requested_block_size=32).block_size
     assert not suits(BACKENDS["FLASHMLA_SPARSE"], deepseek.layers[0])
