@@ -15,7 +15,7 @@ from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import Twins
 from conformance.zoo import catalogue
 from conformance.zoo.deployment import Deployment, deploy
-from conformance.zoo.layer import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer, repeat
+from conformance.zoo.layer import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer
 from conformance.zoo.models import Model
 
 STRIDE_ORDER = (1, 3, 0, 2, 4)  # a 3-cycle, which is not its own inverse
@@ -38,14 +38,12 @@ FULL_LAYER = Layer(
     head_size=16,
     scale=0.25,
 )
-LAYERS = repeat(
-    [
-        [FULL_LAYER],
-        [replace(FULL_LAYER, kind=SLIDING_WINDOW, sliding_window=64)],
-        [replace(FULL_LAYER, kind=CHUNKED_LOCAL, attention_chunk_size=64)],
-    ],
-    6,
+PATTERN = (
+    FULL_LAYER,
+    replace(FULL_LAYER, kind=SLIDING_WINDOW, sliding_window=64),
+    replace(FULL_LAYER, kind=CHUNKED_LOCAL, attention_chunk_size=64),
 )
+LAYERS = [replace(PATTERN[i % 3], name=FULL_LAYER.name.format(i)) for i in range(6)]
 NAMES = [layer.name for layer in LAYERS]
 SHARED = {"model.layers.6.attn": NAMES[3], "model.layers.7.attn": NAMES[1]}
 MODEL = Model(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conformance.zoo.models import MODELS
+from kvtwin import plan
 from kvtwin.sizing import Plan
-from tools import plan
 
 
 def run_json(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
