@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "kernels": Command(
         "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
     ),
+    "soak": Command("kvtwin.soak", "replay for minutes with random faults", "soak"),
     "vectors": Command("kvtwin.vectors", "write test vectors for any language", "vectors"),
 }
 """By what follows `kvtwin` in a command line. The extra of a command has its name."""

@@ -101,7 +101,7 @@ class Runner:
         self._buffers: Buffers | None = None
         self._fast_prefill: FastPrefill | None = None
         max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
-        self.rows = TableRows(self._on_tables, max_num_reqs, len(self._groups))
+        self.rows = TableRows(self.call_tables, max_num_reqs, len(self._groups))
         self._input_batch = InputBatch(max_num_reqs)
         self._coordinates: dict[str, Coordinates] = {}
         self._overwrites = False
@@ -149,13 +149,18 @@ class Runner:
         return {**self._coordinates, **of_batch}
 
     @property
+    def num_groups(self) -> int:
+        """KV cache groups that take blocks."""
+        return len(self._groups)
+
+    @property
     def _persistent(self) -> Buffers:
         """What is made at the first step, where an exception of it is reported as a step's."""
         if self._buffers is None:
             self._buffers = Buffers(self.target, self._groups, self.settings, self._serving)
         return self._buffers
 
-    def _on_tables(self, name: str, *args: object) -> Answer:
+    def call_tables(self, name: str, *args: object) -> Answer:
         """Call a method of the block tables."""
         return self.target.method(self._persistent.tables, name, *args)
 
@@ -164,8 +169,8 @@ class Runner:
         persistent = self._persistent
         num_reqs = 1 + step.step_index % self.settings.max_num_seqs
         num_tokens = 1 + step.step_index % self.settings.token_budget
-        dummy_tables = self._on_tables("get_dummy_block_tables", num_reqs)
-        dummy_slots = self._on_tables("get_dummy_slot_mappings", num_tokens)
+        dummy_tables = self.call_tables("get_dummy_block_tables", num_reqs)
+        dummy_slots = self.call_tables("get_dummy_slot_mappings", num_tokens)
         self.results["config"] = persistent.config
         self.results["dummy_block_tables"] = [_copy(table) for table in dummy_tables]
         self.results["dummy_slot_mappings"] = _copy(dummy_slots)
@@ -196,7 +201,7 @@ class Runner:
 
     def _show_rows(self, name: str) -> None:
         """Gather every request slot, the free ones too, as a result."""
-        tables = self._on_tables("gather_block_tables", self._persistent.all_rows)
+        tables = self.call_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
         self._coordinates[name] = Coordinates(list(self.rows.last_req_ids))
         if self._overwrites:
@@ -250,10 +255,10 @@ class Runner:
         persistent = self._persistent
         idx_mapping = persistent.to_device(persistent.idx_mapping, num_padded_reqs)
         query_start_loc = persistent.to_device(persistent.query_start_loc, num_padded_reqs + 1)
-        block_tables = self._on_tables("gather_block_tables", idx_mapping)
+        block_tables = self.call_tables("gather_block_tables", idx_mapping)
         self.results["block_tables"] = block_tables
         self.results["all_block_tables"] = persistent.all_tables
-        slot_mappings = self._on_tables("compute_slot_mappings", query_start_loc, positions)
+        slot_mappings = self.call_tables("compute_slot_mappings", query_start_loc, positions)
         self.results["slot_mappings"] = slot_mappings
         self.results["all_slot_mappings"] = persistent.all_slots
         self.results["sampled_tokens_cpu"] = persistent.read_back(num_reqs)

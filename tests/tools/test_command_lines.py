@@ -74,6 +74,7 @@ LINES = {
         "runner",
         needs="transformers",
     ),
+    "kvtwin.soak": Line("--help", "tqdm", "soak"),
     "kvtwin.vectors": Line(
         "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
         "hypothesis",
