@@ -43,9 +43,9 @@ from kvtwin.parser import Parser, beside_json, write_json
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "llama-4-scout", "deepseek-v3", "qwen3-next-80b-a3b")
 """One of each kind of attention; few, so that all of them run in the first minute."""
-STEPS_OF_A_ROUND = 40
-POOL_TOKENS = 4096
-"""So few that requests are preempted."""
+STEPS_OF_A_ROUND = 80
+POOL_TOKENS = 2048
+"""As many as the longest request has, so that others are preempted."""
 FAULT_RATE = 0.3
 """How likely there is a fault in a step."""
 LONGEST_INTERRUPTED_CALL = 400
