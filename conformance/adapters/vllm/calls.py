@@ -45,6 +45,8 @@ class Calls:
         takes_indices = "req_indices" in inspect.signature(method).parameters
         if cp_world_size != 1 and not takes_indices:
             raise Unsupported("more than one rank, of which the kernel for CPUs knows none")
+        if cp_world_size != 1 and kernel_block_size not in {None, block_size}:
+            raise Unsupported("kernel blocks on several ranks")
         tables, starts, tokens = (
             tensor.contiguous() for tensor in (block_table, query_start_loc, positions)
         )
@@ -54,6 +56,7 @@ class Calls:
             raise Unsupported("an out of compute_slot_mapping that is not contiguous")
         table = types.SimpleNamespace(
             block_size=block_size if kernel_block_size is None else kernel_block_size,
+            kv_cache_block_size=block_size,
             max_num_blocks_per_req=tables.shape[1],
             max_num_batched_tokens=len(slots),
             block_table=_Halves(tables),
@@ -88,11 +91,16 @@ class Calls:
         *,
         regions: int = 3,
     ) -> bool:
-        """Reorder to as many regions as the release knows: four since 0.16, three before."""
+        """Reorder to as many regions as the release knows: three in 0.12, four since 0.20.
+
+        Releases between these have three others.
+        """
         found = find("reorder_batch_to_split_decodes_and_prefills")
         known = 4 if "done_prefilling" in found.__code__.co_varnames else 3
         if regions != known:
             raise Unsupported(f"{regions} regions, in place of {known}")
+        if known == 3 and not _moves_a_new_token_up(found):
+            raise Unsupported("three regions: a request without context is never a decode")
         moved: bool = found(input_batch, scheduler_output, decode_threshold)
         return moved
 
@@ -231,6 +239,17 @@ def _unsupported_build(*_: Any, **__: Any) -> Any:
 
 
 _classes: dict[type, type] = {}
+
+
+def _moves_a_new_token_up(reorder: Callable[..., bool]) -> bool:
+    """Return whether a new request of one token is a decode, and goes before an extend."""
+    batch = types.SimpleNamespace(
+        req_ids=["extend", "new"],
+        num_computed_tokens_cpu=np.array([3, 0]),
+        swap_states=lambda *_: None,
+    )
+    step = types.SimpleNamespace(num_scheduled_tokens={"extend": 5, "new": 1})
+    return bool(reorder(batch, step, 1))
 
 
 def _no_implementation() -> type:
