@@ -19,7 +19,7 @@ from conformance.invalid_inputs.changes import (
     refusals,
     with_element,
 )
-from conformance.invalid_inputs.kinds import invalid_by_kind
+from conformance.invalid_inputs.kinds import Bool, invalid_by_kind
 from conformance.invalid_inputs.metadata import invalid_metadata
 from conformance.strategies.batch import Batch
 
@@ -132,6 +132,7 @@ def _invalid_slices(argument: str, path: str) -> list[InvalidInput]:
 
 MAKE_INVALID_INPUTS = [
     *invalid_metadata("attn_metadata"),
+    *invalid_by_kind(**{"attn_metadata.causal": Bool()}),
     *_invalid_slices("ubatch_slice", "ubatch_slice"),
 ]
 
