@@ -36,6 +36,9 @@ COMMANDS: Final = {
         "kvtwin.bench.command_line", "time fast, the reference and a baseline", "bench"
     ),
     "fuzz": Command("kvtwin.fuzz.command_line", "check random inputs for hours", "fuzz"),
+    "engines": Command(
+        "kvtwin.engines.__main__", "test releases of vLLM, and write a table", "engines"
+    ),
     "kernels": Command(
         "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
     ),

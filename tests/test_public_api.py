@@ -77,6 +77,8 @@ def _signature(function: Any) -> str:  # noqa: ANN401  # a class or a function
 def unannounced(old: Iterable[str], new: Iterable[str], changelog: str) -> list[str]:
     """Return the lines that differ, of names that the changelog's first section lacks.
 
+    A new option of a command line need not be there, one that is gone has to.
+
     Args:
         old: The lines of the last release.
         new: Those of now.
@@ -86,7 +88,8 @@ def unannounced(old: Iterable[str], new: Iterable[str], changelog: str) -> list[
     assert section.startswith("Unreleased")
     words = set(re.findall(r"[\w-]+", section))
     found = []
-    for line in sorted(set(old) ^ set(new)):
+    added = {line for line in set(new) - set(old) if not line.startswith("kvtwin ")}
+    for line in sorted(added | set(old) - set(new)):
         name = re.split(r"[( =:]", line.rpartition(" --")[2] if " --" in line else line)[0]
         if name.rpartition(".")[2] not in words:
             found.append(line)

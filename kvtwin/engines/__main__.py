@@ -1,6 +1,6 @@
 """Test several releases of vLLM, and write what was found as a table.
 
-    python -m tools.engines [--releases 0.28.0,0.32.0]
+    kvtwin engines [--releases 0.28.0,0.32.0]
 
 Each release gets an environment in the cache folder (up to 6 GB, most of it torch), which is used
 again the next time. It needs PyPI, and uv if that is installed.
@@ -9,38 +9,31 @@ again the next time. It needs PyPI, and uv if that is installed.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from kvtwin.commands import run_command
 
-    run("tools.engines.__main__")
+    run_command("engines")
 
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kvtwin.engines.environments import environment, python_of
+from kvtwin.engines.table import markdown_of, summary_of
 from kvtwin.parser import Parser, names
-from tools.engines.environments import REPOSITORY, environment, python_of
-from tools.engines.table import markdown_of, summary_of
 
 RELEASES: Final = ("0.12.0", "0.16.0", "0.20.0", "0.24.0", "0.28.0", "0.32.0")
-
-RESULTS: Final = REPOSITORY / "tools" / "results"
 
 HOURS: Final = 1
 """How long the tests of a release may take."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Test the releases; return 0 if all could be tested, whatever was found."""
-    parser = Parser(prog="python -m tools.engines", description=(__doc__ or "").partition("\n")[0])
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvtwin"
-    parser.add_argument("--releases", type=names, default=list(RELEASES), metavar="A,B")
-    parser.add_argument("--cache", type=Path, default=cache / "engines", metavar="DIR")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--profile", default="default", metavar="NAME", help="of the test runs")
-    parser.add_workers("processes of each test run")
-    options = parser.parse_args()
+    options = _make_parser().parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
     written = options.out / "engines.json"
     summaries: dict[str, Any] = json.loads(written.read_text()) if written.exists() else {}
     for release in options.releases:
@@ -55,6 +48,32 @@ def main() -> int:
         written.write_text(json.dumps(ordered, indent=1) + "\n")
         (options.out / "engines.md").write_text(markdown_of(ordered))
     return int(any("error" in summaries[release] for release in options.releases))
+
+
+def _make_parser() -> Parser:
+    """Make the parser of the command line."""
+    parser = Parser(
+        "kvtwin engines",
+        (__doc__ or "").partition("\n")[0],
+        examples=("--releases 0.28.0,0.32.0 --out results",),
+        statuses={
+            0: "all releases could be tested, whatever was found",
+            1: "one could not be tested",
+        },
+    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvtwin"
+    parser.add_argument("--releases", type=names, default=list(RELEASES), metavar="A,B")
+    parser.add_argument("--cache", type=Path, default=cache / "engines", metavar="DIR")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="of engines.md and .json; default: .",
+    )
+    parser.add_argument("--profile", default="default", metavar="NAME", help="of the test runs")
+    parser.add_workers("processes of each test run")
+    return parser
 
 
 def _tested(folder: Path, profile: str, workers: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
 """Releases of an engine, each in an environment of its own: what the conformance run says of each.
 
-`python -m tools.engines` makes the environments, runs the tests, and writes a table.
+`kvtwin engines` makes the environments, runs the tests, and writes a table.
 """

