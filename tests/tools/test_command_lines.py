@@ -81,8 +81,8 @@ LINES = {
         "vectors",
     ),
 }
-WITHOUT_PACKAGES = ("kvtwin.engines", "kvtwin.fuzz.issue_tracker")
-"""Command lines that import the standard library alone, which is over at once."""
+WITHOUT_PACKAGES = ("kvtwin.engines", "kvtwin.fuzz.issue_tracker", "tools.site")
+"""Command lines that need no package until they start another process."""
 
 TOY = """
 import ctypes, os, pathlib, signal, sys, time

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.site.__main__", "site")
+
 from pathlib import Path
 
 from kvtwin.parser import Parser
@@ -31,7 +35,3 @@ def main() -> int:
     if status == 0:
         print(options.out / "html" / "index.html")
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
