@@ -35,8 +35,8 @@ examples:
   kvtwin conformance --explain compute_slot_mapping
 
 exit status:
-  0    all that was checked conforms
-  1    a check failed; docs/adapters.md says which ones count
+  0    no wrong answers; of fast and with --strict, no other failures either
+  1    a wrong answer, or another failure that counts
   2    a package is missing
   3    an error in the run itself
   4    the command line is wrong

@@ -80,7 +80,7 @@ def test_a_declared_deviation_excuses_itself_alone() -> None:
     class Undeclared(engine_adapter.EngineAdapter):
         deviations = ()
 
-    with pytest.raises(AssertionError, match=r"dtype = torch\.int32"):
+    with pytest.raises(AssertionError, match=r"wrong value\n    result\[\d+\] = -\d+, "):
         slots.bind(target_of(Undeclared), FEW, "minimal", shrink=False)()
 
 
