@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,10 +47,12 @@ class Parser(argparse.ArgumentParser):
         lines = ["examples:", *(f"  {prog} {example}" for example in examples), ""] * bool(examples)
         lines += ["exit status:"]
         for status, meaning in sorted({**STATUSES, **statuses}.items()):
-            lines.append(f"  {status:<4} {meaning}")
+            lines += textwrap.wrap(
+                meaning, initial_indent=f"  {status:<4} ", subsequent_indent=" " * 7
+            )
         super().__init__(
             prog=prog,
-            description=description,
+            description="\n".join(map(textwrap.fill, description.splitlines())),
             epilog="\n".join(lines),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

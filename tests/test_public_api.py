@@ -6,9 +6,11 @@ changelog, under "Unreleased". `python tests/test_public_api.py` writes the list
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import inspect
+import io
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,8 +47,10 @@ def public_lines() -> Iterator[str]:
             yield from lines_of(f"{package.__name__}.{name}", getattr(package, name))
     for name, command in COMMANDS.items():
         if name != "conformance":  # docs/options.md has its options, and is compared with --help
-            parser = importlib.import_module(command.module)._make_parser()
-            options = {text for action in parser._actions for text in action.option_strings}
+            printed = io.StringIO()
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
+                importlib.import_module(command.module).main(["--help"])
+            options = re.findall(r"^  (?:-h, )?(--[\w-]+)", printed.getvalue(), re.MULTILINE)
             yield from sorted(f"kvtwin {name} {option}" for option in options)
     yield from (f"schema of {name}: {version}" for name, version in SCHEMAS.items())
 
