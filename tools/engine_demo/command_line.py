@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 from kvtwin.machine import cpu_model, num_cores
 from kvtwin.parser import Parser, names, positive
 from kvtwin.processes import started
+from tools.engine_demo.engine import ENVIRONMENT
 from tools.engine_demo.models import MODELS
 from tools.engine_demo.session import Outcome, Plan, run_engine
 from tools.engine_demo.step_times import METHODS, Time
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _make_parser().parse_args(arguments)
     if importlib.util.find_spec("kvtwin_vllm") is None:
         sys.path.append(str(PLUGIN))  # processes that are started inherit it
+    os.environ.update(ENVIRONMENT)  # OpenMP reads it when a process imports torch
     print(f"vLLM in float32 on one thread of {cpu_model()}, {num_cores()} cores")
     sizes = tuple(options.batch) if options.steps else ()
     all_equal = True
@@ -63,7 +66,7 @@ def _report_tokens(model: str, plain: Outcome, plugin: Outcome) -> bool:
     print(f"\n{model}: {len(pairs)} requests, {count} new tokens, {different} different outputs")
     verdict = "equal, each token" if equal else f"requests {unequal} differ"
     print(f"  plain and with the plugin: {verdict}")
-    print(f"  with slots shifted in one step: {changed} of {len(pairs)} outputs differ")
+    print(f"  with a slot of each step shifted by one: {changed} of {len(pairs)} outputs differ")
     print(f"  replaced: {', '.join(plugin.replaced)}")
     for name, reason in plugin.kept.items():
         print(f"  vLLM's own {name} is kept: {reason}")

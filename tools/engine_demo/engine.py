@@ -17,7 +17,7 @@ ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
-"""Environment variables of a process with an engine, set before it imports vLLM."""
+"""Environment variables of a process with an engine, set before it imports torch."""
 
 
 Engine: TypeAlias = Any

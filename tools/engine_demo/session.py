@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tools.engine_demo.engine import ENVIRONMENT, generate, make_engine, make_requests
+from tools.engine_demo.engine import generate, make_engine, make_requests
 from tools.engine_demo.models import write_model
 from tools.engine_demo.step_times import Time, time_steps
 from tools.engine_demo.weights import use_random_weights
-from tools.engine_demo.wrong_slot import wrong_slot
+from tools.engine_demo.wrong_slot import wrong_slots
 
 WRONG_STEP = 12
-"""The step in which slots are shifted: requests of all kinds are running."""
+"""The first step in which a slot is shifted: requests of all kinds are running."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Outcome:
 
     Attributes:
         tokens: The new tokens of each request.
-        wrong_tokens: The same with slots shifted in one step.
+        wrong_tokens: The same with a slot of each step shifted, from WRONG_STEP on.
         seconds: How long the requests took.
         replaced: The functions of vLLM that were replaced.
         kept: Why others were not, by name.
@@ -63,7 +62,6 @@ class Outcome:
 
 def run_engine(plan: Plan, outcomes: Connection) -> None:
     """Make an engine, follow a plan, and send the outcome."""
-    os.environ.update(ENVIRONMENT)
     use_random_weights()
     if plan.with_plugin:
         import kvtwin_vllm  # noqa: PLC0415  # it is not in the plain engine's process
@@ -82,7 +80,7 @@ def run_engine(plan: Plan, outcomes: Connection) -> None:
 
             assert INSTALLED is not None  # noqa: S101  # for mypy
             outcome.replaced, outcome.kept = INSTALLED.replaced, INSTALLED.kept
-            with wrong_slot(WRONG_STEP):
+            with wrong_slots(WRONG_STEP):
                 outcome.wrong_tokens = generate(engine, requests)
             for size in plan.batch_sizes:
                 outcome.methods[size] = time_steps(engine, INSTALLED, size, plan.num_steps)

@@ -10,8 +10,8 @@ import torch
 
 
 @contextmanager
-def wrong_slot(step: int) -> Iterator[None]:
-    """Shift the slot of the first token of a step, in each KV cache group that has slots."""
+def wrong_slots(first_step: int) -> Iterator[None]:
+    """Shift the slot of the first token of each step from one on, in groups that have slots."""
     from vllm.v1.worker.block_table import MultiGroupBlockTable  # noqa: PLC0415
 
     compute = MultiGroupBlockTable.compute_slot_mapping
@@ -26,7 +26,7 @@ def wrong_slot(step: int) -> Iterator[None]:
         nonlocal steps
         compute(self, num_reqs, query_start_loc, positions)
         steps += 1
-        if steps == step:
+        if steps >= first_step:
             for table in self.block_tables:
                 if table.slot_mapping_mode.name == "TOKEN_TO_KV_SLOT":
                     table.slot_mapping.gpu[0] += 1
