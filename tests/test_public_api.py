@@ -92,8 +92,9 @@ def unannounced(old: Iterable[str], new: Iterable[str], changelog: str) -> list[
     assert section.startswith("Unreleased")
     words = set(re.findall(r"[\w-]+", section))
     found = []
-    added = {line for line in set(new) - set(old) if not line.startswith("kvtwin ")}
-    for line in sorted(added | set(old) - set(new)):
+    old, new = set(old), set(new)
+    added = {line for line in new - old if not line.startswith("kvtwin ")}
+    for line in sorted(added | (old - new)):
         name = re.split(r"[( =:]", line.rpartition(" --")[2] if " --" in line else line)[0]
         if name.rpartition(".")[2] not in words:
             found.append(line)
