@@ -138,13 +138,13 @@ def make_table(found: Iterable[Comparison], device: str) -> Table:
 
 def _launch_timed(kernel: Kernel, grid: tuple[int, int], threads: int, args: Any) -> float:  # noqa: ANN401  # tensors and ints
     """Launch a kernel on the current GPU, which is busy until all is in its queue."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(SLEEP_CYCLES)  # noqa: SLF001  # as torch's tests
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # as torch's tests
     begin.record()
     launch_on_gpu(kernel, torch.cuda.current_device(), grid, threads, args)
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1000
+    return float(begin.elapsed_time(end) * 1000)
 
 
 def _copy(arg: torch.Tensor | int) -> torch.Tensor | int:

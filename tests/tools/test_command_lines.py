@@ -103,8 +103,9 @@ full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there i
 
 def program(name: str) -> str:
     """Return what the messages of a module begin with."""
-    command = name.removeprefix("kvtwin.")
-    return f"kvtwin {command}" if command in COMMANDS else f"python -m {name}"
+    package, _, command = name.partition(".")
+    is_command = package == "kvtwin" and command in COMMANDS
+    return f"kvtwin {command}" if is_command else f"python -m {name}"
 
 
 def start(
