@@ -66,7 +66,7 @@ def _report_tokens(model: str, plain: Outcome, plugin: Outcome) -> bool:
     print(f"\n{model}: {len(pairs)} requests, {count} new tokens, {different} different outputs")
     verdict = "equal, each token" if equal else f"requests {unequal} differ"
     print(f"  plain and with the plugin: {verdict}")
-    print(f"  with a slot of each step shifted by one: {changed} of {len(pairs)} outputs differ")
+    print(f"  with slots shifted by one: {changed} of {len(pairs)} outputs differ")
     print(f"  replaced: {', '.join(plugin.replaced)}")
     for name, reason in plugin.kept.items():
         print(f"  vLLM's own {name} is kept: {reason}")

@@ -79,7 +79,7 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
         "block_multiple_of": 256,
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False,
-        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     },
 }
 

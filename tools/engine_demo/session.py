@@ -15,7 +15,7 @@ from tools.engine_demo.weights import use_random_weights
 from tools.engine_demo.wrong_slot import wrong_slots
 
 WRONG_STEP = 12
-"""The first step in which a slot is shifted: requests of all kinds are running."""
+"""The first step in which slots are shifted: requests of all kinds are running."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Outcome:
 
     Attributes:
         tokens: The new tokens of each request.
-        wrong_tokens: The same with a slot of each step shifted, from WRONG_STEP on.
+        wrong_tokens: The same with slots shifted by one, from WRONG_STEP on.
         seconds: How long the requests took.
         replaced: The functions of vLLM that were replaced.
         kept: Why others were not, by name.

@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def wrong_slots(first_step: int) -> Iterator[None]:
-    """Shift the slot of the first token of each step from one on, in groups that have slots."""
+    """Shift the slots of all tokens by one, in each step from one on."""
     from vllm.v1.worker.block_table import MultiGroupBlockTable  # noqa: PLC0415
 
     compute = MultiGroupBlockTable.compute_slot_mapping
@@ -29,7 +29,7 @@ def wrong_slots(first_step: int) -> Iterator[None]:
         if steps >= first_step:
             for table in self.block_tables:
                 if table.slot_mapping_mode.name == "TOKEN_TO_KV_SLOT":
-                    table.slot_mapping.gpu[0] += 1
+                    table.slot_mapping.gpu[: len(positions)] += 1
 
     MultiGroupBlockTable.compute_slot_mapping = compute_slot_mapping
     try:
