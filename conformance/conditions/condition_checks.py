@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from hypothesis.strategies import SearchStrategy
@@ -69,8 +69,8 @@ def _of_refusals(contract: Contract) -> list[str]:
     kinds = {bad.is_value for bad in contract.invalid_inputs if not bad.is_hint}
     names = {False: sequences.REFUSED, True: sequences.REFUSED_VALUES}
     goals = [names[kind] for kind in sorted(kinds)]
-    has_number = any(map(sequences.is_of_number, contract.invalid_inputs))
-    return [*goals, sequences.REFUSED_EQUAL] if has_number else goals
+    is_of_number = partial(sequences.is_of_number, contract.function)
+    return goals + [sequences.REFUSED_EQUAL] * any(map(is_of_number, contract.invalid_inputs))
 
 
 CONDITIONS: Final = (

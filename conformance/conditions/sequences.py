@@ -7,6 +7,7 @@ arguments; buffers that results lie in) must not show.
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import sys
 from collections.abc import Iterator
@@ -146,18 +147,17 @@ def _equal_calls(expected: KnownAnswer) -> Iterator[tuple[InvalidInput, Call]]:
     """Yield invalid calls with 2.0 in place of 2, or True in place of 1."""
     for invalid in expected.contract.invalid_inputs:
         value = expected.call.arguments.get(invalid.argument)
-        if is_of_number(invalid) and type(value) is int:
+        if type(value) is int and is_of_number(expected.contract.function, invalid):
             bad = invalid.change(expected.call)
             if bad is not None and bad[invalid.argument] == value:
                 yield invalid, bad
 
 
-def is_of_number(invalid: InvalidInput) -> bool:
-    """Return whether an invalid input is a number of another type in place of an int."""
+def is_of_number(function: str, invalid: InvalidInput) -> bool:
+    """Return whether an invalid input is a number of another type for an int parameter."""
     kinds = ("a bool", "a float")
-    return invalid.error is TypeError and invalid.name in {
-        f"{invalid.argument} is {k}" for k in kinds
-    }
+    is_type = invalid.name in {f"{invalid.argument} is {kind}" for kind in kinds}
+    return is_type and invalid.argument in inspect.signature(REFERENCE.lookup(function)).parameters
 
 
 def _check_equal_calls(

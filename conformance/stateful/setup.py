@@ -15,7 +15,7 @@ from conformance.zoo.layer import CHUNKED_LOCAL, SLIDING_WINDOW, Layer
 from conformance.zoo.models import Model
 from conformance.zoo.serving import Serving
 
-ANY_BLOCK_SIZE = "FLEX_ATTENTION"
+ANY_BLOCK_SIZE = "ANY_BLOCK_SIZE"
 """The backend whose kernels work on blocks of any size."""
 CHUNK_BLOCKS = 2
 """Blocks in a chunk of chunked local attention."""
