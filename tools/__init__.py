@@ -4,6 +4,11 @@
 still works.
 """
 
-import kvtwin
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "commands"))  # for a checkout that is not installed
+
+import kvtwin  # noqa: E402
 
 __path__ += kvtwin.__path__

@@ -21,7 +21,7 @@
 # wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
+export PYTHONPATH="$PWD:$PWD/tools/commands${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
 workers=${GPU_CHECK_WORKERS:-12}
 logs=${OUT:-tools/results}
 pytest=(python3 -m pytest -p no:cacheprovider -q -W default)

@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+import reference
 from kvtwin.kernels.usage import Usage
 
-RECORD: Final = Path(__file__).parents[2] / "tools" / "results" / "kernels.json"
+RECORD: Final = Path(reference.__file__).parents[1] / "tools" / "results" / "kernels.json"
 """The record. It is not installed."""
 
 COMMAND: Final = "kvtwin kernels --record"

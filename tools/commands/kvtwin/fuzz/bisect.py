@@ -22,12 +22,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import kvtwin
+import reference
 from conformance.encoding import read_json
 from conformance.targets import choose_targets
 from kvtwin.fuzz.commit_check import CASE_SECONDS, Outcome, try_case
 from kvtwin.fuzz.repository import BisectStep, Commit, Repository
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(reference.__file__).parents[1]
+COMMANDS: Final = Path(kvtwin.__file__).parents[1]
 KINDS: Final = ("call", "example", "input")
 
 
@@ -204,7 +207,7 @@ class _Source:
             folder: An empty folder.
         """
         inside = worktree / self.path.resolve().relative_to(repository.root)
-        path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        path = [str(ROOT), str(COMMANDS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         if self.module is None:
             return str(inside), path
         if self.module == "fast":

@@ -18,10 +18,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+import conformance
+import fast
+import kvtwin
+import reference
+
+ROOT: Final = Path(reference.__file__).resolve().parents[1]
 """The folder of the code that runs here: a checkout or, on a node, its copy."""
 
-PACKAGES: Final = ("reference", "fast", "conformance", "kvtwin")
+PACKAGES: Final = (reference, fast, conformance, kvtwin)
+"""They lie side by side in the copy, as where they are installed."""
 
 MAX_BESIDE_BYTES: Final = 10 << 20
 """The most that the `.py` files next to an implementation may have, to be copied too."""
@@ -79,9 +85,12 @@ def copy_code(extra: Iterable[Path], to: Path) -> Places:
     Raises:
         ValueError: A path that is not there; files that are too large.
     """
-    for name in PACKAGES:
-        _copy_folder(ROOT / name, to / name)
     folders = [(".", str(ROOT))]
+    for package in PACKAGES:
+        folder, name = Path(str(package.__file__)).resolve().parent, package.__name__
+        _copy_folder(folder, to / name)
+        if folder != ROOT / name:
+            folders.append((name, str(folder)))
     for path in (Path(given).resolve() for given in extra):
         if not path.exists():
             raise ValueError(f"{path} cannot be copied to a cluster: there is no such file")
