@@ -9,6 +9,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent / "commands"))  # for a checkout that is not installed
 
-import kvtwin  # noqa: E402
+import kvtwin
 
 __path__ += kvtwin.__path__

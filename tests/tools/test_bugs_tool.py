@@ -21,7 +21,7 @@ from conformance.stateful.machine import EngineStateMachine
 from conformance.targets import Target
 from tools.bugs import by_target, command_line, evaluation
 from tools.bugs.catalogue import Bug, read_catalogue
-from tools.bugs.command_line import Outcome
+from tools.bugs.outcomes import Outcome
 
 FUNCTION = "get_kv_cache_layout"
 BUGS = list(read_catalogue())

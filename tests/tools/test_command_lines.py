@@ -22,6 +22,7 @@ from kvtwin.commands import COMMANDS
 from tests.conftest import forking_python
 
 ROOT = Path(command_line.__file__).parents[1]
+COMMANDS_FOLDER = ROOT / "tools" / "commands"
 
 
 class Line(NamedTuple):

@@ -164,7 +164,8 @@ def test_a_section_that_does_not_exist(tmp_path: Path) -> None:
 def test_carried_packages_stay_on_the_path(given: str, tmp_path: Path) -> None:
     """`PYTHONPATH` keeps what the caller put there, after the repository; no entry is empty."""
     done = run(tmp_path, "versions", PYTHONPATH=given)
-    assert f"PYTHONPATH {':'.join(filter(None, (str(ROOT), str(ROOT / 'tools' / 'commands'), given)))}\n" in done.logs["versions.log"]
+    path = ":".join(filter(None, (str(ROOT), str(ROOT / "tools" / "commands"), given)))
+    assert f"PYTHONPATH {path}\n" in done.logs["versions.log"]
 
 
 def make_toolkit(folder: Path, nvcc: str = "#!/bin/sh\n") -> Path:

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import kvtwin_vllm
 import numpy as np
 import pytest
 import torch
+
+import fast
+import kvtwin_vllm
 from kvtwin_vllm import installation
 from kvtwin_vllm.options import read_selection
 from kvtwin_vllm.registry import ORIGINALS, REPLACEMENTS
-
-import fast
 from tests.tools import vllm_standin
 
 Modules = dict[str, ModuleType]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from tools.bugs.catalogue import Bug
-    from tools.bugs.command_line import Outcome
+    from tools.bugs.outcomes import Outcome
 
 MARKS: Final = {"caught": "yes", "not caught": "no"}
 """How the table has a verdict; a broken patch is written out."""

@@ -27,7 +27,7 @@ PLUGIN = Path(__file__).parents[1] / "vllm_plugin"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
     if importlib.util.find_spec("vllm") is None:
-        raise ImportError("the engine is vLLM", name="vllm")
+        raise ModuleNotFoundError("the engine is vLLM", name="vllm")
     options = _make_parser().parse_args(arguments)
     if importlib.util.find_spec("kvtwin_vllm") is None:
         sys.path.append(str(PLUGIN))  # processes that are started inherit it

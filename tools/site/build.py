@@ -15,7 +15,13 @@ from tools.site.function_pages import write_function_pages
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).parent
 
-PAGES: Final = ("*.md", "docs/*.md", "[!.]*/README.md", "tools/*/*.md", "tools/commands/*/README.md")
+PAGES: Final = (
+    "*.md",
+    "docs/*.md",
+    "[!.]*/README.md",
+    "tools/*/*.md",
+    "tools/commands/*/README.md",
+)
 """The Markdown files that are pages."""
 
 LINK: Final = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

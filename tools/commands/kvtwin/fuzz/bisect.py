@@ -207,7 +207,8 @@ class _Source:
             folder: An empty folder.
         """
         inside = worktree / self.path.resolve().relative_to(repository.root)
-        path = [str(ROOT), str(COMMANDS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = [str(ROOT), str(COMMANDS), *filter(None, more)]
         if self.module is None:
             return str(inside), path
         if self.module == "fast":

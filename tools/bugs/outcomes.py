@@ -1,0 +1,46 @@
+"""What was found of a bug."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was found of a bug.
+
+    Attributes:
+        function: The function that has it, as its checks name it.
+        bug: What is wrong.
+        target: The target on which the checks ran.
+        verdict: `caught`, as it should be; `not caught`; `broken patch`, where it does not apply or
+            something else than the bug was seen.
+        test: The test that failed, as pytest names it; empty where none did.
+        kind: The kind of its check.
+        example: The number of its example that failed, counted from 1; 0 where none did.
+        drawn: Likewise, with the examples of all tests that passed before.
+        error: The failure, in a line.
+        seconds: How long all this took.
+    """
+
+    function: str
+    bug: str
+    target: str
+    verdict: str
+    test: str = ""
+    kind: str = ""
+    example: int = 0
+    drawn: int = 0
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether the bug was caught."""
+        return self.verdict == "caught"
+
+    @property
+    def line(self) -> str:
+        """The line about a bug that was not caught."""
+        name = f"{self.function} on {self.target}: {self.bug}"
+        return ": ".join(filter(None, (self.verdict, name, self.test, self.error)))
