@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
+from conformance.adapters import Unsupported
 from conformance.calls import Call
 from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts import Contract, InvalidInput
@@ -175,7 +176,7 @@ def same_refusal(contract: Contract) -> Check:
 
     def body(target: Target, example: InvalidExample) -> None:
         __tracebackhide__ = True
-        failures = []
+        failures, unsupported = [], None
         right = {one: Invocation(one, example.call) for one in (REFERENCE, target)}
         for invalid, call in example.ways:
             if not _is_given(right[target], invalid, call):
@@ -187,10 +188,14 @@ def same_refusal(contract: Contract) -> Check:
                 except Mismatch as error:
                     failure = error
                     failures.append(error)
+                except Unsupported as error:  # of this invalid input alone
+                    unsupported = error
             if invalid.is_value or failure is not None:  # the arguments may have been written to
                 right[target] = Invocation(target, example.call)
         if failures:
             raise min(failures, key=lambda one: _order_of_report(target, one))
+        if unsupported is not None:
+            raise unsupported
 
     return Check(
         contract.function,

@@ -410,7 +410,8 @@ def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
     found = failures_of(mode_scenarios)
     assert ["with another default device"] == [*found]
-    assert "on host, with another default device: wrong device" in str(found)
+    assert "on host, with another default device: wrong value" in str(found)
+    assert "result.device = meta, but should be cpu" in str(found)
 
 
 def test_answers_are_copied() -> None:

@@ -68,10 +68,12 @@ def test_an_int() -> None:
         "x is past int64": 2**64,
         "x is a bool": True,
         "x is NumPy's bool": np.True_,
-        "x is a float": 1.0,
+        "x is a float": 3.0,
         "x is a str": "1",
     }
     assert expected == made_of(size(), 3)
+    assert 1.0 == made_of(size(), 1)["x is a float"]
+    assert False is made_of(Int(0), 0)["x is a bool"]
     assert "x is None" not in made_of(size(is_optional=True), 3)
 
 

@@ -241,7 +241,7 @@ def test_it_is_a_command(store: Path, tmp_path: Path) -> None:
     code = "import runpy; runpy.run_module('kvtwin.fuzz.issue_tracker', run_name='__main__')"
     done = subprocess.run(  # noqa: S603  # our own
         [sys.executable, "-S", "-c", code, report],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools" / "commands")},
         capture_output=True,
         text=True,
         check=False,
