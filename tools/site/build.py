@@ -19,7 +19,8 @@ PAGES: Final = (
     "*.md",
     "docs/*.md",
     "[!.]*/README.md",
-    "tools/*/*.md",
+    "tools/*/README.md",
+    "tools/results/*.md",
     "tools/commands/*/README.md",
 )
 """The Markdown files that are pages."""
