@@ -170,7 +170,7 @@ def processes_called(title: str) -> list[int]:
 
 def drivers() -> list[int]:
     """Return the processes that talk to Ray for a pool of this process."""
-    command = f"{sys.executable}\0-m\0tools.fuzz.ray_driver"
+    command = f"{sys.executable}\0-m\0kvtwin.fuzz.ray_driver"
     return sorted(set(processes_called(command)) & set(_children_of(os.getpid())))
 
 
