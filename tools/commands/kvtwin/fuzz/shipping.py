@@ -22,9 +22,7 @@ import conformance
 import fast
 import kvtwin
 import reference
-
-ROOT: Final = Path(reference.__file__).resolve().parents[1]
-"""The folder of the code that runs here: a checkout or, on a node, its copy."""
+from kvtwin.checkout import ROOT
 
 PACKAGES: Final = (reference, fast, conformance, kvtwin)
 """They lie side by side in the copy, as where they are installed."""

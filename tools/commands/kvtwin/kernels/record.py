@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-import reference
+from kvtwin.checkout import ROOT
 from kvtwin.kernels.usage import Usage
 
-RECORD: Final = Path(reference.__file__).parents[1] / "tools" / "results" / "kernels.json"
+RECORD: Final = ROOT / "tools" / "results" / "kernels.json"
 """The record. It is not installed."""
 
 COMMAND: Final = "kvtwin kernels --record"
