@@ -6,11 +6,10 @@ Its functions return "vLLM's", so that a test sees which function ran.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
+from tests.vllm_metadata import CommonAttentionMetadata
 
 ATTENTION = "vllm.v1.attention.backends.utils"
 UBATCH = "vllm.v1.worker.ubatch_utils"
@@ -70,28 +69,6 @@ METHODS = {
     },
 }
 """The parameters of its methods."""
-
-
-@dataclass
-class CommonAttentionMetadata:
-    """The fields of vLLM's metadata that the plugin reads or writes."""
-
-    query_start_loc: torch.Tensor
-    query_start_loc_cpu: torch.Tensor
-    seq_lens: torch.Tensor
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    block_table_tensor: torch.Tensor
-    slot_mapping: torch.Tensor
-    causal: bool | torch.Tensor = True
-    logits_indices_padded: torch.Tensor | None = None
-    num_logits_indices: int | None = None
-    encoder_seq_lens: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    is_prefilling: torch.Tensor | None = None
-    seq_lens_cpu_upper_bound: torch.Tensor | None = None
 
 
 def _function(name: str, parameters: str) -> Any:  # noqa: ANN401  # any parameters
