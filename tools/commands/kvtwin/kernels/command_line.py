@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(usages: Sequence[Usage], failures: Sequence[Failure], path: Path | None) -> None:
-    """Print the table, and print JSON or write it to a file if that is asked for."""
+    """Print the table, and also JSON, or write that to a file, if a path is given."""
     if path is not None:
         report = {"schema_version": SCHEMA_VERSION, "kernels": usages, "failures": failures}
         write_json(report, path)
