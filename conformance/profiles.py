@@ -46,7 +46,7 @@ class Profile:
         refusal_examples: Examples of each check of refusals, each made invalid in every way; in the
             simulator half of them.
         large_examples: Examples of each preset that is large along a size axis, for two sizes; in
-            a random run, of each axis.
+            a random run, for each band of sizes.
         memory_examples: Examples of each check in any memory, each in several layouts.
         condition_examples: Examples of each check under conditions, each of up to a thousand calls.
         thread_examples: Examples of each check in threads, each with a call for each line.
@@ -159,7 +159,7 @@ PROFILES = {
             seed=None,
             stateful_examples=1000,
             simulated_stateful_examples=100,
-            large_examples=300,
+            large_examples=100,
             memory_examples=2000,
             condition_examples=300,
             thread_examples=100,

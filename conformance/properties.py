@@ -31,7 +31,7 @@ from conformance.process_state import ALL_SETTINGS, unchanged_settings
 from conformance.profiles import Kind, Profile
 from conformance.shrinking import note_failure
 from conformance.simulated_launches import counting_launches
-from conformance.size_axes import Axes, presets_of_whole_axes
+from conformance.size_axes import Axes, presets_of_bands
 from conformance.strategies import cached as st
 from conformance.strategies import whole_range
 from conformance.strategies.presets import MINIMAL, SIZES, Preset
@@ -90,7 +90,7 @@ class Check:
     def presets_of_whole_range(self, target: Target) -> Sequence[Preset]:
         """Return presets of all sizes, smallest first, of which a random run draws some."""
         if self.axes:
-            return [*presets_of_whole_axes(self.axes)]
+            return [*presets_of_bands(self.axes)]
         if self.presets is None:
             return whole_range.IN_SIMULATOR if target.is_simulated else whole_range.ON_HOST
         if all(SIZES["minimal"](preset) for preset in self.presets):

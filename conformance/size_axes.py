@@ -106,13 +106,15 @@ def presets_of_axes(axes: Axes, function: str) -> Iterator[Preset]:
             yield large_along(name, first, second)
 
 
-def presets_of_whole_axes(axes: Axes) -> Iterator[Preset]:
-    """Yield presets for each axis that draw sizes from the whole range, the last band apart."""
+def presets_of_bands(axes: Axes) -> Iterator[Preset]:
+    """Yield a preset for each band of each axis, which draws any size in it."""
+    ends = [*list(BANDS)[1:], None]
     for name, axis in axes.items():
-        before = min(axis.last, max(BANDS) - 1)
-        yield large_along(name, axis.first, before, is_range=True)
-        if before < axis.last:
-            yield large_along(name, max(BANDS), axis.last, is_range=True)
+        for start, end in zip(BANDS, ends, strict=True):
+            first = max(start, axis.first)
+            last = axis.last if end is None else min(end - 1, axis.last)
+            if first <= last:
+                yield large_along(name, first, last, is_range=True)
 
 
 def goals_of_axes(axes: Axes) -> Iterator[str]:

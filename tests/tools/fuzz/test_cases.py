@@ -10,6 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
+from conformance.goals import COVERAGE
 from conformance.targets import Target
 from kvtwin.fuzz.cases import Input, Status, run_case, run_data
 from kvtwin.fuzz.properties import Subject, properties_of
@@ -113,6 +114,16 @@ def test_an_example_that_is_none_meets_goals() -> None:
     prop = toy(strategy=st.none(), goals_of=lambda example: [f"it is {example}"])
     case = run_case(prop, Input("toy", 0))
     assert (Status.PASSED, ("it is None",)) == (case.status, case.goals)
+
+
+def test_goals_of_a_running_check_count() -> None:
+    """A check may find out only while it runs which goals its example meets."""
+
+    def body(*_: object) -> None:
+        COVERAGE.reached["a toy", "found"] += 1
+
+    case = run_case(toy(body, goals_of=lambda _: ["drawn"]), Input("toy", 0))
+    assert ("drawn", "found") == case.goals
 
 
 @pytest.mark.usefixtures("fuzz_profile")

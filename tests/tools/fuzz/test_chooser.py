@@ -91,6 +91,7 @@ def test_an_event_is_new_once() -> None:
     assert 2 == chooser.learn(SliceResult("a", 4, 1, 2, 1.0, events))
     assert 0 == chooser.learn(SliceResult("b", 4, 0, 0, 1.0, events))
     assert 6 == chooser.events["branch", "f", "1>2"]
+    assert {"branch": 1, "pair": 1} == chooser.kinds
     record = chooser.records["a"]
     assert (4, 1, 2, 3) == (
         record.cases,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvtwin.fuzz import branches, slices
 from kvtwin.fuzz.cases import Input, run_case
 from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz.properties import Subject, properties_of
 from kvtwin.fuzz.slices import SliceJob, SliceResult, vary
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.toys import NUMBERS, toy
@@ -107,6 +107,33 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
     seen: list[list[int]] = []
     run(lambda _, example: seen.append(example), inputs=(given.to_bytes(),), max_cases=200)
     assert any(777 in example for example in seen)
+
+
+def test_each_preset_is_drawn_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first cases are one of each preset, so that each band of sizes is met early."""
+    [prop] = [
+        one
+        for one in properties_of(Subject(target="host", functions="split_attn_metadata")).values()
+        if one.check.axes
+    ]
+    monkeypatch.setattr(slices, "_MEMORIES", {})
+    free_monitoring_tools()
+    first: list[Any] = []
+
+    class Noting(Worker):
+        """Keeps the first choice of each case."""
+
+        def note_input(self, data: bytes) -> None:
+            prefix = Input.from_bytes(data).prefix
+            if len(prefix) == 1:
+                first.append(prefix[0])
+
+    number = len(prop.presets)
+    assert number > 20
+    for cases in (5, number - 5, 5):  # the second slice goes on, the third varies inputs
+        job = SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=cases)
+        job.run(Noting())
+    assert [*range(number)] == sorted(first[:number]) != first[:number]
 
 
 def test_branches_are_reached_step_by_step(

@@ -13,7 +13,7 @@ import enum
 import json
 import random
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis.database import choices_from_bytes, choices_to_bytes
@@ -137,9 +137,8 @@ def run_data(
         try:
             example = data.draw(prop.strategy)
             is_drawn = True
-            if prop.is_stateful:
-                COVERAGE.reached.clear()
-            else:
+            COVERAGE.reached.clear()  # checks that find goals while they run count them here
+            if not prop.is_stateful:
                 note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
             with watching or contextlib.nullcontext():
                 prop.run(example)
@@ -150,9 +149,8 @@ def run_data(
                 status = Status.INVALID
             else:
                 status, error = Status.FAILED, raised
-    goals: Iterable[str] = ()
-    if is_drawn and prop.is_stateful:
-        goals = sorted({name for _, name in COVERAGE.reached})
-    elif is_drawn:
-        goals = prop.goals_of(example)
-    return Case(status, tuple(data.choices), example, tuple(goals), error, frozenset(LOOKED_UP))
+    goals: tuple[str, ...] = ()
+    if is_drawn:
+        reached = sorted({name for _, name in COVERAGE.reached})
+        goals = (*prop.goals_of(example), *reached)
+    return Case(status, tuple(data.choices), example, goals, error, frozenset(LOOKED_UP))

@@ -1,8 +1,8 @@
 """Choose the property that gets the next slice of time.
 
 Each property first gets a short slice. Afterwards three slices in ten go to the property that had
-the least time, so that none is starved, and two in ten to the one that had the least time of those
-that have coverage goals no case has met. The others go to properties that still cover something
+the least time, so that none is starved, and two in ten to the one that had the least time for each
+of its coverage goals that no case has met. The others go to properties that still cover something
 new, in proportion to how much they covered recently per second.
 """
 
@@ -67,6 +67,7 @@ class Chooser:
     Attributes:
         records: What is known about each property.
         events: All events, with the number of cases.
+        kinds: How many different events there are of each kind.
 
     >>> chooser = Chooser({"a": [("goal", "f", "empty")], "b": []}, 0)
     >>> sorted([chooser.choose(), chooser.choose()])
@@ -77,6 +78,7 @@ class Chooser:
         self.records = {name: Record() for name in goals}
         self._unmet = {name: set(events) for name, events in goals.items()}
         self.events: Counter[Event] = Counter()
+        self.kinds: Counter[str] = Counter()
         self._chance = random.Random(seed)  # noqa: S311  # no secret
         self._first = list(self.records)
         self._chance.shuffle(self._first)
@@ -97,7 +99,9 @@ class Chooser:
             return self._take(min(names, key=self._time_of))
         unmet = [name for name in names if self._unmet[name]]
         if unmet and share < FAIR_SHARE + UNMET_SHARE:
-            return self._take(min(unmet, key=self._time_of))
+            return self._take(
+                min(unmet, key=lambda name: self._time_of(name) / len(self._unmet[name]))
+            )
         minimum = 1e-3 + sum(record.gain for record in self.records.values()) / len(names) / 20
         weights = [self.records[name].gain + minimum for name in names]
         return self._take(self._chance.choices(names, weights)[0])
@@ -114,8 +118,11 @@ class Chooser:
         record.slices += 1
         record.events.update(result.events)
         self.events.update(result.events)
-        for goals in self._unmet.values():
-            goals.difference_update(new)
+        self.kinds.update(event[0] for event in new)
+        goals_met = [event for event in new if event[0] == "goal"]
+        if goals_met:
+            for goals in self._unmet.values():
+                goals.difference_update(goals_met)
         self._promised[name] -= 1
         gain = sum(WEIGHTS.get(event[0], 1.0) for event in new) / max(seconds, 1e-3)
         is_first = record.slices == 1

@@ -252,7 +252,7 @@ class Fuzzing:
 
     def met(self) -> dict[str, int]:
         """Return how many different events were met, by kind."""
-        return dict(Counter(PLURALS[event[0]] for event in self.chooser.events))
+        return {PLURALS[kind]: number for kind, number in self.chooser.kinds.items()}
 
     def _note_point(self) -> None:
         number = len(open_findings(self.findings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from conformance.properties import Check
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
+from conformance.strategies.presets import Preset
 from conformance.targets import Target, choose_targets
 
 
@@ -71,13 +72,17 @@ class Property:
         return isinstance(self.check, StatefulCheck)
 
     @functools.cached_property
+    def presets(self) -> Sequence[Preset]:
+        """The presets of its examples; the first choice of a case is the index of one."""
+        return () if self.is_stateful else self.check.presets_of_whole_range(self.target)
+
+    @functools.cached_property
     def strategy(self) -> SearchStrategy[Any]:
         """The strategy of its examples, which draws their sizes first."""
         if self.is_stateful:
             return st.data()
-        presets = self.check.presets_of_whole_range(self.target)
         examples = functools.cache(self.check.examples)
-        sizes_first = st.sampled_from(presets)
+        sizes_first = st.sampled_from(self.presets)
 
         @st.composite
         def sized(draw: st.DrawFn) -> Any:

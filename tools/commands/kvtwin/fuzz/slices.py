@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import time
@@ -105,6 +106,7 @@ class _Memory:
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
+        self.untried: dict[str, list[int]] = {}
         self.known_bytes: set[bytes] = set()
         self.sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
         module = prop.target.implementation.module
@@ -203,6 +205,8 @@ class _Slice:
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
+        if self._untried:
+            return Input(self.job.property_name, seed, (self._untried.pop(),))
         stored = self.memory.inputs.get(self.job.property_name, ())
         if not stored or self.chance.random() > VARIED_SHARE:
             return Input(self.job.property_name, seed)
@@ -213,6 +217,13 @@ class _Slice:
             at = max(self.chance.randrange(len(stored)), self.chance.randrange(len(stored)))
             choices = stored[at].prefix
         return Input(self.job.property_name, seed, vary(choices, self.chance))
+
+    @functools.cached_property
+    def _untried(self) -> list[int]:
+        """The presets that no case of this worker was drawn from, in random order."""
+        found = list(range(len(self.prop.presets)))
+        self.chance.shuffle(found)
+        return self.memory.untried.setdefault(self.job.property_name, found)
 
     def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
         """Store the input of a case if it covered something new in this worker.
