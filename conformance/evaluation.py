@@ -81,7 +81,7 @@ def check_answer(
         try:
             got = actual.run()
         except RAISED as error:
-            difference = _outcome(raised(error), "return a result")
+            difference = outcome(raised(error), "return a result")
             raise Mismatch(call, target.name, difference) from error
     found = gravest(_differences(contract, expected, actual, got))
     if found is not None:
@@ -200,7 +200,7 @@ def check_refusal(
                 return error
         else:
             got = f"returned {result!r}"
-    raise Mismatch(invocation.call, invocation.target.name, _outcome(got, expected))
+    raise Mismatch(invocation.call, invocation.target.name, outcome(got, expected))
 
 
 def is_named(expected_result: type[Exception] | None, argument: str, error: object) -> bool:
@@ -228,7 +228,7 @@ def check_stays_inside(
         except RAISED as error:
             if str(error).startswith("kernel "):  # the simulator's; all others are refusals
                 expected = f"stay inside its memory ({invalid.name}, with checks off)"
-                difference = _outcome(raised(error), expected)
+                difference = outcome(raised(error), expected)
                 raise Mismatch(invocation.call, invocation.target.name, difference) from error
     arrays = {n: a for n, a in invocation.call.arguments.items() if isinstance(a, np.ndarray)}
     written = [arrays[name] for name in changes & arrays.keys()]
@@ -237,7 +237,8 @@ def check_stays_inside(
     invocation.check_unchanged(changes | changing)
 
 
-def _outcome(got: str, expected: str) -> Difference:
+def outcome(got: str, expected: str) -> Difference:
+    """Return the difference of what a call did and what it should do."""
     return Difference(Verdict.OUTCOME, "the call", None, got, expected)
 
 

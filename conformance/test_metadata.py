@@ -12,7 +12,7 @@ from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.differences import Difference, Verdict, raised
-from conformance.evaluation import check_equal
+from conformance.evaluation import check_equal, outcome
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
@@ -148,7 +148,7 @@ LACKING: dict[str, tuple[str, ...]] = {
 
 
 def _own(target: Target, call: Call, lacking: str) -> Any:
-    """Return a target's result for an engine's own metadata, or the refusal of a missing field."""
+    """Return what a target returns for an engine's own metadata, or the exception it raises."""
     invocation = Invocation(target, call)
     [name] = {"common_attn_metadata", "attn_metadata"} & invocation.arguments.keys()
     fields = {
@@ -158,8 +158,23 @@ def _own(target: Target, call: Call, lacking: str) -> Any:
     with target.running(checked=True):
         try:
             return invocation.run()
-        except AttributeError:
-            return "an AttributeError"
+        except RAISED as error:
+            return error
+
+
+def _check_without(target: Target, call: Call, lacking: str) -> None:
+    """Raise `Mismatch` where a target and `reference` differ for metadata that lacks a field."""
+    expected, got = _own(REFERENCE, call, lacking), _own(target, call, lacking)
+    done = raised(got) if isinstance(got, RAISED) else f"returned {got!r}"
+    without = f"(the metadata has no {lacking})"
+    if not isinstance(expected, RAISED):
+        if isinstance(got, RAISED):
+            difference = outcome(done, f"return a result {without}")
+            raise Mismatch(call, target.name, difference) from got
+        check_equal(target, call, expected, got, f"result_without_{lacking}")
+    elif type(got) is not type(expected) and target.validates:
+        difference = outcome(done, f"raise {type(expected).__name__} {without}")
+        raise Mismatch(call, target.name, difference)
 
 
 def _lacks(name: str) -> Callable[[tuple[Call, list[str]]], bool]:
@@ -182,9 +197,7 @@ def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrate
             raise Unsupported("metadata of a caller's own class")
         call, names = example
         for name in names:
-            expected, got = _own(REFERENCE, call, name), _own(target, call, name)
-            path = f"result_without_{name}"
-            check_equal(target, call, expected, got, path)
+            _check_without(target, call, name)
 
     return reads_as_reference
 

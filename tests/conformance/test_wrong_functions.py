@@ -117,3 +117,26 @@ def test_one_wrong_function_is_reported(
     impl.write_text("from fast import *\n")
     status, output = run(replay, tmp_path)
     assert pytest.ExitCode.OK == status, output
+
+
+TEN_LINES = '''
+def split_decodes_and_prefills(common_attn_metadata, decode_threshold=1, require_uniform=False):
+    starts = common_attn_metadata.query_start_loc_cpu.tolist()
+    num_tokens = int(common_attn_metadata.num_actual_tokens)
+    lens = [end - start for start, end in zip(starts, starts[1:])]
+    kinds = {0, next(filter(None, lens), 0)} if require_uniform else set(lens)
+    decodes = 0
+    while decodes < len(lens) and lens[decodes] <= decode_threshold and lens[decodes] in kinds:
+        decodes += 1
+    tokens = num_tokens if decodes == len(lens) else starts[decodes]
+    return decodes, len(lens) - decodes, tokens, num_tokens - tokens
+'''
+
+
+def test_a_right_function_that_validates_nothing_has_no_wrong_answers(tmp_path: Path) -> None:
+    """It reads fewer fields than `reference`, and takes metadata without them: that is no answer."""
+    (tmp_path / "mine.py").write_text(TEN_LINES)
+    chosen = ["--functions=split_decodes_and_prefills", "--profile=dev", "-q", "--failures=."]
+    status, output = run(["--impl=mine.py", *chosen], tmp_path)
+    assert "0 with wrong answers, 1 with missing refusals" in output
+    assert 0 == status
