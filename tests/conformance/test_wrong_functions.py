@@ -119,7 +119,7 @@ def test_one_wrong_function_is_reported(
     assert pytest.ExitCode.OK == status, output
 
 
-TEN_LINES = '''
+TEN_LINES = """
 def split_decodes_and_prefills(common_attn_metadata, decode_threshold=1, require_uniform=False):
     starts = common_attn_metadata.query_start_loc_cpu.tolist()
     num_tokens = int(common_attn_metadata.num_actual_tokens)
@@ -130,11 +130,11 @@ def split_decodes_and_prefills(common_attn_metadata, decode_threshold=1, require
         decodes += 1
     tokens = num_tokens if decodes == len(lens) else starts[decodes]
     return decodes, len(lens) - decodes, tokens, num_tokens - tokens
-'''
+"""
 
 
 def test_a_right_function_that_validates_nothing_has_no_wrong_answers(tmp_path: Path) -> None:
-    """It reads fewer fields than `reference`, and takes metadata without them: that is no answer."""
+    """It reads fewer fields than `reference`, and accepts metadata that lacks the others."""
     (tmp_path / "mine.py").write_text(TEN_LINES)
     chosen = ["--functions=split_decodes_and_prefills", "--profile=dev", "-q", "--failures=."]
     status, output = run(["--impl=mine.py", *chosen], tmp_path)

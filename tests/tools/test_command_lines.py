@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import pty
 import re
 import shutil
 import signal
@@ -99,6 +101,12 @@ def main():
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 """The environment of a locale of ASCII."""
 
+FORCES_COLOURS = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+"""Variables that decide on colours, which a test sets itself."""
+
+COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
+"""An escape sequence that sets a colour; bold and dim are none."""
+
 full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 
 
@@ -189,10 +197,7 @@ def test_a_full_device_and_ascii(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real run whose output is ASCII ends with a line, since it cannot print."""
-    if (package := LINES[name].needs) and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{name} needs {package}")
-    if name == "kvtwin.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
-        pytest.skip(f"{name} needs a GPU or a C compiler")
+    skip_where_it_cannot_run(name)
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     monkeypatch.setattr(sys, "executable", ascii_python)
     with Path("/dev/full").open("w", encoding="utf-8") as full:
@@ -200,6 +205,73 @@ def test_a_full_device_and_ascii(
         status, _, err = ended(process)
     assert (1, False) == (status, "Traceback" in err), err
     assert f"\n{program(name)}: cannot write: No space left on device\n" in f"\n{err}"
+
+
+def skip_where_it_cannot_run(name: str) -> None:
+    """Skip a test that runs a command line, if this machine lacks what it needs."""
+    if (package := LINES[name].needs) and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{name} needs {package}")
+    if name == "kvtwin.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
+        pytest.skip(f"{name} needs a GPU or a C compiler")
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_no_escape_sequences_without_a_terminal(
+    name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes into a pipe has no colours, and no progress that overwrites itself."""
+    skip_where_it_cannot_run(name)
+    for variable in FORCES_COLOURS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "executable", ascii_python)
+    arguments = LINES[name].short_run.format(folder=tmp_path).split()
+    _, out, err = ended(start("-m", name, *arguments, TERM="xterm-256color", **ASCII))
+    assert (True, False) == (bool(out), "\x1b" in out + err), out + err
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """Return what Python prints on a terminal."""
+    reading, writing = pty.openpty()
+    process = subprocess.Popen(  # noqa: S603  # our own
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"TERM": "xterm-256color"} | ASCII | environment,
+        stdout=writing,
+        stderr=writing,
+    )
+    os.close(writing)
+    printed = b""
+    with contextlib.suppress(OSError):  # Linux' end of file, once nothing has the other end open
+        while more := os.read(reading, 65536):
+            printed += more
+    os.close(reading)
+    process.wait(timeout=300)
+    return printed.decode()
+
+
+@pytest.mark.parametrize("name", ["conformance", "kvtwin.fuzz", "kvtwin.plan", "kvtwin.replay"])
+def test_no_color_is_honoured_on_a_terminal(
+    name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NO_COLOR no command prints colours; see no-color.org. A progress bar may move."""
+    for variable in FORCES_COLOURS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "executable", ascii_python)
+    arguments = LINES[name].short_run.format(folder=tmp_path).split()
+    printed = on_a_terminal("-m", name, *arguments, NO_COLOR="1")
+    assert printed
+    assert [] == COLOUR.findall(printed)
+
+
+def test_a_run_has_colours_on_a_terminal(
+    ascii_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above would see colours: without NO_COLOR, there are some."""
+    for variable in FORCES_COLOURS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "executable", ascii_python)
+    arguments = LINES["conformance"].short_run.split()
+    assert COLOUR.search(on_a_terminal("-m", "conformance", *arguments))
 
 
 @pytest.mark.usefixtures("forked_processes")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -60,3 +63,37 @@ def test_links_lead_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "README.md").write_text("[there](nothing.md) and [web](https://example.org)\n")
     with pytest.raises(build.BrokenLinkError, match=r"README\.md links to nothing\.md, which"):
         build.copy_pages(tmp_path / "other")
+
+
+@pytest.mark.skipif(find_spec("sphinx") is None, reason="the extra `site` is not installed")
+@pytest.mark.parametrize(("path", "status"), [("/there", 0), ("/gone", 1)])
+def test_urls_are_requested(
+    path: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--check-urls`, a page that a server does not have is an error."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requested.append(self.path)
+            self.send_response(200 if self.path == "/there" else 404)
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815  # its name in `http.server`
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    requested: list[str] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}{path}"
+
+        def copy_pages(source: Path) -> None:
+            source.mkdir(parents=True)
+            (source / "index.md").write_text(f"# A page\n\n[link]({url})\n", encoding="utf-8")
+
+        monkeypatch.setattr(build, "copy_pages", copy_pages)
+        monkeypatch.setattr(build, "write_function_pages", Path.mkdir)
+        found = build.build(tmp_path / "site", checks_urls=True)
+        server.shutdown()
+    assert (status, {path}) == (found, set(requested))

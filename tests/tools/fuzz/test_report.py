@@ -26,6 +26,7 @@ from sample_nights import (
     make_tallies,
 )
 
+from kvtwin.fuzz import command_line
 from kvtwin.fuzz.report import SCHEMA, record, write_reports
 from kvtwin.fuzz.report.estimates import estimate_unseen
 from kvtwin.fuzz.report.history import NO_HISTORY, append_night, read_history
@@ -391,3 +392,14 @@ def test_a_file_of_the_history_is_small(tmp_path: Path) -> None:
     history = read_history(tmp_path, at(2))
     [coverage] = with_tables(at(2), [tally], history=history).coverage
     assert (50_086, 0, 0) == (coverage.met, coverage.new, coverage.lost)
+
+
+def test_the_last_line_says_what_was_not_run() -> None:
+    """A short night passes, but its last line counts the properties that got no time."""
+    night = good_night()
+    rows = [dataclasses.replace(row, cases=row.cases or 1) for row in night.properties]
+    night = dataclasses.replace(night, properties=rows)
+    assert "not run" not in command_line._summary(night, Path("night"))
+    rows[0] = dataclasses.replace(rows[0], cases=0)
+    line = command_line._summary(night, Path("night"))
+    assert f"; 1 of {len(rows)} properties not run; night/report.html" in line

@@ -44,7 +44,8 @@ class Parser(argparse.ArgumentParser):
         examples: Sequence[str] = (),
         statuses: Mapping[int, str] = {0: "all is well"},  # only read
     ) -> None:
-        lines = ["examples:", *(f"  {prog} {example}" for example in examples), ""] * bool(examples)
+        shown = (f"  {prog} {example}".rstrip() for example in examples)
+        lines = ["examples:", *shown, ""] * bool(examples)
         lines += ["exit status:"]
         for status, meaning in sorted({**STATUSES, **statuses}.items()):
             lines += textwrap.wrap(

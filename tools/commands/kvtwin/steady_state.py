@@ -87,7 +87,7 @@ def make_capacity(
         request_tokens=num_tokens,
         worst_case_blocks=sum(worst),
         worst_case_requests=usable / sum(worst),
-        steady_blocks=sum(steady),
+        steady_blocks=min(sum(steady), sum(worst)),  # the request may be the longest of all
         step_blocks=step,
         steady_requests=max(
             usable / sum(worst), usable / first if usable < first else (usable - step) / sum(steady)

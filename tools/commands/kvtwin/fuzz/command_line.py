@@ -28,6 +28,7 @@ from kvtwin.fuzz.report import write_reports
 from kvtwin.fuzz.report.history import NO_HISTORY, append_night, read_history
 from kvtwin.fuzz.report.record import Night
 from kvtwin.fuzz.report.tally import digests_of, with_tables
+from kvtwin.fuzz.report.words import count
 from kvtwin.fuzz.summary import declared_goals, night_of, tallies_of
 from kvtwin.fuzz.worker import Limits
 from kvtwin.machine import num_cores
@@ -114,8 +115,8 @@ def _fuzz(
             fuzzing = Fuzzing(night_options, pool, database, display)
             display.note(
                 f"fuzzing {len(fuzzing.properties)} properties for "
-                f"{night_options.seconds / 60:g} minutes"
-                f" with {pool.size} workers, seed {fuzzing.seed}"
+                f"{night_options.seconds / 60:g} min"
+                f" with {count(pool.size, 'worker')}, seed {fuzzing.seed}"
             )
             fuzzing.run()
     finally:
@@ -200,10 +201,13 @@ def _absolute(text: str) -> str:
 
 def _summary(night: Night, out: Path) -> str:
     statuses = [finding.status for finding in night.findings]
-    count = ", ".join(f"{statuses.count(name)} {name}" for name in ("new", "known", "fixed"))
+    failures = ", ".join(f"{statuses.count(name)} {name}" for name in ("new", "known", "fixed"))
+    starved = sum(not row.cases for row in night.properties)
+    of_all = f" of {count(len(night.properties), 'property', 'properties')} not run;"
     return (
         f"{night.verdict}: {night.cases:,} cases in {night.seconds:,.0f} s"
-        f" ({night.cases_per_second:,.0f} per second); failures: {count}; {out / 'report.html'}"
+        f" ({night.cases_per_second:,.0f} per second); failures: {failures};"
+        f"{f' {starved:,}{of_all}' if starved else ''} {out / 'report.html'}"
     )
 
 
