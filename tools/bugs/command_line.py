@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import multiprocessing
 import statistics
 import sys
@@ -24,7 +22,7 @@ from tqdm import tqdm
 
 from conformance.command_line import starting_workers
 from conformance.name_lists import near
-from kvtwin.parser import Parser, beside_json, names, write_json
+from kvtwin.parser import Parser, names
 from kvtwin.processes import kill_all
 from tools.bugs import by_target
 from tools.bugs.outcomes import Outcome
@@ -37,9 +35,6 @@ FOLDER: Final = Path(__file__).parents[2] / "tests" / "conformance" / "bugs"
 
 MAX_MEDIAN: Final = 20
 """The examples after which half of the bugs must be caught."""
-
-SCHEMA_VERSION: Final = 2
-"""Of what `--json` writes."""
 
 
 def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = None) -> int:
@@ -61,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
                 parser.error(f"--functions: {name!r} has no bugs; try {near(name, functions)}")
         chosen = [bug for bug in known if bug.function in options.functions]
     if options.targets is not None:
-        _check_targets(parser, options, known)
+        _check_targets(parser, options.targets, known)
         chosen = by_target.on_each(chosen, options.targets)
     if bugs is None and options.workers > 1:
         outcomes = evaluate_in_processes(chosen, options.workers)
@@ -69,12 +64,11 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
         outcomes = map(evaluate, chosen)
     evaluated, status, why = _collect(outcomes, len(chosen))
     if options.targets is None:
-        reported = report(evaluated, options, is_whole=len(evaluated) == len(known))
+        reported = report(evaluated, is_whole=len(evaluated) == len(known))
     else:
         reported = report_by_target(chosen, evaluated, options.targets)
     if why:
-        with beside_json(options.json):
-            print(f"{why}: {len(chosen) - len(evaluated)} bugs were not evaluated")
+        print(f"{why}: {len(chosen) - len(evaluated)} bugs were not evaluated")
     return status or reported
 
 
@@ -84,14 +78,12 @@ def _check_catalogue(parser: Parser) -> None:
         parser.error(f"runs in the repository only: there is no folder {FOLDER}")
 
 
-def _check_targets(parser: Parser, options: argparse.Namespace, known: Iterable[Bug]) -> None:
-    """End where a target has no bugs, or an option is given that is for one target."""
+def _check_targets(parser: Parser, chosen: Iterable[str], known: Iterable[Bug]) -> None:
+    """End where a target has no bugs."""
     targets = {bug.target for bug in known}
-    for name in options.targets:
+    for name in chosen:
         if name not in targets:
             parser.error(f"--targets: {name!r} has no bugs; there are {', '.join(sorted(targets))}")
-    if options.json is not None or options.slowest is not None:
-        parser.error("--targets is without --json and --slowest")
 
 
 def _collect(outcomes: Iterable[Outcome], total: int) -> tuple[list[Outcome], int, str]:
@@ -190,43 +182,22 @@ def evaluate_in_processes(bugs: Sequence[Bug], workers: int) -> Iterator[Outcome
             raise
 
 
-def report(outcomes: Sequence[Outcome], options: argparse.Namespace, *, is_whole: bool) -> int:
-    """Print the outcomes, and write them to the file that the options name.
+def report(outcomes: Sequence[Outcome], *, is_whole: bool) -> int:
+    """Print the outcomes, and return the exit status.
 
     Args:
         outcomes: What was found of each bug.
-        options: Of the command line.
         is_whole: Whether these are all bugs; the median of fewer says nothing.
-
-    Returns:
-        The exit status.
     """
-    caught = [outcome for outcome in outcomes if outcome.is_caught]
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    shown: Sequence[Outcome] = outcomes
-    if options.slowest is not None:
-        shown = sorted(caught, key=lambda one: (-one.example, -one.drawn))[: options.slowest]
+    caught = [outcome.example for outcome in outcomes if outcome.is_caught]
     wrong = [outcome.line for outcome in outcomes if not outcome.is_caught]
-    counts = count(caught)
-    if is_whole and counts["median"] > MAX_MEDIAN:
-        wrong.append(f"the median is {counts['median']:g} examples, above {MAX_MEDIAN}")
-    with beside_json(options.json):
-        console.print(make_table(shown))
-        console.print(make_summary(caught))
-        print(f"caught: {len(caught)} of {len(outcomes)}")
-        for line in wrong:
-            print(line)
-    if options.json is not None:
-        record = {
-            "schema_version": SCHEMA_VERSION,
-            "profile": "default",
-            "is_whole": is_whole,
-            "caught": len(caught),
-            "examples": counts,
-            "wrong": wrong,
-            "bugs": [dataclasses.asdict(outcome) for outcome in outcomes],
-        }
-        write_json(record, options.json)
+    median = statistics.median(caught or [0])
+    if is_whole and median > MAX_MEDIAN:
+        wrong.append(f"the median is {median:g} examples, above {MAX_MEDIAN}")
+    Console(width=None if sys.stdout.isatty() else 140).print(make_table(outcomes))
+    print(f"caught: {len(caught)} of {len(outcomes)}, half of them within {median:g} examples")
+    for line in wrong:
+        print(line)
     return 1 if wrong else 0
 
 
@@ -246,25 +217,6 @@ def report_by_target(
     for line in wrong:
         print(line)
     return 1 if wrong else 0
-
-
-def count(caught: Iterable[Outcome]) -> dict[str, float]:
-    """Return the median, the 90th percentile and the most of the examples that were needed.
-
-    The percentile is the number of examples within which nine of ten are caught.
-
-    Args:
-        caught: Those that were caught.
-
-    >>> count(Outcome("f", "bug", "host", "caught", example=n) for n in range(1, 11))
-    {'median': 5.5, 'percentile_90': 9, 'worst': 10}
-    """
-    numbers = sorted(outcome.example for outcome in caught)
-    if not numbers:
-        return {"median": 0, "percentile_90": 0, "worst": 0}
-    nine_of_ten = numbers[-(-9 * len(numbers) // 10) - 1]
-    median = statistics.median(numbers)
-    return {"median": median, "percentile_90": nine_of_ten, "worst": numbers[-1]}
 
 
 def make_table(outcomes: Sequence[Outcome]) -> Table:
@@ -294,34 +246,12 @@ def make_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def make_summary(caught: Sequence[Outcome]) -> Table:
-    """Return the table of how many examples it took, by kind of test and by target.
-
-    Args:
-        caught: What was caught.
-    """
-    table = Table(title="examples until one is caught", box=box.SIMPLE_HEAD)
-    for name in ("caught by", "bugs", "median", "90th percentile", "worst"):
-        table.add_column(name, justify="left" if name == "caught by" else "right")
-    by_kind: dict[str, list[Outcome]] = {}
-    by_target: dict[str, list[Outcome]] = {}
-    for one in caught:
-        by_kind.setdefault(one.kind, []).append(one)
-        by_target.setdefault(f"on {one.target}", []).append(one)
-    for group in (by_kind, by_target, {"all": caught}):
-        for label, some in group.items():
-            numbers = (f"{number:,g}" for number in count(some).values())
-            table.add_row(label, f"{len(some):,}", *numbers)
-        table.add_section()
-    return table
-
-
 def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.bugs",
         description="Say which test catches each bug of the catalogue, and how soon.",
-        examples=("--functions compute_slot_mapping,BlockTables", "--slowest 20 --json bugs.json"),
+        examples=("--functions compute_slot_mapping,BlockTables",),
         statuses={0: "all are caught", 1: "one is not, or its patch is broken"},
     )
     add = parser.add_argument
@@ -332,7 +262,5 @@ def _make_parser() -> Parser:
         metavar="A,B",
         help="run the bugs of these targets on all of these, and print which catch them",
     )
-    parser.add_json("the outcomes")
-    parser.add_number("--slowest", "print only the N caught latest")
     parser.add_workers("processes")
     return parser

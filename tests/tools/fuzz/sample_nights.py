@@ -9,7 +9,6 @@ from typing import Any
 
 from kvtwin.fuzz.report.history import History
 from kvtwin.fuzz.report.record import (
-    Bisection,
     Error,
     Finding,
     Implementation,
@@ -93,7 +92,7 @@ def make_night(**changes: object) -> Night:
         curve=make_curve(1800, 1_234_567),
         memory=[
             WorkerMemory(worker="worker 0", peak_bytes=700 * 2**20),
-            WorkerMemory(worker="worker 1", peak_bytes=1200 * 2**20, recycled=3),
+            WorkerMemory(worker="worker 1", peak_bytes=1200 * 2**20),
         ],
     )
     return dataclasses.replace(night, **changes)
@@ -252,7 +251,7 @@ def bad_night(history: int = 30) -> Night:
         ],
         machines=[
             *make_night().machines,
-            Machine(name="node-2", cpu="Xeon", cores=8, gpus=["H100"], lost="no heartbeat"),
+            Machine(name="node-2", cpu="Xeon", cores=8, gpus=["H100"]),
         ],
         exhaustive=[
             Scope(
@@ -275,17 +274,6 @@ def bad_night(history: int = 30) -> Night:
                 is_finished=False,
                 total=99_000,
             ),
-        ],
-        bisections=[
-            Bisection(
-                case=findings[0].case,
-                repository="/work/main",
-                good="a9c23da",
-                bad="301f9ba",
-                first_bad="f914da6",
-                subject="The package that tools.mutate imports first is the one to miss",
-                tested=4,
-            )
         ],
     )
     return _with_tables(night, history)

@@ -167,11 +167,10 @@ def test_passwords_are_not_published(tmp_path: Path) -> None:
 
 
 def test_what_a_person_should_know_is_said() -> None:
-    """Lost machines and workers, starved properties, and an exceeded budget are named."""
+    """Lost workers, starved properties, and an exceeded budget are named."""
     assert [] == attention(good_night().to_json())
     text = " ".join(attention(bad_night().to_json()))
-    for said in ("node-2 was lost: no heartbeat", "1 worker died"):
-        assert said in text
+    assert "1 worker died" in text
     tallies = make_tallies()
     tallies[0].cases = 0
     night = make_night(seconds=1700.0, profile=Profile(is_random=False, database="x"))
@@ -185,7 +184,8 @@ def test_what_a_person_should_know_is_said() -> None:
 
 def test_a_scope_without_cases_says_nothing_of_equality() -> None:
     """A scope that was not begun is not called equal."""
-    found = {"bounds": "batch", "cases": 0, "different": 0, "is_finished": False, "total": 9}
+    found = {"bounds": "batch", "cases": 0, "different": 0, "declared": 0}
+    found |= {"is_finished": False, "total": 9}
     assert "Every batch: 0 of 9 cases so far, not compared." == scope_words(found)
 
 

@@ -56,13 +56,11 @@ def test_the_sections_follow_the_night() -> None:
     always = ["coverage", "trend", "targets", "functions", "workers", "run"]
     assert always == sections("good")
     assert ["attention", *always] == sections("empty")
-    assert ["failures", "attention", "fixed", "bisections", "exhaustive", *always] == sections(
-        "bad"
-    )
+    assert ["failures", "attention", "fixed", "exhaustive", *always] == sections("bad")
 
 
 def test_failures_stand_with_their_scripts() -> None:
-    """New failures come before known ones; scripts, flakiness, bisection and pictures are shown."""
+    """New failures come before known ones; scripts, flakiness and pictures are shown."""
     page = html_of(bad_night().to_json())
     found = re.findall(r'<article class="card failure (\w+)" id="finding-(\d+)">', page)
     assert [("new", str(i)) for i in range(1, 7)] == found[:6]
@@ -70,7 +68,6 @@ def test_failures_stand_with_their_scripts() -> None:
     assert 12 == page.count('<details class="script">')
     assert 'id="finding-13"' in page
     assert "flaky: fails 3 of 20" in page
-    assert "<code>f914da6</code> The package that tools.mutate" in page
     assert 11 == page.count('<svg class="batch"')
     assert "python out/scripts/compute_slot_mapping-0.py" in page
     functions = page[page.index('id="functions"') : page.index('id="workers"')]
@@ -264,7 +261,7 @@ def test_markdown_says_the_same() -> None:
     lines = markdown.splitlines()
     assert lines[0].startswith("# fast: 6 new failures, 1 fixed, 6 still open, 1 small scope")
     titles = [line for line in lines if line.startswith("## ")]
-    expected = "New failures, Still open, Fixed, Bisection, Small scopes, enumerated, Coverage"
+    expected = "New failures, Still open, Fixed, Small scopes, enumerated, Coverage"
     assert f"{expected}, Targets, Functions, The run" == ", ".join(line[3:] for line in titles)
     assert "### `compute_causal_conv1d_metadata` on host: hang (flaky: fails 3 of 20)" in lines
     assert SCRIPT.splitlines()[4] in lines

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from conformance.targets import RAISED
 from kvtwin.fuzz.child import ProcessDiedError
 from kvtwin.fuzz.display import Display
-from kvtwin.fuzz.exhaustive import summary
 from kvtwin.fuzz.exhaustive.examples import example_of
 from kvtwin.fuzz.exhaustive.jobs import CaseFailure, targets_of
 from kvtwin.fuzz.exhaustive.progress import Progress
@@ -21,6 +20,7 @@ from kvtwin.fuzz.jobs import Pool
 from kvtwin.fuzz.options import Options
 from kvtwin.fuzz.properties import Property
 from kvtwin.fuzz.report.record import Night, Scope
+from kvtwin.fuzz.report.words import scope_words
 from kvtwin.fuzz.summary import reported_findings, start_of_night
 
 
@@ -56,7 +56,9 @@ def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display)
     for found in progress.failures.values():
         findings.add(failure_of_case(found, progress))
     findings.write()
-    display.note(summary.text(progress))
+    scopes = _scopes(progress)
+    for scope in scopes:
+        display.note(f"{scope.name}: {scope_words(vars(scope))}")
     return dataclasses.replace(
         start_of_night(options, progress.targets.values(), started, options.seed or 0),
         seconds=time.monotonic() - began,
@@ -64,7 +66,7 @@ def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display)
         cases=sum(done.cases for done in progress.done.values()),
         interrupted_by=signals[0] if signals else None,
         findings=reported_findings(findings, options.subject),
-        exhaustive=_scopes(progress),
+        exhaustive=scopes,
     )
 
 
@@ -79,6 +81,7 @@ def _scopes(progress: Progress) -> list[Scope]:
             different=done.failed,
             is_finished=done.cases == scope.cases.count,
             total=scope.cases.count,
+            declared=done.declared,
         )
         for (target, name), scope in progress.scopes.items()
         for done in [progress.done[target, name]]

@@ -2,6 +2,6 @@
 
 A `Scope` is a numbered list of calls that is never built. Any range of it can be enumerated
 separately (`spaces`), so a run can be stopped, resumed and distributed to workers. `comparing`
-compares the results of one case, `jobs` enumerates a range in a worker, `progress` stores what is
-done, and `summary` describes what has been shown.
+compares the results of one case, `jobs` enumerates a range in a worker, and `progress` stores what
+is done.
 """

@@ -75,6 +75,11 @@ class CaseFailure:
         """What makes two failures the same: the function, the target and the field."""
         return self.function, self.target, self.field
 
+    @property
+    def text(self) -> str:
+        """All of it in a line."""
+        return f"FAILS: {self.function} on {self.target}, {self.scope}:{self.index}: {self.line}"
+
 
 @dataclasses.dataclass(frozen=True)
 class ExhaustiveResult:

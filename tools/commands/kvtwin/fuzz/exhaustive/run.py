@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from kvtwin.fuzz.exhaustive.jobs import CaseFailure, crash_of
 from kvtwin.fuzz.exhaustive.progress import Progress
-from kvtwin.fuzz.exhaustive.summary import failure_line
 from kvtwin.fuzz.jobs import Event, Finished, Message, Pool
 
 WRITE_SECONDS: Final = 5.0
@@ -108,4 +107,4 @@ class _Exhaustion:
 
     def _add_failure(self, failure: CaseFailure) -> None:
         if self._progress.add_failure(failure):
-            self._show(failure_line(failure))
+            self._show(failure.text)

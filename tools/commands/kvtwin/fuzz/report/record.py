@@ -37,7 +37,6 @@ class Machine:
     cores: int
     memory_bytes: int | None = None
     gpus: Sequence[str] = ()
-    lost: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,6 @@ class WorkerMemory:
 
     worker: str
     peak_bytes: int
-    recycled: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,20 +166,8 @@ class Scope:
     seconds: float
     different: int
     is_finished: bool
-    total: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bisection:
-    """The commit that introduced a failure."""
-
-    case: str
-    repository: str
-    good: str
-    bad: str
-    first_bad: str
-    subject: str
-    tested: int
+    total: int
+    declared: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,7 +218,6 @@ class Night:
     workers_lost: Sequence[LostWorker] = ()
     memory: Sequence[WorkerMemory] = ()
     exhaustive: Sequence[Scope] = ()
-    bisections: Sequence[Bisection] = ()
     errors: Sequence[Error] = ()
     coverage: Sequence[Coverage] = ()
     properties: Sequence[PropertyRow] = ()

@@ -170,17 +170,18 @@ def coverage_words(coverage: Mapping[str, Any]) -> str:
 def scope_words(scope: Mapping[str, Any]) -> str:
     """Return what is known of a small scope, in a sentence.
 
-    >>> scope = {"bounds": "batch of at most 2 requests", "cases": 90, "different": 0}
-    >>> scope_words({**scope, "is_finished": True, "total": 90})
+    >>> scope = {"bounds": "batch of at most 2 requests", "different": 0, "declared": 0}
+    >>> scope_words({**scope, "cases": 90, "is_finished": True, "total": 90})
     'Every batch of at most 2 requests: 90 cases, all equal.'
-    >>> scope_words({**scope, "is_finished": False, "total": 200})
-    'Every batch of at most 2 requests: 90 of 200 cases so far, all equal.'
+    >>> scope_words({**scope, "cases": 90, "is_finished": False, "total": 200, "declared": 7})
+    'Every batch of at most 2 requests: 90 of 200 cases so far, all equal but for 7 as declared.'
     """
     cases = count(scope["cases"], "case")
     if not scope["is_finished"]:
-        of = f"{scope['cases']:,} of {scope['total']:,} cases" if scope["total"] else cases
-        cases = f"{of} so far"
+        cases = f"{scope['cases']:,} of {scope['total']:,} cases so far"
     result = f"{scope['different']:,} different" if scope["different"] else "all equal"
+    if scope["declared"]:
+        result += f" but for {scope['declared']:,} as declared"
     return f"Every {scope['bounds']}: {cases}, {result if scope['cases'] else 'not compared'}."
 
 
@@ -195,11 +196,6 @@ def attention(record: Mapping[str, Any]) -> list[str]:
         found.append(f"The night was {duration(abs(late))} {word} than its budget.")
     if not record["profile"]["is_random"]:
         found.append("The seed is fixed: other nights with it begin with the same cases.")
-    found += [
-        f"The machine {machine['name']} was lost: {machine['lost']}"
-        for machine in record["machines"]
-        if machine["lost"]
-    ]
     lost = len(record["workers_lost"])
     if lost:
         found.append(f"{count(lost, 'worker')} died or hung; see Workers.")
@@ -261,7 +257,7 @@ def machine_words(one: Mapping[str, Any]) -> str:
     if one["memory_bytes"] is not None:
         parts.append(f"{size(one['memory_bytes'])} of memory")
     parts += one["gpus"] or ["no GPU"]
-    return ", ".join(parts) + (f"; LOST: {one['lost']}" if one["lost"] else "")
+    return ", ".join(parts)
 
 
 def kinds_of(record: Mapping[str, Any]) -> Sequence[str]:
