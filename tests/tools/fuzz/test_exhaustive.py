@@ -467,7 +467,9 @@ def test_a_run_of_workers(tmp_path: Path) -> None:
     assert result.startswith("failed: ")
     assert "the worker was lost: signal SIGSEGV" in ended.stderr
     count = all_scopes(0)["local lengths"].cases.count
-    assert re.search(rf"local lengths on host: Every .*: {count:,} cases, [2-9]\d* different\.", ended.stderr)
+    assert re.search(
+        rf"local lengths on host: Every .*: {count:,} cases, [2-9]\d* different\.", ended.stderr
+    )
     progress = Progress.resume(out, Subject((str(tmp_path / "wrong.py"),)), 0)
     assert progress.is_complete
     assert {"", "result"} == {failure.field for failure in progress.failures.values()}
