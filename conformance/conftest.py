@@ -24,9 +24,10 @@ from conformance.failure_summary import FailureSummary
 from conformance.functions import is_about
 from conformance.goals import COVERAGE
 from conformance.options import add_options, header_lines, run_of_options
+from conformance.outcomes import properties_of
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
-from conformance.summary import CHECKED, RUN, Run, properties_of
+from conformance.summary import CHECKED, RUN, Run
 from conformance.supervision import Supervisor, why_unsupervised
 
 collect_ignore = ["failures"]

@@ -13,7 +13,8 @@ from typing import Any, Final
 import pytest
 
 from conformance.differences import Finding
-from conformance.summary import Run, properties_of
+from conformance.outcomes import properties_of
+from conformance.summary import Run
 
 SCREENS: Final = 64
 """Lines for the failures of all functions; if they are not enough, one failure is shown."""

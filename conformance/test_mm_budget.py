@@ -1,9 +1,7 @@
-"""How many multimodal items a prompt and a batch may hold."""
+"""How many multimodal items a model may have: the limits of a step, and the budget."""
 
 from __future__ import annotations
 
-import dataclasses
-from functools import partial
 from typing import Any
 
 import reference
@@ -14,35 +12,17 @@ from conformance.evaluation import check_equal
 from conformance.invalid_inputs.mm_budget import (
     BUDGET_INVALID_INPUTS,
     COMPUTE_INVALID_INPUTS,
-    MAX_ITEMS_INVALID_INPUTS,
-    MODALITY_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
-from conformance.profiles import Kind
+from conformance.mm_budget_axes import BUDGET_AXES, COMPUTE_AXES, largest
 from conformance.properties import law
-from conformance.size_axes import Axes, Axis, of_ints
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
-    CACHE_SIZE,
     CACHES,
-    ENCODER_TOKENS,
-    ITEM_TOKENS,
-    ITEMS,
-    MODEL_LENGTH,
-    NUM_MODALITIES,
-    REQUESTS,
-    STEP_TOKENS,
-    Budget,
     budget_calls,
     compute_budget_calls,
-    max_items_calls,
-    method_calls,
 )
-from conformance.targets import REFERENCE, Target
-
-
-def _largest(tokens: Any) -> int:
-    return max(tokens.values(), default=0)
+from conformance.targets import Target
 
 
 def _scheduler(holds: Any) -> Any:
@@ -53,49 +33,10 @@ def _scheduler(holds: Any) -> Any:
             call["scheduler_config"],
             call["max_tokens_by_modality"],
         )
-        return isinstance(config, reference.SchedulerConfig) and holds(config, _largest(tokens))
+        return isinstance(config, reference.SchedulerConfig) and holds(config, largest(tokens))
 
     return is_so
 
-
-def _of_scheduler(name: str) -> Any:
-    """Return the size of calls that is a number of the scheduler's configuration."""
-
-    def size(call: Call) -> int:
-        config = _arguments(call)["scheduler_config"]
-        attributes = config.attributes if isinstance(config, Own) else vars(config or object)
-        return int(attributes.get(name, 0))
-
-    return size
-
-
-def _arguments(call: Call) -> Any:
-    """Return the arguments of a call, or of that which makes the budget."""
-    return call.arguments if call.facts is None else call.facts.arguments
-
-
-def _all_tokens(call: Call) -> Any:
-    given = _arguments(call)
-    return given.get("max_tokens_by_modality") or getattr(given.get("mm_registry"), "tokens", {})
-
-
-COMPUTE_AXES: Axes = {
-    NUM_MODALITIES: Axis(lambda call: len(_all_tokens(call)), 65_537),
-    ITEM_TOKENS: of_ints(lambda call: _largest(_all_tokens(call))),
-    ENCODER_TOKENS: of_ints(_of_scheduler("max_num_encoder_input_tokens")),
-    CACHE_SIZE: of_ints(_of_scheduler("encoder_cache_size")),
-}
-
-BUDGET_AXES: Axes = {
-    **COMPUTE_AXES,
-    NUM_MODALITIES: Axis(
-        lambda call: len(_all_tokens(call)), 4097, "to compare more modalities takes seconds"
-    ),
-    ITEMS: of_ints(lambda call: _largest(_arguments(call)["mm_registry"].limits)),
-    MODEL_LENGTH: of_ints(lambda call: _arguments(call)["model_config"].max_model_len, 1),
-    REQUESTS: of_ints(_of_scheduler("max_num_seqs"), 1),
-    STEP_TOKENS: of_ints(_of_scheduler("max_num_batched_tokens"), 1),
-}
 
 test_compute_mm_encoder_budget = Contract(
     "compute_mm_encoder_budget",
@@ -107,7 +48,7 @@ test_compute_mm_encoder_budget = Contract(
             isinstance(call["scheduler_config"], Own) and bool(call["max_tokens_by_modality"])
         ),
         "items of no tokens": lambda call: (
-            bool(call["max_tokens_by_modality"]) and not _largest(call["max_tokens_by_modality"])
+            bool(call["max_tokens_by_modality"]) and not largest(call["max_tokens_by_modality"])
         ),
         "the budget is less than an item": _scheduler(
             lambda config, largest: config.max_num_encoder_input_tokens < largest
@@ -136,9 +77,6 @@ test_compute_mm_encoder_budget = Contract(
     returns=("compute_budget", "cache_size"),
 )
 
-
-NUM_RESETS = 1000
-"""Resets of one budget: counters of a byte wrap."""
 
 ATTRIBUTES = (
     *("max_model_len", "max_num_reqs", "mm_limits", "max_tokens_by_modality"),
@@ -203,212 +141,13 @@ def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
         assert all(one is other for one, other in zip(args, got_args, strict=True))
 
 
-test_get_encoder_budget = Contract(
-    "MultiModalBudget.get_encoder_budget",
-    partial(method_calls, method="get_encoder_budget"),
-    {
-        "no modalities": lambda call: not call.facts.arguments["mm_registry"].tokens,
-        "the cache is the lesser": lambda call: (
-            _made(call).encoder_cache_size < _made(call).encoder_compute_budget
-        ),
-        "the budget is the lesser": lambda call: (
-            _made(call).encoder_cache_size > _made(call).encoder_compute_budget
-        ),
-    },
-    axes={name: BUDGET_AXES[name] for name in (ENCODER_TOKENS, CACHE_SIZE)},
-)
-
-
-def _made(call: Call) -> reference.MultiModalBudget:
-    """Return the budget, as `reference` makes it."""
-    made: reference.MultiModalBudget = REFERENCE.converter().convert(call["self"], "self")
-    return made
-
-
-modality_calls = partial(method_calls, method="get_modality_with_max_tokens", has_modalities=True)
-
-test_get_modality_with_max_tokens = Contract(
-    "MultiModalBudget.get_modality_with_max_tokens",
-    modality_calls,
-    {
-        "one modality": lambda call: len(_tokens(call)) == 1,
-        "the largest comes last": lambda call: _order(call)[-1:] == [max(_order(call))],
-        "the largest comes first": lambda call: (
-            len(_tokens(call)) > 1 and _order(call)[0] == max(_order(call))
-        ),
-        "equals": lambda call: sorted(_order(call))[-2:] == [max(_order(call))] * 2,
-        "equals, the last by name first": lambda call: (
-            sorted(_order(call))[-2:] == [max(_order(call))] * 2
-            and max(n for n, t in _tokens(call).items() if t == max(_order(call)))
-            == next(iter(_tokens(call)))
-        ),
-    },
-    axes={
-        ITEM_TOKENS: BUDGET_AXES[ITEM_TOKENS],
-        NUM_MODALITIES: dataclasses.replace(BUDGET_AXES[NUM_MODALITIES], first=1),
-    },
-    invalid_inputs=MODALITY_INVALID_INPUTS,
-)
-
-
-def _tokens(call: Call) -> dict[str, int]:
-    found: dict[str, int] = call.facts.arguments["mm_registry"].tokens
-    return found
-
-
-def _order(call: Call) -> list[int]:
-    return list(_tokens(call).values())
-
-
-@law("MultiModalBudget.get_modality_with_max_tokens", modality_calls)
-def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
-    """In whatever order the dicts of ranks are, all ranks choose one modality, of the largest."""
-    tokens = _tokens(call)
-    chosen = set()
-    for names in (list(tokens), list(tokens)[::-1], sorted(tokens)):
-        given = call.facts.arguments
-        registry = dataclasses.replace(
-            given["mm_registry"], tokens={name: tokens[name] for name in names}
-        )
-        budget = Budget({**given, "mm_registry": registry})
-        chosen.add(Invocation(target, call.replacing(self=budget)).answer(checked=False))
-    assert len(chosen) == 1
-    assert _largest(tokens) == tokens[chosen.pop()]
-
-
-def _items(holds: Any) -> Any:
-    """Return a coverage goal about `reference`'s budget, the limit, and the size of items."""
-
-    def is_so(call: Call) -> bool:
-        budget, size = _made(call), call["max_tokens_per_item"]
-        return bool(
-            size
-            and budget.get_encoder_budget()
-            and holds(budget, budget.mm_limits[call["modality"]], size)
-        )
-
-    return is_so
-
-
-def _prompts(call: Call) -> tuple[int, int]:
-    """Return how many prompts a step may have, and how many of one such item each it holds."""
-    scheduler = call.facts.arguments["scheduler_config"]
-    size = call["max_tokens_per_item"] or 1
-    return scheduler.max_num_seqs, scheduler.max_num_batched_tokens // size
-
-
-def _is_spread(call: Call) -> bool:
-    return bool(call.facts.arguments["scheduler_config"].enable_chunked_prefill)
-
-
-test_get_max_items = Contract(
-    "MultiModalBudget.get_max_items",
-    max_items_calls,
-    {
-        "items of no tokens": lambda call: not call["max_tokens_per_item"],
-        "no encoder budget": lambda call: not _made(call).get_encoder_budget(),
-        "the limit bounds a prompt": _items(lambda b, limit, size: limit < b.max_model_len // size),
-        "the length bounds a prompt": _items(
-            lambda b, limit, size: limit > b.max_model_len // size > 0
-        ),
-        "an item is longer than a prompt": _items(lambda b, _, size: size > b.max_model_len),
-        "a limit of 0": _items(lambda _, limit, __: limit == 0),
-        "the encoder bounds a batch": _items(
-            lambda b, _, size: b.max_num_reqs > b.get_encoder_budget() // size > 0
-        ),
-        "the decoder bounds a batch": _items(
-            lambda b, limit, size: b.max_num_reqs * max(limit, 1) < b.get_encoder_budget() // size
-        ),
-        "an item is larger than the encoder budget": _items(
-            lambda b, _, size: size > b.get_encoder_budget()
-        ),
-        "prompts are not spread, and few fit": lambda call: (
-            not _is_spread(call) and 0 < _prompts(call)[1] < _prompts(call)[0]
-        ),
-        "prompts are not spread, and none fits": lambda call: (
-            not _is_spread(call) and _prompts(call)[1] == 0
-        ),
-        "prompts are spread, and few would fit": lambda call: (
-            _is_spread(call) and _prompts(call)[1] < _prompts(call)[0]
-        ),
-    },
-    axes={
-        **BUDGET_AXES,
-        ITEM_TOKENS: of_ints(lambda call: call["max_tokens_per_item"]),
-    },
-    invalid_inputs=MAX_ITEMS_INVALID_INPUTS,
-    returns=("items_per_prompt", "items_per_batch"),
-)
-
-
-@law("MultiModalBudget.get_max_items", max_items_calls)
-def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
-    """But for one item, which is always allowed, no bound is passed; a batch has at least one."""
-    invocation = Invocation(target, call)
-    with target.running():
-        per_prompt, per_batch = invocation.run()
-        encoder = invocation.arguments["self"].get_encoder_budget()
-    size = call["max_tokens_per_item"]
-    if not size or not encoder:
-        assert (0, 0) == (per_prompt, per_batch)
-        return
-    given = call.facts.arguments
-    scheduler, limits = given["scheduler_config"], given["mm_registry"].limits
-    assert 1 <= per_prompt <= max(1, limits[call["modality"]])
-    assert per_prompt * size <= max(size, given["model_config"].max_model_len)
-    assert per_batch >= 1
-    assert per_batch * size <= max(size, encoder)
-    assert per_batch <= max(1, scheduler.max_num_seqs * per_prompt)
-    if not scheduler.enable_chunked_prefill:
-        maximum = scheduler.max_num_batched_tokens // size * per_prompt
-        assert per_batch <= max(1, maximum)
-
-
-def _cache_of_facts(kind: str) -> Any:
-    return lambda call: _cache(kind)(call.facts)
-
-
-test_reset_cache = Contract(
-    "MultiModalBudget.reset_cache",
-    partial(method_calls, method="reset_cache"),
-    {f"a registry with {kind}": _cache_of_facts(kind) for kind in CACHES},
-)
-
-
-@law("MultiModalBudget.reset_cache", partial(method_calls, method="reset_cache"))
-def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
-    """Each reset clears the cache that the registry returned, and does not call the registry."""
-    invocation = Invocation(target, call)
-    registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
-    calls = list(registry.calls)
-    for times in (1, 2):
-        invocation.answer(checked=False)
-        cleared = None if registry.cache is None else registry.cache.cleared
-        assert (None if registry.cache is None else times) == cleared
-    assert calls == registry.calls
-
-
-@law(
-    "MultiModalBudget.reset_cache",
-    partial(method_calls, method="reset_cache", cache="a cache"),
-    kind=Kind.CONDITIONS,
-)
-def test_each_of_a_thousand_resets_clears_the_cache(target: Target, call: Call) -> None:
-    """The cache is cleared by each reset, however many there were, and in between is empty."""
-    invocation = Invocation(target, call)
-    registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
-    for times in range(1, NUM_RESETS + 1):
-        invocation.answer(checked=False)
-        assert times == registry.cache.cleared
-
-
 @law("MultiModalBudget", budget_calls)
 def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> None:
     """Where there are items, each fits what the encoder computes and what the cache holds."""
     budget = Invocation(target, call).answer(checked=False)
     tokens = call["mm_registry"].tokens
-    assert _largest(tokens) <= budget.get_encoder_budget()
-    minimum = min(1, _largest(tokens))
+    assert largest(tokens) <= budget.get_encoder_budget()
+    minimum = min(1, largest(tokens))
     for name, size in tokens.items():
         items = (
             budget.max_items_per_prompt_by_modality[name],

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from conformance.goals import Coverage
+from conformance.outcomes import properties_of
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
 from conformance.reports.record import RunInfo, record_of
 from conformance.reports.sizes import axes_of, size_lines
 from conformance.reports.statistics import added, collecting, statistics_lines
-from conformance.summary import CHECKED, Run, properties_of
+from conformance.summary import CHECKED, Run
 
 
 def add_report_options(group: pytest.OptionGroup) -> None:

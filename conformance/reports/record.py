@@ -12,11 +12,12 @@ import pytest
 import reference
 from conformance.goals import Coverage
 from conformance.implementations import Absent
+from conformance.outcomes import finding_in, properties_of, skip_reason
 from conformance.reports.failure import NO_DETAILS
 from conformance.reports.sizes import axes_of
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
-from conformance.summary import Run, finding_in, properties_of, skip_reason
+from conformance.summary import Run
 from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 
 SCHEMA_VERSION = "1.3"
