@@ -164,13 +164,6 @@ def test_the_commit_on_a_merged_branch_is_found(history: History, case: Path) ->
     history.assert_unchanged()
 
 
-@pytest.mark.parametrize("good", ["start", "second", "prepare"])
-def test_each_good_commit_leads_to_the_same(history: History, good: str) -> None:
-    """Each good commit leads to the same first bad commit."""
-    found = search_in(history, good, "last", [])
-    assert [history.hashes["the bug"]] == [commit.hash for commit in found.commits]
-
-
 def test_commits_that_cannot_be_tested_make_a_range(tmp_path: Path) -> None:
     """Untestable commits before the first that fails are listed with it, each with its reason."""
     history = History(tmp_path / "repository")

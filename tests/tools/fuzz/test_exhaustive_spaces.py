@@ -54,14 +54,6 @@ def test_blocks_are_renamed_once(length: int, number: int) -> None:
     assert number == len(groups)
 
 
-def test_any_order_of_blocks_is_a_renaming() -> None:
-    """Every table is one of those that are enumerated, after its blocks are renumbered."""
-    found = set(renamed_once(4, 4))
-    for table in itertools.product(range(4), repeat=4):
-        labels = {block: label for label, block in enumerate(dict.fromkeys(table), start=1)}
-        assert tuple(labels[block] for block in table) in found
-
-
 def powers(base: int, maximum: int) -> int:
     """Return the number of sequences of at most so many of `base` things."""
     return sum(base**length for length in range(maximum + 1))
@@ -218,9 +210,3 @@ def test_cases_of_all_scales(scale: int) -> None:
     for scope in all_scopes(scale).values():
         for index in (0, scope.cases.count // 2, scope.cases.count - 1):
             assert text_of(scope.cases.item(index))
-
-
-def test_unknown_scale() -> None:
-    """An unknown scale is an error that names the known ones."""
-    with pytest.raises(ValueError, match=r"^scale is 3, expected 0 to 2$"):
-        all_scopes(3)

@@ -19,7 +19,6 @@ from kvtwin.fuzz.issue_tracker import (
     MAX_OPENED,
     commands_for,
     main,
-    merged,
     read_findings,
     text_of,
 )
@@ -128,13 +127,6 @@ def test_several_machines_have_one_issue(store: Path, tmp_path: Path) -> None:
     write_report(tmp_path / "b/report.json", entry(status="fixed"))
     assert 0 == main(three)
     assert ["CLOSED"] == [issue["state"] for issue in json.loads(store.read_text())]
-
-
-def test_reports_are_merged_by_id() -> None:
-    """An open finding wins, whatever the order of the reports."""
-    fixed, known, other = entry(status="fixed"), entry(status="known"), entry("other")
-    assert [known, other] == merged([[fixed], [known, other]])
-    assert [known, other] == merged([[known, other], [fixed]])
 
 
 @pytest.mark.parametrize(

@@ -111,31 +111,11 @@ def unstarted(
     return Fuzzing(options, pool, open_database(None, out), display), pool
 
 
-def fuzz(out: Path, *, seed: int | None = None) -> tuple[Fuzzing, InlinePool]:
-    """Run a night of half a second in this process; return it and its pool."""
-    fuzzing, pool = unstarted(out, seconds=0.5, seed=seed)
-    fuzzing.run()
-    return fuzzing, pool
-
-
 @pytest.fixture(autouse=True)
 def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a night in this process begin as in a new worker."""
     monkeypatch.setattr(slices, "_MEMORIES", {})
     free_monitoring_tools()
-
-
-def test_a_seed_gives_the_same_inputs(tmp_path: Path) -> None:
-    """The same seed gives the first slice the same seed and inputs; without one they differ."""
-    (first, one), (second, two), (third, three) = (
-        fuzz(_folder(tmp_path, name), seed=seed) for name, seed in (("a", 7), ("b", 7), ("c", None))
-    )
-    assert 7 == first.seed == second.seed != third.seed
-    [name] = one.inputs
-    assert one.jobs[0].seed == two.jobs[0].seed
-    assert one.inputs[name][0] == two.inputs[name][0]
-    assert three.inputs[name]
-    assert set(one.inputs[name]).isdisjoint(three.inputs[name])
 
 
 def test_a_seed_gives_the_same_first_round(tmp_path: Path) -> None:
@@ -296,7 +276,8 @@ def test_errors_of_the_fuzzer_are_reported(tmp_path: Path, monkeypatch: pytest.M
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(SliceJob, "run", broken)
-    fuzzing, _ = fuzz(tmp_path)
+    fuzzing, _ = unstarted(tmp_path)
+    fuzzing.run()
     assert 0 == fuzzing.num_cases
     assert len(fuzzing.errors) > MAX_ERRORS
     assert "planted" in fuzzing.errors[0].message
