@@ -11,9 +11,9 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 
 from fast.current_stream import current_device
-from fast.direct_launch import Argument
 from fast.kernels.cuda import Kernel
 from fast.launchers import launch_on_gpu
+from fast.numba_cuda import Argument
 
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from fast import direct_launch, numba_launch
-from fast.direct_launch import Argument, UnfitError
+from fast import direct_launch, numba_cuda
 from fast.kernels.cuda import Kernel
+from fast.numba_cuda import Argument, UnfitError
 
 VARIABLE: Final = "FAST_LAUNCHER"
 """The environment variable that names a launcher."""
@@ -40,7 +40,7 @@ class Launcher(Protocol):
         """Launch a kernel on torch's current stream of a GPU, which is the current one."""
 
 
-LAUNCHERS: Final[dict[str, Launcher]] = {"direct": direct_launch, "numba": numba_launch}
+LAUNCHERS: Final[dict[str, Launcher]] = {"direct": direct_launch, "numba": numba_cuda}
 
 _CHOSEN: Final[list[Launcher]] = []
 """The chosen launcher, after the first launch."""
@@ -101,10 +101,10 @@ def _choose() -> Launcher:
 
 def _fall_back(why: UnfitError) -> Launcher:
     """Switch to numba's dispatcher from now on, and warn."""
-    _CHOSEN[:] = [numba_launch]
+    _CHOSEN[:] = [numba_cuda]
     warnings.warn(
         f"kernels are launched by numba, which takes the host far longer: {why}",
         SlowLaunchWarning,
         stacklevel=2,
     )
-    return numba_launch
+    return numba_cuda

@@ -17,12 +17,13 @@ from fast.block_table import BlockTables
 from fast.buffers import CpuGpuBuffer
 from fast.causal_conv1d import compute_causal_conv1d_metadata
 from fast.context_parallel import get_dcp_local_seq_lens
-from fast.kernels.cuda import KERNELS, is_installed
+from fast.kernels.cuda import KERNELS
 from fast.launchers import load
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.logits_indices import make_kv_sharing_fast_prefill_common_attn_metadata
 from fast.metadata import CommonAttentionMetadata, build_attn_metadata
 from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
+from fast.numba_cuda import is_installed
 from fast.pinned import prepare_graphs
 from fast.slots import compute_slot_mapping
 from fast.ubatch import create_ubatch_slices, split_attn_metadata

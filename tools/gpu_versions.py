@@ -24,7 +24,7 @@ import torch
 
 import fast
 from fast import direct_launch
-from fast.kernels.cuda import import_cuda
+from fast.numba_cuda import UnfitError, import_cuda
 
 PACKAGES: Final = (
     "torch",
@@ -63,7 +63,7 @@ def main() -> int:
         print(f"numba.cuda is {import_cuda().__file__}")
         try:
             direct_launch.check_installed()
-        except direct_launch.UnfitError as error:
+        except UnfitError as error:
             print(f"launcher: numba, since {error}")
         else:
             print("launcher: direct")

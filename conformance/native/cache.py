@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import llvmlite.binding as llvm
 
+from fast import numba_cuda
 from fast.kernels import cuda
 from fast.kernels.cuda import DeviceFunction, Instruction, Kernel
 
@@ -111,7 +112,8 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
     if value is cuda.cuda:
         return "cuda"
     if isinstance(value, Instruction):
-        return [describe_function(one, outer) for one in (value.py_func, value.make)]
+        written = numba_cuda.INSTRUCTIONS[value.name]
+        return value.size, [describe_function(one, outer) for one in (value.py_func, written)]
     if isinstance(value, DeviceFunction):
         return describe_function(value.py_func, outer)
     if isinstance(value, FunctionType):
@@ -140,7 +142,7 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
 @cache
 def _surroundings() -> tuple[str, ...]:
     """Return what machine code depends on besides the kernel: this package, others, and the CPU."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(str(cuda.__file__))]
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(numba_cuda.__file__)]
     found = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
     for name in _PACKAGES:
         try:

@@ -17,7 +17,7 @@ from conformance.native.offline_compiler import CompileError, Toolchain, compile
 from conformance.native.ptx import UnknownPtxError
 from conformance.native.shadow import CELLS_OF_BYTE
 from conformance.native.state import NUM_ORDERS, Field
-from fast import direct_launch
+from fast import numba_cuda
 from fast.kernels.cuda import Kernel
 
 MOST_INSTRUCTIONS: Final = 400_000_000
@@ -104,7 +104,7 @@ def launch_natively(
         compiled = compile_native(kernel, arch, toolchain)
         words: Sequence[int]
         if toolchain is None:
-            words = direct_launch.make_flatten(kernel.parameters)(*args)
+            words = numba_cuda.make_flatten(kernel.parameters)(*args)
             check_words(kernel, compiled.entry.num_words, words, args)
         else:
             words = toolchain.flatten(args)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Protocol
 
-from fast.direct_launch import Argument
-from fast.kernels.cuda import Kernel, import_cuda
+from fast import numba_cuda
+from fast.kernels.cuda import Kernel
+from fast.numba_cuda import Argument
 
 
 class CompileError(Exception):
@@ -37,7 +38,7 @@ def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tup
     """
     major, minor = divmod(int(arch.removeprefix("sm_")), 10)
     with pretended_gpu((major, minor)):
-        return kernel.compile_ptx((major, minor), lineinfo=lineinfo)
+        return numba_cuda.compile_ptx(kernel, (major, minor), lineinfo=lineinfo)
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def pretended_gpu(capability: tuple[int, int]) -> Iterator[None]:
     Args:
         capability: The pretended GPU's compute capability.
     """
-    import_cuda()
+    numba_cuda.import_cuda()
     name = "get_current_device"
     moved_layers = [
         module

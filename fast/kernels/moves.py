@@ -21,21 +21,7 @@ def _copy_instruction(size: int) -> Instruction:
         for k in range(size):
             target[at + k] = source[start + k]
 
-    def make(intrinsic: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-        from numba import types  # noqa: PLC0415  (numba takes 0.3 s to import)
-
-        def typed(_context: object, target: Any, at: Any, source: Any, start: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-            def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-                here = _address(context, builder, signature.args[0], args[0], args[1], size)
-                there = _address(context, builder, signature.args[2], args[2], args[3], size)
-                builder.store(builder.load(there, align=size), here, align=size)
-                return context.get_dummy_value()
-
-            return types.void(target, at, source, start), lower
-
-        return intrinsic(typed)
-
-    return Instruction(copy, make)
+    return Instruction(copy, size)
 
 
 def _fill_instruction(size: int) -> Instruction:
@@ -45,48 +31,7 @@ def _fill_instruction(size: int) -> Instruction:
         for k in range(size):
             target[at + k] = pattern >> 8 * (k % 8) & 255
 
-    def make(intrinsic: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-        from numba import types  # noqa: PLC0415  (numba takes 0.3 s to import)
-
-        def typed(_context: object, target: Any, at: Any, pattern: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-            def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-                ir = _import_ir()
-                here = _address(context, builder, signature.args[0], args[0], args[1], size)
-                value = args[2]
-                if size < 8:
-                    value = builder.trunc(value, ir.IntType(8 * size))
-                elif size > 8:
-                    value = ir.Constant(_word(size), ir.Undefined)
-                    for place in range(2):
-                        index = ir.Constant(ir.IntType(32), place)
-                        value = builder.insert_element(value, args[2], index)
-                builder.store(value, here, align=size)
-                return context.get_dummy_value()
-
-            return types.void(target, at, pattern), lower
-
-        return intrinsic(typed)
-
-    return Instruction(fill, make)
-
-
-def _word(size: int) -> Any:  # noqa: ANN401  (llvmlite is untyped)
-    """Return the compiler's type of `size` bytes."""
-    ir = _import_ir()
-    return ir.VectorType(ir.IntType(64), 2) if size > 8 else ir.IntType(8 * size)
-
-
-def _import_ir() -> Any:  # noqa: ANN401  (llvmlite is untyped)
-    """Import the IR of numba's compiler."""
-    from llvmlite import ir  # noqa: PLC0415  # it comes with numba
-
-    return ir
-
-
-def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, size: int) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return the address of an array's byte, as that of a word of `size` bytes."""
-    data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [at]), _word(size).as_pointer())
+    return Instruction(fill, size)
 
 
 _copy_16, _copy_8, _copy_4, _copy_2, _copy_1 = map(_copy_instruction, (16, 8, 4, 2, 1))

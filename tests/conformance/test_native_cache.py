@@ -12,7 +12,8 @@ import pytest
 
 from conformance.native import cache
 from conformance.native.cache import Compiled
-from fast.kernels import block_table, cuda, moves, multimodal
+from fast import numba_cuda
+from fast.kernels import block_table, cuda, multimodal
 from fast.kernels.cuda import Kernel
 from tools.bugs.catalogue import Bug
 
@@ -80,7 +81,7 @@ def change_function(patch: pytest.MonkeyPatch) -> Kernel:
 
 def change_instruction(patch: pytest.MonkeyPatch) -> Kernel:
     """Change how the compiler's IR is written for an instruction."""
-    patch.setattr(moves, "_word", lambda size: size)
+    patch.setattr(numba_cuda, "_word", lambda size: size)
     return multimodal.scatter_rows
 
 

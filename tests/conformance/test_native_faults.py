@@ -280,11 +280,11 @@ def test_launched_words_are_those_of_the_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launcher's words are checked, those that a kernel does not read too."""
-    from fast import direct_launch  # noqa: PLC0415
+    from fast import numba_cuda  # noqa: PLC0415
 
-    real = direct_launch.make_flatten
+    real = numba_cuda.make_flatten
     monkeypatch.setattr(
-        direct_launch, "make_flatten", lambda kinds: lambda *args: change(real(kinds)(*args))
+        numba_cuda, "make_flatten", lambda kinds: lambda *args: change(real(kinds)(*args))
     )
     with pytest.raises(TypeError, match=f"^kernel store_alike: {message}"):
         run(declare(store_alike), 1, 1)

@@ -18,6 +18,21 @@ def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+def double(x: torch.Tensor) -> None:
+    """Stand for a kernel."""
+
+
+def make_kernel() -> Kernel:
+    """Return a kernel of two arrays and an int."""
+    return Kernel(double, "void(int32[::1], int64[:, ::1], int64)", threads=64)
+
+
+def words_of_tensor(x: torch.Tensor) -> list[int]:
+    """Return what numba's kernels take for a tensor, as the tensor itself says it."""
+    size = x.element_size()
+    return [0, 0, x.numel(), size, x.data_ptr(), *x.shape, *(size * one for one in x.stride())]
+
+
 def make_batch(
     query_lens: list[int], computed: list[int], **changes: object
 ) -> fast.CommonAttentionMetadata:

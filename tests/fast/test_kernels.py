@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fast import direct_launch, numba_launch
+from fast import direct_launch, numba_cuda
 from fast.kernels import (
     block_table,
     causal_conv1d,
@@ -251,9 +251,9 @@ def test_binding_leaves_the_kernel_alone() -> None:
     """Numba's copy has numba's `cuda`; the kernel keeps the placeholder that simulators replace."""
     pytest.importorskip("numba_cuda")
     kernel = block_table.compute_slot_mapping
-    bound = kernel.for_numba()
+    bound = numba_cuda.bind(kernel.py_func)
     assert isinstance(bound, FunctionType)
-    assert bound.__globals__["cuda"] is cuda.import_cuda()
+    assert bound.__globals__["cuda"] is numba_cuda.import_cuda()
     assert kernel.py_func.__globals__["cuda"] is cuda.cuda
     assert isinstance(kernel.py_func.__globals__["find_request"], DeviceFunction)
 
@@ -268,16 +268,16 @@ def test_kernels_are_no_functions() -> None:
 
 def test_without_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where numba-cuda is not installed a launch says what to install."""
-    cuda.import_cuda.cache_clear()
+    numba_cuda.import_cuda.cache_clear()
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
     with pytest.raises(ImportError, match=r"pip install kvtwin\[cuda\] \(import of numba_cuda"):
         load(block_table.move_row, 0)
     monkeypatch.undo()
-    cuda.import_cuda.cache_clear()
+    numba_cuda.import_cuda.cache_clear()
 
 
 WHERE_CUDA_IS = """
-from fast.kernels.cuda import import_cuda
+from fast.numba_cuda import import_cuda
 print(import_cuda().__file__)
 """
 
@@ -315,7 +315,7 @@ class DynamicLibNotFoundError(RuntimeError):
     """Stands for cuda.pathfinder's error of this name."""
 
 
-@pytest.mark.parametrize("launcher", [direct_launch, numba_launch])
+@pytest.mark.parametrize("launcher", [direct_launch, numba_cuda])
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -339,8 +339,7 @@ def test_without_a_toolkit(
         set_current=lambda: None, compute_capability=SimpleNamespace(major=9, minor=0)
     )
     core = SimpleNamespace(Device=lambda _: device)
-    for module in (cuda, direct_launch, numba_launch):
-        monkeypatch.setattr(module, "import_cuda", lambda: numba)
+    monkeypatch.setattr(numba_cuda, "import_cuda", lambda: numba)
     monkeypatch.setattr(direct_launch, "_core", lambda: core)
     with pytest.raises(expected, match=str(error)) as caught:
         launcher.load(Kernel(block_table.move_row.py_func, "void(int64)", 64), 0)

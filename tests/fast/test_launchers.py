@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fast import direct_launch, launchers
-from fast.direct_launch import UnfitError
 from fast.kernels.cuda import Kernel
 from fast.launchers import SlowLaunchWarning, launch_on_gpu, launched_by, load
+from fast.numba_cuda import UnfitError
 
 
 def double(x: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
     found = {name: stand_in(name) for name in launchers.LAUNCHERS}
     monkeypatch.setattr(launchers, "LAUNCHERS", found)
-    monkeypatch.setattr(launchers, "numba_launch", found["numba"])
+    monkeypatch.setattr(launchers, "numba_cuda", found["numba"])
     monkeypatch.setattr(launchers, "_CHOSEN", [])
     monkeypatch.delenv(launchers.VARIABLE, raising=False)
     monkeypatch.setattr(direct_launch, "check_installed", lambda: None)

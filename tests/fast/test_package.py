@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import conformance
 import fast
+import kvtwin
 
 SCRIPT = """
 import json, sys, time
@@ -98,9 +101,18 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def test_one_module_imports_numbas_cuda() -> None:
-    """What takes numba-cuda's place is swapped in in one module, `fast.kernels.cuda`."""
-    root = Path(fast.__file__).parent
+@pytest.mark.parametrize(
+    ("package", "expected"),
+    [
+        (fast, ["numba_cuda.py"]),
+        # What makes numba-cuda compile without a GPU, and what says whether it is installed.
+        (conformance, ["native/offline_compiler.py", "targets.py"]),
+        (kvtwin, []),
+    ],
+)
+def test_one_module_imports_numbas_cuda(package: ModuleType, expected: list[str]) -> None:
+    """What takes numba-cuda's place is swapped in in one module, `fast.numba_cuda`."""
+    root = Path(package.__path__[0])
     importing = [
         path.relative_to(root).as_posix()
         for path in sorted(root.rglob("*.py"))
@@ -108,4 +120,4 @@ def test_one_module_imports_numbas_cuda() -> None:
             re.fullmatch(r"numba\.cuda(\..*)?|numba_cuda(\..*)?", name) for name in imports_of(path)
         )
     ]
-    assert ["kernels/cuda.py"] == importing
+    assert expected == importing

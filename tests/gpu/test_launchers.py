@@ -9,7 +9,7 @@ import torch
 from on_gpu import call_behind_a_wait, captured, no_waiting
 
 import fast
-from fast import current_stream, direct_launch
+from fast import current_stream, direct_launch, numba_cuda
 from fast.kernels.cuda import KERNELS
 from fast.launchers import LAUNCHERS, launched_by, load
 from kvtwin.bench.device import host_cost_us
@@ -99,7 +99,7 @@ def test_who_launches_here() -> None:
     """Whether the launcher past numba's dispatcher trusts what is installed is printed."""
     try:
         direct_launch.check_installed()
-    except direct_launch.UnfitError as error:
+    except numba_cuda.UnfitError as error:
         print(f"launcher: numba, since {error}")  # noqa: T201  # gpu_check.sh shows it
     else:
         print("launcher: direct")  # noqa: T201  # likewise

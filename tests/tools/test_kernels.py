@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from conformance.native import launch_natively, offline_compiler
-from fast.kernels import cuda as kernels_cuda
+from fast import numba_cuda
 from fast.kernels.cuda import Kernel, cuda
 from kvtwin.kernels import command_line, on_gpu, record, successor, usage
 from kvtwin.kernels.standard_batches import STANDARD_BATCHES, count_instructions
@@ -220,7 +220,7 @@ def test_numba_is_left_as_it_was() -> None:
             if name.startswith("numba.cuda")
         ]
 
-    kernels_cuda.import_cuda()
+    numba_cuda.import_cuda()
     before = functions()
     with offline_compiler.pretended_gpu((9, 0)):
         assert before != functions()
@@ -239,7 +239,7 @@ def test_a_log_without_a_figure_is_no_zero(monkeypatch: pytest.MonkeyPatch) -> N
     """A linker with another output fails; a missing figure is not zero."""
     kernel = Kernel(double, SIGNATURE, 64)
     monkeypatch.setattr(offline_compiler, "pretended_gpu", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(Kernel, "compile_ptx", lambda *_, **__: ("", "double"))
+    monkeypatch.setattr(numba_cuda, "compile_ptx", lambda *_, **__: ("", "double"))
     monkeypatch.setattr(usage, "link", lambda *_: "used 8 registers")
     with pytest.raises(RuntimeError, match=r"log has nothing like .*spill stores"):
         usage.measure(kernel, "sm_90")
@@ -259,10 +259,10 @@ def lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a package that compiles or links kernels be missing."""
 
     def import_cuda() -> None:
-        if name == "numba-cuda":
-            raise ImportError(kernels_cuda.INSTALL)
+        raise ImportError(numba_cuda.INSTALL)
 
-    monkeypatch.setattr(usage, "import_cuda", import_cuda)
+    if name == "numba-cuda":
+        monkeypatch.setattr(numba_cuda, "import_cuda", import_cuda)
     for each in ("nvvm", "nvjitlink"):
         working = type("Library", (), {"version": staticmethod(lambda: (13, 0))})
         monkeypatch.setitem(sys.modules, f"cuda.bindings.{each}", None if each == name else working)

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
+from fast import numba_cuda
 from fast._native import compiler
 from fast.kernels import cuda
 
@@ -83,6 +84,8 @@ def planted(module: ModuleType, source: str) -> Iterator[None]:
             if module.__name__.startswith("fast.kernels."):
                 _declare_kernels(patch, module, source, path)
             else:
+                if module is numba_cuda:
+                    patch.setattr(cuda, "KERNELS", [])  # so that machine code is not kept on disk
                 _replace(patch, module, source, path)
             _clear_caches(module)
             yield
@@ -234,7 +237,7 @@ def _run_changed_statements(
 def _clear_caches(module: ModuleType) -> None:
     """Clear what the module's functions remember of earlier calls, and kernels' machine code."""
     native = sys.modules.get("conformance.native.launch")
-    if native is not None and module.__name__.startswith("fast.kernels."):
+    if native is not None and module.__name__.startswith(("fast.kernels.", "fast.numba_cuda")):
         native.forget_compiled()
     values = [*vars(module).values()]
     values += [v for owner in values if isinstance(owner, type) for v in vars(owner).values()]

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 import fast.launch
-from fast import direct_launch, numba_launch
+from fast import direct_launch, numba_cuda
 
 SOURCE: Final = Path(__file__).with_suffix(".c")
 MAX_WORDS: Final = 64
@@ -100,4 +100,4 @@ def _pretend() -> None:
     torch.Tensor.__cuda_array_interface__ = property(describe)  # type: ignore[assignment]
     fast.launch.current_device = lambda: 0  # type: ignore[attr-defined]
     direct_launch.current_stream = lambda _: STREAM  # type: ignore[attr-defined]
-    numba_launch.current_stream = lambda _: STREAM  # type: ignore[attr-defined]
+    numba_cuda.current_stream = lambda _: STREAM  # type: ignore[attr-defined]

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.native import launch_natively
-from fast.direct_launch import Argument
-from fast.kernels import cuda
-from fast.kernels.cuda import DeviceFunction, Instruction, Kernel
+from fast import numba_cuda
+from fast.kernels.cuda import Kernel
+from fast.numba_cuda import Argument
 from kvtwin.kernels import on_gpu
 
 PACKAGE: Final = "numba_cuda_mlir"
@@ -47,10 +47,10 @@ class Successor:
         capability = divmod(int(arch.removeprefix("sm_")), 10)
         with _installed_in_fast(capability):
             try:
-                return kernel.compile_ptx(capability, lineinfo=True)[0]
+                return numba_cuda.compile_ptx(kernel, capability, lineinfo=True)[0]
             except Exception:  # noqa: BLE001  # whatever it raises, loops may compile
-                with mock.patch.object(Instruction, "for_numba", DeviceFunction.for_numba):
-                    ptx, _ = kernel.compile_ptx(capability, lineinfo=True)
+                with mock.patch.object(numba_cuda, "lower", numba_cuda.compile_called):
+                    ptx, _ = numba_cuda.compile_ptx(kernel, capability, lineinfo=True)
                 self.in_loops.add(kernel.name)
                 return ptx
 
@@ -70,13 +70,13 @@ class Successor:
 
 @contextlib.contextmanager
 def _installed_in_fast(capability: tuple[int, int]) -> Iterator[None]:
-    """Let `fast.kernels.cuda` compile with the successor, for a GPU that is not there."""
+    """Let `fast.numba_cuda` compile with the successor, for a GPU that is not there."""
     real: Any = importlib.import_module(f"{PACKAGE}.cuda")
     extending: Any = importlib.import_module(f"{PACKAGE}.extending")
     tools: Any = importlib.import_module(f"{PACKAGE}.tools")
     with (
-        mock.patch.object(cuda, "import_cuda", return_value=real),
-        mock.patch.object(cuda, "import_intrinsic", return_value=extending.intrinsic),
+        mock.patch.object(numba_cuda, "import_cuda", return_value=real),
+        mock.patch.object(numba_cuda, "import_intrinsic", return_value=extending.intrinsic),
         # It queries the driver for this even if the architecture is given (0.6.0).
         mock.patch.object(tools, "_cached_cc", capability),
     ):

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import fast.kernels
 from conformance.native.offline_compiler import compile_offline
-from fast.kernels.cuda import KERNELS, Kernel, import_cuda
+from fast import numba_cuda
+from fast.kernels.cuda import KERNELS, Kernel
 
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
 """The GPUs for which kernels are compiled: A100, H100 and H200, B200, B300, and RTX 50."""
@@ -70,7 +71,7 @@ def check_toolchain() -> None:
     Raises:
         ImportError: numba-cuda or NVVM is not.
     """
-    import_cuda()
+    numba_cuda.import_cuda()
     _load("nvvm")
 
 
