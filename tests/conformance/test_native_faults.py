@@ -12,6 +12,7 @@ import torch
 
 from conformance.native import Kind, NativeFault, launch_natively
 from fast.kernels.cuda import Kernel, cuda
+from fast.kernels.moves import fill_bytes
 
 pytest.importorskip("numba_cuda")
 
@@ -187,6 +188,30 @@ def test_a_fault_is_described(case: str) -> None:
         raised.match(message.replace("{line}", str(fault.line)))
         code = kernel.py_func.__code__
         assert kind is Kind.ENDLESS or fault.line in {line for *_, line in code.co_lines()} | {0}
+
+
+def fill_misaligned(x: Array, n: int) -> None:
+    """Store 4 bytes at once, from a byte on."""
+    fill_bytes(x, n, 0, 4)
+
+
+def test_a_misaligned_access_is_described() -> None:
+    """A GPU traps where an address is not a multiple of the size."""
+    kernel = Kernel(fill_misaligned, "void(uint8[::1], int64)", 32)
+    x = torch.zeros(32, dtype=torch.uint8)
+    launch_natively(kernel, (1, 1), 1, (x, 8))
+    message = (
+        r"^kernel fill_misaligned, block .*: this store of 4 bytes at x \+ 6 .* is misaligned, at"
+    )
+    with pytest.raises(NativeFault, match=message) as raised:
+        launch_natively(kernel, (1, 1), 1, (x, 6))
+    line = fill_misaligned.__code__.co_firstlineno + 2
+    assert (Kind.MISALIGNED, 6, line) == (raised.value.kind, raised.value.offset, raised.value.line)
+
+
+def test_each_kind_is_tested() -> None:
+    """Every kind of fault is a case here."""
+    assert {*Kind} == {kind for *_, kind, _ in CASES.values()} | {Kind.MISALIGNED}
 
 
 def test_a_fault_has_attributes() -> None:
