@@ -195,10 +195,16 @@ def _difference_of_numbers(
             if not len(unequal):
                 return found
             index = tuple(map(int, unequal[0]))
-            return Difference(Verdict.VALUE, path, index or None, theirs[index], ours[index])
+            got, should_be = _quoted(theirs[index]), _quoted(ours[index])
+            return Difference(Verdict.VALUE, path, index or None, got, should_be)
     except Exception:  # noqa: BLE001, S110  # what cannot be read is not the expected value
         pass
     return dataclasses.replace(found, verdict=Verdict.VALUE)
+
+
+def _quoted(value: object) -> object:
+    """Return a value as a difference has it: a text with its quotes, so that none is no text."""
+    return repr(value) if isinstance(value, str) else value
 
 
 def _is_alike(expected: object, actual: object) -> bool:
@@ -241,12 +247,14 @@ def _values(expected: object, actual: object, path: str) -> Difference | None:
     """Compare the values of one leaf, whose structure is known to agree."""
     if isinstance(expected, np.dtype):
         return None
-    if isinstance(expected, enum.Enum | type):
+    is_named = isinstance(expected, enum.Enum | type)
+    if is_named:
         expected, actual = _name(expected), _name(actual)
     if not isinstance(expected, np.ndarray):
         if actual == expected or (expected != expected and actual != actual):  # noqa: PLR0124  # NaN
             return None
-        return Difference(Verdict.VALUE, path, None, actual, expected)
+        found = (actual, expected) if is_named else (_quoted(actual), _quoted(expected))
+        return Difference(Verdict.VALUE, path, None, *found)
     index = first_unequal(expected, actual)
     if index is None:
         return None

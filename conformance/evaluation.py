@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.aliases import Alias, shared_memory
 from conformance.calls import Arguments, Call
-from conformance.comparison import first_difference
+from conformance.comparison import ResultName, first_difference
 from conformance.contracts import Contract, InvalidInput
 from conformance.differences import Difference, Verdict, gravest, raised
 from conformance.invocations import CallVariant, Invocation
@@ -150,7 +150,7 @@ def changes_difference(
 
 
 def check_equal(
-    target: Target, call: Call, expected: object, got: object, path: str = "result"
+    target: Target, call: Call, expected: object, got: object, path: ResultName = "result"
 ) -> None:
     """Raise `Mismatch` where values of a target differ from the expected ones.
 
@@ -159,7 +159,7 @@ def check_equal(
         call: The call that is reported.
         expected: Arrays, or a tree of them, as `reference` has it.
         got: Those of the target.
-        path: What they are called in the message.
+        path: What they are called in the message; or, of a tuple, the names of its entries.
     """
     __tracebackhide__ = True
     difference = first_difference(expected, got, path, target.device or "cpu")

@@ -105,7 +105,7 @@ def difference_of(error: BaseException, check: Any) -> str:
     if is_flaky(error):
         return "different results for the same arguments"
     if isinstance(error, Mismatch):
-        return error.difference.line
+        return f"{error.difference.line}{f' ({error.condition})' if error.condition else ''}"
     return RERUN.line or first_line(error, check.description)
 
 
@@ -113,7 +113,8 @@ def _message_lines(check: Any, target: Target, example: Any, error: BaseExceptio
     message = str(error).splitlines()
     if isinstance(error, FULL):
         variant = getattr(example, "variant", PLAIN).supported_by(target).goals
-        how = f"{', '.join(variant)}:" if variant else CALLED_WITH
+        hows = [name.removeprefix("called ") for name in variant]
+        how = f"called {', '.join(hows)}:" if variant else CALLED_WITH
         lines = [how if line == CALLED_WITH else line for line in message]
         has_call = not isinstance(error, Mismatch) or error.call.arguments
         return lines if has_call else [*lines, *_example_lines(example)]

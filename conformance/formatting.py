@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from conformance.factories import Factory
+from conformance.strategies.arrays import POISON_BYTE, is_poisoned
 from conformance.values import children, has_entries
 
 WIDTH: Final = 100
@@ -72,6 +73,8 @@ def array_text(array: Any, index: tuple[int, ...] = ()) -> str:
     '[0, ..., 481, 482, 483, 484, 4'
     """
     array = np.asarray(array)
+    if is_poisoned(array):
+        return f"new memory of shape {array.shape}, in which each byte is 0x{POISON_BYTE:X}"
     if array.size == 0 and array.ndim != 1:
         return f"an array of shape {array.shape}, {array.dtype}"
     if array.ndim == 0:
@@ -186,9 +189,11 @@ def value_lines(
         label, part = parts.named[place]
         label = label or f"[{place}] "
         if first is not None and type(part) is type(first[1]) and (label != part):
-            lines.append(f"    {label}{_unlike(first, part)}"[: 2 * width])
+            shorter = min(_unlike(first, part), value_text(part), key=len)
+            lines.append(f"    {label}{shorter}"[: 2 * width])
             continue
-        if has_entries(value) and dataclasses.is_dataclass(part) and first is None:
+        has_fields = dataclasses.is_dataclass(part) and _parts(part) is not None
+        if has_entries(value) and has_fields and first is None:
             first = (f"[{keys[place]!r}]", part)
         lines += [
             f"    {line}" for line in value_lines(label, part, width=width - 4, matters=matters)

@@ -61,7 +61,7 @@ CALL_VARIANTS = {
     "has_numpy_scalars": "called with NumPy's scalars",
     "is_positional": "called by position",
     "has_own_objects": "called with a caller's own objects",
-    "follows_idle_step": "called after an idle step in the same memory",
+    "follows_idle_step": "called after a call with zeros in the same memory",
     "has_negated_tensors": "called with lazily negated tensors",
 }
 

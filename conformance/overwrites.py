@@ -76,4 +76,5 @@ class Overwrite:
 
     def __repr__(self) -> str:
         where = f"from index {self.first} of axis {self.axis} on"
-        return f"a caller writes {self.value} into array {self.array}, {where}, {self.way}"
+        array = f"array {self.array} of those that earlier calls returned"
+        return f"the caller writes {self.value} into {array}, {where}, {self.way}"

@@ -252,4 +252,4 @@ def unchanged_settings(settings: Mapping[str, Setting], call: Call, target: str)
         raise
     changed = restore_settings(before)
     if changed is not None:
-        raise Mismatch(call, target, changed, "which changes the process")
+        raise Mismatch(call, target, changed, title="changes a setting of the process")

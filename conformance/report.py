@@ -11,28 +11,18 @@ from typing import Any, Final
 import numpy as np
 
 from conformance.calls import Call
-from conformance.comparison import field_name
 from conformance.differences import Difference, Verdict
 from conformance.formatting import WIDTH, around_difference, chosen, elements, value_lines
-from conformance.values import children, is_object
-
-PER_REQUEST = frozenset(
-    {
-        "seq_lens",
-        "seq_lens_cpu",
-        "num_computed_tokens_cpu",
-        "block_table",
-        "block_table_tensor",
-        "idx_mapping",
-        "num_scheduled_tokens",
-        "dcp_local_seq_lens",
-        "encoder_seq_lens",
-    }
+from conformance.places import (
+    PER_REQUEST,
+    PER_TOKEN,
+    count_tokens,
+    describe_place,
+    flat_arguments,
+    locate,
+    query_starts,
 )
-"""Names whose first axis is the request."""
-
-PER_TOKEN = frozenset({"positions", "slot_mapping", "out"})
-"""Names whose axis is the token of the step."""
+from conformance.strategies.arrays import is_poisoned
 
 NUM_ROWS: Final = 12
 """Requests that the table of a call shows at most."""
@@ -54,7 +44,7 @@ TITLES: Final = {
     Verdict.PLACE: "wrong place in memory",
     Verdict.VALUE: "wrong value",
     Verdict.WORDING: "wrong error message",
-    Verdict.CHANGE: "changes what it must leave as it was",
+    Verdict.CHANGE: "changes an argument that it must leave as it was",
 }
 """What a report says is wrong."""
 
@@ -67,23 +57,30 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
         target: The name of the target that answered otherwise.
         difference: The first difference.
         condition: Under which it was called, if not alone: "after refused calls".
+        title: What is wrong, in a few words; None for what `title_of` the difference says.
     """
 
     def __init__(
-        self, call: Call, target: str, difference: Difference, condition: str = ""
+        self,
+        call: Call,
+        target: str,
+        difference: Difference,
+        condition: str = "",
+        title: str | None = None,
     ) -> None:
         self.call, self.target, self.difference = call, target, difference
+        self.condition = condition
         self.finding = difference.finding
         under = f", {condition}" if condition else ""
-        where = locate(call, difference)
+        where = describe_place(call, difference)
         lines = difference_lines(difference, f"  ({where})" if where else "")
+        rendered = render(call, difference)
         super().__init__(
             "\n".join(
                 [
-                    f"{call.function} on {target}{under}: {title_of(difference)}",
+                    f"{call.function} on {target}{under}: {title or title_of(difference)}",
                     *(f"{INDENT}{line}" for line in lines),
-                    CALLED_WITH,
-                    render(call, difference),
+                    *([CALLED_WITH, rendered] if rendered else []),
                 ]
             )
         )
@@ -91,11 +88,13 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
 
 def title_of(difference: Difference) -> str:
     """Return in a few words what is wrong."""
+    if difference.verdict is Verdict.CHANGE and difference.path.startswith("memory around"):
+        return "writes outside an argument"
     if difference.verdict is not Verdict.OUTCOME:
         return TITLES[difference.verdict]
     got = str(difference.got)
     if got.startswith("returned"):
-        return "no error"
+        return "no error for an invalid call"
     if not got.startswith("raised"):
         return "a hang" if "did not return within" in got else "a crash"
     return "an error" if str(difference.expected).startswith("return") else "wrong error"
@@ -121,60 +120,6 @@ def difference_lines(difference: Difference, where: str = "") -> list[str]:
         for text in line.splitlines()
         for part in textwrap.wrap(text, WIDTH - 2 * len(INDENT), subsequent_indent=INDENT)
     ]
-
-
-def locate(call: Call, difference: Difference) -> str:
-    """Return where a difference lies in the words of the batch: request, token, column.
-
-    Fields of a result that has its own requests (virtual ones, those of a micro-batch) are counted
-    in that result.
-    """
-    is_in_a_guard_band = difference.path.startswith("memory around")
-    has_values = difference.verdict in {Verdict.VALUE, Verdict.CHANGE}
-    if not has_values or not difference.index or is_in_a_guard_band:
-        return ""
-    name = field_name(difference.path)
-    starts = query_starts(call)
-    first, *rest = difference.index
-    if call.function.startswith("compute_slot_mapping") or name in PER_TOKEN:
-        if starts is None or difference.path.startswith("result["):
-            return f"token {first}"
-        if first >= starts[-1]:
-            return f"token {first}, padding"
-        request = int(np.searchsorted(starts, first, side="right")) - 1
-        return (
-            f"request {request}, token {first - starts[request]} of its {_count(starts, request)}"
-        )
-    if name in PER_REQUEST:
-        return f"request {first}" + (f", column {rest[0]}" if rest else "")
-    return ""
-
-
-def _count(starts: list[int], request: int) -> int:
-    return starts[request + 1] - starts[request]
-
-
-def query_starts(call: Call) -> list[int] | None:
-    """Return the batch's query starts, where the call has them."""
-    starts = flat_arguments(call).get("query_start_loc")
-    if not isinstance(starts, np.ndarray) or starts.ndim != 1 or not len(starts):
-        return None
-    found = starts.tolist()
-    return found if found == sorted(found) else None
-
-
-def flat_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments with the fields of metadata in their places."""
-    found: dict[str, Any] = {}
-    for name, value in call.arguments.items():
-        found |= children(value) if is_object(value) else {name: value}
-    return {name: found[name] for name in found if not _is_copy(name, found)}
-
-
-def _is_copy(name: str, values: dict[str, Any]) -> bool:
-    """Return whether a field is the copy of another on the CPU, with the same values."""
-    whole = name.removesuffix("_cpu")
-    return whole != name and np.array_equal(values[name], values.get(whole, ()))
 
 
 def render(call: Call, difference: Difference | None = None) -> str:
@@ -295,7 +240,9 @@ def _columns(
     rows = chosen(len(starts) - 1, NUM_ROWS, focus.request)
     columns = {"request": [_cell(i, str) for i in rows]}
     columns["tokens"] = [
-        _cell(i, lambda i: f"{starts[i]}..{starts[i + 1] - 1}" if _count(starts, i) else "none")
+        _cell(
+            i, lambda i: f"{starts[i]}..{starts[i + 1] - 1}" if count_tokens(starts, i) else "none"
+        )
         for i in rows
     ]
     for name, value in values.items():
@@ -324,7 +271,12 @@ def _cells(
 
     if name in PER_REQUEST and len(value) >= num_reqs:
         return lambda i: words(value[i], i, focus.column)
-    if name in PER_TOKEN and value.ndim == 1 and len(value) >= starts[-1]:
+    if (
+        name in PER_TOKEN
+        and value.ndim == 1
+        and len(value) >= starts[-1]
+        and not is_poisoned(value)
+    ):
 
         def of_tokens(i: int) -> str:
             text = words(value[starts[i] : starts[i + 1]], i, focus.token)

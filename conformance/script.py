@@ -104,13 +104,16 @@ def script_of(check: Check, target: Target, example: Any, error: BaseException) 
     call, invalid = _call_of(example, error)
     if call is None:
         return None
-    try:
-        about = f"{check.function}: {error.difference.line}"
-        script = _written(call, invalid, target, about, contract.returns)
-    except _NotPlainError:
-        return None
-    is_short = script.count("\n") <= MAX_LINES
-    return script if is_short and _shows(script, target, error) else None
+    about = f"{check.function}: {error.difference.line}"
+    for checked in (True, False) if hasattr(target.implementation.module, "checks") else (True,):
+        try:
+            script = _written(call, invalid, target, about, contract.returns, checked=checked)
+        except _NotPlainError:
+            return None
+        is_short = script.count("\n") <= MAX_LINES
+        if is_short and _shows(script, target, error, checked=checked):
+            return script
+    return None
 
 
 def _call_of(example: Any, error: Mismatch) -> tuple[Call | None, InvalidInput | None]:
@@ -125,7 +128,13 @@ def _call_of(example: Any, error: Mismatch) -> tuple[Call | None, InvalidInput |
 
 
 def _written(
-    call: Call, invalid: InvalidInput | None, target: Target, about: str, returns: ResultName
+    call: Call,
+    invalid: InvalidInput | None,
+    target: Target,
+    about: str,
+    returns: ResultName,
+    *,
+    checked: bool,
 ) -> str:
     module = target.implementation.module
     folders = dict.fromkeys(filter(None, map(_folder_of, (reference, module))))
@@ -139,13 +148,15 @@ def _written(
         error, naming = invalid.error.__name__, invalid.naming.replace('"', "'")
         tail = REFUSING.format(error=error, names=names, naming=naming)
     made = f"return impl.{call.function}(**arguments)"
+    if hasattr(module, "checks"):
+        made = f"with impl.checks({checked}):\n        {made}"
     return SCRIPT.format(
         about=about.replace("\\", "/").replace('"""', "'''"),
         standard=standard,
         folders=list(folders),
         impl=module.__name__,
         harness=harness,
-        call=f"with impl.checks(True):\n        {made}" if hasattr(module, "checks") else made,
+        call=made,
         arguments=_source(call.arguments, "", 4, module),
         tail=tail,
     )
@@ -220,11 +231,11 @@ def _joined(entries: Sequence[str], brackets: str, indent: int, comma: str = "")
     return f"{opened}\n{lines}{' ' * indent}{closed}"
 
 
-def _shows(script: str, target: Target, error: Mismatch) -> bool:
+def _shows(script: str, target: Target, error: Mismatch, *, checked: bool) -> bool:
     """Return whether a script, run in this process, shows the difference that the test found."""
     before = list(sys.path)
     try:
-        with target.running(checked=True):
+        with target.running(checked=checked):
             exec(compile(script, "script", "exec"), {"__name__": "script"})  # noqa: S102  # our own
     except SystemExit as ended:
         said = str(ended.code)

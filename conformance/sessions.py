@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -28,7 +29,7 @@ from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import arrays_in
 from conformance.wording import compare_wording
 
-NUM_SHOWN = 10
+NUM_FIRST, NUM_LAST = 5, 10
 """Operations that a report shows, of the first and of the last before the one that failed."""
 
 
@@ -41,11 +42,28 @@ class SessionMismatch(Mismatch):
         super().__init__(call, target, difference)
         steps_before = ["made by " + repr(session.constructor), *_steps_of(done[:-1])]
         steps_before += map(repr, done[-1].overwrites)
-        if len(steps_before) > 2 * NUM_SHOWN:
-            left_out = f"... {len(steps_before) - 2 * NUM_SHOWN} more operations ..."
-            steps_before[NUM_SHOWN:-NUM_SHOWN] = [left_out]
+        steps_before = list(_counted(steps_before))
+        num_left_out = len(steps_before) - NUM_FIRST - NUM_LAST
+        after = "after"
+        if num_left_out > 1:
+            steps_before[NUM_FIRST:-NUM_LAST] = [f"... {num_left_out} more lines ..."]
+        if len(done) > NUM_FIRST + NUM_LAST:
+            numbers = Counter(one.method for one in done[:-1]).most_common()
+            named = ", ".join(f"{number:,} {method}" for method, number in numbers)
+            after = f"after {len(done) - 1:,} operations ({named})"
         story = "\n".join(f"    {line}" for line in steps_before)
-        self.args = (f"{self.args[0]}\nafter\n{story}",)
+        self.args = (f"{self.args[0]}\n{after}\n{story}",)
+
+
+def _counted(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines, and those that are repeated once, with their number.
+
+    >>> list(_counted(["a", "b", "b", "a"]))
+    ['a', 'b, 2 times', 'a']
+    """
+    for line, group in groupby(lines):
+        number = len(list(group))
+        yield line if number == 1 else f"{line}, {number} times"
 
 
 def _steps_of(operations: Sequence[Operation]) -> Iterator[str]:
@@ -63,7 +81,7 @@ def _steps_of(operations: Sequence[Operation]) -> Iterator[str]:
 def session_check(
     function: str,
     sessions: Callable[[Preset], SearchStrategy[Session]],
-    everything: Callable[[Any, Session], Any],
+    everything: Callable[[Any, Session], Mapping[str, Any]],
     *,
     goals: Goals | None = None,
     refusals: Sequence[str] = (),
@@ -77,7 +95,8 @@ def session_check(
         function: The class.
         sessions: The strategy of sessions, by preset.
         everything: Hands out, right after the object is made, views of all that its operations
-            write; they are compared after every operation, and must not move.
+            write, by what a report calls them; they are compared after every operation, and must
+            not move.
         goals: Named predicates on a session that a run must reach.
         refusals: What is wrong with the bad operations that a run must reach; with any, the check
             is one of refusals.
@@ -135,7 +154,11 @@ class _Example:
 
 
 def _run(
-    target: Target, example: _Example, everything: Callable[[Any, Session], Any], *, checked: bool
+    target: Target,
+    example: _Example,
+    everything: Callable[[Any, Session], Mapping[str, Any]],
+    *,
+    checked: bool,
 ) -> None:
     __tracebackhide__ = True
     session = example.session
@@ -159,12 +182,15 @@ class _Pair:
     """An object of a target's and `reference`'s, to which the same is done."""
 
     def __init__(
-        self, target: Target, example: _Example, everything: Callable[[Any, Session], Any]
+        self,
+        target: Target,
+        example: _Example,
+        everything: Callable[[Any, Session], Mapping[str, Any]],
     ) -> None:
         self.target, self.example = target, example
         self.ours, self.theirs = (construct(twin, example.session) for twin in (REFERENCE, target))
-        self.held = everything(self.ours, example.session)
-        self.seen = everything(self.theirs, example.session)
+        held, seen = (everything(one, example.session) for one in (self.ours, self.theirs))
+        self.names, self.held, self.seen = (*held,), (*held.values(),), (*seen.values(),)
         self.addresses = [address_of(tensor) for _, tensor in arrays_in(self.seen, "everything")]
 
     def run_step(self, step: int, *, checked: bool) -> None:
@@ -175,8 +201,8 @@ class _Pair:
         self._overwrite(operation)
         expected = perform(REFERENCE, self.ours, operation, variant)
         got = perform(self.target, self.theirs, operation, variant)
-        difference = _refusal(operation, expected, "reference") or _refusal(
-            operation, got, "target"
+        difference = _refusal(operation, expected, "the call of reference") or _refusal(
+            operation, got, "the call"
         )
         if difference is None and operation.refused is not None and checked:
             is_exact = is_of_fast(getattr(self.theirs, operation.method))
@@ -184,7 +210,7 @@ class _Pair:
         if difference is None and operation.refused is None:
             difference = first_difference(expected, got, "result", device)
         if difference is None:
-            difference = first_difference(self.held, self.seen, "everything", device)
+            difference = first_difference(self.held, self.seen, self.names, device)
         if difference is None:
             difference = _moved(got, self.addresses)
         if difference is not None:
@@ -245,15 +271,15 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
         got = raised(outcome) if isinstance(outcome, BaseException) else f"returned {outcome!r}"
         name = operation.error.__name__ if operation.error else ""
         expected = f"raise {name} naming {operation.argument} ({operation.refused})"
-    return Difference(Verdict.OUTCOME, f"the call of {whose}", None, got, expected)
+    return Difference(Verdict.OUTCOME, whose, None, got, expected)
 
 
 def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
     """Return a difference if a returned tensor has moved since the first call."""
     for path, tensor in arrays_in(result, "result"):
         if tensor.numel() and address_of(tensor) not in addresses:
-            where = f"{path}.data_ptr()"
-            return Difference(Verdict.IDENTITY, where, None, "moved", "where it first was")
+            got, expected = "new memory", "a view of the same buffer in each call"
+            return Difference(Verdict.IDENTITY, path, None, got, expected)
     return None
 
 

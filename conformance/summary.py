@@ -118,7 +118,8 @@ class Run(Outcomes):
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
 
-        The gravest finding comes first, and the plain test of valid calls; among tests of one kind,
+        The gravest finding comes first, then what can be replayed, and the plain test of valid
+        calls; among tests of one kind,
         those that use no other function, then tests of small examples, and tests that name the
         field that differs.
         """
@@ -130,7 +131,8 @@ class Run(Outcomes):
             is_error = re.match(r"\w+: ", str(found.get("difference", "Error: "))) is not None
             is_large = "minimal" not in report.nodeid
             gravity = -finding_in(report).weight
-            return gravity, kind, bool(used), is_large, is_error, report.nodeid
+            has_no_call = "replay" not in found
+            return gravity, has_no_call, kind, bool(used), is_large, is_error, report.nodeid
 
         return [report for report, _ in sorted(self.failures(function, target), key=rank)]
 
@@ -196,13 +198,16 @@ class Run(Outcomes):
             if others:
                 yield f"fails with {', '.join(others)}: {function} on {target}"
             for finding in () if others else self.findings(function, target):
-                first = next(report for report in failed if finding_in(report) is finding)
-                found = properties_of(first)
                 word = "FAILS" if finding is Finding.WRONG_ANSWER else finding.value
-                yield f"{word}: {function} on {target}: {found.get('difference', 'an error')}"
-                for name in ("script", "replay"):
-                    if name in found:
-                        yield f"  {name}: {found[name]}"
+                found = [properties_of(one) for one in failed if finding_in(one) is finding]
+                ends = [properties for properties in found[1:] if "crash" in properties]
+                # The table says that it crashes, so a line says where, although another is plainer.
+                for properties in found[:1] if "crash" in found[0] else [found[0], *ends[:1]]:
+                    difference = properties.get("difference", "an error")
+                    yield f"{word}: {function} on {target}: {difference}"
+                    for name in ("script", "replay"):
+                        if name in properties:
+                            yield f"  {name}: {properties[name]}"
             stored = [properties_of(report).get("stored") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
                 yield f"  stored: {path}"

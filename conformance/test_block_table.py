@@ -168,13 +168,13 @@ def _mapping_has(session: Session, holds: Any) -> bool:
     )
 
 
-def _everything(tables: Any, session: Session) -> Any:
+def _everything(tables: Any, session: Session) -> dict[str, Any]:
     """Hand out all that block tables write."""
     arguments = session.constructor.arguments
-    return (
-        tables.get_dummy_block_tables(arguments["max_num_reqs"]),
-        tables.get_dummy_slot_mappings(arguments["max_num_batched_tokens"]),
-    )
+    return {
+        "gathered block tables": tables.get_dummy_block_tables(arguments["max_num_reqs"]),
+        "slot mappings": tables.get_dummy_slot_mappings(arguments["max_num_batched_tokens"]),
+    }
 
 
 def _ids(session: Session) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import reference
 from conformance.calls import Call
@@ -28,27 +29,45 @@ def _holds_what_it_is_given(function: str) -> Check:
     def holds_what_it_is_given(target: Target, given: set[str]) -> None:
         """It holds what it is given, by name alone, and what reference holds otherwise."""
         ours, theirs = (_made(twin, function, names, given) for twin in (REFERENCE, target))
-        check_equal(target, Call(function, dict.fromkeys(sorted(given))), ours, theirs, function)
+        values = {name: _value(name) for name in names if name in given}
+        check_equal(target, Call(function, values), ours, theirs, NAMES)
 
     return holds_what_it_is_given
 
 
-def _made(twin: Target, function: str, names: list[str], given: set[str]) -> dict[str, Any]:
+NAMES: Final = (
+    "what it raises if its arguments are passed by position",
+    "the object",
+    "its equality with an object of the same arguments",
+    "the containers that it shares with that object",
+)
+"""What reports call the parts of an outcome."""
+
+
+def _value(name: str) -> str:
+    """Return what a field is given."""
+    return f"the {name}"
+
+
+def _made(twin: Target, function: str, names: list[str], given: set[str]) -> tuple[Any, ...]:
     """Return what two objects made with the same arguments hold, or why they are refused."""
     cls = twin.lookup(function)
-    outcome: dict[str, Any] = {"by position": _refusal(cls, *given) if given else None}
-    keywords = {name: f"the {name}" for name in given}
+    by_position = _refusal(cls, *given) if given else None
+    keywords = {name: _value(name) for name in given}
     try:
         one, other = cls(**keywords), cls(**keywords)
     except TypeError:
-        return outcome | {"made": "TypeError"}
-    held = [{name: getattr(config, name, "absent") for name in names} for config in (one, other)]
+        return by_position, "a TypeError", None, None
+    held = [
+        SimpleNamespace(**{name: getattr(config, name, "absent") for name in names})
+        for config in (one, other)
+    ]
     shared = [
         name
-        for name, value in held[0].items()
-        if isinstance(value, dict | list | set) and value is held[1][name]
+        for name, value in vars(held[0]).items()
+        if isinstance(value, dict | list | set) and value is getattr(held[1], name)
     ]
-    return outcome | {"made": held[0], "is equal": one == other, "shared": shared}
+    return by_position, held[0], one == other, shared
 
 
 def _refusal(cls: Any, *values: object) -> str | None:

@@ -14,24 +14,24 @@ from unittest import mock
 
 from conformance.actors import actors
 from conformance.calls import Call
+from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.evaluation import check_equal
 from conformance.profiles import Kind
 from conformance.properties import FixedCheck, law
+from conformance.report import Mismatch
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.kv_layout import (
     LAYOUTS,
+    OVERRIDE,
     TEXT_LENGTH,
+    VARIABLE,
     Step,
     histories,
     is_valid_calls,
 )
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
-
-VARIABLE = "VLLM_KV_CACHE_LAYOUT"
-OVERRIDE = "_KV_CACHE_LAYOUT_OVERRIDE"
 
 test_is_valid_kv_cache_layout = Contract(
     "is_valid_kv_cache_layout",
@@ -78,6 +78,43 @@ def _possible(target: Target, history: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(step for step in history if has_attribute or step.what != "attribute")
 
 
+class _Error(str):
+    """What is answered by an exception, for a report."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _check_history(
+    target: Target,
+    function: str,
+    history: tuple[Step, ...],
+    expected: list[object],
+    got: list[object],
+    where: str = "",
+) -> None:
+    """Raise `Mismatch` at the first step of a history that is not answered as expected.
+
+    Args:
+        target: What was called.
+        function: The function that the check is about.
+        history: The steps.
+        expected: The answer to each step; or that and the override after it, step by step.
+        got: What the target answered.
+        where: In which thread the steps were done, if not in this one.
+    """
+    __tracebackhide__ = True
+    if first_difference(expected, got) is None:
+        return
+    names = [f"[{i}] {step!r}{where}" for i, step in enumerate(history)]
+    if len(expected) > len(history):
+        names = [text for i, name in enumerate(names) for text in (name, f"{OVERRIDE} after [{i}]")]
+    difference = first_difference(expected, got, tuple(names))
+    assert difference is not None
+    step = names.index(difference.path) * len(history) // len(names)
+    raise Mismatch(Call(function, {"history": history[: step + 1]}), target.name, difference)
+
+
 def _play(
     target: Target,
     history: tuple[Step, ...],
@@ -101,10 +138,10 @@ def _play(
                 seen.append(reading(do) if step.what == "get" else do())
             except Exception as error:  # noqa: BLE001  # its class is the answer
                 named = [name for name in LAYOUTS if name in str(error)]
-                seen.append(f"{type(error).__name__} naming {', '.join(named)}")
+                seen.append(_Error(f"a {type(error).__name__} naming {', '.join(named) or 'none'}"))
             if shows_override:
                 override = getattr(module, OVERRIDE)
-                seen.append(override if isinstance(override, str) else type(override))
+                seen.append(override if isinstance(override, str | None) else type(override))
     return seen
 
 
@@ -132,12 +169,13 @@ def _play_public_histories(target: Target, _: object) -> None:
     with actors(1) as (actor,):
         for history in _public_histories():
             steps = tuple(part for step in history for part in (step, Step("get")))
-            call = Call("get_kv_cache_layout", {"history": steps})
             expected = _play(REFERENCE, steps)
-            check_equal(target, call, expected, _play(target, steps), "answers")
+            got = _play(target, steps)
+            _check_history(target, "get_kv_cache_layout", steps, expected, got)
             if len(history) < 3:
                 got = _play(target, steps, reading=actor.do)
-                check_equal(target, call, expected, got, "answers in another thread")
+                where = " in another thread"
+                _check_history(target, "get_kv_cache_layout", steps, expected, got, where)
 
 
 test_every_short_history = FixedCheck(
@@ -204,10 +242,9 @@ def _is_strange(history: tuple[Step, ...], what: str) -> bool:
 def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
     """Each read answers what is in force then, or refuses it by both names, as reference does."""
     history = _possible(target, history)
-    call = Call("get_kv_cache_layout", {"history": history})
     shows = _holder(target) is not None
     expected, got = (_play(one, history, shows_override=shows) for one in (REFERENCE, target))
-    check_equal(target, call, expected, got, "answers")
+    _check_history(target, "get_kv_cache_layout", history, expected, got)
 
 
 @law(
@@ -220,27 +257,40 @@ def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
 )
 def test_what_is_set_is_read(target: Target, history: tuple[Step, ...]) -> None:
     """After each set a read answers it, whatever was before; a refused set changes nothing."""
-    get, set_layout = (
-        target.lookup(name) for name in ("get_kv_cache_layout", "set_kv_cache_layout")
-    )
+    set_layout = target.lookup("set_kv_cache_layout")
+    done: list[Step] = []
+
+    def check(step: Step, expected: object) -> None:
+        """Do a step, and check what it answers."""
+        done.append(step)
+        try:
+            is_set = step.what == "set"
+            got = set_layout(cache_layout=step.made()) if is_set else _do(target, module, step)
+        except Exception as error:  # noqa: BLE001  # its class is the answer
+            got = _Error(f"a {type(error).__name__}")
+        answers = [None] * (len(done) - 1)
+        _check_history(
+            target, "set_kv_cache_layout", (*done,), [*answers, expected], [*answers, got]
+        )
+
     with _as_found(target) as module:
         for step in _possible(target, history):
             before = getattr(module, OVERRIDE, None)
             if step.what != "set":
+                done.append(step)
                 with contextlib.suppress(ValueError):
                     _do(target, module, step)
             elif step.value in LAYOUTS:
-                set_layout(cache_layout=step.value)
-                assert step.value == get() == getattr(module, OVERRIDE, step.value)
+                check(step, None)
+                check(Step("get"), step.value)
+                assert getattr(module, OVERRIDE, step.value) == step.value
             elif step.value is None:
-                set_layout(None)
-                os.environ[VARIABLE] = "HND"
-                assert get() == "HND"
+                check(step, None)
+                done.append(Step("environment", "HND"))
+                _do(target, module, done[-1])
+                check(Step("get"), "HND")
             else:
-                message = ""
-                with contextlib.suppress(ValueError):
-                    message = f"returned {set_layout(step.made())}"
-                assert message == ""
+                check(step, _Error("a ValueError"))
                 assert getattr(module, OVERRIDE, None) is before
 
 

@@ -6,8 +6,9 @@ import textwrap
 from typing import Any, Final
 
 from conformance.calls import calls_in
+from conformance.places import describe_place
 from conformance.properties import Check
-from conformance.report import Mismatch, first_line, locate, render
+from conformance.report import Mismatch, first_line, render
 from conformance.reports.picture import pictures_of
 
 MAX_CHARS = 20_000
@@ -51,7 +52,7 @@ def describe_failure(
     if mismatch is not None:
         found["difference"] = mismatch.difference.line
         found["verdict"] = mismatch.difference.verdict.value
-        found["where"] = locate(mismatch.call, mismatch.difference)
+        found["where"] = describe_place(mismatch.call, mismatch.difference)
     call = next(calls_in(example), None) if mismatch is None else mismatch.call
     if call is not None:
         found["call"] = call.function

@@ -16,7 +16,7 @@ import reference
 from conformance.calls import Call
 from conformance.comparison import field_name
 from conformance.differences import Difference, Verdict
-from conformance.report import PER_REQUEST, PER_TOKEN, flat_arguments
+from conformance.places import PER_REQUEST, PER_TOKEN, flat_arguments
 from conformance.strategies.batch import Batch, Layout
 
 MAX_CELLS = 32

@@ -27,6 +27,17 @@ def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
     return array
 
 
+def is_poisoned(array: Array) -> bool:
+    """Return whether an array has elements, and each is poison; no array of bools is.
+
+    >>> is_poisoned(poisoned((2,), np.int32)), is_poisoned(np.array([1, 2]))
+    (True, False)
+    """
+    if array.size == 0 or array.dtype.kind not in "iuf":
+        return False
+    return bool((np.ascontiguousarray(array).view(np.uint8) == POISON_BYTE).all())
+
+
 def base_of(array: Array) -> Array:
     """Return the array that owns the memory of an array: the last `base` that is one.
 

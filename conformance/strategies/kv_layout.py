@@ -35,7 +35,14 @@ NUM_CARRIED = len(STRANGE) - 2
 """How many of them exist for every implementation; torch knows no text."""
 
 
-@dataclasses.dataclass(frozen=True)
+VARIABLE: Final = "VLLM_KV_CACHE_LAYOUT"
+"""The environment variable that a layout is read from."""
+
+OVERRIDE: Final = "_KV_CACHE_LAYOUT_OVERRIDE"
+"""The attribute that holds the layout that is set, in an implementation that has it."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Step:
     """One thing that happens.
 
@@ -50,6 +57,18 @@ class Step:
     def made(self) -> Any:
         """Return the value."""
         return STRANGE[self.value]() if isinstance(self.value, int) else self.value
+
+    def __repr__(self) -> str:
+        value = repr(self.made())
+        if self.what == "environment":
+            name = f"os.environ[{VARIABLE!r}]"
+            return f"del {name}" if self.value is None else f"{name} = {value}"
+        words = {
+            "get": "get_kv_cache_layout()",
+            "set": f"set_kv_cache_layout({value})",
+            "attribute": f"{OVERRIDE} = {value}",
+        }
+        return words.get(self.what, value)
 
 
 @st.composite

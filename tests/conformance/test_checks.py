@@ -296,7 +296,7 @@ def test_hints_are_for_targets_that_take_them() -> None:
 def test_reference_does_not_get_hints() -> None:
     """A bad hint is no bad call of reference, which would answer it."""
     lines = failure(same_refusal(_hinting(8, is_hint=False)), target_of(_with_hint))
-    assert lines[0] == "get_dcp_local_seq_lens on reference: no error"
+    assert lines[0] == "get_dcp_local_seq_lens on reference: no error for an invalid call"
 
 
 def test_a_result_is_compared_by_what_it_shows() -> None:
@@ -319,7 +319,10 @@ def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyP
     check = session_check(
         "BlockTables",
         block_tables_sessions,
-        lambda tables, _: [tables.get_dummy_block_tables(1), tables.get_dummy_slot_mappings(1)],
+        lambda tables, _: {
+            "tables": tables.get_dummy_block_tables(1),
+            "slots": tables.get_dummy_slot_mappings(1),
+        },
     )
     lines = failure(check, TARGETS["host"])
     assert lines[0].startswith("BlockTables.")

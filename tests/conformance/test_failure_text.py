@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from small_runs import HEAD, Runner
 
 import fast
+from conformance import test_config, test_kv_layout
 from conformance.calls import Call
 from conformance.checks import ValidExample, same_answer, same_refusal
 from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts import Contract
+from conformance.differences import Difference, Verdict
 from conformance.evaluation import exception_of
 from conformance.failure_text import MAX_LINES, failure_text
 from conformance.formatting import WIDTH
@@ -31,8 +33,11 @@ from conformance.invocations import PLAIN, CallVariant
 from conformance.laws.law_checks import law_checks
 from conformance.profiles import PROFILES
 from conformance.properties import FAILURES, Check
+from conformance.sessions import SessionMismatch
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.block_table import Operation, Session
+from conformance.strategies.kv_layout import Step
 from conformance.targets import Target
 from reference import PerLayerParameters
 
@@ -71,6 +76,25 @@ def micro_batches() -> Call:
         "create_ubatch_slices",
         {"num_scheduled_tokens": guarded([2, 1], np.int32), "split_points": [1]},
     )
+
+
+BLOCKS = Call(
+    "BlockTables",
+    {
+        "block_sizes": [2],
+        "max_num_reqs": 1,
+        "max_num_batched_tokens": 1,
+        "max_model_len": 2,
+        "device": "cpu",
+        "pin_memory": False,
+    },
+)
+
+
+def long_life(number: int) -> Session:
+    """Return a session of block tables: one row, and gathers of it."""
+    again = [Operation.gathering([0])] * number
+    return Session(BLOCKS, (Operation.appending([0], [[[7]]], [True]), *again))
 
 
 def parameters() -> Call:
@@ -175,9 +199,91 @@ def test_a_changed_argument() -> None:
     """The report says that it was an argument, and what it held."""
     lines = text_of_answer(lengths(), lambda right, seq_lens, *_: (right(), seq_lens.zero_())[0])
     assert [
-        "get_dcp_local_seq_lens on host: changes what it must leave as it was",
+        "get_dcp_local_seq_lens on host: changes an argument that it must leave as it was",
         "    seq_lens[0] = 0, but should be 5  (request 0)",
     ] == lines[:2]
+
+
+def test_a_changed_setting_of_the_process() -> None:
+    """It is seen after a whole test; the report has no call, and says so."""
+
+    def change(right: Callable[[], Any], *_: object) -> object:
+        np.seterr(over="raise")
+        return right()
+
+    check, target = same_answer(contract_of(lengths())), planted("get_dcp_local_seq_lens", change)
+    error = exception_of(check.bind(target, PROFILES["dev"], "minimal"))
+    assert error is not None
+    assert [
+        "get_dcp_local_seq_lens on host: changes a setting of the process",
+        "    numpy.geterr() = {'over': 'raise'}, but should be {'over': 'warn'}",
+    ] == failure_text(check, target, None, error, []).splitlines()
+
+
+def test_a_long_session() -> None:
+    """Its operations are counted; equal ones in a row are one line."""
+    difference = Difference(Verdict.VALUE, "slot mappings", (0, 0), 5, -1)
+    error = SessionMismatch(long_life(200), 200, "host", difference)
+    lines = str(error).splitlines()
+    assert [
+        "BlockTables.gather_block_tables on host: wrong value",
+        "    slot mappings[0, 0] = 5, but should be -1",
+        "called with",
+        "    idx_mapping = [0]  (int32)",
+        "after 200 operations (199 gather_block_tables, 1 append_block_ids)",
+    ] == lines[:5]
+    assert "    gather_block_tables(idx_mapping=[0]), 199 times" == lines[-1]
+    assert len(lines) == 8
+
+
+def test_a_history_of_a_setting() -> None:
+    """It ends with the step that is answered wrong; each step is what a caller writes."""
+    steps = (Step("set", "HND"), Step("environment", "NHD"), Step("set"), Step("get"), Step("get"))
+    check = dataclasses.replace(
+        test_kv_layout.test_the_layout_in_force, examples=lambda _: st.just(steps)
+    )
+    stays: list[object] = [None]
+
+    def stay(_: object, layout: str | None = None) -> None:
+        stays[0] = layout or stays[0]
+        fast.kv_layout._KV_CACHE_LAYOUT_OVERRIDE = stays[0]  # type: ignore[assignment]
+
+    try:
+        lines = text_of(check, planted("set_kv_cache_layout", stay))
+    finally:
+        fast.set_kv_cache_layout(None)
+    assert [
+        "get_kv_cache_layout on host: wrong value",
+        "    _KV_CACHE_LAYOUT_OVERRIDE after [2] = 'HND', but should be None",
+        "called with",
+        "    history = (",
+        "        [0] set_kv_cache_layout('HND')",
+        "        [1] os.environ['VLLM_KV_CACHE_LAYOUT'] = 'NHD'",
+        "        [2] set_kv_cache_layout(None)",
+        "    )",
+    ] == lines
+
+
+def test_a_default_of_a_configuration() -> None:
+    """The field has its name, and texts have quotes."""
+
+    @dataclasses.dataclass(kw_only=True)
+    class CacheConfig:
+        block_size: int = 16
+        gpu_memory_utilization: float = 0.9
+        mamba_cache_mode: str = "all"
+
+    check = dataclasses.replace(
+        test_config.test_cache_config, examples=lambda _: st.just({"block_size"})
+    )
+    module = ModuleType("mine")
+    vars(module).update({**vars(fast), "CacheConfig": CacheConfig})
+    assert [
+        "CacheConfig on host: wrong value",
+        "    the object.mamba_cache_mode = 'all', but should be 'none'",
+        "called with",
+        "    block_size = 'the block_size'",
+    ] == text_of(check, Target("host", Implementation("mine", module)))
 
 
 def test_an_exception() -> None:
@@ -209,7 +315,7 @@ def refusal(*expected: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return decorate
 
 
-@refusal("create_ubatch_slices on host: no error")
+@refusal("create_ubatch_slices on host: no error for an invalid call")
 def accepts(right: Callable[[], Any], *_: object) -> object:
     """Accept what must be refused."""
     try:

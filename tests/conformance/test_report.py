@@ -9,7 +9,8 @@ import pytest
 
 from conformance.calls import Call
 from conformance.differences import Difference, Verdict
-from conformance.report import Mismatch, locate, render
+from conformance.places import describe_place, locate
+from conformance.report import Mismatch, render
 from conformance.strategies.batch import Batch, Layout
 
 BATCH = Batch((2, 0, 3), (3, 0, 1), Layout(2), ((4, 9, 7), (), (1, 5)), num_padding_tokens=1)
@@ -99,6 +100,30 @@ def test_long_values_are_cut() -> None:
 def test_where_a_difference_lies(call: Call, difference: Difference, where: str) -> None:
     """An index is described as a request or a token of the batch, or of the part of a result."""
     assert where == locate(call, difference)
+
+
+RANKS = Call(
+    "get_dcp_local_seq_lens",
+    {"seq_lens": np.array([5], np.int32), "out": np.full((2, 1), 9, np.int32)},
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "index", "got", "where"),
+    [
+        ("out", (1, 0), 9, "as before the call"),
+        ("out", (1, 0), 8, ""),  # a row is a request, and no token
+        ("result", (0, 0), -1431655766, "new memory is filled with this number"),
+        ("result", (0, 0), 2**31 - 1, "new memory is filled with this number"),
+        ("result", None, -1431655766, ""),
+        ("result.shape", None, (1,), ""),
+    ],
+)
+def test_what_was_never_written(
+    path: str, index: tuple[int, ...] | None, got: object, where: str
+) -> None:
+    """A report says that an element of `out` was left as it was, or that of a result unwritten."""
+    assert where == describe_place(RANKS, Difference(Verdict.VALUE, path, index, got, 0))
 
 
 def test_a_mismatch_is_reported_in_full() -> None:
