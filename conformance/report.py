@@ -108,6 +108,8 @@ def difference_lines(difference: Difference, where: str = "") -> list[str]:
     """
     if len(difference.line) + len(where) <= WIDTH - len(INDENT):
         return [difference.line + where]
+    if where and len(difference.line) <= WIDTH - len(INDENT):
+        return [difference.line, where.strip()]
     got, expected = around_difference(str(difference.got), str(difference.expected))
     is_outcome = difference.verdict is Verdict.OUTCOME
     lines = [

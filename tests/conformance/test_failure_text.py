@@ -21,6 +21,7 @@ import fast
 from conformance import test_config, test_kv_layout
 from conformance.calls import Call
 from conformance.checks import ValidExample, same_answer, same_refusal
+from conformance.comparison import first_difference
 from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts import Contract
 from conformance.differences import Difference, Verdict
@@ -31,14 +32,15 @@ from conformance.functions import find_contract
 from conformance.implementations import Implementation
 from conformance.invocations import PLAIN, CallVariant
 from conformance.laws.law_checks import law_checks
-from conformance.profiles import PROFILES
+from conformance.profiles import PROFILES, Kind
 from conformance.properties import FAILURES, Check
 from conformance.sessions import SessionMismatch
-from conformance.strategies.arrays import guarded
+from conformance.strategies.arrays import guarded, poisoned
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.kv_layout import Step
-from conformance.targets import Target
+from conformance.summary import Run
+from conformance.targets import TARGETS, Target
 from reference import PerLayerParameters
 
 pytest_plugins = ["pytester"]
@@ -286,6 +288,28 @@ def test_a_default_of_a_configuration() -> None:
     ] == text_of(check, Target("host", Implementation("mine", module)))
 
 
+def test_memory_that_nobody_wrote() -> None:
+    """An `out` of poison is no column of numbers; what is left of it is named."""
+    out = poisoned((7,), np.int64)
+    lines = text_of_answer(slots(BATCH).replacing(out=out), lambda _, *arguments: arguments[-1][:6])
+    assert [
+        "compute_slot_mapping on host: wrong value",
+        "    result[0] = -6148914691236517206, but should be 19",
+        "    (request 0, token 0 of its 2, new memory is filled with this number)",
+        "called with",
+        "    block_size = 2",
+        "    out = new memory of shape (7,), in which each byte is 0xAA  (int64)",
+        "    request  tokens  block_table  positions",
+    ] == lines[:7]
+
+
+def test_a_text_has_quotes() -> None:
+    """The text "None" is not None, and the empty text is seen."""
+    assert "result = '', but should be None" == getattr(first_difference(None, ""), "line", "")
+    found = first_difference(["none"], ["None"])
+    assert "result[0] = 'None', but should be 'none'" == getattr(found, "line", "")
+
+
 def test_an_exception() -> None:
     """What is raised, where in the implementation, and how the call was made."""
 
@@ -475,3 +499,29 @@ def test_a_run_prints_the_first_failure_of_a_function(
     assert len(result.outlines) < 50
     result = runner.run("--all-failures")
     result.stdout.fnmatch_lines(["user on host contradicts: It uses what is slow."])
+
+
+def failed(test: str, difference: str, **found: object) -> pytest.TestReport:
+    """Return the report of a failed test of one function."""
+    properties = {"kind": Kind.SAME_ANSWER.value, "difference": difference, **found}
+    where = (test, 0, test)
+    report = pytest.TestReport(test, where, {}, "failed", "a text", "call")
+    report.user_properties = list(properties.items())
+    return report
+
+
+def test_the_lines_at_the_end_of_a_run() -> None:
+    """What can be replayed comes first; a crash has a line too, since the table names it."""
+    run = Run([TARGETS["host"]], PROFILES["dev"])
+    run.note(failed("test[host-minimal]", "a setting = 2, but should be 1"), "slots", "host")
+    run.note(failed("large[host-real]", "the call hangs", crash="HANGS"), "slots", "host")
+    assert [
+        "FAILS: slots on host: a setting = 2, but should be 1",
+        "FAILS: slots on host: the call hangs",
+    ] == list(run.failure_lines())
+    run.note(failed("test[host-real]", "result = 2, but should be 1", replay="a"), "slots", "host")
+    assert [
+        "FAILS: slots on host: result = 2, but should be 1",
+        "  replay: a",
+        "FAILS: slots on host: the call hangs",
+    ] == list(run.failure_lines())

@@ -100,6 +100,9 @@ def planted_bugs() -> Iterator[Planted]:
     source = wrong_result(slots, "if len(result): result[-1:] = -1")
     yield Planted(test, source, "result[", target="sim")
     yield Planted(test, SLOTS_THAT_CHANGE_POSITIONS, "positions[", has_script=True)
+    unchecked = SLOTS_THAT_CHANGE_POSITIONS.replace("+= 1", "+= not is_checked()")
+    source = f"from fast.checked_mode import is_checked\n{unchecked}"
+    yield Planted(test, source, "positions[", has_script=True)
     yield Planted(f"{test}_refuses", SLOTS_OF_ANY_RANK, "the call returned", has_script=True)
     source = wrong_result(slots, "result[1:] = result[:1]")
     yield Planted(f"{test}_laws/slots_are_distinct", source)
