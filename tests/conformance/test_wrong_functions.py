@@ -84,7 +84,7 @@ def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
         (  # only a law shows it
             UNKNOWN_LAYOUT_IGNORED,
             "get_kv_cache_layout",
-            r"answers\[\d\] = NHD, but should be ValueError naming NHD, HND",
+            r"\[\d\] get_kv_cache_layout\(\) = 'NHD', but should be a ValueError naming NHD, HND",
             ("kv_layout", "kv_binding", "memory"),
         ),
     ],
