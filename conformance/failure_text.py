@@ -130,6 +130,8 @@ def _message_lines(check: Any, target: Target, example: Any, error: BaseExceptio
 
 def _example_lines(example: Any) -> list[str]:
     """Return an example in which there is no call."""
+    if example == set():  # of what is given
+        return ["called without arguments"]
     lines = [] if example is None else value_lines("example = ", example, width=WIDTH - 4)
     return [f"{INDENT}{line}" for line in lines]
 

@@ -118,7 +118,7 @@ class Run(Outcomes):
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
 
-        The gravest finding comes first, then what can be replayed, and the plain test of valid
+        The gravest finding comes first, then what an example shows, and the plain test of valid
         calls; among tests of one kind,
         those that use no other function, then tests of small examples, and tests that name the
         field that differs.
@@ -131,8 +131,8 @@ class Run(Outcomes):
             is_error = re.match(r"\w+: ", str(found.get("difference", "Error: "))) is not None
             is_large = "minimal" not in report.nodeid
             gravity = -finding_in(report).weight
-            has_no_call = "replay" not in found
-            return gravity, has_no_call, kind, bool(used), is_large, is_error, report.nodeid
+            has_no_example = "source" not in found  # such as a setting that some call changed
+            return gravity, has_no_example, kind, bool(used), is_large, is_error, report.nodeid
 
         return [report for report, _ in sorted(self.failures(function, target), key=rank)]
 

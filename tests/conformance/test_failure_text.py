@@ -511,7 +511,7 @@ def failed(test: str, difference: str, **found: object) -> pytest.TestReport:
 
 
 def test_the_lines_at_the_end_of_a_run() -> None:
-    """What can be replayed comes first; a crash has a line too, since the table names it."""
+    """What an example shows comes first; a crash has a line too, since the table names it."""
     run = Run([TARGETS["host"]], PROFILES["dev"])
     run.note(failed("test[host-minimal]", "a setting = 2, but should be 1"), "slots", "host")
     run.note(failed("large[host-real]", "the call hangs", crash="HANGS"), "slots", "host")
@@ -519,9 +519,8 @@ def test_the_lines_at_the_end_of_a_run() -> None:
         "FAILS: slots on host: a setting = 2, but should be 1",
         "FAILS: slots on host: the call hangs",
     ] == list(run.failure_lines())
-    run.note(failed("test[host-real]", "result = 2, but should be 1", replay="a"), "slots", "host")
+    run.note(failed("test[host-real]", "result = 2, but should be 1", source="a"), "slots", "host")
     assert [
         "FAILS: slots on host: result = 2, but should be 1",
-        "  replay: a",
         "FAILS: slots on host: the call hangs",
     ] == list(run.failure_lines())
