@@ -5,6 +5,7 @@ Frames of the harness and notes of Hypothesis are left out; `--full-trace` shows
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 import time
 import traceback
@@ -22,7 +23,7 @@ from conformance.adapters import Unsupported
 from conformance.calls import calls_in
 from conformance.crashes import RERUN
 from conformance.differences import raised
-from conformance.formatting import WIDTH, value_lines
+from conformance.formatting import WIDTH, around_difference, value_lines
 from conformance.generation import PASSED_AGAIN
 from conformance.invocations import PLAIN
 from conformance.laws.law_checks import LawViolation
@@ -105,7 +106,10 @@ def difference_of(error: BaseException, check: Any) -> str:
     if is_flaky(error):
         return "different results for the same arguments"
     if isinstance(error, Mismatch):
-        return f"{error.difference.line}{f' ({error.condition})' if error.condition else ''}"
+        found = error.difference
+        got, expected = around_difference(str(found.got), str(found.expected))
+        line = dataclasses.replace(found, got=got, expected=expected).line
+        return f"{line} ({error.condition})" if error.condition else line
     return RERUN.line or first_line(error, check.description)
 
 

@@ -26,7 +26,7 @@ from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts import Contract
 from conformance.differences import Difference, Verdict
 from conformance.evaluation import exception_of
-from conformance.failure_text import MAX_LINES, failure_text
+from conformance.failure_text import MAX_LINES, difference_of, failure_text
 from conformance.formatting import WIDTH
 from conformance.functions import find_contract
 from conformance.implementations import Implementation
@@ -34,6 +34,7 @@ from conformance.invocations import PLAIN, CallVariant
 from conformance.laws.law_checks import law_checks
 from conformance.profiles import PROFILES, Kind
 from conformance.properties import FAILURES, Check
+from conformance.report import Mismatch
 from conformance.sessions import SessionMismatch
 from conformance.strategies.arrays import guarded, poisoned
 from conformance.strategies.batch import Batch, Layout
@@ -303,6 +304,15 @@ def test_memory_that_nobody_wrote() -> None:
     ] == lines[:7]
 
 
+def test_a_long_value_is_cut_in_a_line() -> None:
+    """The line at the end of a run has what is expected, however long what was returned is."""
+    difference = Difference(
+        Verdict.OUTCOME, "the call", None, f"returned {'1' * 999}", "raise KeyError"
+    )
+    line = difference_of(Mismatch(lengths(), "host", difference), None)
+    assert re.fullmatch(r"the call returned 1{151}\.\.\., but should raise KeyError", line)
+
+
 def test_a_text_has_quotes() -> None:
     """The text "None" is not None, and the empty text is seen."""
     assert "result = '', but should be None" == getattr(first_difference(None, ""), "line", "")
@@ -442,8 +452,11 @@ def test_a_condition() -> None:
     arguments = {"block_ids": guarded([1, 3], np.int32), "blocks_per_kv_block": 2}
     contract = contract_of(Call("map_to_kernel_blocks", arguments))
     [check] = [check for name, check in condition_checks(contract) if name.endswith("in_threads")]
-    lines = text_of(check, planted("map_to_kernel_blocks", change))
+    target = planted("map_to_kernel_blocks", change)
+    lines = text_of(check, target)
     assert re.fullmatch(r"map_to_kernel_blocks on host, .*thread.*: wrong value", lines[0])
+    line = difference_of(FAILURES[-1][-1], check)
+    assert re.fullmatch(r"result\[0\] = 3, but should be 2 \(.*thread.*\)", line)
 
 
 TOY = (
