@@ -93,7 +93,7 @@ def test_what_is_not_caught_fails(
 
 def test_a_late_median_fails(capsys: pytest.CaptureFixture[str]) -> None:
     """Where half take more than 20 examples the whole fails, and a part of it does not."""
-    outcomes = [Outcome("f", str(n), "host", "caught", "t", "law", n, n) for n in (1, 21, 22)]
+    outcomes = [Outcome("f", str(n), "host", "caught", "t", n) for n in (1, 21, 22)]
     assert command_line.report(outcomes, is_whole=False) == 0
     assert command_line.report(outcomes, is_whole=True) == 1
     last = capsys.readouterr().out.splitlines()[-1]
@@ -124,8 +124,8 @@ def test_the_number_is_of_the_example_that_failed(
     monkeypatch.setattr(evaluation, "all_checks", lambda: [named])
     outcome = command_line.evaluate(HARMLESS)
     assert len(seen) == number
-    expected = ("caught", "test_toy::test_number[host-minimal]", number, number)
-    assert expected == (outcome.verdict, outcome.test, outcome.example, outcome.drawn)
+    expected = ("caught", "test_toy::test_number[host-minimal]", number)
+    assert expected == (outcome.verdict, outcome.test, outcome.example)
 
 
 def test_runs_of_the_stateful_test_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +143,17 @@ def test_runs_of_the_stateful_test_are_counted_once(monkeypatch: pytest.MonkeyPa
     before = COVERAGE.examples[entry.function, "host"]
     outcome = command_line.evaluate(entry)
     assert begun[0] == outcome.example
-    assert "stateful" == outcome.kind
 
 
-def test_examples_of_tests_that_passed_are_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test that fails needed is one number, what was drawn in all another."""
+def test_examples_of_tests_that_passed_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number is that of the test that fails."""
     passing, _ = failing_from(2**60, "passing")
     failing, _ = failing_from(3, "failing")
     checks = [evaluation.NamedCheck("test_toy", c.body.__name__, c) for c in (passing, failing)]
     monkeypatch.setattr(evaluation, "all_checks", lambda: checks)
     outcome = command_line.evaluate(HARMLESS)
     assert outcome.test == "test_toy::failing[host-minimal]"
-    assert (3, 403) == (outcome.example, outcome.drawn)  # 200 small ones and 200 large ones
+    assert 3 == outcome.example
 
 
 def test_a_functions_own_module_comes_first() -> None:
@@ -211,7 +210,7 @@ def test_what_is_found_until_then_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run that is ended prints what it has."""
-    outcomes = iter([Outcome(FUNCTION, "the first", "host", "caught", "t", "law", 1, 1)])
+    outcomes = iter([Outcome(FUNCTION, "the first", "host", "caught", "t", 1)])
 
     def evaluated(_: Bug) -> Outcome:
         try:

@@ -154,9 +154,7 @@ def evaluate(bug: Bug) -> Outcome:
         fields = {
             "verdict": "caught" if found.shows(bug) else "broken patch",
             "test": found.test,
-            "kind": found.kind,
             "example": found.number,
-            "drawn": found.drawn,
             "error": f"{type(found.error).__name__}: {difference.line if difference else first}",
         }
     seconds = round(time.perf_counter() - started, 3)
@@ -228,7 +226,7 @@ def make_table(outcomes: Sequence[Outcome]) -> Table:
     table = Table(title="bugs", box=box.SIMPLE_HEAD)
     table.add_column("what is wrong", ratio=5)
     table.add_column("caught by", ratio=6, overflow="fold")
-    for name in ("example", "all drawn", "seconds"):
+    for name in ("example", "seconds"):
         table.add_column(name, justify="right")
     before = ""
     for one in outcomes:
@@ -236,11 +234,10 @@ def make_table(outcomes: Sequence[Outcome]) -> Table:
             table.add_section()
             table.add_row(f"[bold]{escape(one.function)}[/bold]")
             before = one.function
-        numbers = [f"{n:,}" if n else "" for n in (one.example, one.drawn)]
         table.add_row(
             escape(f"  {one.bug}"),
             escape(one.test) or one.verdict.upper(),
-            *numbers,
+            f"{one.example:,}" if one.example else "",
             f"{one.seconds:.1f}",
         )
     return table

@@ -70,7 +70,6 @@ class Catch:
 
     Attributes:
         test: The test that failed, as pytest names it; for a replay, the model.
-        kind: The kind of its check.
         number: The number of the example that failed, in that test, counted from 1; of a replay,
             that of the step.
         drawn: Likewise, with all examples of the tests that passed before.
@@ -78,7 +77,6 @@ class Catch:
     """
 
     test: str
-    kind: str
     number: int
     drawn: int
     error: Exception
@@ -187,9 +185,7 @@ def first_mismatch(model: str, num_speculative_tokens: int = 0) -> Catch | None:
     for number, step in enumerate(islice(steps, NUM_REPLAYED_STEPS), start=1):
         mismatch = twins.execute(step)
         if mismatch is not None:
-            return Catch(
-                f"replay of {model}", REPLAY, number, number, AssertionError(mismatch.line)
-            )
+            return Catch(f"replay of {model}", number, number, AssertionError(mismatch.line))
     return None
 
 
@@ -218,7 +214,7 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
                 again = len(FAILURES) - 1 if FAILURES else 2
                 last = COVERAGE.examples[key] - again
                 test = named.test(target, size)
-                return Catch(test, named.check.kind.value, last - before, last - start, error)
+                return Catch(test, last - before, last - start, error)
             finally:
                 FAILURES.clear()
     return None

@@ -16,9 +16,7 @@ class Outcome:
         verdict: `caught`, as it should be; `not caught`; `broken patch`, where it does not apply or
             something else than the bug was seen.
         test: The test that failed, as pytest names it; empty where none did.
-        kind: The kind of its check.
         example: The number of its example that failed, counted from 1; 0 where none did.
-        drawn: Likewise, with the examples of all tests that passed before.
         error: The failure, in a line.
         seconds: How long all this took.
     """
@@ -28,9 +26,7 @@ class Outcome:
     target: str
     verdict: str
     test: str = ""
-    kind: str = ""
     example: int = 0
-    drawn: int = 0
     error: str = ""
     seconds: float = 0.0
 
