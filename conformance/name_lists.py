@@ -28,9 +28,10 @@ def near(name: str, known: Collection[str]) -> str:
     """Return a few of the known names, those nearest to one that is unknown.
 
     >>> near("slot", ["blocks", "slots", "compute_slot_mapping"])
-    'compute_slot_mapping, slots'
+    'slots, compute_slot_mapping'
     """
     inside = [other for other in known if name and name.lower() in other.lower()]
+    inside.sort(key=lambda other: (not other.lower().startswith(name.lower()), other))
     close = difflib.get_close_matches(name, known, LIMIT, 0.5)
-    found = list(dict.fromkeys([*sorted(inside), *close])) or list(known)
+    found = list(dict.fromkeys([*inside, *close])) or list(known)
     return ", ".join(found[:LIMIT])

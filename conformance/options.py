@@ -134,12 +134,8 @@ def run_of_options(config: pytest.Config) -> Run:
         stored_cases = _stored_cases(config)
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
-    try:
-        if trace is not None:
-            read_trace(trace)
-    except (ValueError, KeyError, OSError) as error:
-        said = error.args[0] if isinstance(error, KeyError) else error
-        raise pytest.UsageError(f"--trace {trace}: {said}") from error
+    if trace is not None:
+        _check_trace(trace)
     profile = PROFILES[name]
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbits(64))
@@ -153,6 +149,17 @@ def run_of_options(config: pytest.Config) -> Run:
         any(map(config.getoption, ("--vectors", "--replay"))),
     )
     return run
+
+
+def _check_trace(trace: Path) -> None:
+    """Raise `pytest.UsageError` if a trace cannot be read."""
+    try:
+        read_trace(trace)
+    except OSError as error:
+        raise pytest.UsageError(f"--trace {trace}: {error.strerror}") from error
+    except (ValueError, KeyError) as error:  # which begins with the name of the file
+        said = error.args[0] if isinstance(error, KeyError) else error
+        raise pytest.UsageError(f"--trace {said}") from error
 
 
 def _stored_cases(config: pytest.Config) -> list[CaseCheck]:

@@ -66,7 +66,8 @@ def read_json(path: Path) -> Json:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        said = getattr(error, "strerror", None) or error  # without the number and the name again
+        raise ValueError(f"{path} cannot be read: {said}") from error
     version = read.get("schema_version") if isinstance(read, dict) else None
     if (
         not isinstance(version, str)

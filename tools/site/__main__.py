@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
     run("tools.site.__main__", "site")
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvtwin.parser import Parser
@@ -14,7 +15,7 @@ from tools.site.build import ROOT, build
 from tools.site.pictures import write_pictures
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Build the site, or draw the pictures; return the exit status."""
     parser = Parser(
         "python -m tools.site",
@@ -27,7 +28,7 @@ def main() -> int:
     )
     parser.add_argument("--check-urls", action="store_true", help="request each URL too")
     parser.add_argument("--pictures", action="store_true", help="draw docs/pictures, and no more")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.pictures:
         write_pictures()
         return 0
