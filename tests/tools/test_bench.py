@@ -222,6 +222,13 @@ def test_copiers_grow_as_a_copy(copy_us: float | None, holds: bool, allowed: str
     assert bound.got == f"2.25 times linear{allowed} (f)"
 
 
+@pytest.mark.parametrize(("ratios", "held"), [((0.05, 0.1), 2), ((0.3, 0.5), 1), ((0.4, 1.0), 0)])
+def test_targets_of_an_engine(ratios: tuple[float, ...], held: int) -> None:
+    """The geometric mean is at most 0.1, and no ratio above 0.9."""
+    run = record(baseline="vllm", rows=[row(ratio, 1.0) for ratio in ratios])
+    assert held == sum(bound.holds for bound in check_bounds(run))
+
+
 def test_each_step_of_a_copier_has_its_own_bound() -> None:
     """That a copy leaves a cache at one size allows nothing at another."""
     growing = [row(us, us, num_reqs) for us, num_reqs in ((1.0, 1), (4.0, 4), (36.0, 16))]

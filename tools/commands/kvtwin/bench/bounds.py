@@ -21,6 +21,12 @@ MAX_GEOMETRIC_MEAN: Final = 0.4
 MAX_GEOMETRIC_MEAN_OF_WORKERS: Final = 0.3
 """Without the copiers and callers."""
 
+ENGINE: Final = "vllm"
+"""The baseline that is an engine: it is timed on mixed batches of `ENGINE_SIZES` requests."""
+
+MAX_GEOMETRIC_MEAN_TO_ENGINE: Final = 0.1
+MAX_RATIO_TO_ENGINE: Final = 0.9
+
 MAX_ADDS_IN_A_STEP: Final = 200
 MAX_IMPORT_SECONDS: Final = 0.3
 MAX_FIRST_CALL: Final = 2.0
@@ -85,7 +91,9 @@ def geometric_mean(ratios: Iterable[float | None]) -> float:
 def check_bounds(record: Record) -> list[Bound]:
     """Check a run against all bounds of what it measured."""
     bounds = []
-    if record.device == "cpu":
+    if record.baseline == ENGINE:
+        bounds += _of_ratios_to_engine(record.rows)
+    elif record.device == "cpu":
         bounds += _of_ratios(record.rows)
     if record.growth:
         bounds.append(_of_growth(record.growth))
@@ -150,6 +158,28 @@ def _of_ratios(rows: Sequence[Row]) -> list[Bound]:
             f"at most {MAX_GEOMETRIC_MEAN_OF_WORKERS}",
             f"{workers:.2f}",
             workers <= MAX_GEOMETRIC_MEAN_OF_WORKERS,
+        ),
+    ]
+
+
+def _of_ratios_to_engine(rows: Sequence[Row]) -> list[Bound]:
+    """Compare the ratios to an engine with their bounds."""
+    ratios = [ratio for row in rows if (ratio := row.ratio()) is not None]
+    if not ratios:
+        return []
+    mean, worst = geometric_mean(ratios), max(ratios)
+    return [
+        Bound(
+            "geometric mean of the ratios to the engine",
+            f"at most {MAX_GEOMETRIC_MEAN_TO_ENGINE}",
+            f"{mean:.3f} over {len(ratios)} rows",
+            mean <= MAX_GEOMETRIC_MEAN_TO_ENGINE,
+        ),
+        Bound(
+            "each ratio to the engine",
+            f"at most {MAX_RATIO_TO_ENGINE}",
+            f"{worst:.2f}",
+            worst <= MAX_RATIO_TO_ENGINE,
         ),
     ]
 

@@ -23,14 +23,17 @@ def host_array_of(target: Target, array: np.ndarray[Any, Any]) -> Any:
 
 
 def make(target: Target, class_name: str, **fields: Any) -> Any:
-    """Return an object of the implementation's class of this name, or of what its adapter makes."""
+    """Return an object for an argument, which `prepare` converts."""
     adapter = target.implementation.adapter
     new = adapter.new if target.implementation.offers(class_name) else adapter.made
-    return adapter.theirs(new(class_name, **fields))
+    return new(class_name, **fields)
 
 
 def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
     """Return a call without arguments: what is timed, with nothing of an adapter in it.
+
+    An adapter with a method `prepare(function, *args, **kwargs)` makes the call itself, from
+    arguments that are converted.
 
     Args:
         target: What is called.
@@ -43,10 +46,14 @@ def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Callabl
     3
     """
     adapter = target.implementation.adapter
-    found = target.find(function)
     names: Mapping[str, str] = adapter.parameters.get(function, {})
     given = tuple(adapter.theirs(value) for value in args)
     named = {names.get(name, name): adapter.theirs(value) for name, value in kwargs.items()}
+    own = getattr(adapter, "prepare", None)
+    if own is not None:
+        prepared: Callable[[], Any] = own(function, *given, **named)
+        return prepared
+    found = target.find(function)
     return lambda: found(*given, **named)
 
 

@@ -21,7 +21,7 @@ from conformance.implementations import Implementation, load_implementation
 from conformance.name_lists import near
 from conformance.targets import Target
 from kvtwin.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
-from kvtwin.bench.bounds import check_bounds
+from kvtwin.bench.bounds import ENGINE, ENGINE_SIZES, check_bounds
 from kvtwin.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy
 from kvtwin.bench.jobs import JOBS, Job
 from kvtwin.bench.measuring import BASELINE, Row, WrongAnswerError, measure
@@ -35,6 +35,7 @@ from kvtwin.machine import cpu_model
 from kvtwin.parser import Parser, RenamedOption, beside_json, write_json
 
 QUICK_SIZES = (1, 64, 1024)
+ENGINE_BLOCKS = 25
 STEP_SIZE = 256
 NUM_OF_TRACE = 4
 """Batches that are cut from a trace."""
@@ -48,12 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = _picked(options.functions)
         stored = None if options.check is None else read_record(options.check)
         baseline = _load_baseline(options)
-        batches = all_batches(
-            KINDS,
-            QUICK_SIZES if options.quick else SIZES,
-            options.trace,
-            1 if options.quick else NUM_OF_TRACE,
-        )
+        with_engine = options.baseline == ENGINE
+        if with_engine:
+            batches = [make_batch("mixed", num_reqs) for num_reqs in ENGINE_SIZES]
+        else:
+            batches = all_batches(
+                KINDS,
+                QUICK_SIZES if options.quick else SIZES,
+                options.trace,
+                1 if options.quick else NUM_OF_TRACE,
+            )
     if options.png is not None:
         import matplotlib  # noqa: F401, ICN001, PLC0415  # requested before an hour's work
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -63,7 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["kvtwin", "bench", *(sys.argv[1:] if arguments is None else arguments)])
     bench = Bench(command, jobs, Target(BASELINE, baseline, "cpu"), options.device)
     try:
-        bench.run(batches, quick=options.quick, grows=options.png is not None or not options.quick)
+        if with_engine:
+            bench.compare(batches)
+        else:
+            grows = options.png is not None or not options.quick
+            bench.run(batches, quick=options.quick, grows=grows)
     except WrongAnswerError as error:
         print(f"WRONG: {error}")
         return 1
@@ -105,9 +114,14 @@ def _picked(functions: str | None) -> list[Job]:
 def _load_baseline(options: argparse.Namespace) -> Implementation:
     """Return the baseline that the options name."""
     try:
-        return load_implementation(options.baseline, options.adapter)
+        found = load_implementation(options.baseline, options.adapter)
     except ValueError as error:
         raise ValueError(str(error).replace("--impl", "--baseline")) from error
+    if options.baseline != ENGINE or options.adapter is not None:
+        return found
+    from kvtwin.baselines.vllm import VllmBaseline  # noqa: PLC0415  # after vLLM is prepared
+
+    return Implementation(found.name, found.module, VllmBaseline(found.module))
 
 
 def _make_parser() -> Parser:
@@ -119,6 +133,7 @@ def _make_parser() -> Parser:
             "--quick",
             "--functions compute_slot_mappings --all",
             "--json run.json --png growth.png",
+            "--baseline vllm --json engine.json",
         ),
         statuses={
             0: "fast is fast enough",
@@ -132,7 +147,8 @@ def _make_parser() -> Parser:
         "--baseline",
         metavar="MODULE",
         default="kvtwin.baselines",
-        help="the baseline, a module or a file; default: %(default)s",
+        help="the baseline, a module or a file, or vllm, the installed engine, on mixed batches;"
+        " default: %(default)s",
     )
     add("--peer", dest="baseline", action=RenamedOption, help=argparse.SUPPRESS)
     add("--adapter", metavar="MODULE", help="the baseline's adapter, as in the conformance run")
@@ -214,6 +230,16 @@ class Bench:
         self.record.step_us = {name: taken.median_us for name, taken in timing.items()}
         self.record.import_seconds = import_seconds()
         self.record.first_calls = first_calls()
+
+    def compare(self, batches: Sequence[Batch]) -> None:
+        """Measure only what `fast` and the baseline both have.
+
+        Raises:
+            WrongAnswerError: One of them answers something else than `reference`.
+        """
+        work = [(job, batch) for job in self.jobs for batch in batches]
+        rows = self._measure(work, num_blocks=ENGINE_BLOCKS, with_reference=False)
+        self.record.rows = [row for row in rows if BASELINE in row.timings]
 
     def _measure(
         self,

@@ -58,25 +58,29 @@ class InputBatch:
         order = batch.arrival
         self.req_ids = [f"request-{i}" for i in order.tolist()]
         self.num_computed_tokens_cpu = batch.num_computed_tokens[order].astype(np.int32)
+        is_decode = batch.query_lens <= batch.decode_threshold
+        prompts = np.where(is_decode, batch.num_computed_tokens, batch.seq_lens)
+        self.num_prompt_tokens = prompts[order].astype(np.int32)
         self._does_swap = does_swap
 
     def swap_states(self, i: int, j: int) -> None:
         """Swap two requests."""
         if self._does_swap:
-            ids, computed = self.req_ids, self.num_computed_tokens_cpu
+            ids = self.req_ids
             ids[i], ids[j] = ids[j], ids[i]
-            computed[[i, j]] = computed[[j, i]]
+            for counts in (self.num_computed_tokens_cpu, self.num_prompt_tokens):
+                counts[[i, j]] = counts[[j, i]]
 
 
 def reorder_call(
-    batch: Batch, target: Target, *, does_swap: bool
+    batch: Batch, target: Target, *, does_swap: bool, **options: Any
 ) -> tuple[InputBatch, Callable[[], Any]]:
-    """Return an input batch, and the call that reorders it."""
+    """Return an input batch, and the call that reorders it with these options."""
     function = "reorder_batch_to_split_decodes_and_prefills"
     ours = InputBatch(batch, does_swap=does_swap)
     scheduled = {f"request-{i}": n for i, n in enumerate(batch.query_lens.tolist())}
     output = SimpleNamespace(num_scheduled_tokens=scheduled)
-    return ours, prepare(target, function, ours, output, batch.decode_threshold)
+    return ours, prepare(target, function, ours, output, batch.decode_threshold, **options)
 
 
 def embeddings(batch: Batch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

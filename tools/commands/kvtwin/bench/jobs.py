@@ -147,9 +147,9 @@ def _split_extends(batch: Batch, target: Target) -> Prepared:
     )
 
 
-def _reorder(batch: Batch, target: Target) -> Prepared:
-    ours, once = reorder_call(batch, target, does_swap=True)
-    _, call = reorder_call(batch, target, does_swap=False)
+def _reorder(batch: Batch, target: Target, **options: int) -> Prepared:
+    ours, once = reorder_call(batch, target, does_swap=True, **options)
+    _, call = reorder_call(batch, target, does_swap=False, **options)
     return Prepared(call, lambda: (once(), list(ours.req_ids)))
 
 
@@ -289,6 +289,12 @@ JOBS: Final = (
     Job("split_decodes_and_prefills", _split),
     Job("split_decodes_prefills_and_extends", _split_extends),
     Job("reorder_batch_to_split_decodes_and_prefills", _reorder, is_copier=True),
+    Job(
+        "reorder_batch_to_split_decodes_and_prefills",
+        partial(_reorder, regions=4),
+        ", 4 regions",
+        is_copier=True,
+    ),
     Job("create_ubatch_slices", _create_slices, is_copier=True),
     Job("split_attn_metadata", _split_metadata),
     Job(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from conformance.adapters.base import Unsupported
 from conformance.comparison import first_difference
 from conformance.targets import REFERENCE, Target
 from kvtwin.bench.batches import Batch
@@ -57,12 +58,17 @@ class Row:
 
 
 def checked_call(job: Job, batch: Batch, target: Target, expected: Any) -> Callable[[], Any] | None:
-    """Return a target's call, which returns what is expected; None where it has no such call.
+    """Return a target's call, which returns what is expected.
+
+    None where there is no such call, or the target does not support it.
 
     Raises:
         WrongAnswerError: It returns another result.
     """
-    prepared = job.prepare(batch, target)
+    try:
+        prepared = job.prepare(batch, target)
+    except Unsupported:
+        return None
     if prepared is None:
         return None
     device = torch.device(target.device or "cpu").type

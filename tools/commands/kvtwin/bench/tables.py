@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtwin.bench.bounds import (
+    ENGINE,
     ENGINE_ADD_US,
     ENGINE_SIZES,
     ENGINE_US,
@@ -46,8 +47,13 @@ def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
     )
     if shows_all:
         console.print(_all_rows(record))
-    console.print(_by_function(record))
-    if any(row.kind == "mixed" and row.job in ENGINE_US for row in record.rows):
+    if record.baseline == ENGINE:
+        console.print(_with_engine(record))
+    else:
+        console.print(_by_function(record))
+    if record.baseline != ENGINE and any(
+        row.kind == "mixed" and row.job in ENGINE_US for row in record.rows
+    ):
         console.print(_beside_engine(record))
     if record.device_rows:
         console.print(_on_device(record))
@@ -129,6 +135,26 @@ def _by_function(record: Record) -> Table:
             f"{geometric_mean(slow):.3f}" if any(r is not None for r in slow) else "-",
         )
     return table
+
+
+def _with_engine(record: Record) -> Table:
+    """Compare each function with an engine's, batch by batch."""
+    sizes = sorted({row.num_reqs for row in record.rows})
+    table = Table(title=f"fast / {record.baseline}, µs, mixed batches of so many requests; ratio")
+    table.add_column("function")
+    for size in sizes:
+        table.add_column(f"{size:,}", justify="right")
+    for job, of_job in by_job(record.rows).items():
+        by_size = {row.num_reqs: row for row in of_job}
+        cells = [_beside(by_size[size]) if size in by_size else "-" for size in sizes]
+        table.add_row(job, *cells)
+    return table
+
+
+def _beside(row: Row) -> str:
+    fast_us, engine_us = (row.timings[name].median_us for name in ("fast", BASELINE))
+    unsteady = "" if all(timing.is_steady for timing in row.timings.values()) else "?"
+    return f"{_us(fast_us)} / {_us(engine_us)}{unsteady}  {row.ratio():.2f}"
 
 
 def _beside_engine(record: Record) -> Table:
