@@ -28,12 +28,14 @@ def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def is_poisoned(array: Array) -> bool:
-    """Return whether an array has elements, and each is poison; no array of bools is.
+    """Return whether an array has elements, and each is poison; not of a dtype of 1 or 2 bytes.
 
-    >>> is_poisoned(poisoned((2,), np.int32)), is_poisoned(np.array([1, 2]))
+    A call may well be drawn with the 170 that a byte of poison is.
+
+    >>> is_poisoned(poisoned((2,), np.int32)), is_poisoned(np.array([170], np.uint8))
     (True, False)
     """
-    if array.size == 0 or array.dtype.kind not in "iuf":
+    if array.size == 0 or array.dtype.kind not in "iuf" or array.itemsize < np.int32().itemsize:
         return False
     return bool((np.ascontiguousarray(array).view(np.uint8) == POISON_BYTE).all())
 
