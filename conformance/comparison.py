@@ -204,7 +204,7 @@ def _difference_of_numbers(
 
 def _quoted(value: object) -> object:
     """Return a value as a difference has it: a text with its quotes, so that none is no text."""
-    return repr(value) if isinstance(value, str) else value
+    return repr(value) if type(value) is str else value
 
 
 def _is_alike(expected: object, actual: object) -> bool:

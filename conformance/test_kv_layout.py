@@ -82,7 +82,6 @@ class _Error(str):
     """What is answered by an exception, for a report."""
 
     __slots__ = ()
-    __repr__ = str.__str__
 
 
 def _check_history(
