@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,11 +228,14 @@ def test_no_escape_sequences_without_a_terminal(
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     _, out, err = ended(start("-m", name, *arguments, TERM="xterm-256color", **ASCII))
     assert (True, False) == (bool(out), "\x1b" in out + err), out + err
+    if name.startswith("kvtwin."):
+        assert "\r" not in out + err
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> str:
     """Return what Python prints on a terminal."""
     reading, writing = pty.openpty()
+    termios.tcsetwinsize(writing, (40, 100))
     process = subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -261,6 +265,8 @@ def test_no_color_is_honoured_on_a_terminal(
     printed = on_a_terminal("-m", name, *arguments, NO_COLOR="1")
     assert printed
     assert [] == COLOUR.findall(printed)
+    if name == "kvtwin.replay":
+        assert "2/2" in printed  # the progress bar
 
 
 def test_a_run_has_colours_on_a_terminal(

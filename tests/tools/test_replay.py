@@ -29,7 +29,7 @@ def test_each_model_is_replayed(model: str, capsys: pytest.CaptureFixture[str]) 
     assert replay.main(["--model", model, "--steps", "4"]) == 0
     printed = capsys.readouterr()
     assert re.search(r"mismatches +│ +0 ", printed.out)
-    assert "4/4" in printed.err
+    assert printed.err == ""  # progress is for terminals
 
 
 def test_the_default_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_the_default_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> No
         r"mismatches +│ +0 ",
     ):
         assert re.search(row, printed.out)
-    assert "60/60" in printed.err
+    assert printed.err == ""
 
 
 def test_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:

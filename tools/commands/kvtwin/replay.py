@@ -154,7 +154,9 @@ class Replay:
             The first mismatch, None where there is none.
         """
         started = time.perf_counter()
-        with tqdm(total=num_steps, desc=self.model, unit="step", file=sys.stderr) as progress:
+        with tqdm(
+            total=num_steps, desc=self.model, unit="step", file=sys.stderr, disable=None
+        ) as progress:
             for step in islice(self.engine, num_steps):
                 mismatch = self.twins.execute(step)
                 self.num_steps += 1

@@ -94,7 +94,7 @@ class Soak:
         draw = random.Random(self.seed)  # noqa: S311  # faults are no secrets
         trace = read_trace(DEFAULT_TRACE)
         started = time.monotonic()
-        with tqdm(unit="step", file=sys.stderr, disable=not sys.stderr.isatty()) as progress:
+        with tqdm(unit="step", file=sys.stderr, disable=None) as progress:
             while self.problem is None and time.monotonic() - started < seconds:
                 before = self.num_steps
                 self._run_round(MODELS[self.num_rounds % len(MODELS)], trace, draw)

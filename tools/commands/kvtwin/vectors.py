@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         parser.error(f"--out {out}: {error.strerror}")
     rows = {}
-    for name in tqdm(names, desc="vectors", unit="function", file=sys.stderr):
+    for name in tqdm(names, desc="vectors", unit="function", file=sys.stderr, disable=None):
         rows[name] = write_function(name, out / name, options.examples)
     _write(out / "index.json", index_of(rows))
     (out / "schema.json").write_text(SCHEMA.read_text(encoding="utf-8"), encoding="utf-8")
