@@ -8,6 +8,7 @@ between the coordinator and the workers directly.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -40,12 +41,13 @@ class Driver:
             config.address,
             runtime_env={"working_dir": config.code},
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
         self._ray: Any = ray
         self._config = config
         self._node = ray.get_runtime_context().get_node_id()
-        self._address = (ray.util.get_node_ip_address(), config.port)
+        node_address: Any = ray.util.get_node_ip_address
+        self._address = (node_address(), config.port)
         self._workers: dict[Any, bool] = {}
         self._number = 0
         self._pause_until = 0.0
