@@ -23,7 +23,7 @@ The promises, and how a violation is detected:
 - In checked mode `fast` rejects what `reference` rejects, and returns what it returns.
 - Other kinds of tensors, and torch's transforms and modes, are rejected or handled correctly.
 - After an interrupt the next call is correct; block tables are as before or as after the call.
-- Forked processes, copies and pickles get the same results. (The conformance run has threads.)
+- Threads, forked processes, copies and pickles get the same results.
 
 Not covered: the device path, and sequences of calls other than those of `BlockTables`.
 """

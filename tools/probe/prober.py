@@ -24,7 +24,8 @@ KINDS: Final[dict[Callable[[Case], Iterator[Finding]], int]] = {
     kind_cases.other_kinds: 14,
     kind_cases.modes: 2,
     kind_cases.transforms: 2,
-    valid_calls.interrupted: 8,
+    valid_calls.interrupted: 4,
+    valid_calls.in_threads: 4,
     valid_calls.copied: 2,
     valid_calls.forked: 1,
 }

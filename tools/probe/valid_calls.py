@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from conformance.values import is_array, is_object, walk
 from tools.probe.array_values import other_layout
 from tools.probe.calling import Outcome, call_reference, copy_arguments
 from tools.probe.case import Case, array_sites, named, refused
-from tools.probe.checks import check_unchanged, path_of
+from tools.probe.checks import check_result, check_unchanged, path_of
 from tools.probe.differences import difference_in
 from tools.probe.sites import replaced_at
 from tools.probe.violation import Finding, innermost_frame
@@ -61,6 +62,42 @@ def interrupted(case: Case) -> Iterator[Finding]:
             yield from named("interrupted", refused(error))
     yield from named("interrupted", check_unchanged(case.subject.contract, got))
     yield from named("after an interrupt", case.check_answer(call, expected))
+
+
+def in_threads(case: Case) -> Iterator[Finding]:
+    """Several threads at once get the results that one gets alone."""
+    chosen = [case.choose_answered() for _ in range(3)]
+    jobs = [(call, expected) for call, expected in chosen if expected is not None]
+    if not jobs:
+        return
+    invocations = [[copy_arguments(case.target, call) for _ in range(4)] for call, _ in jobs]
+    got: list[list[Outcome]] = [[] for _ in jobs]
+    start = threading.Barrier(len(jobs))
+
+    def work(at: int) -> None:
+        start.wait()
+        for turn, invocation in enumerate(invocations[at]):
+            outcome = Outcome(invocation)
+            try:
+                with case.target.find("checks")(at == 0 and turn % 2 == 0):
+                    outcome.result = invocation.run()
+            except Exception as error:  # noqa: BLE001  # is the finding
+                outcome.error = error
+            got[at].append(outcome)
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for (call, expected), outcomes in zip(jobs, got, strict=True):
+        case.call = call
+        for outcome in outcomes:
+            if outcome.error is not None:
+                yield from named("threads", refused(outcome.error))
+            else:
+                contract = case.subject.contract
+                yield from named("threads", check_result(contract, expected, outcome))
 
 
 def copied(case: Case) -> Iterator[Finding]:
