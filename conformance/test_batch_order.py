@@ -11,6 +11,7 @@ import numpy as np
 from conformance.calls import Call, plain
 from conformance.contracts import Contract
 from conformance.invalid_inputs.batch_order import (
+    EXTENDS_INVALID_INPUTS,
     REORDER_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
     UNIFORM_INVALID_INPUTS,
@@ -217,7 +218,7 @@ test_split_decodes_prefills_and_extends = Contract(
         ("extends and no prefill", "padded tokens at the end"),
         ("all are decodes", "padded tokens at the end"),
     ),
-    invalid_inputs=SPLIT_INVALID_INPUTS,
+    invalid_inputs=[*SPLIT_INVALID_INPUTS, *EXTENDS_INVALID_INPUTS],
     takes_objects=True,
     laws=("split_partitions", "padding_adds_nothing"),
     interpretation=KINDS,

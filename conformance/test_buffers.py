@@ -138,6 +138,7 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
         (ValueError, "size", lambda t: _make(t, example, size=())),
         (ValueError, "size", lambda t: _make(t, example, size=(-1,))),
         (ValueError, "size", lambda t: _make(t, example, size=(0, LIMIT + 1))),
+        (ValueError, "size", lambda t: _make(t, example, size=(0, LIMIT, LIMIT))),
         (TypeError, "size", lambda t: _make(t, example, size=(2.0,))),
         (TypeError, "dtype", lambda t: _make(t, example, dtype="nonsense")),
         (TypeError, "pin_memory", lambda t: _make(t, example, pin_memory=1)),

@@ -26,6 +26,7 @@ class Array(Kind):
         ndim_error: The exception for another number.
         length: The entries that a call needs; None where nothing says how many.
         is_length_value: Whether that is in the elements of an array.
+        is_exact: Whether it must not have more entries.
         minimum: The least element, among those that a call needs; None for any.
     """
 
@@ -34,6 +35,7 @@ class Array(Kind):
     ndim_error: type[Exception] = ValueError
     length: Callable[[Call], int] | None = None
     is_length_value: bool = False
+    is_exact: bool = False
     minimum: int | None = None
 
     def violations(self) -> Iterator[Violation]:
@@ -51,6 +53,8 @@ class Array(Kind):
         if self.length is not None:
             change = self._by_length(lambda a, length: a[: length - 1] if length > 0 else None)
             yield Violation("is too short", ValueError, change, self.is_length_value)
+        if self.is_exact:
+            yield derived("is too long", ValueError, _one_longer)
         if self.minimum is not None:
             bad, what = self.minimum - 1, f"has an element below {self.minimum}"
             change = self._by_length(lambda a, n: with_element(a, n - 1, bad) if n > 0 else None)

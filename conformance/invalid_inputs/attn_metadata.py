@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,18 @@ from conformance.invalid_inputs.changes import (
     in_turn,
     one_fewer,
     refusals,
+    replaced,
     where,
     with_element,
 )
-from conformance.invalid_inputs.kinds import MAX_INT32, Int, List, Object, invalid_by_kind
+from conformance.invalid_inputs.kinds import (
+    MAX_INT32,
+    Int,
+    List,
+    Object,
+    Str,
+    invalid_by_kind,
+)
 from conformance.invalid_inputs.kv_views import GROUPS
 from conformance.invalid_inputs.metadata import first_with_tokens, with_decrease
 from conformance.strategies.attn_metadata import BOUNDS, Step
@@ -96,6 +105,22 @@ def _unlike_half(array: Any, step: Step) -> Any:
     return with_element(array, 0, int(array[0]) + 1) if step.batch.num_reqs else None
 
 
+LAYER_NAMES = f"{GROUPS}[-1].layer_names"
+
+NO_NAMES: Refusals = {
+    (TypeError, "layer_names"): {
+        "there are no names of layers": replaced(LAYER_NAMES, None),
+        "the name of a layer has no hash": replaced(LAYER_NAMES, [["layers.0"]]),
+    }
+}
+"""Names that cannot be the keys of a result."""
+
+NO_STRS = [
+    dataclasses.replace(invalid, is_value=True)
+    for invalid in invalid_by_kind(**{LAYER_NAMES: List(Str())})
+]
+
+
 @change_maker
 def _computed(call: Call, value: Callable[[Batch, int], int]) -> Call | None:
     """Change the computed tokens of a request with a query."""
@@ -160,6 +185,8 @@ BUILD_ATTN_METADATA_INVALID_INPUTS = [
     *_invalid_buffer(LENS, 0),
     *refusals(WRONG_COUNTS),
     *refusals(ONE_ARRAY_OF_SLOTS),
+    *refusals(NO_NAMES),
+    *NO_STRS,
     # Without a group, the batch is not checked.
     *where(lambda call: call.facts.batches, refusals(WRONG_VALUES, is_value=True)),
 ]

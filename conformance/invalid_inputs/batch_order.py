@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 
@@ -10,9 +11,17 @@ from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import changed, prepared, refusals
 from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, invalid_by_kind, size
-from conformance.invalid_inputs.metadata import invalid_metadata
+from conformance.invalid_inputs.metadata import invalid_fields, invalid_metadata
 
-SPLIT_INVALID_INPUTS = [*invalid_by_kind(decode_threshold=size()), *invalid_metadata()]
+READ = ("num_reqs", "num_actual_tokens", "query_start_loc_cpu")
+
+SPLIT_INVALID_INPUTS = [
+    *invalid_by_kind(decode_threshold=size()),
+    *invalid_fields("common_attn_metadata", *READ),
+    *invalid_metadata(),
+]
+
+EXTENDS_INVALID_INPUTS = invalid_fields("common_attn_metadata", "num_computed_tokens_cpu")
 
 UNIFORM_INVALID_INPUTS = invalid_by_kind(require_uniform=Bool())
 
@@ -44,6 +53,9 @@ COUNTS = Array([np.float64], length=_num_reqs, minimum=0)
 SCHEDULED = "scheduler_output.num_scheduled_tokens"
 
 UNSCHEDULED = changed(SCHEDULED, lambda scheduled: dict(list(scheduled.items())[:-1]))
+
+UNCOUNTED = changed(SCHEDULED, lambda scheduled: Counter(dict(list(scheduled.items())[:-1])))
+"""A mapping that has a value for any key, if it is read by `[]`."""
 
 NOT_HASHABLE = changed(
     "input_batch.req_ids", lambda names: [*names[:-1], [names[-1]]] if names else None
@@ -78,7 +90,12 @@ REORDER_INVALID_INPUTS = [
                 **{f"{SCHEDULED}[-1]": Int(0, MAX_INT64, names="num_scheduled_tokens")}
             ),
             *refusals(
-                {(KeyError, "num_scheduled_tokens"): {"a request was not scheduled": UNSCHEDULED}}
+                {
+                    (KeyError, "num_scheduled_tokens"): {
+                        "a request was not scheduled": UNSCHEDULED,
+                        "a request was not counted": UNCOUNTED,
+                    }
+                }
             ),
         ],
     ),

@@ -22,13 +22,35 @@ from conformance.invalid_inputs.changes import (
 from conformance.invalid_inputs.kinds import MAX_INT32, Bool, Int, List, invalid_by_kind, size
 from conformance.strategies.block_table import Operation, OperationMaker, TableModel
 
-CONSTRUCTOR_INVALID_INPUTS = invalid_by_kind(
-    block_sizes=List(size()),
-    max_num_reqs=size(),
-    max_num_batched_tokens=size(),
-    max_model_len=size(),
-    pin_memory=Bool(),
-)
+
+def _too_many_bytes(width: int, max_num_batched_tokens: int) -> Change:
+    """Return the change to tables of so many columns, of 4 bytes each, and slots of 8 bytes."""
+    return set_arguments(
+        block_sizes=[1],
+        max_num_reqs=MAX_INT32,
+        max_model_len=width,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+CONSTRUCTOR_INVALID_INPUTS = [
+    *invalid_by_kind(
+        block_sizes=List(size()),
+        max_num_reqs=size(),
+        max_num_batched_tokens=size(),
+        max_model_len=size(),
+        pin_memory=Bool(),
+    ),
+    *refusals(
+        {
+            (ValueError, "max_num_reqs"): {
+                # The sizes are just past 2**63 bytes.
+                "the tables have too many bytes": _too_many_bytes(2**30 + 1, 1),
+                "the tables and slots have too many bytes": _too_many_bytes(2**30, 2**29 + 1),
+            }
+        }
+    ),
+]
 """Invalid ways to make the tables."""
 
 

@@ -22,7 +22,7 @@ from conformance.invalid_inputs.changes import (
     with_element,
 )
 from conformance.invalid_inputs.kinds import Int, invalid_by_kind, invalid_hint
-from conformance.invalid_inputs.metadata import invalid_metadata
+from conformance.invalid_inputs.metadata import KINDS, invalid_fields, invalid_metadata
 
 METADATA = "common_attn_metadata"
 INDICES, NUMBER, HINT = "logits_indices_padded", "num_logits_indices", "logits_indices_cpu"
@@ -103,6 +103,7 @@ _CUT = [
     ),
     *refusals({(ValueError, INDICES): {"there are fewer indices than the number": TOO_FEW}}),
     *refusals(WRONG_INDICES, is_value=True),
+    *invalid_fields(METADATA, *(name for name in KINDS if name != "causal")),
     *invalid_metadata(),
     *invalid_hint(HINT, Array([np.int16], is_optional=True)),
     *refusals({(ValueError, HINT): {"hint: too short": SHORT_HINT}}, is_hint=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conformance.calls import Call
 from conformance.invalid_inputs.changes import refusals
 from conformance.invalid_inputs.kinds import invalid_by_kind, size
-from conformance.invalid_inputs.metadata import invalid_metadata
+from conformance.invalid_inputs.metadata import invalid_fields, invalid_metadata
 
 
 def _without_block_size(call: Call) -> Call:
@@ -15,5 +15,14 @@ def _without_block_size(call: Call) -> Call:
 LOCAL_ATTENTION_INVALID_INPUTS = [
     *invalid_by_kind(attn_chunk_size=size(), block_size=size(divides="attn_chunk_size")),
     *refusals({(ValueError, "block_size"): {"there is no block size": _without_block_size}}),
+    *invalid_fields(
+        "common_attn_metadata",
+        "num_reqs",
+        "num_actual_tokens",
+        "query_start_loc_cpu",
+        "seq_lens_cpu",
+        "block_table_tensor",
+        "slot_mapping",
+    ),
     *invalid_metadata(has_block_size=True),
 ]

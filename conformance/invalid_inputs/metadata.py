@@ -8,16 +8,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from conformance.calls import Call
-from conformance.contracts import InvalidInput
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
+    changed,
     changed_with_facts,
     in_turn,
     refusals,
     with_element,
 )
-from conformance.invalid_inputs.kinds import Bool, Int, invalid_by_kind
+from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, Kind, invalid_by_kind
 from conformance.strategies.batch import Batch
 
 Ways: TypeAlias = Mapping[tuple[type[Exception], str], Mapping[str, Callable[[Any, Batch], object]]]
@@ -144,6 +145,57 @@ def invalid_metadata(
                 found.append(InvalidInput(f"metadata: {name}", error, field, change, is_value))
     return found
 
+
+def _vector(more: int = 0) -> Kind:
+    """Return the kind of a vector with an entry for each request, and some more."""
+    return Array([np.int64], length=lambda call: call.facts.num_reqs + more, is_exact=True)
+
+
+KINDS: Mapping[str, Kind] = {
+    "num_reqs": Int(0),
+    "num_actual_tokens": Int(0),
+    "max_query_len": Int(0, MAX_INT64),
+    "max_seq_len": Int(0, MAX_INT64),
+    "causal": Bool(),
+    "query_start_loc": _vector(1),
+    "query_start_loc_cpu": _vector(1),
+    "seq_lens": _vector(),
+    "seq_lens_cpu": _vector(),
+    "num_computed_tokens_cpu": _vector(),
+    "block_table_tensor": Array([np.int64], ndim=2, length=lambda call: call.facts.num_reqs),
+    "slot_mapping": Array([np.int32], length=lambda call: call.facts.num_actual_tokens),
+}
+"""The kind of each field."""
+
+
+def invalid_fields(argument: str, *fields: str) -> list[InvalidInput]:
+    """Return the invalid inputs of fields that a function always reads.
+
+    Types, dtypes and shapes are refused outside of checked mode too: a loop that does not check
+    them reads memory that is not the tensor's.
+    """
+    vectors = [field for field in fields if field not in NO_VECTORS]
+
+    def of_all(change: Callable[[Any], Any]) -> Change:
+        return in_turn(*(changed(f"{argument}.{field}", change) for field in vectors))
+
+    one_of = "|".join(vectors)
+    together: Refusals = {
+        (ValueError, one_of): {
+            "all vectors have one axis too many": of_all(lambda a: a[None].copy()),
+            "all vectors are too short": of_all(lambda a: a[:-1] if len(a) > 1 else None),
+        },
+        (TypeError, one_of): {"all vectors are int64": of_all(lambda a: a.astype(np.int64))},
+    }
+    alone = invalid_by_kind(**{f"{argument}.{field}": KINDS[field] for field in fields})
+    return [*alone, *(refusals(together) if len(vectors) > 1 else [])]
+
+
+NO_VECTORS = {
+    *("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len", "causal"),
+    *("block_table_tensor", "slot_mapping"),
+}
+"""The fields that are no int32 vectors with an entry for each request."""
 
 LENGTHS = {
     "metadata: starts are one short",

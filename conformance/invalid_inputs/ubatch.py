@@ -17,10 +17,11 @@ from conformance.invalid_inputs.changes import (
     changed,
     changed_with_facts,
     refusals,
+    where,
     with_element,
 )
-from conformance.invalid_inputs.kinds import Bool, invalid_by_kind
-from conformance.invalid_inputs.metadata import invalid_metadata
+from conformance.invalid_inputs.kinds import invalid_by_kind
+from conformance.invalid_inputs.metadata import KINDS, invalid_fields, invalid_metadata
 from conformance.strategies.batch import Batch
 
 COUNTS, POINTS, REQUESTS = "num_scheduled_tokens", "split_points", "request_slice"
@@ -130,14 +131,21 @@ def _invalid_slices(argument: str, path: str) -> list[InvalidInput]:
     return refusals({(ValueError, argument): ways})
 
 
+READ = [name for name in KINDS if name not in {"seq_lens", "max_query_len"}]
+"""The fields of a batch that every micro-batch is cut from."""
+
 MAKE_INVALID_INPUTS = [
     *invalid_metadata("attn_metadata"),
-    *invalid_by_kind(**{"attn_metadata.causal": Bool()}),
+    *invalid_fields("attn_metadata", *READ),
     *_invalid_slices("ubatch_slice", "ubatch_slice"),
 ]
 
 SPLIT_INVALID_INPUTS = [
     *invalid_metadata(),
+    *where(
+        lambda call: call.arguments["ubatch_slices"],
+        invalid_fields("common_attn_metadata", *READ),
+    ),
     *_invalid_slices("ubatch_slices", "ubatch_slices[-1]"),
     *refusals({(TypeError, "ubatch_slices"): {"the slices are not a list": 3}}),
 ]

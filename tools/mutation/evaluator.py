@@ -3,6 +3,8 @@
 This process imports the project, and runs a few examples of each test to find which lines it
 reaches. A mutant is evaluated in a fork, first by a few examples of the tests that reach its lines,
 the likeliest to fail first. If all pass, all examples follow, of all tests that reach its function.
+Of a mutant of what runs at import, which any test may reach, those of its module run first, with
+all examples.
 """
 
 from __future__ import annotations
@@ -222,12 +224,17 @@ class Evaluator:
 
     def _trial(self, mutant: Mutant, folder: str, is_declared: Callable[[Mutant], object]) -> Trial:
         few, rest = self.steps_for(mutant)
+        steps = few if is_declared(mutant) else [*few, *rest]
+        runs_at_import = self.runs_at_import(mutant)
+        if runs_at_import:  # then a few examples of all tests would use up the time
+            own = own_tests(mutant.module)
+            steps.sort(key=lambda step: _module(step.test) != own)
         return Trial(
             self._project,
             self._tests,
             mutant,
-            few if is_declared(mutant) else [*few, *rest],
-            self.runs_at_import(mutant),
+            steps,
+            runs_at_import,
             self._survivor_seconds,
             Path(folder),
         )
