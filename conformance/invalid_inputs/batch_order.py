@@ -9,19 +9,46 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array
-from conformance.invalid_inputs.changes import changed, prepared, refusals
+from conformance.invalid_inputs.changes import (
+    changed,
+    changed_with_facts,
+    in_turn,
+    prepared,
+    refusals,
+    removed,
+)
 from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, invalid_by_kind, size
-from conformance.invalid_inputs.metadata import invalid_fields, invalid_metadata
+from conformance.invalid_inputs.metadata import (
+    invalid_fields,
+    invalid_metadata,
+    with_decrease,
+)
+
+METADATA = "common_attn_metadata"
 
 READ = ("num_reqs", "num_actual_tokens", "query_start_loc_cpu")
 
+WITHOUT_DEVICE = in_turn(
+    removed(f"{METADATA}.query_start_loc"),
+    removed(f"{METADATA}.seq_lens"),
+    changed_with_facts(f"{METADATA}.query_start_loc_cpu", with_decrease),
+)
+
 SPLIT_INVALID_INPUTS = [
     *invalid_by_kind(decode_threshold=size()),
-    *invalid_fields("common_attn_metadata", *READ),
+    *invalid_fields(METADATA, *READ),
     *invalid_metadata(),
+    *refusals(
+        {
+            (ValueError, "query_start_loc"): {
+                "starts decrease in metadata with copies on the CPU alone": WITHOUT_DEVICE
+            }
+        },
+        is_value=True,
+    ),
 ]
 
-EXTENDS_INVALID_INPUTS = invalid_fields("common_attn_metadata", "num_computed_tokens_cpu")
+EXTENDS_INVALID_INPUTS = invalid_fields(METADATA, "num_computed_tokens_cpu")
 
 UNIFORM_INVALID_INPUTS = invalid_by_kind(require_uniform=Bool())
 

@@ -94,6 +94,9 @@ WRONG_HINTS: Refusals = {
     }
 }
 
+READ = [name for name in KINDS if name not in {"causal", "encoder_seq_lens"}]
+"""The fields that are cut, or kept."""
+
 _CUT = [
     *invalid_by_kind(
         **{
@@ -103,7 +106,7 @@ _CUT = [
     ),
     *refusals({(ValueError, INDICES): {"there are fewer indices than the number": TOO_FEW}}),
     *refusals(WRONG_INDICES, is_value=True),
-    *invalid_fields(METADATA, *(name for name in KINDS if name != "causal")),
+    *invalid_fields(METADATA, *READ),
     *invalid_metadata(),
     *invalid_hint(HINT, Array([np.int16], is_optional=True)),
     *refusals({(ValueError, HINT): {"hint: too short": SHORT_HINT}}, is_hint=True),

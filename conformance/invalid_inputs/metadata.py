@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -146,9 +146,16 @@ def invalid_metadata(
     return found
 
 
-def _vector(more: int = 0) -> Kind:
+def _vector(
+    other_dtypes: Sequence[type[np.generic]] = (np.int64,), more: int = 0, **options: Any
+) -> Kind:
     """Return the kind of a vector with an entry for each request, and some more."""
-    return Array([np.int64], length=lambda call: call.facts.num_reqs + more, is_exact=True)
+    return Array(
+        other_dtypes,
+        length=lambda call: call.facts.num_reqs + more,
+        is_exact=True,
+        **options,
+    )
 
 
 KINDS: Mapping[str, Kind] = {
@@ -157,13 +164,16 @@ KINDS: Mapping[str, Kind] = {
     "max_query_len": Int(0, MAX_INT64),
     "max_seq_len": Int(0, MAX_INT64),
     "causal": Bool(),
-    "query_start_loc": _vector(1),
-    "query_start_loc_cpu": _vector(1),
+    "query_start_loc": _vector(more=1),
+    "query_start_loc_cpu": _vector(more=1),
     "seq_lens": _vector(),
     "seq_lens_cpu": _vector(),
     "num_computed_tokens_cpu": _vector(),
     "block_table_tensor": Array([np.int64], ndim=2, length=lambda call: call.facts.num_reqs),
     "slot_mapping": Array([np.int32], length=lambda call: call.facts.num_actual_tokens),
+    "encoder_seq_lens": Array(
+        [np.float32], length=lambda call: call.facts.num_reqs, is_optional=True
+    ),
 }
 """The kind of each field."""
 
@@ -193,7 +203,7 @@ def invalid_fields(argument: str, *fields: str) -> list[InvalidInput]:
 
 NO_VECTORS = {
     *("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len", "causal"),
-    *("block_table_tensor", "slot_mapping"),
+    *("block_table_tensor", "slot_mapping", "encoder_seq_lens"),
 }
 """The fields that are no int32 vectors with an entry for each request."""
 
@@ -246,6 +256,8 @@ VALIDATE_INVALID_INPUTS = [
             "self.num_logits_indices": Int(0, is_optional=True),
             "self.causal": Bool(),
             "self.logits_indices_padded": Array([np.float32], is_optional=True),
+            "self.encoder_seq_lens": _vector([np.float32], is_optional=True),
+            "self.dcp_local_seq_lens": _vector([np.int64], is_optional=True),
         },
     ),
     *refusals({(ValueError, "block_table_tensor"): {ROW_TOO_SHORT: SHORT_ROWS}}),
