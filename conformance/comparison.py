@@ -258,8 +258,22 @@ def _values(expected: object, actual: object, path: str) -> Difference | None:
     index = first_unequal(expected, actual)
     if index is None:
         return None
-    got = actual[index]  # type: ignore[index]  # an array or a tensor, by its structure
-    return Difference(Verdict.VALUE, path, index, got.item(), expected[index].item())
+    got, should_be = actual[index], expected[index]  # type: ignore[index]  # as its structure is
+    values = got.item(), should_be.item()
+    if str(values[0]) == str(values[1]):  # NaNs of different bits
+        values = f"{values[0]} (0x{_bits(got)})", f"{values[1]} (0x{_bits(should_be)})"
+    return Difference(Verdict.VALUE, path, index, *values)
+
+
+def _bits(element: Any) -> str:
+    """Return the bytes of an element of an array or a tensor, the highest first.
+
+    >>> _bits(np.float32(1)), _bits(torch.tensor(1.0))
+    ('3f800000', '3f800000')
+    """
+    if isinstance(element, torch.Tensor):
+        element = element.detach().cpu().reshape(1).view(torch.uint8).numpy()
+    return bytes(element.tobytes()[::-1]).hex()
 
 
 def _name(value: Any) -> str:

@@ -110,7 +110,11 @@ def difference_of(error: BaseException, check: Any) -> str:
         got, expected = around_difference(str(found.got), str(found.expected))
         line = dataclasses.replace(found, got=got, expected=expected).line
         return f"{line} ({error.condition})" if error.condition else line
-    return RERUN.line or first_line(error, check.description)
+    said = first_line(error, check.description)
+    if isinstance(error, AssertionError) and str(error).startswith("assert "):
+        # The values that pytest compared say little without the statement.
+        said = f"contradicts: {' '.join(check.description.split())} ({str(error).splitlines()[0]})"
+    return RERUN.line or said
 
 
 def _message_lines(check: Any, target: Target, example: Any, error: BaseException) -> list[str]:

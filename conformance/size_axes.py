@@ -81,6 +81,44 @@ Axes: TypeAlias = Mapping[str, Axis]
 """Axes by name."""
 
 
+_HOLDS: Final = "it holds what it is given, whatever its size"
+_BASE: Final = "a base class, which has no sizes"
+_CONSTANT: Final = "a constant"
+
+NO_AXES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("CacheConfig", "CompilationConfig", "ModelConfig", "ParallelConfig", "PassConfig"),
+            *("SchedulerConfig", "SpeculativeConfig", "VllmConfig"),
+            *("AttentionGroup", "CommonAttentionMetadata"),
+        ),
+        _HOLDS,
+    ),
+    **dict.fromkeys(
+        (
+            *("AttentionBackend", "AttentionMetadata", "AttentionMetadataBuilder"),
+            "KVSharingFastPrefillMetadata",
+        ),
+        _BASE,
+    ),
+    **dict.fromkeys(
+        (
+            *("AttentionCGSupport", "AttentionType", "KV_SHARING_FAST_PREFILL_METADATA_FIELDS"),
+            "AttentionMetadataBuilder.get_cudagraph_support",
+        ),
+        _CONSTANT,
+    ),
+    "MultiModalBudget.reset_cache": "it forgets the one cache that there is",
+    "UBatchSlice": "its slices are as large as those of `split_attn_metadata`",
+    "checks": "a law has a thousand blocks, one after the other and one in the other",
+    "get_kv_cache_layout": "there are few names; laws are about histories of them",
+    "set_kv_cache_layout": "there are few names; laws are about histories of them",
+    "stateful test": "its sessions are long instead: see `conformance.stateful`",
+}
+"""What has no size axis, and why. The models of the zoo have the sizes that they were published
+with, so `conformance.test_zoo` has no axes either."""
+
+
 def band_of(size: int) -> str:
     """Return the band that a size lies in.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -33,6 +33,12 @@ ORDER = [
     )
 ]
 """Kinds of tests, those first whose failures are easiest to understand."""
+
+MOST_NAMES: Final = 3
+"""How many functions that another one fails with are named."""
+
+HALF_OF_A_LINE: Final = 200
+"""Letters at both ends of a difference that are shown, if it is long."""
 
 
 class State(enum.Enum):
@@ -196,14 +202,14 @@ class Run(Outcomes):
             failed = self.failed_tests(function, target)
             others = self.failing_with(function, target)
             if others:
-                yield f"fails with {', '.join(others)}: {function} on {target}"
+                yield f"fails with {_first_names(others)}: {function} on {target}"
             for finding in () if others else self.findings(function, target):
                 word = "FAILS" if finding is Finding.WRONG_ANSWER else finding.value
                 found = [properties_of(one) for one in failed if finding_in(one) is finding]
                 ends = [properties for properties in found[1:] if "crash" in properties]
                 # The table says that it crashes, so a line says where, although another is plainer.
                 for properties in found[:1] if "crash" in found[0] else [found[0], *ends[:1]]:
-                    difference = properties.get("difference", "an error")
+                    difference = _in_one_line(str(properties.get("difference", "an error")))
                     yield f"{word}: {function} on {target}: {difference}"
                     for name in ("script", "replay"):
                         if name in properties:
@@ -211,6 +217,31 @@ class Run(Outcomes):
             stored = [properties_of(report).get("stored") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
                 yield f"  stored: {path}"
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """Return some names in a line, and how many there are besides.
+
+    >>> _first_names(["a", "b", "c"]), _first_names(["a", "b", "c", "d", "e"])
+    ('a, b, c', 'a, b, c and 2 others')
+    """
+    rest = names[MOST_NAMES:]
+    others = f" and {len(rest)} other{'s' * (len(rest) > 1)}" if rest else ""
+    return ", ".join(names[:MOST_NAMES]) + others
+
+
+def _in_one_line(text: str) -> str:
+    r"""Return a text in one line, a long one without its middle.
+
+    >>> _in_one_line("returned tensor([[1],\n        [2]])")
+    'returned tensor([[1], [2]])'
+    >>> len(_in_one_line("x" * 1000))
+    405
+    """
+    line = " ".join(text.split())
+    if len(line) <= 2 * HALF_OF_A_LINE:
+        return line
+    return f"{line[:HALF_OF_A_LINE]} ... {line[-HALF_OF_A_LINE:]}"
 
 
 RUN = pytest.StashKey[Run]()

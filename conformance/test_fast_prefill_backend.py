@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from conformance.calls import Call
+from conformance.checks import along_axes
 from conformance.contracts import Contract
 from conformance.differences import Difference, Verdict, raised
 from conformance.evaluation import check_equal
@@ -14,13 +15,17 @@ from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVAL
 from conformance.invocations import Invocation
 from conformance.properties import law
 from conformance.report import Mismatch
+from conformance.size_axes import Axis, of_objects
 from conformance.strategies.fast_prefill import FIELD_NAMES
 from conformance.strategies.fast_prefill_backend import (
+    ADDED,
     ATTRIBUTES,
     METADATA,
+    PREFIX,
     UNEXTENDABLE,
     build_calls,
     create_backend_calls,
+    large_build_calls,
 )
 from conformance.targets import REFERENCE, Target
 
@@ -206,3 +211,23 @@ def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
             expected = "raise TypeError naming Queries"
             difference = Difference(Verdict.OUTCOME, "build", None, got, expected)
             raise Mismatch(call, twin.name, difference)
+
+
+@law("create_fast_prefill_custom_backend", large_build_calls)
+def test_all_attributes_are_kept(target: Target, call: Call) -> None:
+    """The result has all attributes of what is built, and the class its name behind the prefix."""
+    both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]
+    names = [built.backend.__name__ for built in both]
+    check_equal(target, call, *names, "the class's name")
+    for built in both:
+        assert vars(built.underlying).items() <= vars(built.given).items()
+
+
+test_all_attributes_are_kept_of_all_sizes = along_axes(
+    test_all_attributes_are_kept,
+    {
+        PREFIX: Axis(lambda call: len(call["prefix"])),
+        ADDED: of_objects(lambda call: call["underlying_attn_backend"].builder.num_added),
+    },
+    lambda call: call,
+)

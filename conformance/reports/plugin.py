@@ -15,7 +15,7 @@ from conformance.outcomes import properties_of
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
 from conformance.reports.record import RunInfo, record_of
-from conformance.reports.sizes import axes_of, size_lines
+from conformance.reports.sizes import axes_of, lines_without_axes, size_lines
 from conformance.reports.statistics import added, collecting, statistics_lines
 from conformance.summary import CHECKED, Run
 
@@ -124,7 +124,8 @@ class Reporting:
             functions = sorted(self.coverage.axes)
             table = [{"name": name, "axes": axes_of(self.coverage, name)} for name in functions]
             terminalreporter.section("sizes: examples in each band of each size axis")
-            for line in size_lines(table):
+            without = lines_without_axes(function for function, _ in self.run.outcomes)
+            for line in (*size_lines(table), *without):
                 terminalreporter.write_line(line)
         if self.report_error:
             terminalreporter.write_line(f"no report: {self.report_error}", red=True)

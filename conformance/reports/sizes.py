@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from conformance.goals import Coverage
-from conformance.size_axes import BANDS, goal_of_band
+from conformance.size_axes import BANDS, NO_AXES, goal_of_band
 
 
 def axes_of(coverage: Coverage, function: str) -> list[dict[str, Any]]:
@@ -56,3 +56,15 @@ def size_lines(functions: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         cells = [str(axis["examples"].get(band, "-")).rjust(len(band)) for band in BANDS.values()]
         last = f"{axis['last']:,}".rjust(len("last size"))
         yield "  ".join([f"  {axis['name']}".ljust(width), *cells, last, axis["why"]]).rstrip()
+
+
+def lines_without_axes(functions: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each function that has no size axis, which says why.
+
+    >>> for line in lines_without_axes(["compute_slot_mapping", "checks", "AttentionType"]):
+    ...     print(line)
+    no axis: AttentionType: a constant
+    no axis: checks: a law has a thousand blocks, one after the other and one in the other
+    """
+    for function in sorted(NO_AXES.keys() & set(functions)):
+        yield f"no axis: {function}: {NO_AXES[function]}"

@@ -18,6 +18,9 @@ from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import fast_prefill_calls
 from conformance.strategies.presets import Preset
 
+PREFIX = "letters of the prefix"
+ADDED = "attributes of what is built"
+
 
 class Pair(NamedTuple):
     """A metadata that is a tuple."""
@@ -119,10 +122,12 @@ class QueriesBuilder(BuilderClass):
     Attributes:
         kind: What they build.
         knows_fast_build: Whether their `build` has the parameter `fast_build`.
+        num_added: How many attributes more the result has: `added_0`, `added_1`, ...
     """
 
     kind: str = "a dataclass"
     knows_fast_build: bool = True
+    num_added: int = 0
 
     def make(self, converter: FactoryContext) -> type:
         """Return the class; its objects record their arguments and results."""
@@ -132,6 +137,8 @@ class QueriesBuilder(BuilderClass):
             built = cls(starts=arguments[1].query_start_loc, longest=arguments[1].max_query_len)
             if self.kind == "a dataclass":
                 built.extra = "no field"
+            for number in range(self.num_added):
+                setattr(built, f"added_{number}", [number])
             builder.builds.append((arguments, built))
             return built
 
@@ -205,3 +212,17 @@ def build_calls(draw: st.DrawFn, preset: Preset, *, kinds: Sequence[str] = METAD
         is_positional=bool(rng.integers(2)),
     )
     return dataclasses.replace(call, facts=step)
+
+
+@st.composite
+def large_build_calls(draw: st.DrawFn, preset: Preset) -> Call:
+    """Draw `build_calls` with a long prefix, or of builders whose results have many attributes."""
+    call = draw(build_calls(preset, kinds=("a dataclass", "a namespace", "slots and a dict")))
+    backend = call.arguments["underlying_attn_backend"]
+    number = draw(preset.sizes(ADDED, st.just(2)))
+    return call.replacing(
+        prefix="P" * draw(preset.sizes(PREFIX, st.just(2))),
+        underlying_attn_backend=dataclasses.replace(
+            backend, builder=dataclasses.replace(backend.builder, num_added=number)
+        ),
+    )

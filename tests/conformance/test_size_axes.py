@@ -11,9 +11,10 @@ from conformance.checks import along_axes
 from conformance.goals import COVERAGE
 from conformance.profiles import PROFILES
 from conformance.properties import Check, law
-from conformance.size_axes import BANDS, EDGES, Axis, band_of, presets_of_axes
+from conformance.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of, presets_of_axes
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import TARGETS, Target
+from tools.bugs.evaluation import all_checks
 
 AXIS = Axis(lambda number: number)
 
@@ -92,3 +93,12 @@ def test_other_presets_draw_the_usual_sizes() -> None:
     """A preset that is not large along an axis leaves its sizes as they are."""
     usual = st.just(3)
     assert usual is MINIMAL.sizes("number", usual)
+
+
+def test_every_function_has_axes_or_a_reason() -> None:
+    """A function without a size axis is listed with the reason, and no other is."""
+    with_axes: dict[str, bool] = {}
+    for named in all_checks():
+        function = named.check.function
+        with_axes[function] = with_axes.get(function, False) or bool(named.check.axes)
+    assert sorted(NO_AXES) == sorted(function for function, has in with_axes.items() if not has)
