@@ -217,8 +217,8 @@ def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
 def test_all_attributes_are_kept(target: Target, call: Call) -> None:
     """The result has all attributes of what is built, and the class its name behind the prefix."""
     both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]
-    names = [built.backend.__name__ for built in both]
-    check_equal(target, call, *names, "the class's name")
+    expected, got = (built.backend.__name__ for built in both)
+    check_equal(target, call, expected, got, "the name")
     for built in both:
         assert vars(built.underlying).items() <= vars(built.given).items()
 

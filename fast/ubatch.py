@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -35,6 +36,8 @@ from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
 from fast.pinned import upload
 from fast.runner_inputs import first_of
+
+MAX_INT64: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,14 @@ def _check_split_points(split_points: int | list[int], total: int) -> list[int]:
     """Return the split points as a list of ints that increase strictly inside the batch."""
     if not isinstance(split_points, list):
         return [check_int("split_points", split_points, 1, total - 1)]
-    points = check_ints("split_points", split_points, 1, total - 1)
+    if total <= MAX_INT64:
+        points: npt.NDArray[Any] = check_ints("split_points", split_points, 1, total - 1)
+    else:
+        checked = [
+            check_int(f"split_points[{i}]", point, 1, total - 1)
+            for i, point in enumerate(split_points)
+        ]
+        points = np.array(checked, dtype=object)
     falls = np.flatnonzero(np.diff(points) <= 0)
     if len(falls):
         at = falls[0] + 1

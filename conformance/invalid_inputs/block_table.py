@@ -146,6 +146,8 @@ APPEND_REFUSALS: Refusals = {
         "counts not to the end": replaced(f"{COUNTS}[-1]", [0, 0]),
         "counts too long": replaced(f"{COUNTS}[-1]", [0, 1, 1]),
         "counts decrease": _of_slots([0, 1, 0], []),
+        "counts to past the end": _of_slots([0, 1], []),
+        "counts too short": changed(COUNTS, lambda counts: [[0] for _ in counts] or None),
         "ids of no slot": _of_slots([0], [5]),
         "counts of no slot": _of_slots([1], []),
         # The second of three slots has a block less than none; the end is that of the ids.

@@ -116,7 +116,7 @@ def nan(payload: int) -> float:
             np.array([1.0, nan(1)]),
             torch.from_numpy(np.array([1.0, nan(2)])),
             Verdict.VALUE,
-            "result[1] = nan, but should be nan",
+            "result[1] = nan (0x7ff8000000000002), but should be nan (0x7ff8000000000001)",
         ),
     ],
 )

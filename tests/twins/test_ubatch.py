@@ -71,6 +71,14 @@ def test_create_past_32_bits(twin: Any) -> None:
             assert part.step is None
 
 
+def test_create_past_64_bits(twin: Any) -> None:
+    """Counts whose sum passes 2^63 are cut as others are."""
+    half = 2**62
+    slices = twin.create_ubatch_slices(int64(half, half, half), [half, 2**63 + 7])
+    expected = [(0, 1, 0, half), (1, 3, half, 2**63 + 7), (2, 3, 2**63 + 7, 3 * half)]
+    assert [twin.convert(ubatch(*one)) for one in expected] == slices
+
+
 @pytest.mark.parametrize(
     ("counts", "split_points", "message"),
     [
