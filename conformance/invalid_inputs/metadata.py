@@ -185,20 +185,29 @@ def invalid_fields(argument: str, *fields: str) -> list[InvalidInput]:
     them reads memory that is not the tensor's.
     """
     vectors = [field for field in fields if field not in NO_VECTORS]
+    by_request = [field for field in vectors if not field.startswith("query_start_loc")]
+    found = invalid_by_kind(**{f"{argument}.{field}": KINDS[field] for field in fields})
+    for what, names in {"vectors": vectors, "vectors by request": by_request}.items():
+        if len(names) > 1:
+            found += _invalid_together(f"all {what}", argument, names)
+    return found
+
+
+def _invalid_together(what: str, argument: str, fields: Sequence[str]) -> list[InvalidInput]:
+    """Return the invalid inputs of several vectors that are invalid in the same way."""
 
     def of_all(change: Callable[[Any], Any]) -> Change:
-        return in_turn(*(changed(f"{argument}.{field}", change) for field in vectors))
+        return in_turn(*(changed(f"{argument}.{field}", change) for field in fields))
 
-    one_of = "|".join(vectors)
-    together: Refusals = {
+    one_of = "|".join(fields)
+    table: Refusals = {
         (ValueError, one_of): {
-            "all vectors have one axis too many": of_all(lambda a: a[None].copy()),
-            "all vectors are too short": of_all(lambda a: a[:-1] if len(a) > 1 else None),
+            f"{what} have one axis too many": of_all(lambda a: a[None].copy()),
+            f"{what} are too short": of_all(lambda a: a[:-1] if len(a) > 1 else None),
         },
-        (TypeError, one_of): {"all vectors are int64": of_all(lambda a: a.astype(np.int64))},
+        (TypeError, one_of): {f"{what} are int64": of_all(lambda a: a.astype(np.int64))},
     }
-    alone = invalid_by_kind(**{f"{argument}.{field}": KINDS[field] for field in fields})
-    return [*alone, *(refusals(together) if len(vectors) > 1 else [])]
+    return refusals(table)
 
 
 NO_VECTORS = {
