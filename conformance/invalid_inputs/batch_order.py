@@ -48,7 +48,11 @@ SPLIT_INVALID_INPUTS = [
     ),
 ]
 
-EXTENDS_INVALID_INPUTS = invalid_fields(METADATA, "num_computed_tokens_cpu")
+EXTENDS_INVALID_INPUTS = [
+    invalid
+    for invalid in invalid_fields(METADATA, "query_start_loc_cpu", "num_computed_tokens_cpu")
+    if invalid.argument != "query_start_loc_cpu"  # they are among the others
+]
 
 UNIFORM_INVALID_INPUTS = invalid_by_kind(require_uniform=Bool())
 
