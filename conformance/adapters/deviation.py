@@ -47,6 +47,8 @@ class Deviation:
 
     def explains(self, error: BaseException) -> bool:
         """Return whether a failure, or what it came from, is this deviation."""
-        if re.search(self.fails, str(error)):
+        difference = getattr(error, "difference", None)  # its message breaks long lines
+        texts = (str(error), getattr(difference, "line", ""))
+        if any(re.search(self.fails, text) for text in texts):
             return True
         return error.__cause__ is not None and self.explains(error.__cause__)

@@ -24,8 +24,10 @@ from conformance.calls import Call
 from conformance.case_items import deviation_checks
 from conformance.cases.compared import case_of_example, check_of
 from conformance.corpus import add_to_corpus, corpus_checks
+from conformance.differences import Difference, Verdict
 from conformance.implementations import Absent, Implementation, load_implementation
 from conformance.profiles import PROFILES
+from conformance.report import Mismatch
 from conformance.stateful import check as stateful
 from conformance.strategies.presets import MINIMAL
 from conformance.summary import Run
@@ -186,6 +188,18 @@ def test_a_declared_deviation_excuses_other_words() -> None:
     check.bind(declared, FEW, "minimal", shrink=False)()
     [(witness, target)] = deviation_checks(Run([declared], FEW), {check.function})
     witness.bind(target)()
+
+
+def test_a_declared_deviation_explains_a_line_that_is_broken() -> None:
+    """The message of a failure breaks a long line; a declaration is about the whole line."""
+    got = "common_attn_metadata.seq_lens itself, or a view of it"
+    difference = Difference(Verdict.IDENTITY, "result[0].seq_lens", (), got, "new memory")
+    failure = Mismatch(Call("split_attn_metadata", {}), "host", difference)
+    assert difference.line not in str(failure)
+    declared = Deviation(
+        "split_attn_metadata", "views", Call("split_attn_metadata", {}), "of it, but should be new"
+    )
+    assert declared.explains(failure)
 
 
 def test_a_declared_deviation_excuses_a_stored_example(tmp_path: Path) -> None:
