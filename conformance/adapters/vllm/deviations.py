@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import enum
 import inspect
 from collections.abc import Iterator
@@ -44,6 +46,17 @@ def _deviations() -> Iterator[Deviation]:
     )
     several = {"ubatch_slices": [WHOLE], "common_attn_metadata": METADATA}
     yield Deviation("split_attn_metadata", reason, Call("split_attn_metadata", several), views)
+    make = _found("_make_metadata_with_slice")
+    if make is not None and "max_seq_len" not in make.__code__.co_names:
+        yield from _exact_maxima()
+    if _found("map_to_kernel_blocks") is not None:
+        same = {"block_ids": np.array([1], np.int32), "blocks_per_kv_block": 1}
+        yield Deviation(
+            "map_to_kernel_blocks",
+            "block IDs that stay as they are are not copied: the caller writes them to its table",
+            Call("map_to_kernel_blocks", same),
+            r"result = block_ids itself, or a view of it, but should be new memory",
+        )
     layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
     yield Deviation(
         "infer_global_hyperparameters",
@@ -74,6 +87,25 @@ def _deviations() -> Iterator[Deviation]:
             Call("MambaSpec", STATES),
             r"mamba_type\)? = MambaAttentionBackendEnum",
         )
+
+
+def _found(name: str) -> Any:
+    """Return what vLLM has by our name, None for nothing."""
+    with contextlib.suppress(AttributeError):
+        return find(name)
+    return None
+
+
+def _exact_maxima() -> Iterator[Deviation]:
+    longest = r"\.max_seq_len = \d+, but should be \d+"
+    reason = "the longest sequence of a micro-batch is computed; it is not the bound of the batch"
+    metadata = dataclasses.replace(METADATA, max_seq_len=4)
+    one = {"ubatch_slice": WHOLE, "attn_metadata": metadata}
+    call = Call("_make_metadata_with_slice", one)
+    yield Deviation("_make_metadata_with_slice", reason, call, longest)
+    several = {"ubatch_slices": [WHOLE], "common_attn_metadata": metadata}
+    call = Call("split_attn_metadata", several)
+    yield Deviation("split_attn_metadata", reason, call, longest)
 
 
 DEVIATIONS: Final = tuple(_deviations())

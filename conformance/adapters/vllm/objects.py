@@ -79,6 +79,10 @@ def _ends_before_it_starts(tokens: slice) -> bool:
     return bool(tokens.stop < tokens.start)
 
 
+def _has_8_bit_floats(tokens: Any) -> bool:
+    return "float8" in str(tokens.dtype)
+
+
 class VllmAdapter(Adapter):
     """Converts objects of vLLM, which does not validate its input."""
 
@@ -96,9 +100,9 @@ class VllmAdapter(Adapter):
         "UBatchSlice": dict.fromkeys(("request_slice", "token_slice"), _ends_before_it_starts),
         "bind_kv_cache": {"num_attn_module": _is_none},
         "extract_layer_index": {"num_attn_module": _is_none},
-        "gather_mm_placeholders": {"out": is_given},
+        "gather_mm_placeholders": {"out": is_given, "placeholders": _has_8_bit_floats},
         "get_dcp_local_seq_lens": {"out": is_given},
-        "scatter_mm_placeholders": {"out": is_given},
+        "scatter_mm_placeholders": {"out": is_given, "embeds": _has_8_bit_floats},
     }
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
 
@@ -121,6 +125,8 @@ class VllmAdapter(Adapter):
         if name in places.OTHER_BASES:
             raise Unsupported(places.OTHER_BASES[name])
         found = self.find(name)
+        if name == "MultipleOf" and found.__eq__ is object.__eq__:
+            raise Unsupported("sizes that are compared by identity, before 0.32")
         is_own = isinstance(found, type) and not self.is_data(name) and name not in self.parameters
         return found if is_own else super().function(name)
 
@@ -211,7 +217,10 @@ SHARE: Final = "gpu_memory_utilization"
 
 
 class _Layer:
-    """A layer with its methods for binding; setting its cache sets ours."""
+    """A layer with its methods for binding; setting its cache sets ours, which is in a list.
+
+    vLLM sets it in a list, until 0.16, then without, and since 0.28 calls the method.
+    """
 
     def __init__(self, ours: Any) -> None:
         object.__setattr__(self, "_ours", ours)
@@ -221,7 +230,8 @@ class _Layer:
         self._ours.kv_cache = [cache]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ours, name, value)
+        is_alone = name == "kv_cache" and not isinstance(value, list)
+        setattr(self._ours, name, [value] if is_alone else value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ours, name)
