@@ -15,6 +15,7 @@ def report(version: str, *differences: str, state: str = "fails") -> dict[str, A
             "test": f"test_split.py::test_split_{i}[host-minimal]",
             "finding": "wrong answer",
             "difference": difference,
+            "verdict": "error" if "Error" in difference else "value",
             "law": "",
             "where": "request 1",
             "statement": "Split.",
@@ -27,7 +28,7 @@ def report(version: str, *differences: str, state: str = "fails") -> dict[str, A
     failures = [{"function": "split", "with": [], "tests": tests}] if tests else []
     return {
         "implementations": [{"version": version, "offers": 42, "deviations": []}],
-        "run": {"seconds": 1.5},
+        "run": {"seconds": 1.5, "profile": {"name": "brief"}},
         "functions": [{"name": "split", "cells": cells}],
         "failures": failures,
     }
@@ -49,10 +50,20 @@ def test_each_wrong_answer_stands_there_once() -> None:
     assert "| names | 42 | 42 | 42 |" in page
     words = "wrong answers, other differences"
     assert f"| `split` | {words} | {words} | conforms |" in page
-    assert 1 == page.count("### `split`: 0.1, 0.2")
-    assert "`result[0] = 5, but should be 0`" in page
+    assert "Profile `brief`: 0.1, 0.2, 0.3." in page
+    assert 1 == page.count("**0.1, 0.2**: `result[0] = 5, but should be 0`")
     assert "result[3] = 6" not in page
     assert "Not run: 0.4: no such release" in page
+
+
+def test_what_has_no_right_answer_is_listed_below() -> None:
+    """A failed law is shown where a release has no wrong answer that can be compared."""
+    law, value = "AssertionError: assert 1 == 2", "num_decodes = 1, but should be 2"
+    page = table.markdown_of({"0.1": table.summary_of(report("0.1", value, law))})
+    assert f"**0.1**: `{value}`" in page
+    assert law not in page
+    assert "These fail too:\n\n- Split. (0.1)" in page
+    assert f"**0.1**: `{law}`" in table.markdown_of({"0.1": table.summary_of(report("0.1", law))})
 
 
 def test_examples_hold() -> None:

