@@ -91,12 +91,15 @@ class Calls(BatchCalls):
         """Return the answer; since 0.20 sequence parallelism needs a graph that is not split."""
         found = find("is_residual_scattered_for_sp")
         config = vllm_config.compilation_config
-        is_split = config.splitting_ops and not config.use_inductor_graph_partition
-        is_on = (
-            config.pass_config.enable_sp and vllm_config.parallel_config.tensor_parallel_size > 1
-        )
-        if is_on and is_split and "compile_sizes" not in found.__code__.co_names:
-            raise Unsupported("sequence parallelism in a graph that is split")
+        if (
+            "compile_sizes" not in found.__code__.co_names
+            and config.pass_config.enable_sp
+            and vllm_config.parallel_config.tensor_parallel_size > 1
+        ):
+            if not hasattr(config, "use_inductor_graph_partition"):
+                raise Unsupported("a configuration without use_inductor_graph_partition")
+            if config.splitting_ops and not config.use_inductor_graph_partition:
+                raise Unsupported("sequence parallelism in a graph that is split")
         return found(vllm_config, num_input_tokens)
 
     def subclass_attention_metadata(self, *_: Any, **__: Any) -> Any:

@@ -6,6 +6,7 @@ other fields and is converted.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
@@ -230,11 +231,19 @@ class _Layer:
         self._ours.kv_cache = [cache]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_alone = name == "kv_cache" and not isinstance(value, list)
+        is_alone = name == "kv_cache" and not _binds_lists()
         setattr(self._ours, name, [value] if is_alone else value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ours, name)
+
+
+@functools.cache
+def _binds_lists() -> bool:
+    """Return whether vLLM sets a layer's cache as a list of one."""
+    cache, layer = object(), SimpleNamespace(kv_cache=None)
+    places.find("bind_kv_cache")({"layers.0": cache}, {"layers.0": layer}, [])
+    return layer.kv_cache != cache
 
 
 def _of_object(member: str) -> Callable[..., Any]:
