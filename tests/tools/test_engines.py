@@ -50,7 +50,7 @@ def test_each_wrong_answer_stands_there_once() -> None:
     assert "| names | 42 | 42 | 42 |" in page
     words = "wrong answers, other differences"
     assert f"| `split` | {words} | {words} | conforms |" in page
-    assert "Profile `brief`: 0.1, 0.2, 0.3." in page
+    assert "- Profile `brief`: 0.1, 0.2, 0.3\n" in page
     assert 1 == page.count("**0.1, 0.2**: `result[0] = 5, but should be 0`")
     assert "result[3] = 6" not in page
     assert "Not run: 0.4: no such release" in page

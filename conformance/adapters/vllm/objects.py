@@ -243,7 +243,7 @@ def _binds_lists() -> bool:
     """Return whether vLLM sets a layer's cache as a list of one."""
     cache, layer = object(), SimpleNamespace(kv_cache=None)
     places.find("bind_kv_cache")({"layers.0": cache}, {"layers.0": layer}, [])
-    return layer.kv_cache != cache
+    return isinstance(layer.kv_cache, list)
 
 
 def _of_object(member: str) -> Callable[..., Any]:

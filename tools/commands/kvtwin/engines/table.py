@@ -106,6 +106,10 @@ INTRODUCTION: Final = """\
 | not checkable | the release supports no call as `reference` defines it |
 | - | the release has no such function |
 
+Batches are shown in the terms of `reference`: request by request, with tokens, lengths, blocks and
+slots, and then the slots of padding. Its `seq_lens_cpu` is `seq_lens_cpu_upper_bound` where vLLM's
+metadata has that. A micro-batch, a list of specs or the like is shown above the batch.
+
 `python -m conformance --impl vllm --functions NAME`, with a release installed, shows all that was
 found of one function, and writes a script for each failure.
 """
@@ -118,7 +122,7 @@ def _lines(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for release, one in ran.items():
         by_profile.setdefault(one["profile"], []).append(release)
     for profile, releases in by_profile.items():
-        yield f"Profile `{profile}`: {', '.join(releases)}. "
+        yield f"- Profile `{profile}`: {', '.join(releases)}"
     yield ""
     for release, one in summaries.items():
         if "error" in one:
@@ -188,10 +192,11 @@ def _wrong_answer(of: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield one wrong answer, from the newest release that has it."""
     newest = list(of.values())[-1]
     yield from ("", f"**{', '.join(of)}**: `{newest['difference'].partition(chr(10))[0]}`", "")
-    if newest["where"]:
-        yield f"It is about {newest['where']}."
+    notes = [f"It is about {newest['where']}."] if newest["where"] else []
     if not newest["statement"].endswith(PLAIN):
-        yield f"The test: {_statement(of)}"
+        notes.append(f"The test: {_statement(of)}")
     elif newest["goals"] and not newest["statement"].startswith("Along"):
-        yield f"The batch has: {', '.join(newest['goals'])}."
-    yield from ("", "```text", newest["table"], "```")
+        notes.append(f"The batch has: {', '.join(newest['goals'])}.")
+    if notes:
+        yield from (" ".join(notes), "")
+    yield from ("```text", newest["table"], "```")
