@@ -168,9 +168,10 @@ class Run:
     def _is_open(self, mutant: Mutant, options: argparse.Namespace) -> bool:
         """Return whether a mutant is to be evaluated."""
         outcome = self._session.outcome(mutant)
-        if outcome is None or not options.survivors_again:
+        if not options.survivors_again:
             return outcome is None
-        return outcome.verdict.is_alive and self._declarations.of(mutant) is None
+        is_alive = outcome is not None and outcome.verdict.is_alive
+        return is_alive and self._declarations.of(mutant) is None
 
     def report(self) -> int:
         """Print the survivors, the table and what is wrong; return the exit status."""
@@ -254,7 +255,7 @@ def _make_parser() -> Parser:
     add(
         "--survivors-again",
         action="store_true",
-        help="evaluate again those that survived and are not declared",
+        help="evaluate only those that survived and are not declared",
     )
     add("--list-survivors", action="store_true", help="evaluate nothing, print what is known")
     return parser

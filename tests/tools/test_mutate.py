@@ -217,6 +217,12 @@ def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("no_evaluation")
+def test_only_survivors_are_evaluated_again(toy: Toy) -> None:
+    """`--survivors-again` does not begin with mutants that were never evaluated."""
+    assert toy.run("--modules", "clamping", "--survivors-again") == 0
+
+
+@pytest.mark.usefixtures("no_evaluation")
 def test_what_is_forgotten_stays_forgotten(
     evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
