@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ from conformance.strategies.large_batches import (
     TOKENS,
     metadata_axes,
 )
-from conformance.targets import Target
+from conformance.targets import RAISED, Target
 
 
 def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
@@ -336,6 +337,31 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
     assert len(batch.swaps) <= sum(i != j for i, j in enumerate(order)) - _cycles(order)
     assert all(i != j for i, j in batch.swaps)
     assert moved is (order != sorted(order))
+
+
+@law(
+    "reorder_batch_to_split_decodes_and_prefills",
+    reorder_calls,
+    goals={"a request that is not counted": lambda call: bool(call["input_batch"].req_ids)},
+    is_of_refusals=True,
+)
+def test_a_counter_needs_all_requests(target: Target, call: Call) -> None:
+    """A `Counter` has a value for any key, but a request without an entry is refused."""
+    step, names = call["scheduler_output"], call["input_batch"].req_ids
+    if names:
+        counts = Counter({n: c for n, c in step.num_scheduled_tokens.items() if n != names[-1]})
+        step = dataclasses.replace(step, num_scheduled_tokens=counts)
+        with target.running(checked=True):
+            got = outcome_of(Invocation(target, call.replacing(scheduler_output=step)))
+        assert isinstance(got, KeyError), got
+
+
+def outcome_of(invocation: Invocation) -> Any:
+    """Return the result of an invocation, or what it raised."""
+    try:
+        return invocation.run()
+    except RAISED as error:
+        return error
 
 
 @law(

@@ -48,7 +48,7 @@ def test_what_is_read_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_write_is_noticed_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write of the same values is noticed too; the process goes on."""
-    message = r"read-only: changes what .*\n *seq_lens = written during the call"
+    message = r"read-only: changes an argument .*\n *seq_lens = written during the call"
     for _ in range(2):
         with pytest.raises(Mismatch, match=message):
             check_lengths(monkeypatch, lambda lens: lens.copy_(lens.clone()))

@@ -268,11 +268,13 @@ def lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, f"cuda.bindings.{each}", None if each == name else working)
 
 
-@pytest.mark.parametrize("name", ["numba-cuda", "nvvm"])
+@pytest.mark.parametrize("name", ["numba-cuda", pytest.param("nvvm", marks=needs_numba_cuda)])
 def test_without_a_package_the_tool_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """The exit status is 2 where numba-cuda, or a library of the toolkit, is not installed."""
+    if name != "numba-cuda":
+        numba_cuda.import_cuda()  # it imports the library too
     lack(name, monkeypatch)
     with pytest.raises(SystemExit) as ended:
         command_line.main([])

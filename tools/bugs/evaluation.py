@@ -82,11 +82,14 @@ class Catch:
     error: Exception
 
     def shows(self, bug: Bug) -> bool:
-        """Return whether the harness found the bug; otherwise the patch itself is broken."""
+        """Return whether the harness found the bug; otherwise the patch itself is broken.
+
+        An error that a broken patch raises too must be the message of the bug.
+        """
         # A report wraps a long difference.
         line = self.error.difference.line if isinstance(self.error, Mismatch) else ""
         is_expected = re.search(bug.message, f"{line}\n{self.error}", re.MULTILINE) is not None
-        return is_expected and is_finding(self.error)
+        return is_expected and (bool(bug.message) or is_finding(self.error))
 
 
 @functools.cache
