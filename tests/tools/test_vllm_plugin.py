@@ -22,6 +22,7 @@ from kvtwin_vllm import installation
 from kvtwin_vllm.options import read_selection
 from kvtwin_vllm.registry import ORIGINALS, REPLACEMENTS
 from tests.tools import vllm_standin
+from tools.engine_demo.own_process import CASES, RELEASE, Case, is_logged
 
 Modules = dict[str, ModuleType]
 
@@ -216,6 +217,24 @@ def test_functions_are_deselected(
     monkeypatch.setenv("KVTWIN_VLLM", value)
     split = start(vllm).split
     assert replaced == (split is REPLACEMENTS["split_decodes_and_prefills"].function)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_log_says_what_the_demo_expects(
+    monkeypatch: pytest.MonkeyPatch,
+    vllm: Modules,
+    caplog: pytest.LogCaptureFixture,
+    case: Case,
+) -> None:
+    """`--own-process` of the demo looks for these messages in the log of a real engine."""
+    for name, value in case.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(vllm["vllm"], "__version__", case.environment.get(RELEASE, "0.32.0"))
+    start(vllm, speculative_config=SimpleNamespace() if case.speculates else None)
+    messages = [message.removeprefix("kvtwin-vllm: ") for message in caplog.messages]
+    assert is_logged(case, messages)
+    assert not is_logged(case, [*messages, "another"])
+    assert not is_logged(case, messages[1:])
 
 
 # What the replacements return.

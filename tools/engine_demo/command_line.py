@@ -18,6 +18,7 @@ from kvtwin.parser import Parser, names, positive
 from kvtwin.processes import started
 from tools.engine_demo.engine import ENVIRONMENT
 from tools.engine_demo.models import MODELS
+from tools.engine_demo.own_process import check_own_process
 from tools.engine_demo.session import Outcome, Plan, run_engine
 from tools.engine_demo.step_times import METHODS, Time
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(ENVIRONMENT)  # OpenMP reads it when a process imports torch
     print(f"vLLM in float32 on one thread of {cpu_model()}, {num_cores()} cores")
     sizes = tuple(options.batch) if options.steps else ()
+    if options.own_process:
+        return _check_own_process(options)
     all_equal = True
     for model in options.model:
         plain = _run(Plan(model, False, options.requests, sizes, options.steps))
@@ -42,6 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for size in sizes:
             _report_times(model, size, plugin)
     return 0 if all_equal else 1
+
+
+def _check_own_process(options: argparse.Namespace) -> int:
+    """Print what engines in their own processes did, and return the exit status."""
+    is_right = True
+    for model in options.model:
+        print(f"\n{model}, the engine in its own process, the plugin loaded by its entry point")
+        for line, holds in check_own_process(model, options.requests):
+            print(f"  {'' if holds else 'WRONG: '}{line}", flush=True)
+            is_right &= holds
+    return 0 if is_right else 1
 
 
 def _run(plan: Plan) -> Outcome:
@@ -116,6 +130,11 @@ def _make_parser() -> Parser:
         metavar="N[,N]",
         default=[12, 128],
         help="numbers of requests for which steps are timed; default: 12,128",
+    )
+    parser.add_argument(
+        "--own-process",
+        action="store_true",
+        help="run the installed plugin in engines with a process of their own, with its switches",
     )
     parser.add_number("--steps", "steps that are timed for each; 0: none", 200, minimum=0)
     return parser

@@ -42,13 +42,11 @@ def make_requests(num_requests: int, seed: int = 3) -> list[Request]:
     return requests
 
 
-def make_engine(folder: str, max_num_seqs: int) -> Engine:
+def make_engine(folder: str, max_num_seqs: int, **options: Any) -> Engine:
     """Make an engine with the model of a folder, in which requests are batched and chunked."""
     from vllm import LLM  # noqa: PLC0415  # after ENVIRONMENT is set
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder  # noqa: PLC0415
 
-    # The CPU's backend takes batches in any order; as on most GPUs, decodes come first.
-    CPUAttentionMetadataBuilder.reorder_batch_threshold = 1
+    put_decodes_first()
     return LLM(
         model=folder,
         load_format="dummy",
@@ -62,7 +60,15 @@ def make_engine(folder: str, max_num_seqs: int) -> Engine:
         enable_prefix_caching=False,
         disable_log_stats=True,
         seed=0,
+        **options,
     )
+
+
+def put_decodes_first() -> None:
+    """Let vLLM reorder batches, as on most GPUs: the CPU's backend takes them in any order."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder  # noqa: PLC0415
+
+    CPUAttentionMetadataBuilder.reorder_batch_threshold = 1
 
 
 def generate(engine: Engine, requests: list[Request]) -> list[list[int]]:
