@@ -120,12 +120,16 @@ def is_logged(case: Case, messages: list[str]) -> bool:
 
 
 def messages_of(output: str) -> list[str]:
-    r"""Return the plugin's messages in the lines of the engine's process.
+    r"""Return the plugin's messages in the lines of the engine's processes, each once.
 
-    >>> messages_of("(EngineCore pid=7) INFO 11-23 [a.py:1] kvtwin-vllm: one\nkvtwin-vllm: two")
-    ['one']
+    On a CPU the engine's core has a worker in one more process; both load the plugin.
+
+    >>> core, worker = "(EngineCore pid=7) INFO [a.py:1] ", "(Worker pid=8) INFO [a.py:1] "
+    >>> messages_of(f"{core}kvtwin-vllm: a\n{worker}kvtwin-vllm: a\n{worker}kvtwin-vllm: b\nb")
+    ['a', 'b']
     """
-    return re.findall(r"^\(EngineCore\w* pid=\d+\).*?kvtwin-vllm: (.*)$", output, re.MULTILINE)
+    line = r"^\((?:EngineCore|Worker)[^)]* pid=\d+\).*?kvtwin-vllm: (.*)$"
+    return list(dict.fromkeys(re.findall(line, output, re.MULTILINE)))
 
 
 def _run(
