@@ -147,7 +147,13 @@ class TableModel:
             self.events.add(event)
 
     def new_ids(self, count: int) -> list[int]:
-        """Return block ids that no row has yet."""
+        """Return block ids that no row has yet; they go on at 1 where int32 ends.
+
+        >>> TableModel([2], 1, 4, 8, next_id=2**31 - 1).new_ids(2)
+        [1, 2]
+        """
+        if self.next_id + count > 2**31:
+            self.next_id = 1
         first, self.next_id = self.next_id, self.next_id + count
         return list(range(first, first + count))
 
