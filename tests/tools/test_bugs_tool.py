@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from conformance.calls import Call
+from conformance.evaluation import outcome
 from conformance.goals import COVERAGE
 from conformance.profiles import Kind
 from conformance.properties import Check
+from conformance.report import Mismatch
 from conformance.stateful.machine import EngineStateMachine
 from conformance.targets import Target
 from tools.bugs import by_target, command_line, evaluation
@@ -89,6 +92,17 @@ def test_what_is_not_caught_fails(
     assert run(bugs=[bug]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("message", "shows"), [("", False), ("should return a result", False), ("no .* 'uper'", True)]
+)
+def test_an_error_of_a_broken_patch_is_named(message: str, *, shows: bool) -> None:
+    """A message about the failure is not enough: it must name what the patched code raised."""
+    raised = "raised AttributeError: 'str' object has no attribute 'uper'"
+    error = Mismatch(Call(FUNCTION, {}), "host", outcome(raised, "return a result"))
+    bug = dataclasses.replace(make_bug("layout", "layout.uper()"), message=message)
+    assert shows is evaluation.Catch("test_layout", 1, 1, error).shows(bug)
 
 
 def test_a_late_median_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,12 +84,14 @@ class Catch:
     def shows(self, bug: Bug) -> bool:
         """Return whether the harness found the bug; otherwise the patch itself is broken.
 
-        An error that a broken patch raises too must be the message of the bug.
+        Of an error that a broken patch raises too, the bug's message must name what was raised.
         """
+        raised = patch_error_of(self.error)
+        if raised:
+            return bool(bug.message) and re.search(bug.message, raised) is not None
         # A report wraps a long difference.
         line = self.error.difference.line if isinstance(self.error, Mismatch) else ""
-        is_expected = re.search(bug.message, f"{line}\n{self.error}", re.MULTILINE) is not None
-        return is_expected and (bool(bug.message) or is_finding(self.error))
+        return re.search(bug.message, f"{line}\n{self.error}", re.MULTILINE) is not None
 
 
 @functools.cache
@@ -223,16 +225,26 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
     return None
 
 
-def is_finding(error: Exception) -> bool:
-    """Return whether a failure is a difference that the harness found, and not a broken patch.
+def patch_error_of(error: Exception) -> str:
+    """Return what was raised, if the patch may be broken; empty if the harness found a difference.
 
     Args:
         error: What a check raised.
+
+    >>> patch_error_of(NameError("name 'total' is not defined"))
+    "NameError: name 'total' is not defined"
+    >>> patch_error_of(AssertionError("1 != 2"))
+    ''
     """
+    names = "|".join(PATCH_ERRORS)
     if isinstance(error, LawViolation):
-        return not re.search(rf"^ +raised ({'|'.join(PATCH_ERRORS)}):", str(error), re.MULTILINE)
+        found = re.search(rf"^ +raised ((?:{names}):.*)", str(error), re.MULTILINE)
+        return found[1] if found else ""
     if isinstance(error, Mismatch) and error.difference.verdict is Verdict.OUTCOME:
-        return not re.match(rf"(raised )?({'|'.join(PATCH_ERRORS)}):", str(error.difference.got))
+        found = re.match(rf"(?:raised )?((?:{names}):.*)", str(error.difference.got), re.DOTALL)
+        return found[1] if found else ""
     # In a law the target's own errors come through, and the simulator's, which name the kernel.
     is_of_target = isinstance(error, TypeError | ValueError | KeyError | IndexError)
-    return isinstance(error, AssertionError) or is_of_target or str(error).startswith("kernel ")
+    if isinstance(error, AssertionError) or is_of_target or str(error).startswith("kernel "):
+        return ""
+    return f"{type(error).__name__}: {error}"
