@@ -134,6 +134,13 @@ class Invocation:
         with self.target.running(checked=checked, seed=seed):
             return self.run()
 
+    def answer_or_error(self) -> Any:
+        """Return what the function returns in checked mode, or the exception that it raises."""
+        try:
+            return self.answer()
+        except RAISED as error:
+            return error
+
     def run(self) -> Any:
         """Call the function and return what it returns, inside `Target.running`."""
         if self.variant.follows_idle_step and self._may_be_idle():

@@ -155,11 +155,7 @@ def _own(target: Target, call: Call, lacking: str) -> Any:
         k: v for k, v in vars(invocation.arguments[name]).items() if k not in LACKING[lacking]
     }
     invocation.arguments[name] = SimpleNamespace(**fields)
-    with target.running(checked=True):
-        try:
-            return invocation.run()
-        except RAISED as error:
-            return error
+    return invocation.answer_or_error()
 
 
 def _check_without(target: Target, call: Call, lacking: str) -> None:
