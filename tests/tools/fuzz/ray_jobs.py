@@ -32,11 +32,13 @@ class CountingJob(NamedJob):
         number: Which job it is.
         messages: How many numbers.
         seconds: The pause after each.
+        patience_seconds: A longer pause is a hang; None for the worker's own limit.
     """
 
     number: int
     messages: int = 3
     seconds: float = 0.1
+    patience_seconds: float | None = None
 
     @property
     def name(self) -> str:
