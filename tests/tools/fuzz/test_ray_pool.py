@@ -35,9 +35,6 @@ from tests.tools.fuzz.ray_jobs import (
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 """What each node has. Ray needs 75 MB of shared memory at least."""
 
-PROMPT_SECONDS = 60
-"""What ends a job takes less, on a busy machine too. None of these jobs would end so early."""
-
 IS_INSTALLED = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not IS_INSTALLED, reason="the extra `ray` is not installed")
 
@@ -248,7 +245,7 @@ def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
         pool.stop()
         started = time.monotonic()
         assert isinstance(collect(pool, 1)[-1], Finished)
-        assert time.monotonic() - started < PROMPT_SECONDS
+        assert time.monotonic() - started < 10
 
         pool.submit(CountingJob(3, messages=1, seconds=600, patience_seconds=600))
         pool.submit(CountingJob(4))
@@ -256,7 +253,7 @@ def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
     finally:
         started = time.monotonic()
         pool.close()
-    assert time.monotonic() - started < PROMPT_SECONDS
+    assert time.monotonic() - started < 12
     lost = [event for event in pool.events(0) if isinstance(event, Lost)]
     assert {3: "stopped", 4: "stopped"} == {event.job.number: event.reason for event in lost}
     assert not drivers()
@@ -388,7 +385,7 @@ def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.Monk
         finally:
             started = time.monotonic()
             pool.close()
-        assert time.monotonic() - started < PROMPT_SECONDS
+        assert time.monotonic() - started < 12
         ends = [event for event in pool.events(0) if isinstance(event, Lost)]
         assert {1: "stopped", 2: "stopped"} == {e.job.number: e.reason for e in ends}
     finally:
