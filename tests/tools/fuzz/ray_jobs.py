@@ -14,9 +14,14 @@ from kvtwin.fuzz.jobs import WorkerContext
 
 @dataclasses.dataclass(frozen=True)
 class NamedJob:
-    """A job that is called after its class and needs no GPU."""
+    """A job that is called after its class, needs no GPU, and has no patience of its own."""
 
     needs_gpu: ClassVar[bool] = False
+
+    @property
+    def patience_seconds(self) -> float | None:
+        """A longer pause is a hang; None for the worker's own limit."""
+        return None
 
     @property
     def name(self) -> str:

@@ -30,6 +30,10 @@ class Job(Protocol):
     def needs_gpu(self) -> bool:
         """Whether it runs on a GPU."""
 
+    @property
+    def patience_seconds(self) -> float | None:
+        """A case that takes longer hangs; None for the worker's own limit."""
+
     def run(self, worker: WorkerContext) -> Any:
         """Do the work in a worker process, and return a picklable result."""
 

@@ -172,6 +172,11 @@ class PropertyJob:
         prop = properties_of(self.subject).get(self.property_name)
         return prop is not None and prop.target.device == "cuda"
 
+    @property
+    def patience_seconds(self) -> float | None:
+        """A case that takes longer hangs; None for the worker's own limit."""
+        return None
+
 
 @functools.cache
 def all_checks() -> dict[str, Check]:

@@ -203,7 +203,7 @@ class RayPool:
     def _run(self, task: _Task, pipe: Connection, worker: str) -> None:
         """Run a job in a worker; pass on its events."""
         try:
-            self._send(pipe, task.data)
+            self._send(pipe, (task.data, task.job.patience_seconds))
             while task in self._tasks:
                 self._pass_on(task, *load(pipe.recv_bytes(), self._places))
         except (EOFError, OSError):
@@ -238,7 +238,7 @@ class RayPool:
                 self._tasks.remove(task)
                 self._events.put(event)
 
-    def _send(self, pipe: Connection, content: bytes | str) -> None:
+    def _send(self, pipe: Connection, content: tuple[bytes, float | None] | str) -> None:
         with self._sending:  # two threads may use one pipe
             pipe.send(content)
 

@@ -30,10 +30,12 @@ class PickledJob:
     Attributes:
         data: The job, as `shipping.dump` writes it.
         places: Where the coordinator's folders are on this node.
+        patience_seconds: The job's own.
     """
 
     data: bytes
     places: Places
+    patience_seconds: float | None
     name: str = "pickled"
     needs_gpu: bool = False
 
@@ -83,24 +85,30 @@ def run_worker(number: int, address: tuple[str, int], config: WorkerConfig, has_
     name = f"worker {number} on {socket.gethostname()}"
     places = config.places.on_node()
     worker = LocalWorker(name, config.limits, config.preload)
-    jobs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[PickledJob | None] = queue.SimpleQueue()
     with Client(address, authkey=config.key) as pipe:
         pipe.send((name, has_gpu))
-        threading.Thread(target=_receive, args=(pipe, worker, jobs), daemon=True).start()
+        threading.Thread(target=_receive, args=(pipe, worker, jobs, places), daemon=True).start()
         with contextlib.suppress(OSError):
-            while (data := jobs.get()) is not None:
-                for event in worker.run(PickledJob(data, places)):
+            while (job := jobs.get()) is not None:
+                for event in worker.run(job):
                     pipe.send_bytes(dump(wire_of(event), places))
 
 
-def _receive(pipe: Connection, worker: LocalWorker, jobs: queue.SimpleQueue[bytes | None]) -> None:
+def _receive(
+    pipe: Connection,
+    worker: LocalWorker,
+    jobs: queue.SimpleQueue[PickledJob | None],
+    places: Places,
+) -> None:
     """Receive jobs, and what ends them: the body of a thread."""
     with contextlib.suppress(EOFError, OSError):
         while (received := pipe.recv()) != CLOSE:
             if received == STOP:
                 worker.stop()
             else:
-                jobs.put(received)
+                data, patience_seconds = received
+                jobs.put(PickledJob(data, places, patience_seconds))
     worker.close()
     jobs.put(None)
 

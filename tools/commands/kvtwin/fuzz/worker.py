@@ -241,7 +241,7 @@ class _Watch:
         child.shared.write(b"")  # the last input of the job before is none of this job
         self._first = self._count = child.shared.count
         self._since = time.monotonic()
-        self._patience = getattr(job, "patience_seconds", None) or limits.hang_seconds
+        self._patience = job.patience_seconds or limits.hang_seconds
 
     def reason_to_kill(self) -> str:
         """Return why the child must be killed; empty if it need not be."""

@@ -10,7 +10,7 @@ import functools
 import re
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from conformance.calls import Call
 from conformance.differences import Difference
@@ -119,6 +119,7 @@ class ExhaustiveJob:
     scope: str
     start: int
     stop: int
+    patience_seconds: ClassVar[None] = None
 
     @property
     def name(self) -> str:
