@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvtwin.fuzz import branches, slices
 from kvtwin.fuzz.cases import Input, run_case
 from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz.properties import Property, Subject, properties_of
 from kvtwin.fuzz.slices import SliceJob, SliceResult, vary
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.toys import NUMBERS, toy
@@ -111,17 +111,13 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
 
 def test_each_preset_is_drawn_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first cases are one of each preset, so that each band of sizes is met early."""
-    [prop] = [
-        one
-        for one in properties_of(Subject(target="host", functions="split_attn_metadata")).values()
-        if one.check.axes
-    ]
+    prop = split_property(has_axes=True)
     monkeypatch.setattr(slices, "_MEMORIES", {})
     free_monitoring_tools()
     first: list[Any] = []
 
     class Noting(Worker):
-        """Keeps the first choice of each case."""
+        """Keeps the first choice of each case that has no other."""
 
         def note_input(self, data: bytes) -> None:
             prefix = Input.from_bytes(data).prefix
@@ -134,6 +130,32 @@ def test_each_preset_is_drawn_from_first(monkeypatch: pytest.MonkeyPatch) -> Non
         job = SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=cases)
         job.run(Noting())
     assert [*range(number)] == sorted(first[:number]) != first[:number]
+
+
+def test_random_presets_do_not_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A property whose presets are no bands varies inputs before it had each preset."""
+    prop = split_property(has_axes=False)
+    monkeypatch.setattr(slices, "_MEMORIES", {})
+    free_monitoring_tools()
+    prefixes: list[int] = []
+
+    class Noting(Worker):
+        """Keeps how many choices of each case are given."""
+
+        def note_input(self, data: bytes) -> None:
+            prefixes.append(len(Input.from_bytes(data).prefix))
+
+    number = len(prop.presets) // 2
+    SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=number).run(Noting())
+    assert number > 20
+    assert len(prefixes) == number
+    assert sum(given > 1 for given in prefixes) > number // 4
+
+
+def split_property(*, has_axes: bool) -> Property:
+    """Return a property of `split_attn_metadata` whose check has size axes, or has none."""
+    found = properties_of(Subject(target="host", functions="split_attn_metadata")).values()
+    return next(one for one in found if bool(one.check.axes) is has_axes and one.presets)
 
 
 def test_branches_are_reached_step_by_step(

@@ -1,9 +1,9 @@
 """Choose the property that gets the next slice of time.
 
-Each property first gets a short slice. Afterwards three slices in ten go to the property that had
+Each property first gets a short slice. Afterwards one slice in ten goes to the property that had
 the least time, so that none is starved, and two in ten to the one that had the least time for each
-of its coverage goals that no case has met. The others go to properties that still cover something
-new, in proportion to how much they covered recently per second.
+of its coverage goals that no case has met. The others go to properties that are expected to cover
+something new, in proportion to how much they should cover per second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from kvtwin.fuzz.coverage import Event
 from kvtwin.fuzz.slices import SliceResult
 
-FAIR_SHARE: Final = 0.3
+FAIR_SHARE: Final = 0.1
 """The share of slices that goes to the property with the least time."""
 
 UNMET_SHARE: Final = 0.2
@@ -26,6 +26,9 @@ UNMET_SHARE: Final = 0.2
 Without it, three minutes on two cores left 5 of 3,326 goals (2026-11-23): few cases meet them, and
 the time went to properties with many pairs of goals.
 """
+
+MIN_SECONDS: Final = 1e-3
+"""A shorter time counts as this."""
 
 MEMORY: Final = 0.6
 """The weight of what was known about a property before its last slice."""
@@ -45,6 +48,7 @@ class Record:
         seconds: The time that it had.
         slices: Its slices.
         gain: The weight of new events in a second, lately.
+        alone: The weight of the events that one case met so far, if the case is of this property.
         events: Its events, with the number of cases.
     """
 
@@ -54,7 +58,19 @@ class Record:
     seconds: float = 0.0
     slices: int = 0
     gain: float = 0.0
+    alone: float = 0.0
     events: Counter[Event] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def promise(self) -> float:
+        """The weight of new events that are expected in the next second.
+
+        It is what the last slices gained, and at most the estimate of Good and Turing, that the
+        next case is as likely to meet a new event as a case so far was to meet one that no other
+        met. What was gained alone is too much after a property's first slice: it met what each
+        property of its function meets.
+        """
+        return min(self.gain, self.alone / max(self.seconds, MIN_SECONDS))
 
 
 class Chooser:
@@ -83,6 +99,7 @@ class Chooser:
         self._first = list(self.records)
         self._chance.shuffle(self._first)
         self._promised: Counter[str] = Counter()
+        self._met_once: dict[Event, Record] = {}
 
     @property
     def is_first_round(self) -> bool:
@@ -102,8 +119,9 @@ class Chooser:
             return self._take(
                 min(unmet, key=lambda name: self._time_of(name) / len(self._unmet[name]))
             )
-        minimum = 1e-3 + sum(record.gain for record in self.records.values()) / len(names) / 20
-        weights = [self.records[name].gain + minimum for name in names]
+        promises = [self.records[name].promise for name in names]
+        minimum = 1e-3 + sum(promises) / len(names) / 20
+        weights = [promise + minimum for promise in promises]
         return self._take(self._chance.choices(names, weights)[0])
 
     def learn(self, result: SliceResult) -> int:
@@ -118,13 +136,14 @@ class Chooser:
         record.slices += 1
         record.events.update(result.events)
         self.events.update(result.events)
+        self._note_met_once(record, result.events)
         self.kinds.update(event[0] for event in new)
         goals_met = [event for event in new if event[0] == "goal"]
         if goals_met:
             for goals in self._unmet.values():
                 goals.difference_update(goals_met)
         self._promised[name] -= 1
-        gain = sum(WEIGHTS.get(event[0], 1.0) for event in new) / max(seconds, 1e-3)
+        gain = sum(map(_weight, new)) / max(seconds, MIN_SECONDS)
         is_first = record.slices == 1
         record.gain = gain if is_first else MEMORY * record.gain + (1 - MEMORY) * gain
         return len(new)
@@ -135,6 +154,15 @@ class Chooser:
         self.records[name].slices += 1
         self.records[name].gain /= 2
 
+    def _note_met_once(self, record: Record, events: Counter[Event]) -> None:
+        for event, cases in events.items():
+            first = self._met_once.pop(event, None)
+            if first is not None:
+                first.alone -= _weight(event)
+            elif cases == self.events[event] == 1:
+                self._met_once[event] = record
+                record.alone += _weight(event)
+
     def _take(self, name: str) -> str:
         self._promised[name] += 1
         return name
@@ -142,3 +170,7 @@ class Chooser:
     def _time_of(self, name: str) -> float:
         """Return the time that a property had, with what it was promised."""
         return self.records[name].seconds + self._promised[name]
+
+
+def _weight(event: Event) -> float:
+    return WEIGHTS.get(event[0], 1.0)

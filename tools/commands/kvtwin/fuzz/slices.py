@@ -220,8 +220,13 @@ class _Slice:
 
     @functools.cached_property
     def _untried(self) -> list[int]:
-        """The presets that no case of this worker was drawn from, in random order."""
-        found = list(range(len(self.prop.presets)))
+        """The presets for bands of size axes that no case of this worker had, in random order.
+
+        Other properties have none here: their presets are random sizes, and to have all first would
+        leave no time to vary inputs.
+        """
+        has_axes = not self.prop.is_stateful and bool(self.prop.check.axes)
+        found = list(range(len(self.prop.presets))) if has_axes else []
         self.chance.shuffle(found)
         return self.memory.untried.setdefault(self.job.property_name, found)
 
