@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from kvtwin.fuzz.chooser import FAIR_SHARE, Chooser
+from kvtwin.fuzz.chooser import Chooser
 from kvtwin.fuzz.coverage import Event
 from kvtwin.fuzz.slices import SliceResult
 
@@ -53,7 +53,7 @@ def test_none_is_starved() -> None:
     chooser = Chooser(dict.fromkeys(NAMES, ()), 0)
     counts = Counter(run_slices(chooser, 1000, new={NAMES[0]: 5}))
     assert counts[NAMES[0]] > 400
-    assert min(counts[name] for name in NAMES) >= 1000 * FAIR_SHARE // len(NAMES), counts
+    assert min(counts[name] for name in NAMES) >= 10, counts
 
 
 def test_a_property_with_unmet_goals_has_a_share() -> None:

@@ -111,51 +111,41 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
 
 def test_each_preset_is_drawn_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first cases are one of each preset, so that each band of sizes is met early."""
-    prop = split_property(has_axes=True)
-    monkeypatch.setattr(slices, "_MEMORIES", {})
-    free_monitoring_tools()
-    first: list[Any] = []
-
-    class Noting(Worker):
-        """Keeps the first choice of each case that has no other."""
-
-        def note_input(self, data: bytes) -> None:
-            prefix = Input.from_bytes(data).prefix
-            if len(prefix) == 1:
-                first.append(prefix[0])
-
+    [prop] = split_properties(has_axes=True)
     number = len(prop.presets)
     assert number > 20
-    for cases in (5, number - 5, 5):  # the second slice goes on, the third varies inputs
-        job = SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=cases)
-        job.run(Noting())
+    # The second slice goes on, the third varies inputs.
+    inputs = inputs_of_slices(monkeypatch, prop, 5, number - 5, 5)
+    first = [found.prefix[0] for found in inputs if len(found.prefix) == 1]
     assert [*range(number)] == sorted(first[:number]) != first[:number]
 
 
 def test_random_presets_do_not_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A property whose presets are no bands varies inputs before it had each preset."""
-    prop = split_property(has_axes=False)
+    prop = next(one for one in split_properties(has_axes=False) if one.presets)
+    number = len(prop.presets) // 2
+    assert number > 20
+    inputs = inputs_of_slices(monkeypatch, prop, number)
+    assert len(inputs) == number
+    assert sum(len(found.prefix) > 1 for found in inputs) > number // 4
+
+
+def split_properties(*, has_axes: bool) -> list[Property]:
+    """Return the properties of `split_attn_metadata` whose check has size axes, or the others."""
+    found = properties_of(Subject(target="host", functions="split_attn_metadata")).values()
+    return [one for one in found if bool(one.check.axes) is has_axes]
+
+
+def inputs_of_slices(
+    monkeypatch: pytest.MonkeyPatch, prop: Property, *max_cases: int
+) -> list[Input]:
+    """Return the inputs of slices of so many cases, in a worker that has run none before."""
     monkeypatch.setattr(slices, "_MEMORIES", {})
     free_monitoring_tools()
-    prefixes: list[int] = []
-
-    class Noting(Worker):
-        """Keeps how many choices of each case are given."""
-
-        def note_input(self, data: bytes) -> None:
-            prefixes.append(len(Input.from_bytes(data).prefix))
-
-    number = len(prop.presets) // 2
-    SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=number).run(Noting())
-    assert number > 20
-    assert len(prefixes) == number
-    assert sum(given > 1 for given in prefixes) > number // 4
-
-
-def split_property(*, has_axes: bool) -> Property:
-    """Return a property of `split_attn_metadata` whose check has size axes, or has none."""
-    found = properties_of(Subject(target="host", functions="split_attn_metadata")).values()
-    return next(one for one in found if bool(one.check.axes) is has_axes and one.presets)
+    worker = Worker()
+    for cases in max_cases:
+        SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=cases).run(worker)
+    return [Input.from_bytes(data) for data in worker.inputs]
 
 
 def test_branches_are_reached_step_by_step(
