@@ -28,7 +28,7 @@ ResultName: TypeAlias = str | tuple[str, ...]
 NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
 """Fields that hold a NumPy array in `fast` too."""
 
-ON_HOST = frozenset({"mlist", "nums", "offsetlist"})
+ON_HOST = frozenset({"cpu", "mlist", "nums", "offsetlist"})
 """Fields that hold a tensor on the CPU, though their names do not end in `_cpu`."""
 
 
@@ -43,7 +43,7 @@ def first_difference(
         actual: What a target answered: the same with torch tensors for arrays.
         path: The name of the whole in messages; or, of a tuple, the names of its entries.
         device: The type of device on which tensors must lie; those of fields whose name ends in
-            `_cpu` must lie on the CPU.
+            `_cpu`, and of those in `ON_HOST`, must lie on the CPU.
 
     Returns:
         The first difference that makes the answer wrong, one of shape anywhere before any of

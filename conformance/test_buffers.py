@@ -50,26 +50,30 @@ def _synchronize(target: Target) -> None:
 
 
 def _play(target: Target, example: Copies) -> list[Any]:
-    """Return everything that is defined of a buffer's halves in the course of its life."""
+    """Return everything that is defined of a buffer's halves in the course of its life.
+
+    Each array is in a dict whose key says which half it is: `cpu` must be on the CPU.
+    """
     buffer = _make(target, example)
-    seen = [_plain(buffer.cpu), _plain(buffer.gpu)]
+    seen = [{"cpu": _copy(buffer.cpu), "gpu": _copy(buffer.gpu)}]
     for half, seed, number in example.copies:
+        other = "gpu" if half == "cpu" else "cpu"
         getattr(buffer, half)[...] = seed % 2 if example.dtype is np.bool_ else seed
         copies = (buffer.copy_to_gpu, buffer.copy_to_cpu)
         copy, copy_back = copies if half == "cpu" else copies[::-1]
         copied = copy(number)
         _synchronize(target)  # the copy returns before the pinned half is written
-        seen += [_plain(copied), _plain(getattr(buffer, half))]
+        seen += [{other: _copy(copied)}, {half: _copy(getattr(buffer, half))}]
         copied[...] = 1  # by the caller, who so writes a part of the other half
         back = copy_back(number)
         _synchronize(target)
-        seen.append(_plain(back))
+        seen.append({half: _copy(back)})
     return seen
 
 
-def _plain(array: Any) -> Any:
+def _copy(array: Any) -> Any:
     """Return what a half holds now; later writes do not show in it."""
-    return array.copy() if isinstance(array, np.ndarray) else array.cpu().clone()
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
 @law(

@@ -64,7 +64,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         return metadata
     num_indices = check_int("num_logits_indices", num_indices, 0)
     num_reqs, num_tokens = read_counts(metadata)
-    _check_wanted(metadata, indices, num_indices, logits_indices_cpu)
+    _check_wanted(metadata, num_reqs, indices, num_indices, logits_indices_cpu)
     starts, starts_cpu, max_query_len = _find_starts(
         metadata, num_reqs, indices, num_indices, logits_indices_cpu
     )
@@ -147,6 +147,7 @@ def _count_on_device(
 
 def _check_wanted(
     metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    num_reqs: int,
     indices: object,
     num_indices: int,
     copy: object,
@@ -154,7 +155,7 @@ def _check_wanted(
     """Check that the needed tokens, and their copy on the CPU, fit the batch."""
     indices = _check_indices("logits_indices_padded", indices, num_indices)
     if not indices.is_cpu:
-        starts = metadata.query_start_loc
+        starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
         check_same_device([("logits_indices_padded", indices)], starts.device)
     if copy is not None:
         copy = _check_indices("logits_indices_cpu", copy, num_indices)
