@@ -154,14 +154,15 @@ def _check_wanted(
 ) -> None:
     """Check that the needed tokens, and their copy on the CPU, fit the batch."""
     indices = _check_indices("logits_indices_padded", indices, num_indices)
-    if not indices.is_cpu:
-        starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
-        check_same_device([("logits_indices_padded", indices)], starts.device)
     if copy is not None:
         copy = _check_indices("logits_indices_cpu", copy, num_indices)
         check_host("logits_indices_cpu", copy)
     if is_checked():
         validate_metadata(metadata)
+    if not indices.is_cpu:
+        starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
+        check_same_device([("logits_indices_padded", indices)], starts.device)
+    if is_checked():
         num_tokens = int(to_host("query_start_loc", metadata.query_start_loc)[-1])
         _check_values(indices, num_indices, num_tokens, copy)
 

@@ -51,11 +51,14 @@ def test_devices_are_checked_in_both_modes(make_batch: Make, *, checked: bool) -
         fast_prefill_metadata(batch)
 
 
-def test_a_batch_without_starts_on_another_device(make_batch: Make) -> None:
-    """Starts that are no tensor are refused by name, not by the device that they lack."""
+def test_wrong_starts_with_indices_on_another_device(make_batch: Make) -> None:
+    """What is wrong with the starts is said as on the CPU, before devices are compared."""
     batch = armed(make_batch, [1, 2], (3,))
     batch.logits_indices_padded, batch.query_start_loc = int32([1, 2]).to("meta"), None
     with pytest.raises(TypeError, match="query_start_loc must be a"):
+        fast_prefill_metadata(batch)
+    batch.query_start_loc = int32([0])
+    with fast.checks(enabled=True), pytest.raises(ValueError, match="query_start_loc_cpu has 2"):
         fast_prefill_metadata(batch)
 
 
