@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.comparison import first_difference
 from conformance.implementations import Implementation
 from conformance.strategies.buffers import Copies
 from conformance.targets import REFERENCE, Target
@@ -53,6 +54,14 @@ def test_copies_are_awaited_before_they_are_read(monkeypatch: pytest.MonkeyPatch
     steps = (("cpu", 7, None), ("gpu", 9, 2), ("cpu", 3, 1), ("gpu", 4, None))
     example = Copies((3, 2), np.int32, steps)
     got = _play(Target("cuda", Implementation("slow", slow), "cuda"), example)
-    for expected, actual in zip(_play(REFERENCE, example), got, strict=True):
-        assert expected.tolist() == actual.tolist()
+    assert first_difference(_play(REFERENCE, example), got) is None
     assert [] == PENDING
+
+
+def test_one_half_must_be_on_the_cpu_and_the_other_on_the_device() -> None:
+    """Of a buffer made for a GPU whose halves are both on the CPU, only `gpu` is wrong."""
+    buffer = {"cpu": torch.zeros(1), "gpu": torch.zeros(1)}
+    expected = {half: np.zeros(1, np.float32) for half in buffer}
+    found = first_difference(expected, buffer, device="cuda")
+    assert found is not None
+    assert "result['gpu'].device = cpu, but should be cuda" == found.line
