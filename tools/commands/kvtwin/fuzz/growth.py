@@ -38,6 +38,13 @@ MIN_BYTES: Final = 32 << 10
 """What each case must add in each stage to be reported; the harness' own caches add 5 KiB."""
 
 
+SHARE: Final = 0.01
+"""What a measurement may take of a night, all workers together.
+
+In three minutes, those of properties with large inputs took a tenth of it.
+"""
+
+
 class MemoryGrowthError(AssertionError):
     """The memory of the process grows each time that the same inputs are checked again."""
 
@@ -96,6 +103,19 @@ class GrowthJob(PropertyJob):
             file.seek(0)
             found: list[int] = json.loads(file.read() or "[]")
             return found
+
+
+def can_measure(seconds_per_case: float, worker_seconds: float) -> bool:
+    """Return whether a night has the time to measure a property whose memory does not grow.
+
+    Args:
+        seconds_per_case: Of the property.
+        worker_seconds: Of the night, for all workers together.
+
+    >>> can_measure(0.01, 360), can_measure(0.1, 360), can_measure(0.1, 3600)
+    (True, False, True)
+    """
+    return 2 * ROUNDS * CASES * seconds_per_case <= SHARE * worker_seconds
 
 
 def _trim() -> None:

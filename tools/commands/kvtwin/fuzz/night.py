@@ -21,7 +21,7 @@ from kvtwin.fuzz.database import Database
 from kvtwin.fuzz.display import Display, State
 from kvtwin.fuzz.failures import Failure
 from kvtwin.fuzz.findings import Findings, open_findings
-from kvtwin.fuzz.growth import GrowthJob
+from kvtwin.fuzz.growth import GrowthJob, can_measure
 from kvtwin.fuzz.interrupts import catching_signals
 from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
 from kvtwin.fuzz.minimize import TRIES, MinimizeJob
@@ -146,13 +146,17 @@ class Fuzzing:
     def _learn(self, result: SliceResult) -> None:
         name = result.property_name
         self.chooser.learn(result)
+        self._schedule.give_back(name, result.untried)
         for data in result.covering:
             self._schedule.covering[name].append(data)
             self.database.save_covering(name, data)
         self._grown[name] += max(result.grown_bytes, 0)
         if self._grown[name] > GROWN_BYTES and result.grown_bytes > 0:
-            self._grown[name] = -(1 << 62)  # once
-            self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
+            record = self.chooser.records[name]
+            worker_seconds = self.options.seconds * self.pool.size
+            if can_measure(record.seconds / record.cases, worker_seconds):
+                self._grown[name] = -(1 << 62)  # once
+                self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
 
     def _note_replay(self, result: ReplayResult) -> None:
         if result.fails:
@@ -184,6 +188,7 @@ class Fuzzing:
             return
         if isinstance(job, SliceJob):
             self.chooser.give_up(job.property_name)
+            self._schedule.give_back(job.property_name, job.presets)
         if event.reason == "error":
             self.errors.append(Error(where=job.name, message=event.detail))
             self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")

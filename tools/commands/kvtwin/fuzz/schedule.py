@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -75,6 +76,7 @@ class Schedule:
         self._seed = seed
         self._slices = 0
         self._fetched: set[str] = set()
+        self._untried: dict[str, tuple[int, ...]] = {}
 
     def next(self, running: Sequence[Job], seconds: float, num_workers: int) -> Job | None:
         """Return what to do next: until late, half of the workers look for more failures.
@@ -93,6 +95,10 @@ class Schedule:
             if not self._is_explained(job):
                 return job
         return self._next_slice(self.options.seconds - seconds, num_workers)
+
+    def give_back(self, name: str, presets: tuple[int, ...]) -> None:
+        """Note the presets of a slice of which no case was drawn: another slice gets them."""
+        self._untried[name] += presets
 
     def minimize(self, failure: Failure) -> None:
         """Have a failure minimized, unless that was done or cannot be."""
@@ -148,8 +154,24 @@ class Schedule:
             frozenset(self.failing),
             tuple(self.covering[name]),
             first,
+            self._take_untried(name),
             patience_seconds=self._patience_with(self.properties[name].check.function),
         )
+
+    def _take_untried(self, name: str) -> tuple[int, ...]:
+        """Return the presets of a property for bands of size axes, in random order, once.
+
+        Other properties have none here: their presets are random sizes, and to have all first would
+        leave no time to vary inputs.
+        """
+        if name not in self._untried:
+            prop = self.properties[name]
+            has_axes = not prop.is_stateful and bool(prop.check.axes)
+            found = list(range(len(prop.presets))) if has_axes else []
+            random.Random(f"{self._seed} {name}").shuffle(found)  # noqa: S311  # no secret
+            self._untried[name] = tuple(found)
+        presets, self._untried[name] = self._untried[name], ()
+        return presets
 
     def _patience_with(self, function: str) -> float | None:
         """Return how long a case of a function may take, None for the usual time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import random
 import time
@@ -29,9 +28,6 @@ MAX_INPUTS: Final = 256
 VARIED_SHARE: Final = 0.5
 """The share of cases that are like an input that covered something new."""
 
-MAX_TRIED: Final = 4
-"""Inputs of other workers that a slice tries as they are: what they cover is known here then."""
-
 LATEST: Final = 4
 """Half of these are like one of so many inputs that were the last to take a new branch."""
 
@@ -52,6 +48,7 @@ class SliceResult:
         events: What was covered, with the number of cases.
         covering: Inputs that covered what this worker had not seen before.
         grown_bytes: How much the resident memory of the worker grew.
+        untried: The job's presets of which no case was drawn.
     """
 
     property_name: str
@@ -62,6 +59,7 @@ class SliceResult:
     events: Counter[coverage.Event]
     covering: tuple[bytes, ...] = ()
     grown_bytes: int = 0
+    untried: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +70,10 @@ class SliceJob(PropertyJob):
         seed: What the slice's draws come from.
         seconds: How long.
         known: The keys of failures that need not be reported again.
-        inputs: Inputs that other workers found worth varying.
+        inputs: Inputs that other workers found worth varying. They are not run as they are, which
+            took a third of the time.
         first: Inputs that are tried first, as they are: those of earlier nights.
+        presets: Presets, by index, of which no case was drawn yet: one case of each comes next.
         max_cases: The most cases; None for no limit.
         patience_seconds: A case that takes longer hangs; None for the worker's own limit.
     """
@@ -83,6 +83,7 @@ class SliceJob(PropertyJob):
     known: frozenset[tuple[str, str, str]] = frozenset()
     inputs: tuple[bytes, ...] = ()
     first: tuple[bytes, ...] = ()
+    presets: tuple[int, ...] = ()
     max_cases: int | None = None
     patience_seconds: float | None = None
 
@@ -90,9 +91,8 @@ class SliceJob(PropertyJob):
         """Run the slice in a worker; report each new failure at once."""
         prop = properties_of(self.subject)[self.property_name]
         memory = _memory_of(self.subject)
-        memory.add(self.first)
-        others = memory.add(self.inputs)
-        return _Slice(self, prop, memory, worker).run([*self.first, *others[-MAX_TRIED:]])
+        memory.add((*self.first, *self.inputs))
+        return _Slice(self, prop, memory, worker).run(self.first)
 
 
 class _Memory:
@@ -106,7 +106,6 @@ class _Memory:
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
-        self.untried: dict[str, list[int]] = {}
         self.known_bytes: set[bytes] = set()
         self.sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
         module = prop.target.implementation.module
@@ -114,13 +113,12 @@ class _Memory:
         folders = {Path(file).parent for file in files if file}
         self.sources.append(branches.branch_source(folders))
 
-    def add(self, inputs: tuple[bytes, ...]) -> list[bytes]:
-        """Add inputs of other workers and nights; return those that are new here."""
+    def add(self, inputs: tuple[bytes, ...]) -> None:
+        """Add inputs of other workers and nights, unless they are known here."""
         new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
         self.known_bytes.update(new)
         for data in new:
             self.keep(Input.from_bytes(data))
-        return new
 
     def keep(self, found: Input) -> None:
         """Keep an input, in the place of the oldest if there are too many."""
@@ -150,6 +148,7 @@ class _Slice:
         self.known = set(job.known)
         self.statuses: Counter[Status] = Counter()
         self.covering: list[bytes] = []
+        self.untried = deque(job.presets)
 
     def run(self, first: Sequence[bytes]) -> SliceResult:
         """Run the first inputs as they are, then others until the time is over."""
@@ -174,6 +173,7 @@ class _Slice:
             events,
             tuple(self.covering),
             rss_bytes(os.getpid()) - before,
+            tuple(self.untried),
         )
 
     def _is_over(self, started: float) -> bool:
@@ -205,8 +205,8 @@ class _Slice:
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
-        if self._untried:
-            return Input(self.job.property_name, seed, (self._untried.pop(),))
+        if self.untried:
+            return Input(self.job.property_name, seed, (self.untried.popleft(),))
         stored = self.memory.inputs.get(self.job.property_name, ())
         if not stored or self.chance.random() > VARIED_SHARE:
             return Input(self.job.property_name, seed)
@@ -217,18 +217,6 @@ class _Slice:
             at = max(self.chance.randrange(len(stored)), self.chance.randrange(len(stored)))
             choices = stored[at].prefix
         return Input(self.job.property_name, seed, vary(choices, self.chance))
-
-    @functools.cached_property
-    def _untried(self) -> list[int]:
-        """The presets for bands of size axes that no case of this worker had, in random order.
-
-        Other properties have none here: their presets are random sizes, and to have all first would
-        leave no time to vary inputs.
-        """
-        has_axes = not self.prop.is_stateful and bool(self.prop.check.axes)
-        found = list(range(len(self.prop.presets))) if has_axes else []
-        self.chance.shuffle(found)
-        return self.memory.untried.setdefault(self.job.property_name, found)
 
     def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
         """Store the input of a case if it covered something new in this worker.

@@ -121,6 +121,7 @@ def run_jobs(
             return
         if time.monotonic() - collected > COLLECT_SECONDS:
             gc.collect()
+            gc.freeze()  # what is left, strategies above all, need not be looked at again
             collected = time.monotonic()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         pipe.send(("finished", (result, rss_bytes(os.getpid()), peak)))
