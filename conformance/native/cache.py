@@ -8,6 +8,7 @@ functions and constants that it uses, this package, the packages that compile, o
 import contextlib
 import fcntl
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -43,7 +44,8 @@ def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compile
     """Return a compiled kernel from the disk, or compile and keep it.
 
     Processes wait for each other, so that each kernel is compiled once. Only kernels that `fast`
-    declares are kept, so not those of tests, nor those with a planted bug.
+    declares are kept, so not those of tests, nor those with a planted bug. Where Python writes no
+    bytecode (`PYTHONDONTWRITEBYTECODE`), what is there is used, as bytecode is, and nothing written.
 
     Args:
         kernel: The kernel.
@@ -52,11 +54,13 @@ def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compile
     """
     path = FOLDER / f"{kernel.name}.{arch}.{sys.implementation.cache_tag}.native"
     source = kernel.py_func.__code__.co_filename
-    if kernel not in cuda.KERNELS or not Path(source).is_file() or sys.dont_write_bytecode:
+    if kernel not in cuda.KERNELS or not Path(source).is_file():
         return compile_now()
     key = fingerprint(kernel, arch)
     if found := _read(path, key):
         return found
+    if sys.dont_write_bytecode:
+        return compile_now()
     try:
         FOLDER.mkdir(exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
@@ -116,8 +120,11 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
         return value.size, [describe_function(one, outer) for one in (value.py_func, written)]
     if isinstance(value, DeviceFunction):
         return describe_function(value.py_func, outer)
-    if isinstance(value, FunctionType):
-        return describe_function(value, outer)
+    function = inspect.unwrap(value) if callable(value) else value
+    if isinstance(function, FunctionType):
+        return describe_function(function, outer)
+    if isinstance(value, dict):
+        return {key: _describe(item, outer) for key, item in value.items()}
     return value.__name__ if isinstance(value, ModuleType) else repr(value)
 
 

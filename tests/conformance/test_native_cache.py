@@ -118,6 +118,27 @@ def test_what_has_changed_is_compiled_again(
     assert 1 == len(list(folder.glob("*.native")))
 
 
+@pytest.mark.parametrize("kernel", cuda.KERNELS, ids=lambda kernel: kernel.name)
+def test_a_fingerprint_is_the_same_in_each_process(kernel: Kernel) -> None:
+    """It has no address of an object, which would make each process compile the kernel again."""
+    assert " at 0x" not in repr(cache.describe_function(kernel.py_func, frozenset()))
+
+
+def test_without_bytecode_nothing_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there is used where Python writes no bytecode; what is not is compiled each time."""
+    compiler = Compiler()
+    stored = cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert stored == cache.load_or_compile(block_table.move_row, "sm_90", compiler)
+    assert 1 == compiler.count
+    for _ in range(2):
+        cache.load_or_compile(block_table.swap_rows, "sm_90", compiler)
+    assert 3 == compiler.count
+    assert 1 == len(list(folder.glob("*.native")))
+
+
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"damaged\0as\0well"])
 def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
     """Whatever it has, it is not run."""
