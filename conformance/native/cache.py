@@ -45,7 +45,7 @@ def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compile
 
     Processes wait for each other, so that each kernel is compiled once. Only kernels that `fast`
     declares are kept, so not those of tests, nor those with a planted bug. Where Python writes no
-    bytecode (`PYTHONDONTWRITEBYTECODE`), what is there is used, as bytecode is, and nothing written.
+    bytecode (`PYTHONDONTWRITEBYTECODE`), nothing is written, but what is there is used.
 
     Args:
         kernel: The kernel.

@@ -124,9 +124,7 @@ def test_a_fingerprint_is_the_same_in_each_process(kernel: Kernel) -> None:
     assert " at 0x" not in repr(cache.describe_function(kernel.py_func, frozenset()))
 
 
-def test_without_bytecode_nothing_is_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bytecode_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there is used where Python writes no bytecode; what is not is compiled each time."""
     compiler = Compiler()
     stored = cache.load_or_compile(block_table.move_row, "sm_90", compiler)

@@ -49,11 +49,11 @@ def test_each_property_is_first_chosen_once() -> None:
 
 
 def test_none_is_starved() -> None:
-    """A property that never covers anything new has a fair share of one slice in ten."""
+    """A property that never covers anything new has a fair share of three slices in ten."""
     chooser = Chooser(dict.fromkeys(NAMES, ()), 0)
     counts = Counter(run_slices(chooser, 1000, new={NAMES[0]: 5}))
     assert counts[NAMES[0]] > 400
-    assert min(counts[name] for name in NAMES) >= 10, counts
+    assert min(counts[name] for name in NAMES) >= 30, counts
 
 
 def test_a_property_with_unmet_goals_has_a_share() -> None:

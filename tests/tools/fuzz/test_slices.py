@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvtwin.fuzz import branches, slices
 from kvtwin.fuzz.cases import Input, run_case
 from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.properties import Property, Subject, properties_of
+from kvtwin.fuzz.properties import Subject
 from kvtwin.fuzz.slices import SliceJob, SliceResult, vary
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.toys import NUMBERS, toy
@@ -109,42 +109,22 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
     assert any(777 in example for example in seen)
 
 
-def test_each_preset_is_drawn_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first cases are one of each preset, so that each band of sizes is met early."""
-    [prop] = split_properties(has_axes=True)
-    number = len(prop.presets)
-    assert number > 20
-    # The second slice goes on, the third varies inputs.
-    inputs = inputs_of_slices(monkeypatch, prop, 5, number - 5, 5)
-    first = [found.prefix[0] for found in inputs if len(found.prefix) == 1]
-    assert [*range(number)] == sorted(first[:number]) != first[:number]
+def test_given_presets_are_drawn_from_first(
+    run: Callable[..., tuple[SliceResult, Worker]],
+) -> None:
+    """The first cases are one of each preset that is given; the result has those that are left."""
+    toys = (lambda *_: None, st.integers(0, 9))
+    given = (*range(7, -1, -1),)
+    result, worker = run(*toys, presets=given, max_cases=5)
+    assert given[:5] == tuple(found.prefix[0] for found in inputs_of(worker))
+    assert given[5:] == result.untried
+    result, worker = run(*toys, presets=given, max_cases=50)
+    assert given == tuple(found.prefix[0] for found in inputs_of(worker)[: len(given)])
+    assert () == result.untried
 
 
-def test_random_presets_do_not_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A property whose presets are no bands varies inputs before it had each preset."""
-    prop = next(one for one in split_properties(has_axes=False) if one.presets)
-    number = len(prop.presets) // 2
-    assert number > 20
-    inputs = inputs_of_slices(monkeypatch, prop, number)
-    assert len(inputs) == number
-    assert sum(len(found.prefix) > 1 for found in inputs) > number // 4
-
-
-def split_properties(*, has_axes: bool) -> list[Property]:
-    """Return the properties of `split_attn_metadata` whose check has size axes, or the others."""
-    found = properties_of(Subject(target="host", functions="split_attn_metadata")).values()
-    return [one for one in found if bool(one.check.axes) is has_axes]
-
-
-def inputs_of_slices(
-    monkeypatch: pytest.MonkeyPatch, prop: Property, *max_cases: int
-) -> list[Input]:
-    """Return the inputs of slices of so many cases, in a worker that has run none before."""
-    monkeypatch.setattr(slices, "_MEMORIES", {})
-    free_monitoring_tools()
-    worker = Worker()
-    for cases in max_cases:
-        SliceJob(Subject(target="host"), prop.name, 5, 600.0, max_cases=cases).run(worker)
+def inputs_of(worker: Worker) -> list[Input]:
+    """Return the inputs of cases, as they were before they were drawn."""
     return [Input.from_bytes(data) for data in worker.inputs]
 
 

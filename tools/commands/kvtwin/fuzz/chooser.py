@@ -1,9 +1,9 @@
 """Choose the property that gets the next slice of time.
 
-Each property first gets a short slice. Afterwards one slice in ten goes to the property that had
-the least time, so that none is starved, and two in ten to the one that had the least time for each
-of its coverage goals that no case has met. The others go to properties that are expected to cover
-something new, in proportion to how much they should cover per second.
+Each property first gets a short slice. Afterwards three slices in ten go to the property that had
+the least time, so that none is starved, and three in twenty to the one that had the least time for
+each of its coverage goals that no case has met. The others go to properties that are expected to
+cover something new, in proportion to how much they should cover per second.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 from kvtwin.fuzz.coverage import Event
 from kvtwin.fuzz.slices import SliceResult
 
-FAIR_SHARE: Final = 0.1
+FAIR_SHARE: Final = 0.3
 """The share of slices that goes to the property with the least time."""
 
-UNMET_SHARE: Final = 0.2
+UNMET_SHARE: Final = 0.15
 """The share of slices that goes to properties with goals that no case has met, while there are any.
 
 Without it, three minutes on two cores left 5 of 3,326 goals (2026-11-23): few cases meet them, and

@@ -1,0 +1,52 @@
+"""The schedule: which presets a slice gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtwin.fuzz.chooser import Chooser
+from kvtwin.fuzz.database import open_database
+from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.options import Options
+from kvtwin.fuzz.properties import Property, Subject, properties_of
+from kvtwin.fuzz.schedule import Schedule
+from kvtwin.fuzz.slices import SliceJob
+
+SUBJECT = Subject(target="host", functions="split_attn_metadata")
+
+
+def schedule_of(prop: Property, folder: Path) -> Schedule:
+    """Return the schedule of a night about one property."""
+    options = Options(SUBJECT, 60.0, folder)
+    chooser = Chooser({prop.name: ()}, 0)
+    database = open_database(None, folder)
+    return Schedule(options, 5, {prop.name: prop}, chooser, Findings(folder / "found"), database)
+
+
+def next_slice(schedule: Schedule) -> SliceJob:
+    """Return the next slice of a night that has two workers."""
+    job = schedule.next([], 0.0, 2)
+    assert isinstance(job, SliceJob)
+    return job
+
+
+def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
+    """Two slices do not get the same presets, and a slice gets those that another has left."""
+    [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
+    schedule = schedule_of(prop, tmp_path)
+    first, second = next_slice(schedule), next_slice(schedule)
+    assert len(prop.presets) > 20
+    assert [*range(len(prop.presets))] == sorted(first.presets) != [*first.presets]
+    assert () == second.presets
+    schedule.give_back(prop.name, first.presets[5:])
+    assert first.presets[5:] == next_slice(schedule).presets
+    assert () == next_slice(schedule).presets
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_random_presets_are_not_tried_in_turn(number: int, tmp_path: Path) -> None:
+    """A property whose presets are no bands varies inputs from the start."""
+    prop = [one for one in properties_of(SUBJECT).values() if not one.check.axes][number]
+    assert () == next_slice(schedule_of(prop, tmp_path)).presets
