@@ -27,6 +27,7 @@ import reference
 from conformance.adapters.deviation import Deviation
 from conformance.calls import Call
 from conformance.checks import checks_of
+from conformance.conditions import sequences
 from conformance.conditions.condition_checks import CONDITIONS, condition_checks
 from conformance.conditions.interference import most_different
 from conformance.conditions.interleaving import (
@@ -273,6 +274,18 @@ def test_a_buffer_that_functions_share_is_found(monkeypatch: pytest.MonkeyPatch)
         lambda *args, **kwargs: (buffer.fill_(-1), validate(*args, **kwargs))[1],
     )
     assert [HELD_AMONG_OTHERS] == [*failures_of(held_scenarios)]
+
+
+def test_a_function_that_dies_is_not_called_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends the process, or hangs, is left out: its own checks report it."""
+    monkeypatch.setattr(sequences, "HANG_SECONDS", 0.5)
+    find = sequences._harmless_calls.__wrapped__
+    dead = {"gather_mm_placeholders", "split_attn_metadata"}
+    all_of_them = {call.function for call in find(HOST)}
+    assert dead < all_of_them
+    monkeypatch.setattr(fast, "gather_mm_placeholders", lambda *_, **__: os.abort())
+    monkeypatch.setattr(fast, "split_attn_metadata", lambda *_, **__: time.sleep(60))
+    assert all_of_them - dead == {call.function for call in find(HOST)}
 
 
 def test_layouts_leave_out_as_it_is() -> None:

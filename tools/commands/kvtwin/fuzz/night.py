@@ -154,7 +154,8 @@ class Fuzzing:
         if self._grown[name] > GROWN_BYTES and result.grown_bytes > 0:
             record = self.chooser.records[name]
             worker_seconds = self.options.seconds * self.pool.size
-            if can_measure(record.seconds / record.cases, worker_seconds):
+            # What fails leaves reports behind, which would be measured too.
+            if not record.failed and can_measure(record.seconds / record.cases, worker_seconds):
                 self._grown[name] = -(1 << 62)  # once
                 self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
 
