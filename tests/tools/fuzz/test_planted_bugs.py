@@ -24,6 +24,7 @@ from conformance.hypothesis_provider import FreshProvider
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.strategies.traffic import _steps
 from conformance.targets import TARGETS
+from kvtwin.fuzz.findings import Findings
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.nights import PLANTED, ROOT
 
@@ -66,19 +67,13 @@ def options(*bugs: str) -> tuple[str | Path, ...]:
 
 
 def is_done(out: Path, bugs: Sequence[str]) -> bool:
-    """Return whether each bug was found and minimized."""
-    for function in {BUGS[bug][0] for bug in bugs}:
-        found = [
-            entry["failure"]
-            for entry in nights.findings(out)
-            if entry["failure"]["function"] == function
-        ]
-        reported = [failure for failure in found if failure["kind"] != "law"] or found
-        if not reported or not all(
-            failure["tries"] > 1 or failure["kind"] == "memory growth" for failure in reported
-        ):
-            return False
-    return True
+    """Return whether each bug was found, and what will be reported was minimized."""
+    findings = Findings(out / "findings")
+    reported = [findings.by_id[known].failure for known in findings.primary()]
+    found = {failure.function for failure in reported}
+    return found >= {BUGS[bug][0] for bug in bugs} and all(
+        failure.tries > 1 or failure.kind == "memory growth" for failure in reported
+    )
 
 
 @pytest.fixture(scope="module")
