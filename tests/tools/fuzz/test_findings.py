@@ -182,11 +182,17 @@ CRASH = failure("f", kind="crash")
 CRASH_OF_USER = failure("g", kind="crash", uses=("f", "g"))
 ANSWER_OF_USER = failure("g", uses=("f", "g"))
 APART = failure("h", uses=("h",))
+IF_LARGE = failure("f", kind="large", field="result[1]")
+IN_THREADS = failure("f", kind="threads")
 
 EXPLAINED: dict[str, tuple[list[list[Failure]], Failure | None]] = {
     "a wrong answer: laws of it and of its users": ([[ANSWER, LAW, LAW_OF_USER], [APART]], None),
     "a wrong answer: wrong answers of its users": ([[ANSWER, ANSWER_OF_USER]], None),
     "a crash: crashes of its users": ([[CRASH, CRASH_OF_USER]], None),
+    "wrong answers under conditions: laws, not each other": (
+        [[IF_LARGE, FIRST, SECOND], [IN_THREADS]],
+        None,
+    ),
     "one law: other laws of the same function": ([[FIRST, SECOND], [APART]], None),
     "a law that is fixed: nothing": ([[FIRST], [SECOND]], FIRST),
     "a wrong answer that is fixed: nothing": ([[LAW], [ANSWER]], ANSWER),

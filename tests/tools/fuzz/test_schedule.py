@@ -1,4 +1,4 @@
-"""The schedule: which presets a slice gets."""
+"""The schedule: which job comes next, and which presets a slice gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from kvtwin.fuzz.chooser import Chooser
 from kvtwin.fuzz.database import open_database
+from kvtwin.fuzz.failures import Failure
 from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.minimize import MinimizeJob
 from kvtwin.fuzz.options import Options
 from kvtwin.fuzz.properties import Property, Subject, properties_of
 from kvtwin.fuzz.schedule import Schedule
@@ -43,6 +45,24 @@ def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
     schedule.give_back(prop.name, first.presets[5:])
     assert first.presets[5:] == next_slice(schedule).presets
     assert () == next_slice(schedule).presets
+
+
+def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
+    """A wrong answer comes before laws that were found earlier, and these are then explained."""
+    prop = next(iter(properties_of(SUBJECT).values()))
+    schedule = schedule_of(prop, tmp_path)
+    function, target, name = prop.check.function, prop.target.name, prop.name
+    law, answer = (
+        Failure(function, target, name, kind, "", error, error, input=b"1")
+        for kind, error in (("law", "LawViolation"), ("same answer", "Mismatch"))
+    )
+    for failure in (law, answer):
+        schedule.findings.add(failure)
+        schedule.minimize(failure)
+    jobs = [schedule.next([], 0.0, 2) for _ in range(2)]
+    assert isinstance(jobs[0], MinimizeJob)
+    assert answer.id == jobs[0].finding_id
+    assert isinstance(jobs[1], SliceJob)
 
 
 @pytest.mark.parametrize("number", range(4))

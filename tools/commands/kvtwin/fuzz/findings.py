@@ -186,8 +186,9 @@ class Findings:
     def primary(self) -> dict[str, list[Finding]]:
         """Return the findings to report by id, each with those that it explains.
 
-        A failed law of a function is explained by a wrong answer of it, or else by another of its
-        laws: one bug breaks several, with different errors. A failure of a function that uses
+        A failed law of a function is explained by any other failure of it, such as a wrong answer
+        under a condition, or else by another of its laws: one bug breaks several, with different
+        errors. A failure of a function that uses
         another is explained by a failure of that one, if that uses no others.
         """
         explained: defaultdict[str, list[Finding]] = defaultdict(list)
@@ -203,9 +204,12 @@ class Findings:
 
 def _rank(found: Finding) -> tuple[int, int, str]:
     """Return where a finding is in the report: open ones first, the most telling before."""
-    kind = found.failure.kind
-    place = KINDS.index(kind) if kind in KINDS else len(KINDS)
-    return (not found.is_open, place, found.failure.id)
+    return (not found.is_open, place_of(found.failure.kind), found.failure.id)
+
+
+def place_of(kind: str) -> int:
+    """Return the place of a kind of failure: those that say most are first, an unknown one last."""
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
 def _explains(cause: Finding, found: Finding) -> bool:
@@ -216,8 +220,8 @@ def _explains(cause: Finding, found: Finding) -> bool:
     if ours.fails < ours.tries:  # such as a worker that was killed from outside
         return False
     if ours.function == theirs.function:
-        if ours.kind == theirs.kind == "law":
-            return ours.id < theirs.id
+        if theirs.kind == "law":
+            return ours.kind != "law" or ours.id < theirs.id
         return theirs.kind in CONSEQUENCES and ours.kind not in CONSEQUENCES
     root = ours.function.partition(".")[0]
     used = {name.partition(".")[0] for name in theirs.uses}

@@ -10,7 +10,7 @@ from typing import Final
 from kvtwin.fuzz.chooser import Chooser
 from kvtwin.fuzz.database import Database
 from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.findings import Findings, open_findings
+from kvtwin.fuzz.findings import Findings, open_findings, place_of
 from kvtwin.fuzz.jobs import Job
 from kvtwin.fuzz.minimize import MinimizeJob
 from kvtwin.fuzz.options import Options
@@ -91,7 +91,8 @@ class Schedule:
         others = sum(not isinstance(job, SliceJob) for job in running)
         is_late = seconds > LATE_SHARE * self.options.seconds
         while self.urgent and (is_late or others < max(num_workers // 2, 1)):
-            job = self.urgent.popleft()
+            job = min(self.urgent, key=_place_of)
+            self.urgent.remove(job)
             if not self._is_explained(job):
                 return job
         return self._next_slice(self.options.seconds - seconds, num_workers)
@@ -189,3 +190,8 @@ class Schedule:
         if self.chooser.is_first_round:
             return min(max(share / 3, shortest / 2), 1.0)
         return min(max(share / 5, shortest), longest)
+
+
+def _place_of(job: Job) -> int:
+    """Return the place of an urgent job: what explains other failures is minimized before these."""
+    return place_of(job.kind) if isinstance(job, MinimizeJob) else -1
