@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture.choice import ChoiceTemplate
+from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance import forked_calls
 from conformance.targets import TARGETS
@@ -21,7 +23,7 @@ from kvtwin.fuzz.child import ProcessDiedError
 from kvtwin.fuzz.failures import Failure, key_of
 from kvtwin.fuzz.minimize import TRIES, MinimizeJob
 from kvtwin.fuzz.properties import Property, Subject, properties_of
-from tests.tools.fuzz.contexts import SilentContext
+from tests.tools.fuzz.contexts import KeepingContext, SilentContext
 from tests.tools.fuzz.toys import toy
 
 
@@ -63,6 +65,19 @@ def test_a_failure_is_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (True, TRIES, TRIES) == (found.is_minimal, found.fails, found.tries)
     assert [101, 101] == run_case(prop, Input.from_bytes(found.input)).example
     assert ("a toy", "", "AssertionError", "law") == (*found.key, found.kind)
+
+
+def test_choices_that_are_left_open_are_not_noted() -> None:
+    """Hypothesis' shrinker leaves choices open; the input is noted up to the first, then drawn."""
+    prop = toy(lambda *_: None, st.tuples(st.integers(0, 9), st.integers(0, 9)))
+    worker = KeepingContext()
+    job = MinimizeJob(Subject(), prop.name, b"", ("a toy", "", ""), 1.0)
+    prefix = (7, ChoiceTemplate("simplest", count=None))
+    data = ConjectureData(random=None, prefix=prefix)
+    case = minimizing._Attempts(job, prop, worker).run(data)
+    assert (7, 0) == case.example
+    before, after = map(Input.from_bytes, worker.inputs)
+    assert ((7,), (7, 0)) == (before.prefix, after.prefix)
 
 
 def test_a_flaky_failure_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

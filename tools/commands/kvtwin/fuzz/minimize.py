@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 from hypothesis.internal.conjecture.choice import ChoiceT
@@ -110,7 +110,8 @@ class _Attempts:
     def run(self, data: ConjectureData) -> Case:
         """Try what data draws."""
         # If this worker dies, that is a failure too: a stateful test notes nothing itself.
-        self.worker.note_input(Input(self.prop.name, 0, tuple(data.prefix)).to_bytes())  # type: ignore[arg-type]  # all are drawn
+        given = tuple(_given(data.prefix or ()))
+        self.worker.note_input(Input(self.prop.name, 0, given).to_bytes())
         return run_data(self.prop, data, self.worker.note_input)
 
     def is_same(self, case: Case) -> bool:
@@ -190,3 +191,14 @@ class _ForkedAttempts(_Attempts):
 
 def _replay(choices: Sequence[ChoiceT]) -> ConjectureData:
     return ConjectureData(random=random.Random(0), prefix=tuple(choices))  # noqa: S311  # no secret
+
+
+def _given(prefix: Iterable[object]) -> Iterator[ChoiceT]:
+    """Yield the choices of a prefix up to the first that Hypothesis' shrinker leaves open.
+
+    What is drawn for that and all after it is noted once it is drawn.
+    """
+    for choice in prefix:
+        if not isinstance(choice, int | str | float | bytes):
+            return
+        yield choice
