@@ -133,7 +133,9 @@ def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
     for one in nights.report(first_night)["findings"]:
         case = json.loads(Path(one["case"]).read_text(encoding="utf-8"))
         assert case["reason"]
-        command = [sys.executable, *shlex.split(one["command"])[1:]]
+        program, *arguments = shlex.split(one["command"])
+        module = ("-m", "kvtwin") if program == "kvtwin" else ()
+        command = [sys.executable, *module, *arguments]
         environment = os.environ | {"PLANTED_BUGS": ",".join(TOGETHER)}
         process = subprocess.Popen(  # noqa: S603  # our own
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -202,8 +202,9 @@ def _reported(
 
 def _replay_command(case: Path, failure: Failure, subject: Subject) -> str:
     """Return the command line that replays the stored case of a failure."""
-    command = "fuzz" if failure.case is None else "conformance"
-    words = ["kvtwin", command, "--replay", str(case)]
+    # A night reports every failure; without --strict only wrong answers would fail the replay.
+    command = ("fuzz",) if failure.case is None else ("conformance", "--strict")
+    words = ["kvtwin", *command, "--replay", str(case)]
     for name in ("impl", "adapter"):
         for value in getattr(subject, name):
             words += [f"--{name}", value]
