@@ -7,7 +7,9 @@ arguments; buffers that results lie in) must not show.
 from __future__ import annotations
 
 import copy
+import ctypes
 import inspect
+import mmap
 import operator
 import sys
 from collections.abc import Iterable, Iterator
@@ -29,7 +31,6 @@ from conformance.gpu_context import UsedGpuError
 from conformance.implementations import Absent
 from conformance.invocations import Invocation
 from conformance.process_state import ALL_SETTINGS, read_settings, restore_settings
-from conformance.progress import PROGRESS
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target
 
@@ -45,8 +46,8 @@ TESTS: Final = "conformance.test_"
 NUM_CALLS_OF_OTHERS = 3
 """Calls of each other function while a result is held."""
 
-HANG_SECONDS: Final = 5.0
-"""A call of another function that takes longer hangs."""
+HANG_SECONDS: Final = 1.0
+"""A call of another function that takes longer hangs: less than any check may take."""
 
 OTHER_BATCH: Final = "called after another batch in the same memory"
 REFUSED: Final = "called after a refused call"
@@ -230,40 +231,44 @@ def _check_held_among_others(expected: KnownAnswer, target: Target) -> None:
     first = expected.check(invocation, "")
     looked_up, settings = {*LOOKED_UP}, read_settings(ALL_SETTINGS)
     function = expected.call.function
-    _make(target, (one for one in _harmless_calls(target) if one.function != function))
+    _run_calls(target, (one for one in _calls_that_return(target) if one.function != function))
     restore_settings(settings)
     LOOKED_UP.intersection_update(looked_up)  # this function does not use them
     expected.compare(first, invocation, "held while other functions are called")
 
 
-def _make(target: Target, calls: Iterable[Call]) -> None:
-    """Make calls of other functions, whatever comes of them."""
+def _run_calls(target: Target, calls: Iterable[Call]) -> None:
+    """Call functions, whatever comes of it."""
     for call in calls:
         with suppress(*RAISED, Absent, Unsupported):  # their own checks report it
             Invocation(target, call).run()
 
 
 @cache
-def _harmless_calls(target: Target) -> list[Call]:
+def _calls_that_return(target: Target) -> list[Call]:
     """Return some small calls of each function, without functions that end or hang the process.
 
-    The checks of these functions report that; here it would be blamed on another function. So the
-    calls are tried in forked children, but not in a process that has used a GPU.
+    The checks of these functions report that; here it would be reported for another function. So
+    the calls are tried in forked children, but not in a process that has used a GPU.
     """
     calls = [one for one in _calls_of_all() if target.implementation.offers(one.function)]
-    try:
-        while target.device != "cuda" and _dies(target, calls):
-            rest = [one for one in calls if one.function != PROGRESS.function.decode()]
-            calls = rest if len(rest) < len(calls) else []  # if it died elsewhere, trust none
-    except UsedGpuError:  # by another target of this process
-        pass
+    place = ctypes.c_int64.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_int64)))
+    with suppress(UsedGpuError):  # by another target of this process
+        while target.device != "cuda" and _dies(target, calls, place):
+            dead = calls[place.value].function
+            calls = [one for one in calls if one.function != dead]
     return calls
 
 
-def _dies(target: Target, calls: list[Call]) -> bool:
-    """Return whether a forked child that makes calls does not come to its end."""
-    how = run_in_child(lambda: _make(target, calls), HANG_SECONDS, lambda: PROGRESS.calls)
-    return bool(how)
+def _dies(target: Target, calls: list[Call], place: ctypes.c_int64) -> bool:
+    """Return whether a forked child that makes calls dies; `place` is that of the last call."""
+
+    def run() -> None:
+        for place.value, call in enumerate(calls):
+            _run_calls(target, [call])
+
+    place.value = 0
+    return bool(run_in_child(run, HANG_SECONDS, lambda: place.value))
 
 
 @cache

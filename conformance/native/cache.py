@@ -8,7 +8,6 @@ functions and constants that it uses, this package, the packages that compile, o
 import contextlib
 import fcntl
 import hashlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -119,10 +118,11 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
         written = numba_cuda.INSTRUCTIONS[value.name]
         return value.size, [describe_function(one, outer) for one in (value.py_func, written)]
     if isinstance(value, DeviceFunction):
-        return describe_function(value.py_func, outer)
-    function = inspect.unwrap(value) if callable(value) else value
-    if isinstance(function, FunctionType):
-        return describe_function(function, outer)
+        value = value.py_func
+    if isinstance(value, FunctionType):
+        return describe_function(value, outer)
+    if hasattr(value, "__wrapped__"):  # by `functools.cache`
+        return _describe(value.__wrapped__, outer)
     if isinstance(value, dict):
         return {key: _describe(item, outer) for key, item in value.items()}
     return value.__name__ if isinstance(value, ModuleType) else repr(value)

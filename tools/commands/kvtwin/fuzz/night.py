@@ -155,7 +155,9 @@ class Fuzzing:
             record = self.chooser.records[name]
             worker_seconds = self.options.seconds * self.pool.size
             # What fails leaves reports behind, which would be measured too.
-            if not record.failed and can_measure(record.seconds / record.cases, worker_seconds):
+            if not record.failed and can_measure(
+                record.seconds / max(record.cases, 1), worker_seconds
+            ):
                 self._grown[name] = -(1 << 62)  # once
                 self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
 
@@ -184,12 +186,13 @@ class Fuzzing:
         self._schedule.failing.add(result.key)
 
     def _handle_lost(self, event: Lost) -> None:
-        job = event.job
+        job, noted = event.job, _input_of(event.input)
+        if isinstance(job, SliceJob):
+            self._schedule.give_back_of_lost(job, noted)
         if event.reason in {"stopped", "node"}:
             return
         if isinstance(job, SliceJob):
             self.chooser.give_up(job.property_name)
-            self._schedule.give_back(job.property_name, job.presets)
         if event.reason == "error":
             self.errors.append(Error(where=job.name, message=event.detail))
             self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
@@ -198,7 +201,6 @@ class Fuzzing:
             self.findings.note_failing(job.id, 1, 1)
         self._schedule.deaths[_property_of(job)] += 1
         action = "restarted"
-        noted = _input_of(event.input)
         if noted is not None and not isinstance(job, ReplayJob):
             failure = _death_of(self.properties[noted.property_name], event)
             action += f"; the input is stored as {failure.id}"

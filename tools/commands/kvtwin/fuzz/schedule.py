@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvtwin.fuzz.cases import Input
 from kvtwin.fuzz.chooser import Chooser
 from kvtwin.fuzz.database import Database
 from kvtwin.fuzz.failures import Failure
@@ -90,16 +91,33 @@ class Schedule:
             return self._replays.popleft()
         others = sum(not isinstance(job, SliceJob) for job in running)
         is_late = seconds > LATE_SHARE * self.options.seconds
-        while self.urgent and (is_late or others < max(num_workers // 2, 1)):
-            job = min(self.urgent, key=_place_of)
-            self.urgent.remove(job)
-            if not self._is_explained(job):
+        if self.urgent and (is_late or others < max(num_workers // 2, 1)):
+            primary = self.findings.primary()
+            # What another failure explains waits: that one may turn out to be flaky.
+            jobs = [job for job in self.urgent if _is_primary(job, primary)]
+            if jobs:
+                job = min(jobs, key=_place_of)
+                self.urgent.remove(job)
                 return job
         return self._next_slice(self.options.seconds - seconds, num_workers)
 
     def give_back(self, name: str, presets: tuple[int, ...]) -> None:
         """Note the presets of a slice of which no case was drawn: another slice gets them."""
         self._untried[name] += presets
+
+    def give_back_of_lost(self, job: SliceJob, noted: Input | None) -> None:
+        """Give back the presets of a slice that was lost, but those up to the last that was drawn.
+
+        Args:
+            job: The slice.
+            noted: The input of its last case; None if it had none.
+        """
+        untried = job.presets
+        if noted is not None:
+            drawn = noted.prefix[:1]  # the place of a preset
+            is_in_turn = len(noted.prefix) == 1 and drawn[0] in untried
+            untried = untried[untried.index(int(drawn[0])) + 1 :] if is_in_turn else ()
+        self.give_back(job.property_name, untried)
 
     def minimize(self, failure: Failure) -> None:
         """Have a failure minimized, unless that was done or cannot be."""
@@ -128,10 +146,6 @@ class Schedule:
             failure.case,
             passes_to_be_fixed(failure.fails, failure.tries),
         )
-
-    def _is_explained(self, job: Job) -> bool:
-        """Return whether a job would minimize what another failure explains."""
-        return isinstance(job, MinimizeJob) and job.finding_id not in self.findings.primary()
 
     def _next_slice(self, left: float, num_workers: int) -> SliceJob | None:
         for _ in range(len(self.properties)):
@@ -192,6 +206,11 @@ class Schedule:
         return min(max(share / 5, shortest), longest)
 
 
+def _is_primary(job: Job, primary: Mapping[str, object]) -> bool:
+    """Return whether no other failure explains the one that a job would minimize."""
+    return not isinstance(job, MinimizeJob) or job.finding_id in primary
+
+
 def _place_of(job: Job) -> int:
-    """Return the place of an urgent job: what explains other failures is minimized before these."""
-    return place_of(job.kind) if isinstance(job, MinimizeJob) else -1
+    """Return the place of an urgent job: failures that explain others come before these."""
+    return place_of(job.kind if isinstance(job, MinimizeJob) else "memory growth")

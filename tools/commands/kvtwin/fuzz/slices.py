@@ -70,8 +70,8 @@ class SliceJob(PropertyJob):
         seed: What the slice's draws come from.
         seconds: How long.
         known: The keys of failures that need not be reported again.
-        inputs: Inputs that other workers found worth varying. They are not run as they are, which
-            took a third of the time.
+        inputs: Inputs that other workers found worth varying. They are only varied: running them
+            unchanged took a third of the time.
         first: Inputs that are tried first, as they are: those of earlier nights.
         presets: Presets, by index, of which no case was drawn yet: one case of each comes next.
         max_cases: The most cases; None for no limit.

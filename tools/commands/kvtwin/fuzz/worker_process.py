@@ -33,8 +33,11 @@ USED_GPU: Final = "used GPU"
 COLLECT_SECONDS: Final = 3.0
 """How often cycles are collected between jobs, so that memory that grows is noticed.
 
-A collection looks at all that strategies keep, so there is none after each slice.
+What is left is frozen: to look at all that strategies keep each time took a twentieth of the time.
 """
+
+UNFREEZE_SECONDS: Final = 30.0
+"""How often cycles are collected among all objects, also those that were frozen."""
 
 
 class SharedState(ctypes.Structure):
@@ -103,7 +106,7 @@ def run_jobs(
         if prepare is not None:
             prepare()
     context = ChildContext(pipe, shared)
-    collected = time.monotonic()
+    collected = unfrozen = time.monotonic()
     while True:
         try:
             job = pipe.recv()
@@ -120,8 +123,11 @@ def run_jobs(
             pipe.send((reason, traceback.format_exc()))
             return
         if time.monotonic() - collected > COLLECT_SECONDS:
+            if time.monotonic() - unfrozen > UNFREEZE_SECONDS:
+                gc.unfreeze()
+                unfrozen = time.monotonic()
             gc.collect()
-            gc.freeze()  # what is left, strategies above all, need not be looked at again
+            gc.freeze()
             collected = time.monotonic()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         pipe.send(("finished", (result, rss_bytes(os.getpid()), peak)))
