@@ -84,10 +84,11 @@ def _block_sizes_for(num_reqs: int, context: int, cells: int) -> list[int]:
 
 
 def _with_minimal(*presets: Preset) -> tuple[Preset, ...]:
-    """Return presets with as many that are `MINIMAL`, a third of these before the others."""
-    first = (
-        len(presets) // 3
-    )  # so many there were before; inputs that are stored begin with a place
+    """Return presets with as many that are `MINIMAL`, a third of these before the others.
+
+    More of them there would move the places of presets, with which stored inputs begin.
+    """
+    first = len(presets) // 3
     return (MINIMAL,) * first + presets + (MINIMAL,) * (len(presets) - first)
 
 

@@ -49,7 +49,7 @@ def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
 
 
 def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
-    """Another slice gets those after the one that was drawn last, which may have ended the worker."""
+    """Another slice gets those after the last that was drawn, which may have ended the worker."""
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
     schedule = schedule_of(prop, tmp_path)
     job = next_slice(schedule)
@@ -64,7 +64,7 @@ def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
 
 
 def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
-    """A wrong answer comes before a law that was found earlier, which waits while it is explained."""
+    """A law that was found earlier waits as long as a wrong answer explains it."""
     prop = next(iter(properties_of(SUBJECT).values()))
     schedule = schedule_of(prop, tmp_path)
     function, target, name = prop.check.function, prop.target.name, prop.name
