@@ -182,6 +182,8 @@ CRASH = failure("f", kind="crash")
 CRASH_OF_USER = failure("g", kind="crash", uses=("f", "g"))
 ANSWER_OF_USER = failure("g", uses=("f", "g"))
 APART = failure("h", uses=("h",))
+GROWTH = failure("f", kind="memory growth", field="", error="MemoryGrowthError")
+OUT_OF_MEMORY = failure("f", kind="crash", field="", error="out of memory")
 IF_LARGE = failure("f", kind="large", field="result[1]")
 IN_THREADS = failure("f", kind="threads")
 
@@ -193,6 +195,7 @@ EXPLAINED: dict[str, tuple[list[list[Failure]], Failure | None]] = {
         [[IF_LARGE, FIRST, SECOND], [IN_THREADS]],
         None,
     ),
+    "memory that grows: a worker that ran out of it": ([[GROWTH, OUT_OF_MEMORY], [CRASH]], None),
     "one law: other laws of the same function": ([[FIRST, SECOND], [APART]], None),
     "a law that is fixed: nothing": ([[FIRST], [SECOND]], FIRST),
     "a wrong answer that is fixed: nothing": ([[LAW], [ANSWER]], ANSWER),

@@ -40,6 +40,12 @@ def frees(_: object, example: int) -> None:
     assert len(bytes([example]) * (1 << 20)) == 1 << 20
 
 
+def keeps_and_fails(target: object, example: int) -> None:
+    """Keep memory, and fail."""
+    keeps(target, example)
+    raise AssertionError
+
+
 def measured(
     monkeypatch: pytest.MonkeyPatch, body: Callable[[object, int], None]
 ) -> Failure | None:
@@ -60,6 +66,11 @@ def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(LEAKED) <= 2
     # It is measured again when it is replayed.
     assert (None, Input("toys::toy@host", 3)) == (found.case, Input.from_bytes(found.input))
+
+
+def test_what_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reports of failures would be measured too."""
+    assert None is measured(monkeypatch, keeps_and_fails)
 
 
 @pytest.mark.parametrize("body", [frees, leaks_at_first, leaks_in_five_stages])

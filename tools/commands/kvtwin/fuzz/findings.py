@@ -41,6 +41,9 @@ KINDS: Final = (
 )
 """The kinds of failures, those that say most about a function first."""
 
+OUT_OF_MEMORY: Final = "out of memory"
+"""The error of a worker that was killed because it took too much memory."""
+
 CONSEQUENCES: Final = frozenset({"large", "memory", "law", "conditions", "threads", "stateful"})
 """The kinds that a wrong answer to a plain call explains."""
 
@@ -188,8 +191,8 @@ class Findings:
 
         A failed law of a function is explained by any other failure of it, such as a wrong answer
         under a condition, or else by another of its laws: one bug breaks several, with different
-        errors. A failure of a function that uses
-        another is explained by a failure of that one, if that uses no others.
+        errors. Memory that grows explains a worker that ran out of it. A failure of a function that
+        uses another is explained by a failure of that one, if that uses no others.
         """
         explained: defaultdict[str, list[Finding]] = defaultdict(list)
         ordered = sorted(self.by_id.values(), key=_rank)
@@ -220,6 +223,8 @@ def _explains(cause: Finding, found: Finding) -> bool:
     if ours.fails < ours.tries:  # such as a worker that was killed from outside
         return False
     if ours.function == theirs.function:
+        if theirs.error == OUT_OF_MEMORY:
+            return ours.kind == "memory growth"
         if theirs.kind == "law":
             return ours.kind != "law" or ours.id < theirs.id
         return theirs.kind in CONSEQUENCES and ours.kind not in CONSEQUENCES

@@ -90,7 +90,9 @@ class GrowthJob(PropertyJob):
                 sizes: list[int] = []
                 while len(sizes) <= STAGES:
                     for number in range(ROUNDS * CASES):
-                        run_case(prop, Input(prop.name, self.seed + number % CASES), note)
+                        input_ = Input(prop.name, self.seed + number % CASES)
+                        if run_case(prop, input_, note).status is Status.FAILED:
+                            return  # the report that it leaves behind would be measured too
                     gc.collect()
                     _trim()
                     size = rss_bytes(os.getpid())
