@@ -63,6 +63,19 @@ def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
     assert () == next_slice(schedule).presets, "it had tried all, and varied an input"
 
 
+def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Path) -> None:
+    """Inputs of earlier nights are run before the presets."""
+    [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
+    schedule = schedule_of(prop, tmp_path)
+    stored = [Input(prop.name, 0, (place, 5, True)) for place in (1, 2)]
+    for one in stored:
+        schedule.database.save_covering(prop.name, one.to_bytes())
+    job = next_slice(schedule)
+    assert {one.to_bytes() for one in stored} == set(job.first)
+    schedule.give_back_of_lost(job, stored[0])
+    assert job.presets == next_slice(schedule).presets
+
+
 def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
     """A law that was found earlier waits as long as a wrong answer explains it."""
     prop = next(iter(properties_of(SUBJECT).values()))

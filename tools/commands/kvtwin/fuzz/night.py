@@ -20,7 +20,7 @@ from kvtwin.fuzz.coverage import PLURALS, goals_of
 from kvtwin.fuzz.database import Database
 from kvtwin.fuzz.display import Display, State
 from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.findings import Findings, open_findings
+from kvtwin.fuzz.findings import OUT_OF_MEMORY, Findings, open_findings
 from kvtwin.fuzz.growth import GrowthJob, can_measure
 from kvtwin.fuzz.interrupts import catching_signals
 from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
@@ -284,7 +284,7 @@ def _input_of(data: bytes) -> Input | None:
 def _death_of(prop: Property, event: Lost) -> Failure:
     """Return the failure of a worker that died, before it was minimized."""
     how = event.reason.removeprefix("signal ")
-    how = "out of memory" if how == "memory" else how
+    how = OUT_OF_MEMORY if how == "memory" else how
     line = str(ProcessDiedError(how))
     return Failure(
         prop.check.function,

@@ -112,11 +112,13 @@ class Schedule:
             job: The slice.
             noted: The input of its last case; None if it had none.
         """
+        # A slice runs its first inputs, then one of each preset in turn, then others.
+        turns = [Input.from_bytes(data).prefix for data in job.first]
+        turns += [(preset,) for preset in job.presets]
         untried = job.presets
         if noted is not None:
-            drawn = noted.prefix[:1]  # the place of a preset
-            is_in_turn = len(noted.prefix) == 1 and drawn[0] in untried
-            untried = untried[untried.index(int(drawn[0])) + 1 :] if is_in_turn else ()
+            last = turns.index(noted.prefix) if noted.prefix in turns else len(turns)
+            untried = untried[max(last + 1 - len(job.first), 0) :]
         self.give_back(job.property_name, untried)
 
     def minimize(self, failure: Failure) -> None:
