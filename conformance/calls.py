@@ -74,8 +74,8 @@ class Call:
         >>> Call("f", {"a": 1, "b": [True]}).with_numpy_scalars()
         f(a=np.int32(1), b=[np.True_])
         """
-        hints = numpy_scalars(self.hints)
-        return dataclasses.replace(self, arguments=numpy_scalars(self.arguments), hints=hints)
+        arguments, hints = numpy_scalars((self.arguments, self.hints))
+        return dataclasses.replace(self, arguments=arguments, hints=hints)
 
     def __repr__(self) -> str:
         inside = [f"{name}={shorten(value)}" for name, value in self.arguments.items()]
@@ -103,13 +103,26 @@ def calls_in(example: Any, depth: int = 3) -> Iterator[Call]:
 def numpy_scalars(value: Any) -> Any:
     """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
 
+    What stands in several places is one object afterwards too.
+
     >>> numpy_scalars(slice(1, 2**40))
     slice(np.int32(1), np.int64(1099511627776), None)
     """
-    if isinstance(value, bool | int):
-        return _numpy_scalar(value)
-    is_data = isinstance(value, slice | list | tuple | dict) or is_reference_object(value)
-    return map_children(numpy_scalars, value) if is_data else value
+    made: dict[int, Any] = {}
+
+    def change(part: Any) -> Any:
+        if isinstance(part, int):
+            return _numpy_scalar(part)
+        if not (isinstance(part, _DATA) or is_reference_object(part)):
+            return part
+        if id(part) not in made:
+            made[id(part)] = map_children(change, part)
+        return made[id(part)]
+
+    return change(value)
+
+
+_DATA = (slice, list, tuple, dict)
 
 
 def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:

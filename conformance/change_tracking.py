@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ class ChangeTracker:
     def __init__(self) -> None:
         self.memories: dict[tuple[int, str], Memory] = {}
         self._arrays: list[_TrackedArray] = []
-        self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
+        self._holders: list[tuple[str, Any, _Held]] = []
         self._paths: dict[int, str] = {}
 
     def track_array(self, path: str, drawn: Array, memory: Memory) -> Array | torch.Tensor:
@@ -248,25 +248,29 @@ def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:
     return array.__array_interface__["data"][0], array.shape, array.strides
 
 
-def _held(holder: Any) -> dict[Any, Any]:
+_Held: TypeAlias = list[Any] | dict[Any, Any]
+
+
+def _held(holder: Any) -> _Held:
     """Return what a list, a dict, a set or an object holds now."""
     if isinstance(holder, list):
-        return dict(enumerate(holder))
+        return holder.copy()
     if isinstance(holder, set):
         return dict.fromkeys(holder)
     return dict(holder if isinstance(holder, dict) else vars(holder))
 
 
-def _are_same(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
+def _are_same(before: _Held, after: _Held) -> bool:
     """Return whether all entries or attributes are the same objects."""
+    if isinstance(before, list) or isinstance(after, list):
+        return len(before) == len(after) and all(map(operator.is_, before, after))
     are_same = map(operator.is_, before.values(), after.values())
     return list(before) == list(after) and all(are_same)
 
 
-def _holder_differences(
-    path: str, before: dict[Any, Any], after: dict[Any, Any]
-) -> Iterator[Difference]:
+def _holder_differences(path: str, old: _Held, new: _Held) -> Iterator[Difference]:
     """Yield the entries or attributes that are no longer the same objects."""
+    before, after = (dict(enumerate(x)) if isinstance(x, list) else x for x in (old, new))
     if list(before) != list(after):
         yield Difference(Verdict.SHAPE, f"list({path})", None, list(after), list(before))
         return

@@ -20,7 +20,7 @@ import torch
 
 from conformance.aliases import is_guessed
 from conformance.differences import Difference, Finding, Index, Verdict, gravest
-from conformance.values import child_path, children, has_entries
+from conformance.values import child_path, children, has_entries, has_only_plain
 
 ResultName: TypeAlias = str | tuple[str, ...]
 """The name of a result, or those of the entries of a tuple that is returned."""
@@ -85,7 +85,12 @@ def _differences(
 
 
 def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Difference]:
-    """Yield the leaves of two trees side by side, and the differences of their shapes."""
+    """Yield the leaves of two trees side by side, and the differences of their shapes.
+
+    Lists that are equal and have plain leaves only are left out, since they may be long.
+    """
+    if _are_equal_lists(expected, actual):
+        return
     inside, is_entry = children(expected), has_entries(expected)
     whole = path if isinstance(path, str) else "result"
     if not (inside or is_entry):
@@ -105,6 +110,16 @@ def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Diff
         else:
             yield Difference(Verdict.SHAPE, where, None, "absent", "a field")
             return
+
+
+def _are_equal_lists(expected: Any, actual: Any) -> bool:
+    """Return whether two lists or tuples have the same plain leaves, of the same types."""
+    return (
+        type(actual) is type(expected)
+        and has_only_plain(expected)
+        and [*map(type, actual)] == [*map(type, expected)]
+        and bool(actual == expected)
+    )
 
 
 def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None:

@@ -28,12 +28,16 @@ from conformance.values import (
     child_path,
     children,
     has_entries,
+    has_only_plain,
     is_reference_object,
     rebuilt,
 )
 
 NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
 """The dtypes of tensors that may be lazy negations."""
+
+_DTYPES = (np.dtype, type)
+_CONTAINERS = (list, tuple, dict)
 
 
 class Converter:
@@ -81,7 +85,7 @@ class Converter:
             return value
         if isinstance(value, np.generic):
             return number_of(value)
-        if isinstance(value, np.dtype | type) and _is_dtype(value):
+        if isinstance(value, _DTYPES) and _is_dtype(value):
             return value if self.device is None else torch_dtype(np.dtype(value))
         key = id(value), self._place(value, path)
         if key not in self._made:
@@ -103,7 +107,9 @@ class Converter:
         converted: Any
         if isinstance(value, np.ndarray):
             return self._convert_array(value, path)
-        if isinstance(value, list | tuple | dict) or type(value) is SimpleNamespace:
+        if has_only_plain(value):
+            converted = list(value) if isinstance(value, list) else tuple(value)
+        elif isinstance(value, _CONTAINERS) or type(value) is SimpleNamespace:
             converted = rebuilt(value, self._convert_children(value, path))
         elif isinstance(value, set):
             converted = set(value)

@@ -186,7 +186,7 @@ class Invocation:
         for alias in aliases:
             yield from alias.differences(result, self.arguments)
         shared = {alias.result for alias in aliases}
-        for path, part in walk(result, "result"):
+        for path, part in walk(result, "result", with_plain=False):
             if not (is_array(part) or is_object(part)):
                 continue
             if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared or is_immutable(part):

@@ -21,6 +21,11 @@ PLAIN = frozenset({int, str, bool, float, type(None)})
 
 _LEAVES = PLAIN | {np.ndarray, torch.Tensor, np.dtype, torch.dtype, type}
 
+# Made once: `list | tuple` in a call makes the union again, which takes longer than the test.
+_SEQUENCES = (list, tuple)
+_ENTRIES = (list, tuple, dict, Mapping)
+_ARRAYS = (np.ndarray, torch.Tensor)
+
 
 def children(value: Any) -> Mapping[Any, Any]:
     """Return what is in a value, by index, key or name of the field; nothing for a leaf.
@@ -30,7 +35,7 @@ def children(value: Any) -> Mapping[Any, Any]:
     """
     if type(value) in _LEAVES:
         return {}
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCES):
         return dict(enumerate(value))
     if isinstance(value, dict):
         return value
@@ -61,7 +66,16 @@ def _names_of_fields(cls: type) -> tuple[str, ...]:
 
 def has_entries(value: object) -> bool:
     """Return whether what is in a value are entries, `value[key]`, and not fields."""
-    return isinstance(value, list | tuple | dict | Mapping)
+    return isinstance(value, _ENTRIES)
+
+
+def has_only_plain(value: object) -> bool:
+    """Return whether a value is a list or tuple of `PLAIN` leaves: soon known of long ones too.
+
+    >>> has_only_plain([1, None]), has_only_plain([1, [2]]), has_only_plain({"a": 1})
+    (True, False, False)
+    """
+    return isinstance(value, _SEQUENCES) and PLAIN.issuperset(map(type, value))
 
 
 def child_path(path: str, key: object, *, is_entry: bool) -> str:
@@ -73,20 +87,29 @@ def child_path(path: str, key: object, *, is_entry: bool) -> str:
     return f"{path}[{key!r}]" if is_entry else f"{path}.{key}"
 
 
-def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def walk(value: Any, path: str, *, with_plain: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield a value and all that is in it, each with its path; a whole before its parts.
+
+    Args:
+        value: The value.
+        path: What the whole is called.
+        with_plain: Whether lists are walked of which all entries are of `PLAIN` types.
 
     >>> [path for path, _ in walk({"a": [5, 6]}, "result")]
     ['result', "result['a']", "result['a'][0]", "result['a'][1]"]
+    >>> [path for path, _ in walk({"a": [5, 6]}, "result", with_plain=False)]
+    ['result', "result['a']"]
     """
     yield path, value
+    if not with_plain and has_only_plain(value):
+        return
     is_entry = has_entries(value)
     for key, child in children(value).items():
         where = child_path(path, key, is_entry=is_entry)
         if type(child) in _LEAVES:  # most of what is in lists
             yield where, child
         else:
-            yield from walk(child, where)
+            yield from walk(child, where, with_plain=with_plain)
 
 
 def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
@@ -141,12 +164,13 @@ def arrays_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     >>> [path for path, _ in arrays_in([torch.zeros(1), (3, np.zeros(2))], "result")]
     ['result[0]', 'result[1][1]']
     """
-    return ((where, inner) for where, inner in walk(value, path) if is_array(inner))
+    parts = walk(value, path, with_plain=False)
+    return ((where, inner) for where, inner in parts if is_array(inner))
 
 
 def is_array(value: object) -> bool:
     """Return whether a value is NumPy's or torch's."""
-    return isinstance(value, np.ndarray | torch.Tensor)
+    return isinstance(value, _ARRAYS)
 
 
 def is_object(value: object) -> bool:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from conformance.aliases import address_of, is_supplied, memory_of, strides_of
 from conformance.differences import Difference, Verdict
-from conformance.values import is_array, is_immutable, is_object, walk
+from conformance.values import (
+    PLAIN,
+    child_path,
+    children,
+    has_entries,
+    has_only_plain,
+    is_array,
+    is_immutable,
+    is_object,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +66,10 @@ def first_view_difference(
     >>> first_view_difference([a, a], [t, t[:]], {"a": a}, {"a": t}).line
     "result[1] = an object of its own, but should be the same object as arguments['a']"
     """
-    devices = _devices(actual_arguments, actual)
-    expected_views = _views(expected_arguments, expected, devices)
-    got = _views(actual_arguments, actual, devices)
+    parts = _parts(actual_arguments, actual)
+    devices = _devices(parts)
+    expected_views = _views(_parts(expected_arguments, expected), devices)
+    got = _views(parts, devices)
     for path, view in expected_views.items():
         if path not in got:  # supplied
             continue
@@ -93,26 +103,44 @@ def _same_as(path: str, place: str) -> str:
     return "an object of its own" if place == path else f"the same object as {place}"
 
 
-def _devices(arguments: Mapping[str, Any], result: object) -> dict[str, str]:
+def _devices(parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """Return the device on which each array lies, by its path."""
     return {
         path: str(value.device) if isinstance(value, torch.Tensor) else "cpu"
-        for path, value in _parts(arguments, result)
+        for path, value in parts
         if is_array(value)
     }
 
 
-def _parts(arguments: Mapping[str, Any], result: object) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of arguments and results, and what else can change, with their paths."""
-    for path, value in (*walk(arguments, "arguments"), *walk(result, "result")):
-        is_shared = is_array(value) or isinstance(value, list | Mapping)
-        if is_shared or (is_object(value) and not is_immutable(value)):
-            yield path, value
+def _parts(arguments: Mapping[str, Any], result: object) -> list[tuple[str, Any]]:
+    """Return the arrays of arguments and results, and what else can change, with their paths."""
+    seen: set[int] = set()
+    return [*_parts_of(arguments, "arguments", seen), *_parts_of(result, "result", seen)]
 
 
-def _views(
-    arguments: Mapping[str, Any], result: object, devices: Mapping[str, str]
-) -> dict[str, View | str]:
+def _parts_of(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a value; what is in a list or object is left out after its first place.
+
+    Args:
+        value: The value.
+        path: Its path.
+        seen: The ids of lists, dicts and objects that had a place before.
+    """
+    is_shared = is_array(value) or isinstance(value, list | Mapping)
+    if is_shared or (is_object(value) and not is_immutable(value)):
+        yield path, value
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+    if has_only_plain(value):
+        return
+    is_entry = has_entries(value)
+    for key, child in children(value).items():
+        if type(child) not in PLAIN:
+            yield from _parts_of(child, child_path(path, key, is_entry=is_entry), seen)
+
+
+def _views(parts: Iterable[tuple[str, Any]], devices: Mapping[str, str]) -> dict[str, View | str]:
     """Return how each array of a result lies in memory, and where each list first stands.
 
     One array that stands both where a target's tensor is on a device and where it is on the CPU is
@@ -121,7 +149,7 @@ def _views(
     memories: dict[tuple[int, str | None], str] = {}
     places: dict[tuple[int, str | None], str] = {}
     found: dict[str, View | str] = {}
-    for path, value in _parts(arguments, result):
+    for path, value in parts:
         if is_supplied(value):
             continue
         device = devices.get(path)

@@ -222,9 +222,15 @@ def check_counts(name: str, value: object, length: int | None = None) -> list[in
     if length is not None and len(array) < length:
         raise ValueError(f"{name} has {len(array)} entries, expected at least {length}")
     counts: list[int] = array[:length].tolist()
-    for i, count in enumerate(counts):
-        check_int(f"{name}[{i}]", count, 0)
+    check_not_negative(name, counts)
     return counts
+
+
+def check_not_negative(name: str, values: list[int]) -> None:
+    """Check that no entry of a vector is less than 0."""
+    for i, value in enumerate(values):
+        if value < 0:
+            raise ValueError(f"{name}[{i}] is {value}, expected at least 0")
 
 
 def check_query_start_loc(name: str, value: object) -> list[int]:

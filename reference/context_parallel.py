@@ -9,6 +9,7 @@ from reference._checks import (
     Int32Array,
     check_array,
     check_int,
+    check_not_negative,
     check_rows_out,
     check_size,
 )
@@ -58,8 +59,7 @@ def get_dcp_local_seq_lens(
     Source: the definition is kvtwin's own; the names are vLLM's.
     """
     lengths: list[int] = check_array("seq_lens", seq_lens, np.int32, ndim=1).tolist()
-    for i, length in enumerate(lengths):
-        check_int(f"seq_lens[{i}]", length, minimum=0)
+    check_not_negative("seq_lens", lengths)
     size = check_size("dcp_size", dcp_size)
     interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
     if size * interleave > MAX_INT32:

@@ -116,6 +116,5 @@ def _row_of_chunk(request_row: list[int], first_column: int, num_columns: int) -
     """Return columns of a row, the last one repeated past its end; nulls if the row is empty."""
     if not request_row:
         return [NULL_BLOCK_ID] * num_columns
-    last_column = len(request_row) - 1
-    columns = range(first_column, first_column + num_columns)
-    return [request_row[min(column, last_column)] for column in columns]
+    row = request_row[first_column : first_column + num_columns]
+    return row + request_row[-1:] * (num_columns - len(row))

@@ -13,6 +13,7 @@ from reference._checks import (
     check_array,
     check_bool,
     check_int,
+    check_not_negative,
     check_size,
     check_starts,
 )
@@ -195,17 +196,18 @@ def _check_tokens(fields: dict[str, Any]) -> None:
     """Check that sequence length, query length and computed tokens of each request agree."""
     starts, seq_lens = fields.get("query_start_loc"), fields.get("seq_lens", [])
     computed = fields.get("num_computed_tokens_cpu")
-    for i, seq_len in enumerate(seq_lens):
-        check_int(f"seq_lens[{i}]", seq_len, minimum=0)
+    check_not_negative("seq_lens", seq_lens)
     if starts is None:
         return
     query_lens = [starts[i + 1] - starts[i] for i in range(len(seq_lens))]
     for i, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
         if 0 < query_len and seq_len < query_len:
             raise ValueError(f"seq_lens[{i}] is {seq_len}, less than its query length {query_len}")
+    if computed is None:
+        return
     for i, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
         most = seq_len - query_len
-        if computed is not None and query_len > 0 and not 0 <= computed[i] <= most:
+        if query_len > 0 and not 0 <= computed[i] <= most:
             raise ValueError(
                 f"num_computed_tokens_cpu[{i}] is {computed[i]}, expected 0 to {most}, which is "
                 f"seq_lens[{i}] less its query length {query_len}"
@@ -216,18 +218,18 @@ def _check_maxima(fields: dict[str, Any]) -> None:
     """Check that `max_query_len` and `max_seq_len` are upper bounds."""
     starts = fields.get("query_start_loc", [])
     query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
-    for i, query_len in enumerate(query_lens):
-        if query_len > fields.get("max_query_len", query_len):
-            raise ValueError(
-                f"max_query_len is {fields['max_query_len']}, less than the query length "
-                f"{query_len} of request {i}"
-            )
-    for i, seq_len in enumerate(fields.get("seq_lens", [])):
-        if seq_len > fields.get("max_seq_len", seq_len):
-            raise ValueError(
-                f"max_seq_len is {fields['max_seq_len']}, less than the sequence length {seq_len} "
-                f"of request {i}"
-            )
+    _check_maximum(fields, "max_query_len", "query length", query_lens)
+    _check_maximum(fields, "max_seq_len", "sequence length", fields.get("seq_lens", []))
+
+
+def _check_maximum(fields: dict[str, Any], name: str, what: str, lengths: list[int]) -> None:
+    """Check that a field, if it is there, is an upper bound of the lengths of requests."""
+    if name not in fields:
+        return
+    bound = fields[name]
+    for i, length in enumerate(lengths):
+        if length > bound:
+            raise ValueError(f"{name} is {bound}, less than the {what} {length} of request {i}")
 
 
 def _check_rows(fields: dict[str, Any], block_size: int) -> None:

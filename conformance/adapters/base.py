@@ -134,6 +134,8 @@ class Adapter:
         Raises:
             AttributeError: It has no such thing.
         """
+        if not self.names:
+            return operator.attrgetter(name)(self.module)
         found: Any = self.module
         first, *rest = self.names.get(name, name).split(".")
         for part in (*self.names.get(first, first).split("."), *rest):

@@ -177,6 +177,8 @@ def _rows(
             common = min(shareable[i], shareable[0]) // (layout.block_size * layout.cp_world_size)
             row[:common] = rows[0][:common]
         rows.append(row)
+    if n == 1:
+        return tuple(map(tuple, rows))
     return tuple(tuple(b * n + k for b in row for k in range(n)) for row in rows)
 
 

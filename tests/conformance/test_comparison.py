@@ -92,6 +92,10 @@ def nan(payload: int) -> float:
             Verdict.VALUE,  # a tensor without values
             "result.device = meta, but should be cpu",
         ),
+        ([7, 1], [7, True], Verdict.TYPE, "type(result[1]) = bool, but should be int"),
+        ([0, 1.0], [0, 1], Verdict.TYPE, "type(result[1]) = int, but should be float"),
+        ([1, 2, 3], [1, 5, 3], Verdict.VALUE, "result[1] = 5, but should be 2"),
+        ([1], [tensor(1, 2)], Verdict.VALUE, "type(result[0]) = Tensor, but should be int"),
         (5, 6, Verdict.VALUE, "result = 6, but should be 5"),
         (slice(0, 2), slice(1, 2), Verdict.VALUE, "result.start = 1, but should be 0"),
         (
@@ -131,6 +135,9 @@ def test_differences(expected: object, actual: object, verdict: Verdict, line: s
     ("expected", "actual"),
     [
         (None, None),
+        ([1, "a", None], [1, "a", None]),
+        (([], ()), ([], ())),
+        ([float("nan"), 1], [float("nan"), 1]),
         (float("nan"), float("nan")),
         (np.array([nan(3)]), torch.from_numpy(np.array([nan(3)]))),
         (np.array([1.5], ml_dtypes.bfloat16), torch.tensor([1.5], dtype=torch.bfloat16)),

@@ -114,3 +114,25 @@ def test_one_array_is_two_tensors_on_a_device() -> None:
     difference = first_view_difference([starts], [on_host.clone()], ours, theirs)
     assert difference is not None
     assert difference.path == "result[0]"
+
+
+def test_what_is_in_a_shared_list_has_one_place() -> None:
+    """A part of a list that is at two places is reported at the first; the second is the list."""
+    ours, theirs = np.zeros(4), torch.zeros(4, dtype=torch.float64)
+    inner, other = [ours[1:]], [theirs[2:]]
+    difference = first_view_difference([inner, inner], [other, other], {}, {})
+    assert difference is not None
+    assert difference.path == "result[0][0].offset"
+    arguments = {"a": inner}, {"a": [theirs[1:]]}
+    difference = first_view_difference(inner, arguments[1]["a"][:], *arguments)
+    assert difference is not None
+    assert "result = an object of its own, but should be the same" in difference.line
+
+
+def test_what_is_shared_many_times_is_looked_at_once() -> None:
+    """A list of one list, and so on, has more paths than could be walked."""
+    ours: Any = [1, [2]]
+    theirs: Any = [1, [2]]
+    for _ in range(40):
+        ours, theirs = [ours, ours], [theirs, theirs]
+    assert first_view_difference(ours, theirs, {}, {}) is None

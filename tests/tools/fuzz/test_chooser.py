@@ -84,6 +84,13 @@ def test_what_is_new_is_preferred() -> None:
     assert 60 < run_slices(chooser, 200).count("new") < 140
 
 
+def test_the_most_promising_is_preferred() -> None:
+    """Of two properties that cover new goals, one that covers three times as many has most time."""
+    chooser = Chooser({**dict.fromkeys(NAMES, ()), "few": (), "many": ()}, 0)
+    counts = Counter(run_slices(chooser, 1000, new={"few": 1, "many": 3}))
+    assert 4 * counts["few"] < counts["many"]
+
+
 def test_an_event_is_new_once() -> None:
     """An event that another property covered is not new; its cases are counted for each."""
     chooser = Chooser({"a": (), "b": ()}, 0)

@@ -30,7 +30,7 @@ from kvtwin.fuzz.report.record import Night
 from kvtwin.fuzz.report.tally import digests_of, with_tables
 from kvtwin.fuzz.report.words import count
 from kvtwin.fuzz.summary import declared_goals, night_of, tallies_of
-from kvtwin.fuzz.worker import Limits
+from kvtwin.fuzz.worker import Limits, start_fork_server
 from kvtwin.machine import num_cores
 from kvtwin.parser import Parser, beside_json, positive, write_json
 
@@ -138,6 +138,8 @@ def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None =
 
 
 def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
+    if options.ray is None:
+        start_fork_server()
     limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
     uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
     if options.ray is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -63,6 +64,12 @@ class Limits:
 
 PRELOAD: Final = ("kvtwin.fuzz.preload",)
 """Modules that the fork server imports once; each child calls their `prepare()`, if any."""
+
+
+def start_fork_server(preload: tuple[str, ...] = PRELOAD) -> None:
+    """Start the process that children are forked from: its imports take seconds, side by side."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+    multiprocessing.forkserver.ensure_running()
 
 
 class LocalWorker:
