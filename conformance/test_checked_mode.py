@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -109,6 +110,96 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
             found = [thread.do(refuses) for thread in threads]
             checks(enabled=outside)
         assert [False] * NUM_THREADS == found
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of a process: a call `checks(enabled)` outside blocks, or what becomes of its object.
+
+    Attributes:
+        what: `call`, whose object is dropped; `keep` it; `enter` a kept one; `drop` a kept one.
+        enabled: The mode of a call.
+        of: The number of the step that kept the object.
+    """
+
+    what: str
+    enabled: bool = False
+    of: int = -1
+
+
+@st.composite
+def plain_calls(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
+    """Draw plain calls; some of them turn out to begin a block, after others."""
+    steps: list[Step] = []
+    kept: list[int] = []
+    for number in range(draw(st.integers(1, 10))):
+        whats = ("call", "keep", "enter", "drop") if kept else ("call", "keep")
+        what = draw(st.sampled_from(whats))
+        if what in {"call", "keep"}:
+            steps.append(Step(what, draw(st.booleans())))
+            kept += [number] * (what == "keep")
+        else:
+            steps.append(Step(what, of=kept.pop(draw(st.integers(0, len(kept) - 1)))))
+    return tuple(steps)
+
+
+@law(
+    "checks",
+    plain_calls,
+    goals={
+        "a plain call": lambda steps: any(step.what == "call" for step in steps),
+        "a block begins after a later plain call": lambda steps: any(
+            step.what == "enter" and any(later.what == "call" for later in steps[step.of : i])
+            for i, step in enumerate(steps)
+        ),
+        "the last plain call begins a block": lambda steps: any(
+            step.what == "enter" and step.of == i - 1 for i, step in enumerate(steps)
+        ),
+        "an object is dropped that never began a block": lambda steps: any(
+            step.what == "drop" for step in steps
+        ),
+    },
+    presets=[MINIMAL],
+)
+def test_the_last_plain_call_holds(target: Target, example: tuple[Step, ...]) -> None:
+    """Outside blocks the last call of those that began no block holds, for all threads."""
+    checks = target.lookup("checks")
+    refuses = partial(_refuses, target)
+    kept: dict[int, Any] = {}
+    with actors(2) as threads:
+        here, _ = threads
+        outside = here.do(refuses)
+        calls = {-1: outside}
+        try:
+            for number, step in enumerate(example):
+                if step.what == "call":
+                    calls[number] = step.enabled
+                    here.do(partial(_switch, checks, enabled=step.enabled))
+                elif step.what == "keep":
+                    calls[number] = step.enabled
+                    kept[number] = here.do(partial(checks, enabled=step.enabled))
+                elif step.what == "enter":
+                    inside, block = calls.pop(step.of), kept.pop(step.of)
+                    here.do(block.__enter__)
+                    found = [thread.do(refuses) for thread in threads]
+                    here.do(partial(block.__exit__, None, None, None))
+                    assert [inside, _last(calls)] == found
+                else:
+                    del kept[step.of]
+                assert [_last(calls)] * 2 == [thread.do(refuses) for thread in threads]
+        finally:
+            kept.clear()
+            here.do(partial(_switch, checks, enabled=outside))
+
+
+def _switch(checks: Any, *, enabled: bool) -> None:
+    """Make a plain call, and drop its object."""
+    checks(enabled=enabled)
+
+
+def _last(calls: Mapping[int, bool]) -> bool:
+    """Return the mode of the last call."""
+    return calls[max(calls)]
 
 
 def _refuses(target: Target) -> bool:

@@ -365,6 +365,19 @@ def test_a_dotted_exception_among_several_is_passed_over(tmp_path: Path) -> None
     assert {"return x - 1", "except (struct.error, CosmicRayTestingException):"} <= changes
 
 
+def test_what_raises_is_known(tmp_path: Path) -> None:
+    """Mutants of a line that raises, or that checks, run the tests of rejected calls first."""
+    path = tmp_path / "raising.py"
+    lines = "if a < 0:", "    raise ValueError(a)", "check_int('b', b)", "return a + b"
+    body = "".join(f"    {line}\n" for line in lines)
+    path.write_text(f"def add(a, b):\n{body}", encoding="utf-8")
+    found = {
+        mutant.before.partition(" ")[0]: evaluator.is_of_refusals(mutant)
+        for mutant in find_mutants("raising", path)
+    }
+    assert {"if": False, "raise": True, "check_int('b',": True, "return": False} == found
+
+
 def test_places() -> None:
     """Each line is known by its function and its statement; heads of functions run at import."""
     source = Source(COUNTING)

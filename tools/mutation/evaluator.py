@@ -3,8 +3,8 @@
 This process imports the project, and runs a few examples of each test to find which lines it
 reaches. A mutant is evaluated in a fork, first by a few examples of the tests that reach its lines,
 the likeliest to fail first. If all pass, all examples follow, of all tests that reach its function.
-Of a mutant of what runs at import, which any test may reach, those of its module run first, with
-all examples.
+Of a mutant of what raises, the tests of calls that must be rejected run first, with all examples;
+of a mutant of what runs at import, which any test may reach, those of its module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from tools.mutation.trial import IDLE_SECONDS, Finding, Step, Test, Trial, load_
 FEW: Final = "brief"
 """The profile of the first run. Its examples are the first ones of the other profiles."""
 
-TRACED: Final = ("same answer", "same refusal", "law")
+REFUSAL: Final = "same refusal"
+"""The kind of checks whose calls must be rejected."""
+
+TRACED: Final = ("same answer", REFUSAL, "law")
 """The kinds of checks that run for their lines.
 
 The others call the same functions in other ways, many times, and some trace lines themselves: they
@@ -225,6 +228,8 @@ class Evaluator:
     def _trial(self, mutant: Mutant, folder: str, is_declared: Callable[[Mutant], object]) -> Trial:
         few, rest = self.steps_for(mutant)
         steps = few if is_declared(mutant) else [*few, *rest]
+        if is_of_refusals(mutant):
+            steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
         runs_at_import = self.runs_at_import(mutant)
         if runs_at_import:  # then a few examples of all tests would use up the time
             own = own_tests(mutant.module)
@@ -274,6 +279,11 @@ class _Running:
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         self.connection.close()
+
+
+def is_of_refusals(mutant: Mutant) -> bool:
+    """Return whether a mutant changes what raises: tests of calls that must be rejected see it."""
+    return "raise " in mutant.before or "check_" in mutant.before
 
 
 def own_tests(module: str) -> str:
