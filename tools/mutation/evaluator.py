@@ -2,9 +2,10 @@
 
 This process imports the project, and runs a few examples of each test to find which lines it
 reaches. A mutant is evaluated in a fork, first by a few examples of the tests that reach its lines,
-the likeliest to fail first. If all pass, all examples follow, of all tests that reach its function.
-Of a mutant of what raises, the tests of calls that must be rejected run first, with all examples;
-of a mutant of what runs at import, which any test may reach, those of its module.
+the likeliest to fail first. Then all examples of the module's own tests follow, then a few of the
+other tests, and then all, of the tests that reach its function. Of a mutant of what raises, the
+tests of calls that must be rejected run first; of a mutant of what runs at import, which any test
+may reach, those of its module.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice, takewhile
 from multiprocessing import get_context
@@ -47,6 +48,9 @@ are taken to reach what these do.
 
 KINDS: Final = (*TRACED, "large", "memory", "conditions", "threads", "stateful")
 """The order in which all examples run."""
+
+NUM_EARLY: Final = 20
+"""Tests that run with a few examples before those of a module's own tests run with all."""
 
 TIMES_THE_ORIGINAL: Final = 4
 """A test may take so many times what it took on the original, traced, and some seconds more."""
@@ -227,7 +231,7 @@ class Evaluator:
 
     def _trial(self, mutant: Mutant, folder: str, is_declared: Callable[[Mutant], object]) -> Trial:
         few, rest = self.steps_for(mutant)
-        steps = few if is_declared(mutant) else [*few, *rest]
+        steps = few if is_declared(mutant) else in_order(few, rest, own_tests(mutant.module))
         if is_of_refusals(mutant):
             steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
         runs_at_import = self.runs_at_import(mutant)
@@ -284,6 +288,21 @@ class _Running:
 def is_of_refusals(mutant: Mutant) -> bool:
     """Return whether a mutant changes what raises: tests of calls that must be rejected see it."""
     return "raise " in mutant.before or "check_" in mutant.before
+
+
+def in_order(few: Sequence[Step], rest: Sequence[Step], own: str) -> list[Step]:
+    """Return the steps of a mutant that is not declared, the likeliest to fail first.
+
+    A few examples of hundreds of tests would use up the time before all examples of a module's own.
+
+    Args:
+        few: Those with a few examples.
+        rest: Those with all examples.
+        own: The module's own test module.
+    """
+    later = sorted(rest, key=lambda step: _module(step.test) != own)
+    num_own = sum(_module(step.test) == own for step in rest)
+    return [*few[:NUM_EARLY], *later[:num_own], *few[NUM_EARLY:], *later[num_own:]]
 
 
 def own_tests(module: str) -> str:
