@@ -8,10 +8,10 @@ the functions in the module, and in all modules that import it; of these, the on
 changed lines. To find them, a few examples of each run once before the first mutant; if
 `--budget-minutes` ends before that, nothing is evaluated.
 
-A few examples of each test run first. If all pass, all examples follow, of all tests that reach the
-changed function, until `--survivor-seconds` are used up. A mutant that no test fails on survives.
-Mutants that are equivalent to the original are declared in `tools/equivalents.toml`; on these, only
-the few examples run.
+A few examples of each test run first, all examples of the module's own tests early (see
+`tools/mutation/evaluator.py`), until `--survivor-seconds` are used up. A mutant that no test fails
+on survives. Mutants that are equivalent to the original, or in functions whose work the definition
+leaves open, are declared in `tools/equivalents.toml`; on these, only the few examples run.
 
 Mutants are evaluated in a random order, so the part of them that an interrupted run has evaluated
 is a random sample. Outcomes are stored, and stay valid while the source of the module is unchanged.

@@ -217,6 +217,20 @@ def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("no_evaluation")
+def test_what_is_unspecified_is_no_survivor(
+    evaluated: Evaluated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutants of an unspecified function may survive or be killed; the function must be there."""
+    toy = evaluated.toy
+    toy.declared = CLAMP + '"unspecified" = "The definition leaves it open."\n'
+    assert toy.run("--modules", "clamping") == 0
+    assert [4, 2, 2] == numbers(capsys.readouterr().out, "clamping")
+    toy.declared = toy.declared.replace("clamp]", "clump]")
+    assert toy.run("--modules", "clamping") == 1
+    assert "declared unspecified, but no longer there: clamping clump" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_evaluation")
 def test_only_survivors_are_evaluated_again(toy: Toy) -> None:
     """`--survivors-again` does not begin with mutants that were never evaluated."""
     assert toy.run("--modules", "clamping", "--survivors-again") == 0

@@ -18,11 +18,12 @@ class Declared:
 
     Attributes:
         kind: `equivalent`: a mutant that does what the original does. `elsewhere`: all mutants of
-            lines that run only on a GPU; the reason names the tests that check them.
+            lines that run only on a GPU. `unspecified`: all mutants of a function whose work the
+            definition leaves open. The reasons of the last two name the tests that check them.
         module: Of the mutants.
         function: Of the mutants.
-        before: The changed lines as they were, stripped; "", of kind `elsewhere`: all lines.
-        after: The changed lines as they are; unused for `elsewhere`.
+        before: The changed lines as they were, stripped; "": all lines of the function.
+        after: The changed lines as they are, of kind `equivalent`.
         nth: Which of the function's mutants with these lines; None: all.
         reason: Why no check can kill them.
     """
@@ -40,7 +41,7 @@ class Declared:
         if (self.module, self.function) != (mutant.module, mutant.place.function):
             return False
         is_before = _bare(self.before) == _bare(mutant.before)
-        if self.kind == "elsewhere":
+        if self.kind != "equivalent":
             return is_before or not self.before
         is_it = is_before and _bare(self.after) == _bare(mutant.after)
         return is_it and self.nth in {None, mutant.nth}
@@ -119,6 +120,8 @@ class Declarations:
             found = [(mutant, how) for mutant, how in evaluated if one.is_about(mutant)]
             if not found:
                 lines.append(f"declared {one.kind}, but no longer there: {one}")
+            if one.kind == "unspecified":
+                continue
             for mutant, how in found:
                 if not how.verdict.is_alive:
                     at = f"line {mutant.start[0]}"
@@ -140,6 +143,8 @@ def _declared(module: str, function: str, line: str, reason: object, path: Path)
     """Return what an entry declares."""
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError(f"{path}: {module} {function} gives no reason for {line!r}")
+    if line == "unspecified":
+        return Declared("unspecified", module, function, reason)
     before, arrow, after = line.partition(" => ")
     if not arrow:
         return Declared("elsewhere", module, function, reason, "" if line == "*" else line)

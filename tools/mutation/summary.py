@@ -21,12 +21,21 @@ MIN_MODULE_SCORE: Final = 0.90
 """And of those of each module."""
 
 
-COUNTS: Final = ("killed", "timeouts", "survived", "unreached", "equivalent", "elsewhere")
+COUNTS: Final = (
+    "killed",
+    "timeouts",
+    "survived",
+    "unreached",
+    "equivalent",
+    "elsewhere",
+    "unspecified",
+)
 """What is counted, and a column of the table for each.
 
 Killed: a test failed, or the process crashed. Timeouts: a test did not end. Survived: no test
 failed, and nothing is declared. Unreached: the survivors that no test reaches. Equivalent: declared
 as equivalent, and not killed. Elsewhere: declared to run only on a GPU, and not killed.
+Unspecified: in functions whose work the definition leaves open, and not killed.
 """
 
 
@@ -110,7 +119,8 @@ def make_table(tallies: dict[str, Tally]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         caption="unreached: of those that survived, what no test reaches; elsewhere: what runs on"
-        " a GPU only; score: of what is not declared; *: not evaluated to the end",
+        " a GPU only; unspecified: what the definition leaves open; score: of what is not declared;"
+        " *: not evaluated to the end",
     )
     table.add_column("module", no_wrap=True)
     for heading in ("mutants", *COUNTS, "score"):
