@@ -100,10 +100,13 @@ def calls_in(example: Any, depth: int = 3) -> Iterator[Call]:
             yield from calls_in(inner, depth - 1)
 
 
+_DATA = (slice, list, tuple, dict)
+
+
 def numpy_scalars(value: Any) -> Any:
     """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
 
-    What stands in several places is one object afterwards too.
+    An object that stands in several places is one object afterwards too.
 
     >>> numpy_scalars(slice(1, 2**40))
     slice(np.int32(1), np.int64(1099511627776), None)
@@ -120,9 +123,6 @@ def numpy_scalars(value: Any) -> Any:
         return made[id(part)]
 
     return change(value)
-
-
-_DATA = (slice, list, tuple, dict)
 
 
 def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:

@@ -18,6 +18,10 @@ from conformance.differences import Difference, Verdict
 from conformance.strategies.arrays import Array, offset_of, poisoned, same_view
 
 
+_Held: TypeAlias = list[Any] | dict[Any, Any]
+"""What a list, a dict, a set or an object held."""
+
+
 @dataclasses.dataclass
 class Memory:
     """The memory that arrays lie in.
@@ -246,9 +250,6 @@ def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:
     if isinstance(array, torch.Tensor):
         return array.data_ptr(), array.shape, array.stride()
     return array.__array_interface__["data"][0], array.shape, array.strides
-
-
-_Held: TypeAlias = list[Any] | dict[Any, Any]
 
 
 def _held(holder: Any) -> _Held:

@@ -70,7 +70,7 @@ def has_entries(value: object) -> bool:
 
 
 def has_only_plain(value: object) -> bool:
-    """Return whether a value is a list or tuple of `PLAIN` leaves: soon known of long ones too.
+    """Return whether a value is a list or tuple of `PLAIN` leaves; quick for long ones.
 
     >>> has_only_plain([1, None]), has_only_plain([1, [2]]), has_only_plain({"a": 1})
     (True, False, False)
@@ -93,7 +93,7 @@ def walk(value: Any, path: str, *, with_plain: bool = True) -> Iterator[tuple[st
     Args:
         value: The value.
         path: What the whole is called.
-        with_plain: Whether lists are walked of which all entries are of `PLAIN` types.
+        with_plain: Whether to walk lists and tuples whose entries are all of `PLAIN` types.
 
     >>> [path for path, _ in walk({"a": [5, 6]}, "result")]
     ['result', "result['a']", "result['a'][0]", "result['a'][1]"]

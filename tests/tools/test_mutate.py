@@ -383,10 +383,10 @@ def test_own_tests_come_before_a_few_examples_of_many() -> None:
     """All examples of a module's own tests run before a few of the twenty-first test."""
     few = [trial.Step(f"test_x::{number}", evaluator.FEW, 1.0) for number in range(30)]
     rest = [trial.Step(f"test_{name}::all", "default", 1.0) for name in ("x", "own", "y")]
-    found = [step.test for step in evaluator.in_order(few, rest, "test_own")]
+    found = [step.test for step in evaluator.order_steps(few, rest, "test_own")]
     names = [step.test for step in few]
     assert [*names[:20], "test_own::all", *names[20:], "test_x::all", "test_y::all"] == found
-    assert rest[1:2] == evaluator.in_order([], rest[1:2], "test_own")
+    assert rest[1:2] == evaluator.order_steps([], rest[1:2], "test_own")
 
 
 def test_what_raises_is_known(tmp_path: Path) -> None:

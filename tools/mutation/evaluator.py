@@ -231,7 +231,7 @@ class Evaluator:
 
     def _trial(self, mutant: Mutant, folder: str, is_declared: Callable[[Mutant], object]) -> Trial:
         few, rest = self.steps_for(mutant)
-        steps = few if is_declared(mutant) else in_order(few, rest, own_tests(mutant.module))
+        steps = few if is_declared(mutant) else order_steps(few, rest, own_tests(mutant.module))
         if is_of_refusals(mutant):
             steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
         runs_at_import = self.runs_at_import(mutant)
@@ -290,7 +290,7 @@ def is_of_refusals(mutant: Mutant) -> bool:
     return "raise " in mutant.before or "check_" in mutant.before
 
 
-def in_order(few: Sequence[Step], rest: Sequence[Step], own: str) -> list[Step]:
+def order_steps(few: Sequence[Step], rest: Sequence[Step], own: str) -> list[Step]:
     """Return the steps of a mutant that is not declared, the likeliest to fail first.
 
     A few examples of hundreds of tests would use up the time before all examples of a module's own.
