@@ -17,7 +17,6 @@ from conformance.comparison import as_bytes, first_unequal, torch_dtype
 from conformance.differences import Difference, Verdict
 from conformance.strategies.arrays import Array, offset_of, poisoned, same_view
 
-
 _Held: TypeAlias = list[Any] | dict[Any, Any]
 """What a list, a dict, a set or an object held."""
 
