@@ -111,16 +111,16 @@ def numpy_scalars(value: Any) -> Any:
     >>> numpy_scalars(slice(1, 2**40))
     slice(np.int32(1), np.int64(1099511627776), None)
     """
-    made: dict[int, Any] = {}
+    changed: dict[int, tuple[Any, Any]] = {}  # with the part, so that its id is not reused
 
     def change(part: Any) -> Any:
         if isinstance(part, int):
             return _numpy_scalar(part)
         if not (isinstance(part, _DATA) or is_reference_object(part)):
             return part
-        if id(part) not in made:
-            made[id(part)] = map_children(change, part)
-        return made[id(part)]
+        if id(part) not in changed:
+            changed[id(part)] = part, map_children(change, part)
+        return changed[id(part)][1]
 
     return change(value)
 

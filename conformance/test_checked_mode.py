@@ -114,7 +114,7 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of a process: a call `checks(enabled)` outside blocks, or what becomes of its object.
+    """A call `checks(enabled)` outside blocks, or what is done with the object of an earlier call.
 
     Attributes:
         what: `call`, whose object is dropped; `keep` it; `enter` a kept one; `drop` a kept one.
@@ -128,7 +128,7 @@ class Step:
 
 
 @st.composite
-def plain_calls(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
+def process_steps(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
     """Draw plain calls; some of them turn out to begin a block, after others."""
     steps: list[Step] = []
     kept: list[int] = []
@@ -145,7 +145,7 @@ def plain_calls(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
 
 @law(
     "checks",
-    plain_calls,
+    process_steps,
     goals={
         "a plain call": lambda steps: any(step.what == "call" for step in steps),
         "a block begins after a later plain call": lambda steps: any(
@@ -162,7 +162,7 @@ def plain_calls(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
     presets=[MINIMAL],
 )
 def test_the_last_plain_call_holds(target: Target, example: tuple[Step, ...]) -> None:
-    """Outside blocks the last call of those that began no block holds, for all threads."""
+    """Outside blocks, the last call whose object was not entered sets the mode of all threads."""
     checks = target.lookup("checks")
     refuses = partial(_refuses, target)
     kept: dict[int, Any] = {}

@@ -119,7 +119,7 @@ def _parts(arguments: Mapping[str, Any], result: object) -> list[tuple[str, Any]
 
 
 def _parts_of(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a value; what is in a list or object is left out after its first place.
+    """Yield the parts of a value; those in a list or mutable object only where it occurs first.
 
     Args:
         value: The value.

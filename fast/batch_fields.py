@@ -18,7 +18,11 @@ MAX_COUNT = 2**63 - 1
 def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's own metadata serves too)
     """Return `num_reqs` and `num_actual_tokens` as ints of at least 0."""
     num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
-    if type(num_reqs) is int and type(num_tokens) is int and num_reqs >= 0 and num_tokens >= 0:
+    if (
+        type(num_reqs) is type(num_tokens) is int
+        and 0 <= num_reqs <= MAX_COUNT
+        and 0 <= num_tokens <= MAX_COUNT
+    ):
         return num_reqs, num_tokens
     return read_count("num_reqs", num_reqs), read_count("num_actual_tokens", num_tokens)
 

@@ -159,8 +159,8 @@ def _vector(
 
 
 KINDS: Mapping[str, Kind] = {
-    "num_reqs": Int(0),
-    "num_actual_tokens": Int(0),
+    "num_reqs": Int(0, MAX_INT64),
+    "num_actual_tokens": Int(0, MAX_INT64),
     "max_query_len": Int(0, MAX_INT64),
     "max_seq_len": Int(0, MAX_INT64),
     "causal": Bool(),

@@ -3,9 +3,9 @@
 This process imports the project, and runs a few examples of each test to find which lines it
 reaches. A mutant is evaluated in a fork, first by a few examples of the tests that reach its lines,
 the likeliest to fail first. Then all examples of the module's own tests follow, then a few of the
-other tests, and then all, of the tests that reach its function. Of a mutant of what raises, the
-tests of calls that must be rejected run first; of a mutant of what runs at import, which any test
-may reach, those of its module.
+other tests, and then all, of the tests that reach its function. In each of these groups, the tests
+of calls that must be rejected run first if the mutant changes a check. Of a mutant of what runs at
+import, which any test may reach, the tests of its module run first.
 """
 
 from __future__ import annotations
@@ -231,9 +231,10 @@ class Evaluator:
 
     def _trial(self, mutant: Mutant, folder: str, is_declared: Callable[[Mutant], object]) -> Trial:
         few, rest = self.steps_for(mutant)
+        if changes_a_check(mutant):
+            for steps in (few, rest):
+                steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
         steps = few if is_declared(mutant) else order_steps(few, rest, own_tests(mutant.module))
-        if is_of_refusals(mutant):
-            steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
         runs_at_import = self.runs_at_import(mutant)
         if runs_at_import:  # then a few examples of all tests would use up the time
             own = own_tests(mutant.module)
@@ -285,8 +286,8 @@ class _Running:
         self.connection.close()
 
 
-def is_of_refusals(mutant: Mutant) -> bool:
-    """Return whether a mutant changes what raises: tests of calls that must be rejected see it."""
+def changes_a_check(mutant: Mutant) -> bool:
+    """Return whether a mutant changes a line that raises, or that calls a check."""
     return "raise " in mutant.before or "check_" in mutant.before
 
 

@@ -35,7 +35,7 @@ COUNTS: Final = (
 Killed: a test failed, or the process crashed. Timeouts: a test did not end. Survived: no test
 failed, and nothing is declared. Unreached: the survivors that no test reaches. Equivalent: declared
 as equivalent, and not killed. Elsewhere: declared to run only on a GPU, and not killed.
-Unspecified: in functions whose work the definition leaves open, and not killed.
+Unspecified: in functions whose work the definition leaves open, killed or not.
 """
 
 
@@ -84,7 +84,9 @@ def tally(
         tallies.setdefault(mutant.module, Tally())["mutants"] += 1
     for mutant, outcome in evaluated:
         one, declared = tallies[mutant.module], declarations.of(mutant)
-        if outcome.verdict is Verdict.TIMEOUT:
+        if declared is not None and declared.kind == "unspecified":
+            one["unspecified"] += 1
+        elif outcome.verdict is Verdict.TIMEOUT:
             one["timeouts"] += 1
         elif not outcome.verdict.is_alive:
             one["killed"] += 1

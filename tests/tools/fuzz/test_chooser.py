@@ -91,6 +91,14 @@ def test_the_most_promising_is_preferred() -> None:
     assert 4 * counts["few"] < counts["many"]
 
 
+def test_a_small_promise_is_preferred_too() -> None:
+    """Late in a night, a new goal in a hundred seconds is still more than none."""
+    chooser = Chooser({**dict.fromkeys(NAMES, ()), "few": ()}, 0)
+    seconds = dict.fromkeys([*NAMES, "few"], 100.0)
+    counts = Counter(run_slices(chooser, 1000, new={"few": 1}, seconds=seconds))
+    assert counts["few"] > 400
+
+
 def test_an_event_is_new_once() -> None:
     """An event that another property covered is not new; its cases are counted for each."""
     chooser = Chooser({"a": (), "b": ()}, 0)

@@ -37,6 +37,9 @@ PROMISE_POWER: Final = 2
 With 1, most slices go to the many properties that each promise little.
 """
 
+MIN_PROMISE: Final = 1e-3
+"""A property that promises less is chosen as often as if it promised this."""
+
 MIN_SECONDS: Final = 1e-3
 """A shorter time counts as this."""
 
@@ -130,7 +133,7 @@ class Chooser:
                 min(unmet, key=lambda name: self._time_of(name) / len(self._unmet[name]))
             )
         powers = [self.records[name].promise ** PROMISE_POWER for name in names]
-        minimum = 1e-3 + sum(powers) / len(names) / 20
+        minimum = MIN_PROMISE**PROMISE_POWER + sum(powers) / len(names) / 20
         weights = [power + minimum for power in powers]
         return self._take(self._chance.choices(names, weights)[0])
 

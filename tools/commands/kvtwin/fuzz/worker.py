@@ -67,7 +67,7 @@ PRELOAD: Final = ("kvtwin.fuzz.preload",)
 
 
 def start_fork_server(preload: tuple[str, ...] = PRELOAD) -> None:
-    """Start the process that children are forked from: its imports take seconds, side by side."""
+    """Start the process that children are forked from, so that its imports overlap with others."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
     multiprocessing.forkserver.ensure_running()
 
