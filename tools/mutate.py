@@ -179,7 +179,7 @@ class Run:
         for line in survivor_lines(evaluated, self._declarations):
             print(line)
         tallies = tally(self._mutants, evaluated, self._declarations)
-        Console(width=None if sys.stdout.isatty() else 130).print(make_table(tallies))
+        Console(width=None if sys.stdout.isatty() else 140).print(make_table(tallies))
         complete = [name for name, one in tallies.items() if one.is_complete]
         wrong = self._declarations.wrong(complete, evaluated) + shortfalls(tallies)
         for line in wrong:
