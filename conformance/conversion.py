@@ -107,9 +107,7 @@ class Converter:
         converted: Any
         if isinstance(value, np.ndarray):
             return self._convert_array(value, path)
-        if has_only_plain(value):
-            converted = list(value) if isinstance(value, list) else tuple(value)
-        elif isinstance(value, _CONTAINERS) or type(value) is SimpleNamespace:
+        if isinstance(value, _CONTAINERS) or type(value) is SimpleNamespace:
             converted = rebuilt(value, self._convert_children(value, path))
         elif isinstance(value, set):
             converted = set(value)
@@ -123,10 +121,12 @@ class Converter:
         return converted
 
     def _convert_children(self, value: Any, path: str) -> dict[Any, Any]:
-        is_entry = has_entries(value)
+        inside, is_entry = children(value), has_entries(value)
+        if has_only_plain(value):  # they may be many
+            return dict(inside)
         return {
             k: v if type(v) in PLAIN else self.convert(v, child_path(path, k, is_entry=is_entry))
-            for k, v in children(value).items()
+            for k, v in inside.items()
         }
 
     def _convert_object(self, value: Any, path: str) -> Any:

@@ -301,9 +301,9 @@ def order_steps(few: Sequence[Step], rest: Sequence[Step], own: str) -> list[Ste
         rest: Those with all examples.
         own: The module's own test module.
     """
-    later = sorted(rest, key=lambda step: _module(step.test) != own)
-    num_own = sum(_module(step.test) == own for step in rest)
-    return [*few[:NUM_EARLY], *later[:num_own], *few[NUM_EARLY:], *later[num_own:]]
+    of_own = [step for step in rest if _module(step.test) == own]
+    of_others = [step for step in rest if _module(step.test) != own]
+    return [*few[:NUM_EARLY], *of_own, *few[NUM_EARLY:], *of_others]
 
 
 def own_tests(module: str) -> str:
