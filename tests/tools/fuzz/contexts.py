@@ -33,6 +33,7 @@ def free_monitoring_tools() -> None:
     monitoring: Any = getattr(sys, "monitoring", None)
     for tool in (1, 3, 4) if monitoring else ():
         if monitoring.get_tool(tool) == "kvtwin-fuzz":
+            monitoring.set_events(tool, 0)
             monitoring.free_tool_id(tool)
 
 

@@ -68,17 +68,37 @@ def check_branches(source: Source, toys: ModuleType) -> None:
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
 def test_branches(toys: ModuleType) -> None:
     """A slice's branches are those that its cases took, in the given folders only."""
-    source = Branches([Path(str(toys.__file__)).parent])
+    source = Branches([Path(str(toys.__file__)).parent], is_sampled=True)
     try:
         check_branches(source, toys)
     finally:
-        source._monitoring.free_tool_id(source._tool)
+        source.close()
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_location_that_does_not_change(toys: ModuleType, *, is_sampled: bool) -> None:
+    """One that always took the same branch is left out for the rest of a slice, if sampled."""
+    source = Branches([Path(str(toys.__file__)).parent], is_sampled=is_sampled)
+    try:
+        source.begin("a property", is_simulated=False)
+        for _ in range(Branches.MAX_HITS):
+            toys.sign(1)
+        source.see("sign", [], None)
+        toys.sign(0)
+        assert is_sampled is not source.see("sign", [], None)
+        source.end()
+        source.begin("a property", is_simulated=False)
+        toys.sign(0)
+        assert is_sampled is source.see("sign", [], None)
+    finally:
+        source.close()
 
 
 @pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
 def test_traced_arcs(toys: ModuleType) -> None:
     """Tracing finds the same branches, and a process that is itself traced stays traced."""
-    source = TracedArcs([Path(str(toys.__file__)).parent])
+    source = TracedArcs([Path(str(toys.__file__)).parent], is_sampled=False)
     check_branches(source, toys)
     before = sys.gettrace()
 
@@ -87,7 +107,7 @@ def test_traced_arcs(toys: ModuleType) -> None:
 
     try:
         sys.settrace(trace)
-        with source.watching(is_varied=True):
+        with source.watching(is_varied=False):
             assert trace is sys.gettrace()
         assert trace is sys.gettrace()
     finally:
@@ -95,30 +115,39 @@ def test_traced_arcs(toys: ModuleType) -> None:
 
 
 @pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
-def test_some_cases_are_traced(toys: ModuleType) -> None:
-    """The first cases of a slice are traced, and those that vary an input; others are not."""
-    source = TracedArcs([Path(str(toys.__file__)).parent])
-    source.begin("a property", is_simulated=False)
-    for _ in range(TracedArcs.CASES):
-        with source.watching(is_varied=False):
-            toys.sign(1)
-    before = set(source.end())
-    with source.watching(is_varied=False):
-        assert sys.gettrace() is None
-        toys.sign(-1)
-    assert before == set(source.end())
-    with source.watching(is_varied=True):
-        toys.sign(-1)
-    assert before < set(source.end())
+def test_some_cases_are_traced(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of cases that vary an input so many are traced that this takes a share of the time."""
+    now = [0.0]
+    monkeypatch.setattr(branches.time, "perf_counter", lambda: now[0])
+    source = TracedArcs([Path(str(toys.__file__)).parent], is_sampled=True)
+    monkeypatch.setattr(source, "MAX_SHARE", 0.05)
+
+    def run(prop: str, cost_of_tracing: float, *, is_varied: bool) -> list[int]:
+        """Return which of a hundred cases, in slices of twenty, are traced."""
+        traced = []
+        for number in range(100):
+            if number % 20 == 0:
+                source.begin(prop, is_simulated=False)
+            with source.watching(is_varied=is_varied):
+                is_traced = sys.gettrace() is not None
+                now[0] += 1.0 + cost_of_tracing * is_traced
+            traced += [number] * is_traced
+            if number % 20 == 19:
+                source.end()
+        return traced
+
+    assert [0] == run("random", 1.0, is_varied=False)
+    assert [0, 19, 38, 57, 76, 95] == run("varied", 1.0, is_varied=True)
+    assert 60 > len(run("cheap", 0.1, is_varied=True)) > 50
 
 
 def test_the_report_says_what_observes_branches() -> None:
     """The report names `sys.monitoring` or coverage.py, whichever this Python uses."""
     observer = branches.observer_of_branches()
-    source = branches.branch_source([])
+    source = branches.branch_source([], is_sampled=True)
     if isinstance(source, Branches):
         assert "sys.monitoring" == observer
-        source._monitoring.free_tool_id(source._tool)
+        source.close()
     else:
         assert "coverage.py, in some cases" == observer
 
@@ -130,9 +159,10 @@ def test_the_folders_are_whole_names(tmp_path: Path) -> None:
     code = (
         "import sys; from kvtwin.fuzz import branches; from pathlib import Path;"
         f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
-        f" source = branches.branch_source([Path({str(tmp_path / 'fast')!r})]);"
+        f" source = branches.branch_source("
+        f"[Path({str(tmp_path / 'fast')!r})], is_sampled=True);"
         " source.begin('a property', is_simulated=False);"
-        " context = source.watching(is_varied=True); context.__enter__();"
+        " context = source.watching(is_varied=False); context.__enter__();"
         " toys.sign(1); context.__exit__(None, None, None); source.see('sign', [], None);"
         " print(len(source.end()))"
     )

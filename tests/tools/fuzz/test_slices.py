@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kvtwin.fuzz import branches, slices
+from kvtwin.fuzz import branches, coverage, slices
 from kvtwin.fuzz.cases import Input, run_case
 from kvtwin.fuzz.failures import Failure
 from kvtwin.fuzz.properties import Subject
@@ -133,7 +133,11 @@ def test_branches_are_reached_step_by_step(
 ) -> None:
     """A bug behind four nested conditions, which one draw in 160,000 meets, is found."""
     source = branches.branch_source
-    monkeypatch.setattr(branches, "branch_source", lambda _: source([Path(__file__).parent]))
+
+    def source_of_this_folder(_: object, *, is_sampled: bool) -> coverage.Source:
+        return source([Path(__file__).parent], is_sampled=is_sampled)
+
+    monkeypatch.setattr(branches, "branch_source", source_of_this_folder)
     _, worker = run(nested, st.tuples(*[st.integers(0, 19)] * 4), max_cases=8000)
     assert ["ZeroDivisionError"] == [failure.error for failure in worker.messages]
 

@@ -66,7 +66,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
     subject = Subject(target=options.target, functions=options.functions)
     sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
-    sources.append(branches.branch_source(folders))
+    sources.append(branches.branch_source(folders, is_sampled=False))
     events: Counter[coverage.Event] = Counter()
     cases = 0
     began = time.process_time()

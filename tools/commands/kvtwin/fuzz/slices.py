@@ -111,7 +111,7 @@ class _Memory:
         module = prop.target.implementation.module
         files = [getattr(module, "__file__", None), reference.__file__]
         folders = {Path(file).parent for file in files if file}
-        self.sources.append(branches.branch_source(folders))
+        self.sources.append(branches.branch_source(folders, is_sampled=True))
 
     def add(self, inputs: tuple[bytes, ...]) -> None:
         """Add inputs of other workers and nights, unless they are known here."""
@@ -233,9 +233,10 @@ class _Slice:
         self.memory.keep(found)
         if takes_new_branch:
             self.memory.latest.setdefault(name, deque(maxlen=LATEST)).append(found)
-        self.memory.known_bytes.add(found.to_bytes())
+        data = found.to_bytes()
+        self.memory.known_bytes.add(data)
         if len(self.covering) < MAX_INPUTS:
-            self.covering.append(found.to_bytes())
+            self.covering.append(data)
 
     def _report(self, case: Case) -> None:
         key = key_of(self.prop.check.function, case.raised)
