@@ -8,10 +8,16 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+import torch
+
+from conformance.strategies.arrays import POISON_BYTE
 from fast import launch
 
 Simulate: TypeAlias = Callable[..., object]
 """Runs a kernel, as `simulator.simulate` and `native.launch_natively` do."""
+
+ON_CPU: Final = torch.empty(0)
+"""A tensor that takes the device path only inside a simulator."""
 
 OWN_THREADS: Final = 1024
 """So many or fewer, as a kernel declares."""
@@ -70,8 +76,32 @@ def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterato
     threads = chance.choice(sizes)
     # A GPU that holds few threads, so that each has several things to do.
     at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
-    with launch.simulated_by(_Launcher(simulate, seed), threads, at_once):
+    before = launch.uses_kernels(ON_CPU)
+    with _poisoned_tensors(), launch.simulated_by(_Launcher(simulate, seed), threads, at_once):
         yield
+    assert before == launch.uses_kernels(ON_CPU), "the simulator outlives its block"
+
+
+@contextlib.contextmanager
+def _poisoned_tensors() -> Iterator[None]:
+    """Fill what `new_empty` allocates inside with poison, a negative int.
+
+    The greatest int, which torch takes in deterministic mode, is greater than every number of rows,
+    so that a kernel may compare with it and go on as if it were right.
+    """
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        made: torch.Tensor = new_empty(self, *args, **options)
+        if made.is_cpu and made.dtype is not torch.bool and made.numel():
+            made.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+        return made
+
+    torch.Tensor.new_empty = poisoned  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.new_empty = new_empty  # type: ignore[method-assign]
 
 
 class _Launcher:

@@ -159,7 +159,7 @@ test_build_attn_metadata = Contract(
         "any_order_means_the_same",
     ),
     interpretation=GROUPS,
-    on_device=("query_start_loc.cpu", "seq_lens.cpu", "num_computed_tokens_cpu"),
+    on_device=("query_start_loc.cpu", "seq_lens.cpu", "seq_lens.gpu", "num_computed_tokens_cpu"),
     has_arrays=True,
 )
 

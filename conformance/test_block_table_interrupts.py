@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from itertools import count, islice
+from typing import Any
+
+import numpy as np
 
 from conformance.calls import Call
 from conformance.comparison import first_difference
@@ -35,9 +39,16 @@ class Interrupted:
     later: tuple[Operation, ...]
 
 
-def _appending(rows: list[int], counts: list[list[int]], first: int, *, new: bool) -> Operation:
+def _appending(
+    rows: list[int],
+    counts: list[list[int]],
+    first: int,
+    *,
+    new: bool,
+    integer: Callable[[int], Any] = int,
+) -> Operation:
     """Return the operation that gives rows so many blocks in each group, or more of them."""
-    ids = count(first)
+    ids = map(integer, count(first))
     blocks = [[list(islice(ids, number)) for number in of_group] for of_group in counts]
     return Operation.appending(rows, blocks, [new] * len(rows))
 
@@ -71,9 +82,26 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
             )
         )
     )
+    # What comes next must read again how long the rows are.
+    last = next(row for row in reversed(rows) if row != b)
+    following = draw(
+        st.sampled_from(
+            (
+                Operation.gathering(rows),
+                Operation("swap_rows", {"a": b, "b": last}),
+                Operation("move_row", {"src": b, "dst": a}),
+                Operation("clear_row", {"r": b}),
+            )
+        )
+    )
     # To each row of the two until it is full: how long it is must be known on the host too.
-    more = [_appending([row], [[1]] * len(sizes), 50 + row, new=False) for row in [a, b] * 3]
-    later = (Operation.gathering(rows), *more, Operation.gathering(rows), Operation.gathering([a]))
+    integer = draw(st.sampled_from((int, np.int64)))
+    more = [
+        _appending([row], [[1]] * len(sizes), 50 + row, new=False, integer=integer)
+        for row in [a, b] * 3
+    ]
+    gathers = Operation.gathering(rows), Operation.gathering([a])
+    later = (following, gathers[0], *more, *gathers)
     session = Session(Call("BlockTables", arguments), earlier)
     part = draw(st.sampled_from((*range(60, 101), *range(0, 60, 4))))  # checks come before writes
     return Interrupted(session, operation, part, later)

@@ -43,6 +43,11 @@ def _make(target: Target, example: Copies, **changes: Any) -> Any:
     return target.lookup("CpuGpuBuffer")(*size, **keywords)
 
 
+def _wide(target: Target) -> Any:
+    """Return a dtype of more than a byte."""
+    return np.int16 if target.device is None else torch_dtype(np.dtype(np.int16))
+
+
 def _synchronize(target: Target) -> None:
     """Wait for the copies of a GPU."""
     if target.device == "cuda":
@@ -143,6 +148,7 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
         (ValueError, "size", lambda t: _make(t, example, size=(-1,))),
         (ValueError, "size", lambda t: _make(t, example, size=(0, LIMIT + 1))),
         (ValueError, "size", lambda t: _make(t, example, size=(0, LIMIT, LIMIT))),
+        (ValueError, "size", lambda t: _make(t, example, size=(0, LIMIT), dtype=_wide(t))),
         (TypeError, "size", lambda t: _make(t, example, size=(2.0,))),
         (TypeError, "dtype", lambda t: _make(t, example, dtype="nonsense")),
         (TypeError, "pin_memory", lambda t: _make(t, example, pin_memory=1)),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 
 import numpy as np
+import torch
 
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
@@ -135,3 +136,18 @@ def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
         assert sum(local) == seq_len
         assert local == sorted(local, reverse=True)
         assert local[0] - local[-1] <= interleave
+
+
+@law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
+def test_a_parameter_is_a_tensor_too(target: Target, call: Call) -> None:
+    """Lengths in a `torch.nn.Parameter` are counted as those in a tensor."""
+    if target.device is None:
+        return  # only implementations with tensors
+    call = call.replacing(out=None)
+    expected = Invocation(target, call).answer().tolist()
+    invocation = Invocation(target, call)
+    lens = invocation.arguments["seq_lens"]
+    invocation.arguments["seq_lens"] = torch.nn.Parameter(lens, requires_grad=False)
+    with target.running(checked=True):
+        found = invocation.run()
+    assert expected == found.tolist()

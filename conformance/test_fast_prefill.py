@@ -13,7 +13,9 @@ import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.contracts import Contract
+from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
 from conformance.invalid_inputs.fast_prefill import FAST_PREFILL_INVALID_INPUTS, comes_back
+from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
@@ -186,6 +188,44 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
     },
     has_arrays=True,
 )
+
+
+@law(
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
+    fast_prefill_calls,
+    goals={"armed": lambda call: not comes_back(call)},
+)
+def test_a_subclass_keeps_what_it_has_besides(target: Target, call: Call) -> None:
+    """The metadata of a subclass is cut to one of its class, with its own fields as they were."""
+    base: Any = target.lookup("CommonAttentionMetadata")
+    own: Any = dataclasses.make_dataclass("Own", [("own", int, 0)], bases=(base,))
+    invocation = Invocation(target, call)
+    given = invocation.arguments["common_attn_metadata"]
+    if type(given) is not base:
+        return
+    invocation.arguments["common_attn_metadata"] = own(**vars(given), own=7)
+    found: Any = invocation.run()
+    assert own is type(found)
+    assert 7 == found.own
+
+
+@law(
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
+    fast_prefill_calls,
+    goals={"armed": lambda call: not comes_back(call)},
+    has_kernel=True,
+    is_of_refusals=True,
+)
+def test_indices_on_another_device_are_refused(target: Target, call: Call) -> None:
+    """Logits indices that are not on the device of the batch are refused, by name."""
+    if comes_back(call):
+        return
+    for checked in (True, False):
+        invocation = Invocation(target, call)
+        given = invocation.arguments["common_attn_metadata"]
+        given.logits_indices_padded = given.logits_indices_padded.to(OTHER_DEVICE)
+        path = "common_attn_metadata.logits_indices_padded"
+        check_refuses_wrong_device(target, call, path, invocation.run, checked=checked)
 
 
 test_any_order_of_threads_counts_alike = same_in_any_order(

@@ -74,6 +74,7 @@ test_local_attention = Contract(
         ),
         "a chunk reaches past the table": _last_chunk_is_cut_off,
         "a chunk of one block": lambda call: call["attn_chunk_size"] == call["block_size"],
+        "a chunk of one position": lambda call: call["attn_chunk_size"] == 1,
         "an idle request with a context": lambda call: any(
             q == 0 < c
             for c, q in zip(call.facts.num_computed_tokens, call.facts.query_lens, strict=True)

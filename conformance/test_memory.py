@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -102,14 +103,19 @@ def test_a_snapshot_holds_what_it_is_given(target: Target, device: str) -> None:
     assert make(1, 2).device is None
 
 
-@law("MemorySnapshot", lambda _: st.sampled_from(("cpu", "meta", "cuda:99")))
-def test_what_is_measured_is_what_the_system_says(target: Target, device: str) -> None:
+DEVICES = ("cpu", "meta", "cuda:99", "nonsense", 0, b"cpu")
+"""A device that can be measured, devices that cannot, and what is none."""
+
+
+@law("MemorySnapshot", lambda _: st.sampled_from(DEVICES))
+def test_what_is_measured_is_what_the_system_says(target: Target, device: Any) -> None:
     """The memory of the CPU is measured; a device that does not exist is refused."""
     make = target.lookup("MemorySnapshot")
     if not hasattr(make, "measure"):
         return  # only implementations with devices
     if device != "cpu":
-        assert ValueError is type(exception_of(lambda: make.measure(device)))
+        error = ValueError if isinstance(device, str) else TypeError
+        assert error is type(exception_of(lambda: make.measure(device)))
         return
     snapshot = make.measure(device)
     page = os.sysconf("SC_PAGE_SIZE")
@@ -117,3 +123,4 @@ def test_what_is_measured_is_what_the_system_says(target: Target, device: str) -
     # Available memory is free memory, and caches that can be dropped.
     assert os.sysconf("SC_AVPHYS_PAGES") * page // 2 <= snapshot.free_memory
     assert snapshot.free_memory <= snapshot.total_memory
+    assert snapshot.free_memory % 1024 == 0  # the system counts in KiB, or in pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -235,13 +236,20 @@ def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
     batch, positions = call.facts, call["positions"].copy()
     places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
     misplaced = st.sampled_from(places)
-    for token in range(batch.num_tokens):
-        beyond = draw(misplaced)
-        if beyond is not None:
-            positions[token] = beyond
+    if draw(st.booleans()):
+        # Whole requests: their positions stay a run, which a loop may take at once.
+        for start, stop in itertools.pairwise(batch.starts):
+            beyond = draw(misplaced)
+            if beyond is not None:
+                positions[start:stop] = beyond + np.arange(stop - start)
+    else:
+        for token in range(batch.num_tokens):
+            beyond = draw(misplaced)
+            if beyond is not None:
+                positions[token] = beyond
     table = call["block_table"].copy()
     if draw(st.booleans()):
-        table[:, :1] = -1
+        table[:, :1] = draw(st.sampled_from((-1, 0)))  # block 0 is a block like any other
     call.arguments.pop("out", None)
     bad: Call = call.replacing(positions=positions, block_table=table)
     return bad

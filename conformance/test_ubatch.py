@@ -14,6 +14,7 @@ from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.differences import Difference, Verdict
 from conformance.evaluation import check_equal, exception_of
+from conformance.invalid_inputs.kinds import MAX_INT64
 from conformance.invalid_inputs.ubatch import (
     CREATE_INVALID_INPUTS,
     MAKE_INVALID_INPUTS,
@@ -46,7 +47,7 @@ from conformance.strategies.ubatch import (
     slices_between,
     split_attn_metadata_calls,
 )
-from conformance.targets import Target
+from conformance.targets import REFERENCE, Target
 
 MANY_PARTS = "`reference` takes seconds for thousands, and engines split into two or three"
 
@@ -260,6 +261,53 @@ test_create_ubatch_slices = Contract(
     },
     has_arrays=True,
 )
+
+
+HUGE_COUNTS = (MAX_INT64, 2**61, 2**62, 0x5555555555555555, 0, 1)
+"""Numbers of tokens whose sums pass int64; twice the fourth gives a sum of all bits."""
+
+
+@st.composite
+def _huge_batches(draw: st.DrawFn, _: Preset) -> Call:
+    """Draw calls of `create_ubatch_slices` for about as many tokens as an int64 holds, or more."""
+    counts = draw(st.lists(st.sampled_from(HUGE_COUNTS), min_size=2, max_size=5))
+    if draw(st.booleans()):
+        counts = [counts[0]] * len(counts)
+    counts += [1] * (not any(counts))
+    total = sum(counts)
+    near = {1, MAX_INT64 - 1, MAX_INT64, MAX_INT64 + 1, total // 2, total - 1}
+    points = draw(st.sets(st.sampled_from(sorted(p for p in near if 0 < p < total) or [0])))
+    arguments = {
+        "num_scheduled_tokens": np.array(counts, np.int64),
+        "split_points": sorted(points - {0}),
+    }
+    return Call("create_ubatch_slices", arguments)
+
+
+@law(
+    "create_ubatch_slices",
+    _huge_batches,
+    goals={
+        "a split point past int64": lambda call: max(points_of(call), default=0) > MAX_INT64,
+        "more tokens than an int64 holds": lambda call: (
+            sum(call["num_scheduled_tokens"].tolist()) > MAX_INT64
+        ),
+    },
+)
+def test_more_tokens_than_an_int64_holds(target: Target, call: Call) -> None:
+    """Split points are ints of any size, as the sum of the tokens is."""
+    expected = Invocation(REFERENCE, call).run()
+    check_equal(target, call, expected, Invocation(target, call).answer())
+
+
+@law("create_ubatch_slices", create_ubatch_slices_calls)
+def test_counts_may_be_mapped_from_a_file(target: Target, call: Call) -> None:
+    """An array of a subclass of NumPy's, such as `np.memmap`, is cut as others are."""
+    expected = Invocation(REFERENCE, call).run()
+    invocation = Invocation(target, call)
+    counts = invocation.arguments["num_scheduled_tokens"]
+    invocation.arguments["num_scheduled_tokens"] = counts.view(np.memmap)
+    check_equal(target, call, expected, invocation.answer())
 
 
 test_slice_query_start_locs = Contract(

@@ -16,7 +16,8 @@ from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, reshape_calls
 from conformance.strategies.presets import Preset
-from conformance.targets import Target
+from conformance.targets import REFERENCE, Target
+from conformance.values import arrays_in
 
 
 @st.composite
@@ -159,3 +160,24 @@ def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> No
             raw = invocation.call["kv_cache_raw_tensors"][layer.name]
             now = invocation.arguments["kv_cache_raw_tensors"][layer.name]
             assert np.array_equal(as_bytes(raw), as_bytes(now))
+
+
+def _views_of_no_bytes(target: Target, call: Call) -> object:
+    """Return the shapes of the views, or the error's class, where each tensor is empty.
+
+    The tensors lie at an address that no dtype of several bytes is aligned to.
+    """
+    invocation = Invocation(target, call)
+    raws = invocation.arguments["kv_cache_raw_tensors"]
+    empty = {id(raw): target.array(np.zeros(8, np.int8))[1:1] for raw in raws.values()}
+    invocation.arguments["kv_cache_raw_tensors"] = {n: empty[id(raw)] for n, raw in raws.items()}
+    answer = invocation.answer_or_error()
+    if isinstance(answer, Exception):
+        return type(answer).__name__
+    return {path: tuple(view.shape) for path, view in arrays_in(answer, "views")}
+
+
+@law("_reshape_kv_cache", reshape_calls)
+def test_tensors_of_no_bytes_lie_anywhere(target: Target, call: Call) -> None:
+    """A tensor of no bytes need not be aligned."""
+    assert _views_of_no_bytes(REFERENCE, call) == _views_of_no_bytes(target, call)

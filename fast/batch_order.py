@@ -12,6 +12,7 @@ import torch
 from fast._checks import (
     INT32,
     MAX_SIZE,
+    STRIDED,
     check_array,
     check_bool,
     check_int,
@@ -88,6 +89,7 @@ def split_decodes_prefills_and_extends(
         if not (
             type(starts_cpu) is type(computed_cpu) is torch.Tensor
             and starts_cpu.dtype is computed_cpu.dtype is INT32
+            and starts_cpu.layout is computed_cpu.layout is STRIDED
             and starts_cpu.is_cpu
             and computed_cpu.is_cpu
             and starts_cpu.ndim == computed_cpu.ndim == 1

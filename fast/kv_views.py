@@ -78,7 +78,13 @@ def _view_states(layer: CachedLayer) -> list[torch.Tensor]:
     """Return the views of a Mamba layer: its states follow one another in each page."""
     views = []
     offset, page_size = 0, layer.page_size_bytes
-    for i, (shape, dtype) in enumerate(zip(layer.spec.shapes, layer.spec.dtypes, strict=True)):
+    shapes, dtypes = layer.spec.shapes, layer.spec.dtypes
+    if len(shapes) != len(dtypes):
+        raise ValueError(
+            f"dtypes of layer {layer.name!r} has {len(dtypes)} entries, expected {len(shapes)}, as "
+            "many as shapes"
+        )
+    for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
         check_dtype(f"dtypes[{i}] of layer {layer.name!r}", dtype)
         if offset % dtype.itemsize or page_size % dtype.itemsize:
             raise ValueError(

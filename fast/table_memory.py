@@ -15,6 +15,7 @@ from fast._checks import (
     check_list,
 )
 from fast._native.block_table import HostTables, RowCounts
+from fast.launch import uses_kernels
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 ALIGNMENT: Final = 32
@@ -77,7 +78,8 @@ class TableMemory:
         self._counts = RowCounts(groups, self.max_num_reqs)
         self._is_counted = True
         self._host: HostTables | None = None
-        if self._tables.device.type == "cpu":
+        # Where a simulator stands for the GPU, its branches run.
+        if self._tables.device.type == "cpu" and not uses_kernels(self._tables):
             self._host = HostTables(
                 groups,
                 self._tables.numpy(),

@@ -18,6 +18,7 @@ from fast._checks import (
     check_minimum,
     check_starts,
     check_tensor,
+    describe,
     get_type_name,
     is_int,
 )
@@ -81,7 +82,7 @@ def create_ubatch_slices(
         raise TypeError(f"split_points must be an int or a list, got {get_type_name(split_points)}")
     if is_checked():
         check_minimum("num_scheduled_tokens", num_scheduled_tokens, 0)
-    tokens = num_scheduled_tokens.astype(np.int64)
+    tokens = num_scheduled_tokens.astype(np.int64, subok=False)
     total, fits = add_up(tokens)
     if total < 1:
         raise ValueError(f"num_scheduled_tokens sums to {total}, expected at least 1")
@@ -252,7 +253,9 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
             return start, stop  # what most callers hand over, at a third of the time
     if not isinstance(value, slice):
         raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
-    if value.step is not None and check_int(f"{name}.step", value.step, -(2**31), None) != 1:
+    if value.step is not None and not is_int(value.step):
+        raise TypeError(f"{name}.step must be an int, got {describe(value.step)}")
+    if value.step is not None and value.step != 1:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop

@@ -60,6 +60,11 @@ def make_state_views(layer_name: str, raw: Array, spec: MambaSpec) -> list[Array
     name = f"kv_cache_raw_tensors[{layer_name!r}]"
     num_blocks = count_blocks(name, raw, spec)
     page_size = int(spec.page_size_bytes)
+    if len(spec.shapes) != len(spec.dtypes):
+        raise ValueError(
+            f"dtypes of layer {layer_name!r} has {len(spec.dtypes)} entries, expected "
+            f"{len(spec.shapes)}, as many as shapes"
+        )
     views = []
     offset = 0
     for i, (shape, state_dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
@@ -166,8 +171,8 @@ def _make_strides(
 
 
 def _check_alignment(name: str, raw: Array, dtype: np.dtype[Any]) -> None:
-    """Check that the address of an array is a multiple of the itemsize of `dtype`."""
-    if raw.ctypes.data % dtype.itemsize != 0:
+    """Check that the address of an array's bytes, if any, is a multiple of the itemsize."""
+    if raw.size and raw.ctypes.data % dtype.itemsize != 0:
         raise ValueError(
             f"{name} is not aligned for {dtype.name}, expected an address that is a multiple of "
             f"{dtype.itemsize}"

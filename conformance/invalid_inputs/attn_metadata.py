@@ -10,6 +10,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
+from conformance.factories import Factory, FactoryContext
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -107,11 +108,25 @@ def _unlike_half(array: Any, step: Step) -> Any:
 
 LAYER_NAMES = f"{GROUPS}[-1].layer_names"
 
+
+@dataclasses.dataclass(frozen=True)
+class _NameWithoutHash(Factory):
+    """A str that cannot be a key."""
+
+    def make(self, converter: FactoryContext) -> Any:
+        """Return the str."""
+        del converter
+        return type("Name", (str,), {"__hash__": None})("layers.0")
+
+
 NO_NAMES: Refusals = {
+    (TypeError, "unhashable"): {
+        "the name of a layer is a str without a hash": replaced(LAYER_NAMES, [_NameWithoutHash()])
+    },
     (TypeError, "layer_names"): {
         "there are no names of layers": replaced(LAYER_NAMES, None),
         "the name of a layer has no hash": replaced(LAYER_NAMES, [["layers.0"]]),
-    }
+    },
 }
 """Names that cannot be the keys of a result."""
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from conformance.invalid_inputs.changes import Refusals, refusals, replaced
 from conformance.invalid_inputs.kinds import Class, Str, invalid_by_kind
 
-SUBCLASS_BACKEND_INVALID_INPUTS = invalid_by_kind(
-    name_prefix=Str(), attention_backend_cls=Class(), builder_cls=Class()
-)
+PREFIX_REFUSALS: Refusals = {
+    (ValueError, "name_prefix"): {"a null character": replaced("name_prefix", "a\0b")}
+}
+
+SUBCLASS_BACKEND_INVALID_INPUTS = [
+    *invalid_by_kind(name_prefix=Str(), attention_backend_cls=Class(), builder_cls=Class()),
+    *refusals(PREFIX_REFUSALS),
+]
 
 VALID = ("first", int, 0)
 
@@ -35,5 +40,6 @@ SUBCLASS_METADATA_REFUSALS: Refusals = {
 
 SUBCLASS_METADATA_INVALID_INPUTS = [
     *invalid_by_kind(name_prefix=Str(), metadata_cls=Class()),
+    *refusals(PREFIX_REFUSALS),
     *refusals(SUBCLASS_METADATA_REFUSALS),
 ]

@@ -47,11 +47,22 @@ SPLIT_INVALID_INPUTS = [
     ),
 ]
 
-EXTENDS_INVALID_INPUTS = [
-    invalid
-    for invalid in invalid_fields(METADATA, "query_start_loc_cpu", "num_computed_tokens_cpu")
-    if invalid.argument != "query_start_loc_cpu"  # they are among the others
-]
+EXTENDS_INVALID_INPUTS = (
+    [
+        invalid
+        for invalid in invalid_fields(METADATA, "query_start_loc_cpu", "num_computed_tokens_cpu")
+        if invalid.argument != "query_start_loc_cpu"  # they are among the others
+    ]
+    + refusals(
+        {
+            (ValueError, "query_start_loc_cpu"): {
+                "starts on the CPU are two short": changed(
+                    f"{METADATA}.query_start_loc_cpu", lambda a: a[:-2] if len(a) > 1 else None
+                )
+            }
+        }
+    )
+)
 
 UNIFORM_INVALID_INPUTS = invalid_by_kind(require_uniform=Bool())
 

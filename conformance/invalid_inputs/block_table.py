@@ -129,6 +129,17 @@ def _outgrown(call: Call, *, overwrite: bool) -> Call | None:
     )
 
 
+def _of_no_slot_and_no_list(call: Call) -> Call | None:
+    """Append nothing, with a group too many whose counts are None."""
+    groups = call.facts.block_sizes
+    return call.replacing(
+        req_indices=[],
+        overwrite=[],
+        cu_num_new_blocks=[*([0] for _ in groups), None],
+        new_block_ids=[[] for _ in groups],
+    )
+
+
 APPEND_REFUSALS: Refusals = {
     (IndexError, "req_indices"): {
         "slot outside": changed_with_facts("req_indices", lambda _, model: [model.max_num_reqs])
@@ -153,6 +164,12 @@ APPEND_REFUSALS: Refusals = {
         # The second of three slots has a block less than none; the end is that of the ids.
         "counts fall by one": _of_slots([0, 1, 0, 1], [5]),
         "a group's counts are missing": changed(COUNTS, lambda c: c[1:] if c else None),
+        "a count of no slot is -1": _of_slots([-1], []),
+        "a group too many that has no counts": _of_no_slot_and_no_list,
+    },
+    (TypeError, "cu_num_new_blocks"): {
+        "a count of no slot is a bool": _of_slots([False], []),
+        "a count is an array": _of_slots([0, _vector(1, 1)], [5]),
     },
 }
 

@@ -85,7 +85,10 @@ SHARING_REFUSALS: Refusals = {
     },
     (TypeError, "kv_cache_groups"): {"kv_cache_groups is a tuple": changed(GROUPS, tuple)},
     (TypeError, "layer_names"): {
-        "layer_names is a tuple": changed(f"{GROUPS}[-1].layer_names", tuple)
+        "layer_names is a tuple": changed(f"{GROUPS}[-1].layer_names", tuple),
+        "a layer's name is an int": changed(
+            f"{GROUPS}[-1].layer_names", lambda names: [*names, 801]
+        ),
     },
     (TypeError, "shared_kv_cache_layers"): {
         "a target is None": _pair(LAYER, None),

@@ -11,6 +11,7 @@ import numpy as np
 import reference
 from conformance.calls import Call
 from conformance.contracts import Change
+from conformance.factories import Factory, FactoryContext
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -188,12 +189,28 @@ def foreign_mamba(**members: object) -> Any:
     return type("MambaSpec", (), members)()
 
 
-def _foreign_states(page_size_bytes: int, *dtypes: object) -> Any:
-    """Return such a spec of states of two elements each."""
-    shapes = ((2,),) * len(dtypes)
-    return foreign_mamba(
-        block_size=2, shapes=shapes, dtypes=dtypes, page_size_bytes=page_size_bytes
-    )
+@dataclasses.dataclass(frozen=True)
+class _ForeignStates(Factory):
+    """Such a spec of states of two elements each.
+
+    Attributes:
+        page_size_bytes: The bytes of one block.
+        dtypes: Of the states.
+        num_shapes: How many shapes there are.
+    """
+
+    page_size_bytes: int
+    dtypes: tuple[object, ...] = ()
+    num_shapes: int = 0
+
+    def make(self, converter: FactoryContext) -> Any:
+        """Return the spec, with the implementation's dtypes."""
+        return foreign_mamba(
+            block_size=2,
+            shapes=((2,),) * self.num_shapes,
+            dtypes=tuple(converter.convert(dtype, "dtypes") for dtype in self.dtypes),
+            page_size_bytes=self.page_size_bytes,
+        )
 
 
 @change_maker
@@ -260,7 +277,7 @@ RESHAPE_REFUSALS: Refusals = {
         "a tensor is uint8": with_raw(lambda raw, _: raw.astype(np.uint8)),
     },
     (TypeError, "(dtypes|state)"): {
-        "a foreign spec's dtype is a text": _of_one_layer(_foreign_states(8, "float32"))
+        "a foreign spec's dtype is a text": _of_one_layer(_ForeignStates(8, ("float32",), 1))
     },
     (ValueError, RAW): {
         "a tensor has two axes": with_raw(lambda raw, _: raw[None].copy()),
@@ -291,8 +308,11 @@ RESHAPE_REFUSALS: Refusals = {
         "a page ends inside an element": _of_one_layer(
             reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)
         ),
+        "a state ends past its page": _of_one_layer(_ForeignStates(8, (np.float32,) * 2, 2)),
+        "a dtype too few": _of_one_layer(_ForeignStates(16, (np.float32,), 2)),
+        "a dtype too many": _of_one_layer(_ForeignStates(8, (np.float32,) * 2, 1)),
     },
-    (ValueError, "page_size_bytes"): {"pages of no bytes": _of_one_layer(_foreign_states(0))},
+    (ValueError, "page_size_bytes"): {"pages of no bytes": _of_one_layer(_ForeignStates(0))},
     (ValueError, "kv_cache_groups"): TWICE_IN_GROUPS,
     (NotImplementedError, "_OddSpec"): {
         "a spec of no kind": _another_spec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,21 @@ GET_PER_LAYER_PARAMETERS_INVALID_INPUTS = [
 
 PARAMS = "per_layer_params"
 
+
+def _with_array(field: str) -> Change:
+    """Return the change to two layers, the second of which has an array for a parameter."""
+
+    def change(params: dict[str, Any]) -> dict[str, Any]:
+        name, first = next(iter(params.items()))
+        return {name: first, BAD: dataclasses.replace(first, **{field: np.array([1, 2])})}
+
+    return changed(PARAMS, change)
+
+
 INFER_REFUSALS: Refusals = {
     (TypeError, PARAMS): {
-        f"{PARAMS} is a tuple of pairs": changed(PARAMS, lambda p: (*p.items(),))
+        f"{PARAMS} is a tuple of pairs": changed(PARAMS, lambda p: (*p.items(),)),
+        **{f"{field} is an array": _with_array(field) for field in ("window_left", "sm_scale")},
     },
     (ValueError, PARAMS): {"no layers": {}},
     (AttributeError, "window_left"): {

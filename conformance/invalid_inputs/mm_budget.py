@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     in_turn,
@@ -15,7 +16,7 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import Bool, Dict, Int, Object, Str, invalid_by_kind
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.mm_budget import Registry
+from conformance.strategies.mm_budget import Budget, Registry
 
 SCHEDULER, TOKENS = "scheduler_config", "max_tokens_by_modality"
 COUNTS = Dict(has_str_keys=True, value=Int(0))
@@ -100,13 +101,31 @@ BUDGET_INVALID_INPUTS = [
     *refusals(BUDGET_REFUSALS),
 ]
 
+
+def _with_later_limit(limit: object) -> Change:
+    """Return the change to a budget whose limit of images was set after it was made."""
+
+    def change(call: Call) -> Call:
+        made = _with_limits(call.facts)
+        scheduler = dataclasses.replace(
+            made.arguments[SCHEDULER], max_num_encoder_input_tokens=1, encoder_cache_size=1
+        )
+        made = made.replacing(**{SCHEDULER: scheduler})
+        budget = Budget(made.arguments, {"image": limit})
+        return call.replacing(self=budget, modality="image", max_tokens_per_item=1)
+
+    return change
+
+
 MAX_ITEMS_REFUSALS: Refusals = {
+    (ValueError, "mm_limits"): {"a limit was set to -1": _with_later_limit(-1)},
+    (TypeError, "mm_limits"): {"a limit was set to a float": _with_later_limit(1.0)},
     (KeyError, "modality"): {
         "an unknown modality": "smell",
         "an unknown modality of items of no tokens": set_arguments(
             modality="smell", max_tokens_per_item=0
         ),
-    }
+    },
 }
 
 MAX_ITEMS_INVALID_INPUTS = [

@@ -17,11 +17,17 @@ from conformance.invalid_inputs.changes import (
     changed,
     changed_with_facts,
     refusals,
+    set_arguments,
     where,
     with_element,
 )
-from conformance.invalid_inputs.kinds import invalid_by_kind
-from conformance.invalid_inputs.metadata import KINDS, invalid_fields, invalid_metadata
+from conformance.invalid_inputs.kinds import MAX_INT64, invalid_by_kind
+from conformance.invalid_inputs.metadata import (
+    KINDS,
+    first_with_tokens,
+    invalid_fields,
+    invalid_metadata,
+)
 from conformance.strategies.batch import Batch
 
 COUNTS, POINTS, REQUESTS = "num_scheduled_tokens", "split_points", "request_slice"
@@ -46,6 +52,9 @@ CREATE_REFUSALS: Refusals = {
         "a split point is the end": _split_points(lambda n: [n]),
         "split points are equal": _split_points(lambda n: [1, 1] if n > 1 else None),
         "split points decrease": _split_points(lambda n: [2, 1] if n > 2 else None),
+        "a split point is the end, past int64": set_arguments(
+            num_scheduled_tokens=np.full(2, MAX_INT64, np.int64), split_points=[2 * MAX_INT64]
+        ),
     },
     (TypeError, POINTS): {
         "a split point is a float": [0.5],
@@ -70,8 +79,16 @@ SLICE_REFUSALS: Refusals = {
         "the slice is negative": slice(-1, 0),
         "the slice runs backwards": slice(1, 0),
         "the slice has a step": slice(0, 0, 2),
+        "the slice has a negative step": slice(0, 0, -(2**31)),
+        "the slice has a step below int32": slice(0, 0, -(2**40)),
     },
-    (TypeError, REQUESTS): {"the slice has no start": slice(None, 0), "the slice is an int": 0},
+    (TypeError, REQUESTS): {
+        "the slice has no start": slice(None, 0),
+        "the slice has no end": slice(0, None),
+        "the slice ends at a bool": slice(0, False),
+        "the slice starts at a bool": slice(False, 0),
+        "the slice is an int": 0,
+    },
 }
 
 SLICE_STARTS_INVALID_INPUTS = [
@@ -107,6 +124,14 @@ def _loses_tokens(ubatch: reference.UBatchSlice, batch: Batch) -> reference.UBat
     return reference.UBatchSlice(slice(requests.start, stop), tokens)
 
 
+def _padding_of_a_request(_: reference.UBatchSlice, batch: Batch) -> reference.UBatchSlice | None:
+    busy = first_with_tokens(batch)
+    if busy is None or not batch.num_padding_tokens:
+        return None
+    padding = slice(batch.num_tokens, batch.num_actual_tokens)
+    return reference.UBatchSlice(slice(busy, batch.num_reqs), padding)
+
+
 INVALID_CUTS: dict[str, Cut] = {
     "has no requests": lambda u, _: reference.UBatchSlice(slice(0, 0), u.token_slice),
     "has no tokens": lambda u, _: reference.UBatchSlice(u.request_slice, slice(0, 0)),
@@ -119,6 +144,7 @@ INVALID_CUTS: dict[str, Cut] = {
     "begins before its first request": _begins_before,
     "begins after its first request": _begins_after,
     "has tokens of requests outside it": _loses_tokens,
+    "has padding alone, but begins with a request that has tokens": _padding_of_a_request,
 }
 
 

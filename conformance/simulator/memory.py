@@ -97,6 +97,10 @@ class CheckedArray:
             raise self._race("store", index, conflict)
         self._flat[place] = number
 
+    def address_of(self, index: int) -> int:
+        """Return where an element of a vector lies, whether it exists or not."""
+        return int(self._address) + index * self.strides[0]
+
     def update(self, index: object, operation: Callable[[Number], object]) -> Number:
         """Replace an element atomically by the operation's result, and return the old value."""
         place, address = self._find(index)

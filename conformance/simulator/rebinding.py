@@ -1,9 +1,13 @@
 """A kernel's function, bound to the simulator's namespaces in place of numba's and NumPy's."""
 
+import itertools
+from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
+from typing import Any
 
 import numpy as np
 
+from conformance.simulator.memory import CheckedArray
 from conformance.simulator.scalars import Namespace, NumpyNamespace, as_cast, as_number
 
 
@@ -61,10 +65,26 @@ class Rebinder:
         if name == "cuda":
             return self._cuda
         if hasattr(value, "py_func") or isinstance(value, FunctionType):
-            return self.rebind(plain_function(value))
+            copy = self.rebind(plain_function(value))
+            return _aligned(copy, value.size) if hasattr(value, "size") else copy
         if isinstance(value, np.ndarray):
             raise NotImplementedError(f"the simulator has no constant arrays, but {name} is one")
         return self._numpy if value is np else _as_checked(value)
+
+
+def _aligned(instruction: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """Return an instruction that moves so many bytes, and refuses an address that is no multiple.
+
+    Its arguments are pairs of an array and an index, and maybe a number to store.
+    """
+
+    def move(*arguments: Any) -> Any:  # of each instruction
+        for array, index in itertools.pairwise(arguments):
+            if isinstance(array, CheckedArray) and array.address_of(index) % size:
+                raise ValueError(f"{array.name}[{index}] is not at a multiple of {size} bytes")
+        return instruction(*arguments)
+
+    return move
 
 
 def _as_checked(value: object) -> object:

@@ -106,6 +106,10 @@ def guarded_table(
 
 def poisoned_out(length: int, dtype: type[np.generic], stride: int = 1) -> Array:
     """Return an output buffer full of poison between guard bands."""
+    if length == 1 and stride == 0:  # as an expanded scalar
+        memory = poisoned((1 + 2 * GUARD,), dtype)
+        return np.lib.stride_tricks.as_strided(memory[GUARD:], (1,), (0,))
+    stride = max(stride, 1)
     memory = poisoned((length * stride + 2 * GUARD,), dtype)
     return memory[GUARD : GUARD + length * stride : stride]
 

@@ -23,6 +23,11 @@ from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import long_lists
 from reference import PAD_SLOT_ID
 
+LAST_BLOCK_ID = 2**31 - 1
+
+FIRST_BLOCK_IDS = (1, 2**31 - 1000, LAST_BLOCK_ID, LAST_BLOCK_ID - 2)
+"""Ids of a session's first block; after the last one that int32 holds comes 1."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
@@ -147,15 +152,14 @@ class TableModel:
             self.events.add(event)
 
     def new_ids(self, count: int) -> list[int]:
-        """Return block ids that no row has yet; they go on at 1 where int32 ends.
+        """Return block ids that no row has yet; 1 follows the last one that int32 holds.
 
         >>> TableModel([2], 1, 4, 8, next_id=2**31 - 1).new_ids(2)
-        [1, 2]
+        [2147483647, 1]
         """
-        if self.next_id + count > 2**31:
-            self.next_id = 1
-        first, self.next_id = self.next_id, self.next_id + count
-        return list(range(first, first + count))
+        first = self.next_id
+        self.next_id = (first - 1 + count) % LAST_BLOCK_ID + 1
+        return [(first - 1 + i) % LAST_BLOCK_ID + 1 for i in range(count)]
 
 
 GROUPS = "groups"
@@ -197,7 +201,11 @@ def block_tables_sessions(
         draw(preset.sizes(SLOTS, st.integers(1, 4 if is_minimal else 8))),
         draw(preset.sizes(TOKENS, st.integers(1, 8 if is_minimal else 48))),
         draw(preset.sizes(LENGTH, usual_length)),
-        next_id=draw(preset.sizes(BLOCK_IDS, st.sampled_from((1, 2**31 - 1000)))),
+        next_id=draw(
+            preset.sizes(
+                BLOCK_IDS, st.sampled_from((1, 2**31 - 1000, LAST_BLOCK_ID, LAST_BLOCK_ID - 2))
+            )
+        ),
     )
     arguments = {
         "block_sizes": model.block_sizes,
@@ -214,6 +222,8 @@ def block_tables_sessions(
 
     operations = valid()
     if tried:
+        if draw(st.booleans()):  # the last slot is empty, as after a request has ended
+            operations.append(_cleared(model, model.max_num_reqs - 1))
         operations += filter(None, (make(model) for make in tried))
         operations += valid()
     return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
@@ -305,7 +315,10 @@ def _swap(model: TableModel, draw: st.DrawFn) -> Operation:
 
 
 def _clear(model: TableModel, draw: st.DrawFn) -> Operation:
-    row = draw(st.integers(0, model.max_num_reqs - 1))
+    return _cleared(model, draw(st.integers(0, model.max_num_reqs - 1)))
+
+
+def _cleared(model: TableModel, row: int) -> Operation:
     for lengths in model.lengths:
         model.note("a row with blocks is cleared", happens=lengths[row] > 0)
         lengths[row] = 0

@@ -115,14 +115,19 @@ class Budget(Factory):
 
     Attributes:
         arguments: What it is made of.
+        later: Limits that are set afterwards.
     """
 
     arguments: Mapping[str, Any]
+    later: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self, converter: FactoryContext) -> Any:
         """Return the budget."""
         given = {name: converter.convert(value, name) for name, value in self.arguments.items()}
-        return converter.implementation.find("MultiModalBudget")(**given)
+        budget = converter.implementation.find("MultiModalBudget")(**given)
+        if self.later:
+            budget.mm_limits = {**budget.mm_limits, **self.later}
+        return budget
 
 
 def _bounds(preset: Preset, usual: SearchStrategy[int]) -> SearchStrategy[int]:

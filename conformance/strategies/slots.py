@@ -85,7 +85,7 @@ def compute_slot_mapping_calls(
     room = draw(preset.sizes(ROOM, st.sampled_from((None, 0, 3))))
     if room is not None:
         arguments["out"] = poisoned_out(
-            len(positions) + room, np.int64, draw(st.sampled_from((1, 2)))
+            len(positions) + room, np.int64, draw(st.sampled_from((1, 2, 0)))
         )
     return Call("compute_slot_mapping", arguments, batch)
 

@@ -56,6 +56,13 @@ def test_views_of_no_bytes(raw: torch.Tensor) -> None:
     assert (2, 0, 4, 5, 6) == tuple(cache.shape)
 
 
+def test_a_lazy_negation_is_refused() -> None:
+    """A lazy negation does not hold its values, so no view can show them."""
+    raw = torch._neg_view(torch.zeros(480, dtype=torch.int8))
+    with pytest.raises(ValueError, match=r"kv_cache_raw_tensors\['a'\] is a lazy negation"):
+        fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend})
+
+
 def test_views_on_another_device() -> None:
     """Views are where the raw tensors are."""
     raws = {"a": torch.zeros(480, dtype=torch.int8, device="meta")}

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,16 @@ def test_misaligned_elements() -> None:
         assert bits(expected) == bits(scatter(embeds, mask))
         assert bits(embeds) == bits(gather(expected, mask, num_embeds=5))
     assert ["count_embeds", "rank_embeds", "scatter_rows"] == seen[:3]
+
+
+@pytest.mark.usefixtures("path")
+def test_rows_at_any_address() -> None:
+    """Elements may lie at addresses that are no multiple of their size."""
+    memory = bytearray(1) + np.arange(6, dtype=np.float32).tobytes()
+    rows = torch.from_numpy(np.frombuffer(memory, np.float32, 6, offset=1).reshape(2, 3))
+    found = scatter(rows, make_mask("x.x"))
+    assert [[0, 1, 2], [3, 4, 5]] == found[::2].tolist()
+    assert [0x7FC00000] * 3 == found[1].view(torch.int32).tolist()
 
 
 def test_gradients_stay_outside() -> None:

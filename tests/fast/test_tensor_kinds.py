@@ -64,6 +64,18 @@ CALLS: dict[str, tuple[Call, dict[str, torch.Tensor]]] = {
         fast.gather_mm_placeholders,
         {"placeholders": torch.ones(3, 3), "is_embed": MASK, "out": torch.full((2, 3), 7.0)},
     ),
+    "scatter_mm_placeholders without a mask": (
+        lambda **given: fast.scatter_mm_placeholders(**given, is_embed=None),
+        {"embeds": ROWS, "out": torch.full((2, 3), 7.0)},
+    ),
+    "map_to_kernel_blocks": (
+        lambda **given: fast.map_to_kernel_blocks(**given, blocks_per_kv_block=2),
+        {"block_ids": int32([[1, 2], [3, 4]])},
+    ),
+    "slice_query_start_locs": (
+        lambda **given: fast.slice_query_start_locs(**given, request_slice=slice(0, 1)),
+        {"query_start_loc": int32([0, 1, 3])},
+    ),
 }
 PAIRS = [(name, argument) for name, (_, given) in CALLS.items() for argument in given]
 
@@ -102,6 +114,14 @@ def empty_strided(like: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def empty_offset(like: torch.Tensor) -> torch.Tensor:
+    """Return a view from an offset of such a storage: its address is not 0."""
+    wide = torch.stack([like, like])
+    made = wide[1]
+    wide.untyped_storage().resize_(0)
+    return made
+
+
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "COO": lambda like: like.to_sparse(),
     "CSR": lambda like: like.to_sparse_csr(),
@@ -114,6 +134,7 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "no storage": empty_storage,
     "no storage, negated": empty_negation,
     "no storage, strided": empty_strided,
+    "no storage, from an offset": empty_offset,
     "quantised": lambda like: torch.quantize_per_tensor(like, 0.1, 0, torch.qint8),
 }
 
@@ -145,7 +166,7 @@ def test_kinds_are_refused(name: str, argument: str, kind: str) -> None:
         return
     given = {key: value.clone() for key, value in arguments.items()}
     given[argument] = KINDS[kind](arguments[argument])
-    if kind == "quantised" and argument != "out":
+    if kind == "quantised" and argument != "out" and "is_embed" in given:
         given.pop("out", None)  # of another dtype
     if kind == "meta":  # a device, from which the other argument differs
         argument = "|".join(given)
@@ -221,6 +242,14 @@ def test_kinds_of_fields_are_refused(name: str, field: str, kind: str) -> None:
     check_refused(name, field, lambda: READERS[name][0](metadata))
 
 
+@pytest.mark.parametrize("field", ["query_start_loc_cpu", "num_computed_tokens_cpu"])
+def test_sparse_fields_of_decodes_are_refused(field: str) -> None:
+    """A sparse field is refused also where the longest query decides without reading it."""
+    metadata = make_metadata(**{field: getattr(make_metadata(), field).to_sparse()})
+    call = fast.split_decodes_prefills_and_extends
+    check_refused("split_decodes_prefills_and_extends", field, lambda: call(metadata, 2))
+
+
 @pytest.mark.parametrize("name", [name for name, (_, given) in CALLS.items() if "out" in given])
 @pytest.mark.usefixtures("path")
 def test_a_lazy_negation_as_out(name: str) -> None:
@@ -235,6 +264,14 @@ def test_a_lazy_negation_as_out(name: str) -> None:
         assert "out" in str(error)  # noqa: PT017  (either is right)
     else:
         assert torch.equal(expected, negated)
+
+
+@pytest.mark.parametrize("kind", ["COO", "nested", "jagged", "mkldnn"])
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors)")
+def test_encoder_outputs_are_dense(kind: str) -> None:
+    """One tensor for all items is refused if it has no strides."""
+    made = KINDS[kind](torch.ones(2, 3, 4))
+    check_refused("", "mm_embeddings", lambda: fast.sanity_check_mm_encoder_outputs(made, 2))
 
 
 def test_indices_of_int32_without_memory() -> None:
