@@ -13,7 +13,7 @@ import enum
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ import torch
 from conformance.aliases import is_guessed
 from conformance.differences import Difference, Finding, Index, Verdict, gravest
 from conformance.values import child_path, children, has_entries, has_only_plain
+
+GOT, EXPECTED = "got       ", "expected  "
+"""What stands before the larger part of an answer in a report."""
 
 ResultName: TypeAlias = str | tuple[str, ...]
 """The name of a result, or those of the entries of a tuple that is returned."""
@@ -60,7 +63,20 @@ def first_difference(
     >>> first_difference((np.arange(3), 5), (torch.arange(3), 5)) is None
     True
     """
-    return gravest(_differences(expected, actual, path, device))
+    found = gravest(_differences(expected, actual, path, device))
+    if found is None or found.verdict is not Verdict.VALUE or isinstance(path, str):
+        return found
+    return dataclasses.replace(found, context=_entries(expected, actual, path) or found.context)
+
+
+def _entries(expected: Any, actual: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all entries of a tuple that is compared by names, if they are numbers."""
+    if not isinstance(actual, tuple) or not all(isinstance(v, int) for v in (*expected, *actual)):
+        return ()
+    return tuple(
+        whose + ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+        for whose, values in ((GOT, actual), (EXPECTED, expected))
+    )
 
 
 _Leaf: TypeAlias = tuple[object, object, str]
@@ -165,7 +181,7 @@ def _type_difference(expected: object, actual: object, path: str) -> Difference:
     names = [kind.__name__ for kind in kinds]
     if names[0] == names[1]:  # NumPy's bool is not Python's
         names = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
-    return Difference(Verdict.TYPE, f"type({path})", None, *names)
+    return Difference(Verdict.TYPE, f"type({path})", None, names[0], names[1])
 
 
 @functools.cache
@@ -277,7 +293,34 @@ def _values(expected: object, actual: object, path: str) -> Difference | None:
     values = got.item(), should_be.item()
     if str(values[0]) == str(values[1]):  # NaNs of different bits
         values = f"{values[0]} (0x{_bits(got)})", f"{values[1]} (0x{_bits(should_be)})"
-    return Difference(Verdict.VALUE, path, index, *values)
+    context = _around(expected, actual, path, index)
+    return Difference(Verdict.VALUE, path, index, *values, context)
+
+
+NUM_AROUND: Final = 3
+"""Elements that are shown before and after the first one that differs."""
+
+LARGE: Final = 10**6
+"""Elements that are no smaller are not shown: numbers of so many digits do not fit on a line."""
+
+
+def _around(
+    expected: np.ndarray[Any, Any], actual: Any, path: str, index: Index
+) -> tuple[str, ...]:
+    """Return how many elements differ, and those around the first one, in its row."""
+    if expected.size < 2 or expected.dtype.kind not in "biu":
+        return ()
+    *row, at = index
+    first, stop = max(at - NUM_AROUND, 0), min(at + NUM_AROUND + 1, expected.shape[-1])
+    where = f"{path}[{', '.join(map(str, [*row, f'{first}:{stop}']))}]"
+    around: Any = (*row, slice(first, stop))
+    got, wanted = (values[around].tolist() for values in (actual, expected))
+    unequal = as_bytes(expected) != as_bytes(actual)
+    number, total = int(unequal.any(axis=-1).sum()), expected.size
+    differ = f"{number:,} of {total:,} elements {'differs' if number == 1 else 'differ'}"
+    if max(map(abs, (*got, *wanted))) >= LARGE:
+        return (differ,)
+    return (f"{differ}; {where}:", f"{GOT}{got}", f"{EXPECTED}{wanted}")
 
 
 def _bits(element: Any) -> str:

@@ -72,6 +72,7 @@ class Difference:
         index: The element of the field, where it is an array and the difference is one of values.
         got: What the target answered there.
         expected: What `reference` answers there.
+        context: Lines on the whole of which this is a part: how much of it differs.
     """
 
     verdict: Verdict
@@ -79,6 +80,7 @@ class Difference:
     index: Index | None
     got: object
     expected: object
+    context: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def line(self) -> str:

@@ -22,10 +22,10 @@ import reference
 from conformance.adapters import Unsupported
 from conformance.calls import calls_in
 from conformance.crashes import RERUN
-from conformance.differences import raised
+from conformance.differences import Verdict, raised
 from conformance.formatting import WIDTH, around_difference, value_lines
 from conformance.generation import PASSED_AGAIN
-from conformance.invocations import PLAIN
+from conformance.invocations import PLAIN, CallVariant
 from conformance.laws.law_checks import LawViolation
 from conformance.properties import Check
 from conformance.report import CALLED_WITH, INDENT, Mismatch, first_line, render, shortened
@@ -109,7 +109,9 @@ def difference_of(error: BaseException, check: Any) -> str:
         found = error.difference
         got, expected = around_difference(str(found.got), str(found.expected))
         line = dataclasses.replace(found, got=got, expected=expected).line
-        return f"{line} ({error.condition})" if error.condition else line
+        about = "of an argument that must not change" if found.verdict is Verdict.CHANGE else ""
+        notes = ", ".join(filter(None, (about, error.condition)))
+        return f"{line} ({notes})" if notes else line
     said = first_line(error, check.description)
     if isinstance(error, AssertionError) and str(error).startswith("assert "):
         # The values that pytest compared say little without the statement.
@@ -120,10 +122,14 @@ def difference_of(error: BaseException, check: Any) -> str:
 def _message_lines(check: Any, target: Target, example: Any, error: BaseException) -> list[str]:
     message = str(error).splitlines()
     if isinstance(error, FULL):
-        variant = getattr(example, "variant", PLAIN).supported_by(target).goals
+        of_example: CallVariant = getattr(example, "variant", PLAIN)
+        chosen: CallVariant = getattr(error, "variant", None) or of_example
+        variant = chosen.supported_by(target).goals
         hows = [name.removeprefix("called ") for name in variant]
         how = f"called {', '.join(hows)}:" if variant else CALLED_WITH
         lines = [how if line == CALLED_WITH else line for line in message]
+        if isinstance(error, Mismatch) and error.explain is not None:
+            lines += error.explain()
         has_call = not isinstance(error, Mismatch) or error.call.arguments
         return lines if has_call else [*lines, *_example_lines(example)]
     about = " ".join(check.description.split())

@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,6 +64,9 @@ CALL_VARIANTS = {
     "follows_idle_step": "called after a call with zeros in the same memory",
     "has_negated_tensors": "called with lazily negated tensors",
 }
+
+IDLE_STEP = "of the call with zeros that comes before the call itself"
+"""The note of an exception."""
 
 PLAIN = CallVariant()
 """By name, with Python's ints and the implementation's objects."""
@@ -144,10 +147,19 @@ class Invocation:
     def run(self) -> Any:
         """Call the function and return what it returns, inside `Target.running`."""
         if self.variant.follows_idle_step and self._may_be_idle():
-            # A step of no tokens may be refused.
-            with self.converter.tracker.idle_step(), suppress(ValueError):
-                self._run()
+            with self.converter.tracker.idle_step():
+                self._run_idle()
         return self._run()
+
+    def _run_idle(self) -> None:
+        """Call the function with zeros; a step of no tokens may be refused."""
+        try:
+            self._run()
+        except ValueError:
+            pass
+        except RAISED as error:
+            error.add_note(IDLE_STEP)
+            raise
 
     def _may_be_idle(self) -> bool:
         """Return whether an idle step is a valid call, or the target rejects invalid ones."""

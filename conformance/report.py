@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
 
+import reference
 from conformance.calls import Call
 from conformance.differences import Difference, Verdict
 from conformance.formatting import WIDTH, around_difference, chosen, elements, value_lines
@@ -49,6 +52,10 @@ TITLES: Final = {
 """What a report says is wrong."""
 
 
+KEPT_ALIVE: Final = "kept alive"
+"""What a difference says of an object that should have been freed."""
+
+
 class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target, not a program's error
     """An answer that is not the one `reference` gives.
 
@@ -58,6 +65,10 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
         difference: The first difference.
         condition: Under which it was called, if not alone: "after refused calls".
         title: What is wrong, in a few words; None for what `title_of` the difference says.
+
+    Attributes:
+        variant: The `CallVariant` with which it was called; None for that of the example.
+        explain: Yields more lines, which take longer to find; None for no more.
     """
 
     def __init__(
@@ -70,6 +81,8 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
     ) -> None:
         self.call, self.target, self.difference = call, target, difference
         self.condition = condition
+        self.variant: Any = None
+        self.explain: Callable[[], Iterator[str]] | None = None
         self.finding = difference.finding
         under = f", {condition}" if condition else ""
         where = describe_place(call, difference)
@@ -79,7 +92,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
             "\n".join(
                 [
                     f"{call.function} on {target}{under}: {title or title_of(difference)}",
-                    *(f"{INDENT}{line}" for line in lines),
+                    *(f"{INDENT}{line}" for line in (*lines, *difference.context)),
                     *([CALLED_WITH, rendered] if rendered else []),
                 ]
             )
@@ -90,6 +103,8 @@ def title_of(difference: Difference) -> str:
     """Return in a few words what is wrong."""
     if difference.verdict is Verdict.CHANGE and difference.path.startswith("memory around"):
         return "writes outside an argument"
+    if difference.got == KEPT_ALIVE:
+        return "keeps an argument or a result alive"
     if difference.verdict is not Verdict.OUTCOME:
         return TITLES[difference.verdict]
     got = str(difference.got)
@@ -157,8 +172,23 @@ def render(call: Call, difference: Difference | None = None) -> str:
     for name, value in (*values.items(), *((f"hint {n}", v) for n, v in call.hints.items())):
         if value is not None or name in call.arguments:
             lines += value_lines(f"{name} = ", value, width=width, matters=matters)
+    defaults = ", ".join(f"{name} = {value}" for name, value in _defaults(call))
+    if call.arguments and defaults:
+        lines += textwrap.wrap(f"defaults: {defaults}", width)
     lines = shortened([*lines, *table], MAX_LINES)
     return "\n".join(f"{INDENT}{line}" for line in lines)
+
+
+def _defaults(call: Call) -> Iterator[tuple[str, object]]:
+    """Yield the parameters that a call leaves out, and their defaults if these are numbers."""
+    function: Any = reference
+    for name in call.function.split("."):
+        function = getattr(function, name, None)
+    if not isinstance(function, FunctionType):
+        return
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in call.arguments and type(parameter.default) is int:
+            yield name, parameter.default
 
 
 def _without_defaults(call: Call) -> dict[str, Any]:

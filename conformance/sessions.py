@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -29,7 +30,7 @@ from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import arrays_in
 from conformance.wording import compare_wording
 
-NUM_FIRST, NUM_LAST = 5, 10
+NUM_FIRST, NUM_LAST = 6, 20
 """Operations that a report shows, of the first and of the last before the one that failed."""
 
 
@@ -37,6 +38,7 @@ class SessionMismatch(Mismatch):
     """A difference in a session, with the operations before it."""
 
     def __init__(self, session: Session, step: int, target: str, difference: Difference) -> None:
+        self.session, self.step = session, step
         done = session.operations[: step + 1]
         call = Call(f"{session.constructor.function}.{done[-1].method}", done[-1].arguments)
         super().__init__(call, target, difference)
@@ -88,6 +90,7 @@ def session_check(
     has_kernel: bool = False,
     presets: Sequence[Preset] | None = None,
     kind: Kind = Kind.SAME_ANSWER,
+    reader: Callable[[Session], Operation] | None = None,
 ) -> Check:
     """Return the check that a target's object and `reference`'s agree after every operation.
 
@@ -104,6 +107,8 @@ def session_check(
         presets: The presets to draw from; None for the target's.
         kind: What the check looks at, where it has no refusals. Conditions are not checked twice,
             with and without checked mode.
+        reader: Returns an operation that reads the whole state of an object; a report names the
+            first operation of a session after which it shows a difference.
     """
     named = goals or {}
 
@@ -112,8 +117,15 @@ def session_check(
         # Checked mode first: there a loop that goes astray raises, and does not crash.
         modes = (True,) if refusals and target.is_simulated else (True, False)
         for checked in modes if kind is not Kind.CONDITIONS else (False,):
-            with target.running(checked=checked, seed=example.seed):
-                _run(target, example, everything, checked=checked)
+            try:
+                with target.running(checked=checked, seed=example.seed):
+                    _run(target, example, everything, checked=checked)
+            except SessionMismatch as error:
+                if reader is not None:
+                    error.explain = partial(
+                        _first_wrong, error, target, example, everything, reader
+                    )
+                raise
 
     def goals_of(example: _Example) -> list[str]:
         refused = [op.refused for op in example.session.operations if op.refused]
@@ -172,6 +184,40 @@ def _run(
     for step, operation in enumerate(session.operations[:NUM_STEPS_OF_ANOTHER]):
         if runs[1:] and not operation.refused:
             runs[1].run_step(step, checked=checked)
+
+
+def _first_wrong(
+    error: SessionMismatch,
+    target: Target,
+    example: _Example,
+    everything: Callable[[Any, Session], Mapping[str, Any]],
+    reader: Callable[[Session], Operation],
+) -> Iterator[str]:
+    """Yield which operation before the one that failed first left a state that differs."""
+
+    def differs(number: int) -> bool:
+        pair = _Pair(target, example, everything)
+        try:
+            for step in range(number):
+                pair.run_step(step, checked=True)
+            expected, got = (
+                perform(twin, one, reader(example.session))
+                for twin, one in ((REFERENCE, pair.ours), (target, pair.theirs))
+            )
+        except Mismatch:
+            return True
+        return first_difference(expected, got, "result", target.device or "cpu") is not None
+
+    with target.running(checked=True, seed=example.seed):
+        right, wrong = 0, error.step
+        if not differs(wrong) or differs(right):
+            return
+        while wrong - right > 1:
+            middle = (right + wrong) // 2
+            right, wrong = (right, middle) if differs(middle) else (middle, wrong)
+    operation = example.session.operations[wrong - 1]
+    yield "The state is right before this operation, and wrong after it:"
+    yield f"    {Call(operation.method, operation.arguments)!r}"
 
 
 NUM_STEPS_OF_ANOTHER = 6

@@ -77,15 +77,20 @@ def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterato
     # A GPU that holds few threads, so that each has several things to do.
     at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
     before = launch.uses_kernels(ON_CPU)
-    with _poisoned_tensors(), launch.simulated_by(_Launcher(simulate, seed), threads, at_once):
+    poison = chance.choice((POISON_BYTE, 0))
+    with (
+        _poisoned_tensors(poison),
+        launch.simulated_by(_Launcher(simulate, seed), threads, at_once),
+    ):
         yield
     assert before == launch.uses_kernels(ON_CPU), "the simulator outlives its block"
 
 
 @contextlib.contextmanager
-def _poisoned_tensors() -> Iterator[None]:
-    """Fill what `new_empty` allocates inside with poison, a negative int.
+def _poisoned_tensors(byte: int) -> Iterator[None]:
+    """Fill what `new_empty` allocates inside with a byte: poison, or 0.
 
+    Poison is a negative int, so it may stand for "none", as a row's rank does; 0 is the first row.
     The greatest int, which torch takes in deterministic mode, is greater than every number of rows,
     so that a kernel may compare with it and go on as if it were right.
     """
@@ -94,7 +99,7 @@ def _poisoned_tensors() -> Iterator[None]:
     def poisoned(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         made: torch.Tensor = new_empty(self, *args, **options)
         if made.is_cpu and made.dtype is not torch.bool and made.numel():
-            made.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+            made.view(-1).view(torch.uint8).fill_(byte)
         return made
 
     torch.Tensor.new_empty = poisoned  # type: ignore[method-assign,assignment]

@@ -188,6 +188,11 @@ def _ids(session: Session) -> list[int]:
     return [block for ids in lists for block in ids]
 
 
+def _all_rows(session: Session) -> Operation:
+    """Return the operation that gathers every row."""
+    return Operation.gathering([*range(session.constructor.arguments["max_num_reqs"])])
+
+
 SLOW_SESSION = "all tables are compared after every operation, which takes seconds"
 
 test_block_tables = session_check(
@@ -218,6 +223,7 @@ test_block_tables = session_check(
         ),
     },
     has_kernel=True,
+    reader=_all_rows,
 )
 
 
@@ -245,11 +251,17 @@ test_block_tables_refuse = session_check(
     _everything,
     refusals=REFUSALS,
     has_kernel=True,
+    reader=_all_rows,
 )
 
 
 test_block_tables_in_long_sessions = session_check(
-    "BlockTables", long_sessions, _everything, presets=[MINIMAL], kind=Kind.CONDITIONS
+    "BlockTables",
+    long_sessions,
+    _everything,
+    presets=[MINIMAL],
+    kind=Kind.CONDITIONS,
+    reader=_all_rows,
 )
 
 
@@ -327,6 +339,31 @@ def test_more_tokens_than_positions_stay_inside(target: Target, session: Session
         assert not bool((slots[:, : num_tokens - 1] == 2**40).any())
 
 
+IDLE = {"query_start_loc": np.array([0], np.int32), "positions": np.array([], np.int64)}
+"""A step without requests."""
+
+
+@law("BlockTables", block_tables_sessions)
+def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
+    """What another call writes to a view, as its `out`, is gone after the next step."""
+    if not session.constructor.arguments["block_sizes"]:
+        return
+    tables = construct(target, session)
+    slots = tables.get_dummy_slot_mappings(session.constructor.arguments["max_num_batched_tokens"])
+    ones: tuple[Any, ...] = (
+        np.ones((1, 1), np.int32),
+        np.array([0, 1], np.int32),
+        np.zeros(1, np.int64),
+    )
+    fill = target.lookup("compute_slot_mapping")
+    with target.running(checked=True):
+        perform(target, tables, Operation("compute_slot_mappings", IDLE))
+        fill(*map(target.array, ones), 1, out=slots[-1])
+        assert slots[-1][0] == 1
+        perform(target, tables, Operation("compute_slot_mappings", IDLE))
+    assert bool((slots == reference.PAD_SLOT_ID).all())
+
+
 BATCH: dict[str, dict[str, Any]] = {
     "gather_block_tables": {"idx_mapping": np.array([-1], np.int32)},
     "compute_slot_mappings": {
@@ -353,3 +390,15 @@ def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
             run = functools.partial(getattr(tables, method), **given)
             for checked in (True, False):
                 check_refuses_wrong_device(target, call, name, run, checked=checked)
+
+
+@law("BlockTables", block_tables_sessions)
+def test_tables_are_on_their_device(target: Target, session: Session) -> None:
+    """Tables are made where they are to be, of the dtypes that they have everywhere."""
+    if target.device is None:
+        return  # only implementations with tensors
+    arguments = session.constructor.arguments | {"device": OTHER_DEVICE}
+    tables = target.call("BlockTables", **arguments)
+    found = [*tables.get_dummy_block_tables(1), tables.get_dummy_slot_mappings(1)]
+    kinds = [torch.int32] * len(arguments["block_sizes"]) + [torch.int64]
+    assert [(OTHER_DEVICE, kind) for kind in kinds] == [(t.device.type, t.dtype) for t in found]

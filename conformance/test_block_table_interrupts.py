@@ -29,13 +29,14 @@ class Interrupted:
     Attributes:
         session: How they are made, and what is done to them before.
         operation: What is interrupted.
-        part: Before which of the operation's instructions, in hundredths of their number.
+        parts: Before which of the operation's instructions, in hundredths of their number; one of
+            them each time.
         later: What is done to them afterwards.
     """
 
     session: Session
     operation: Operation
-    part: int
+    parts: tuple[int, ...]
     later: tuple[Operation, ...]
 
 
@@ -103,8 +104,9 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
     gathers = Operation.gathering(rows), Operation.gathering([a])
     later = (following, gathers[0], *more, *gathers)
     session = Session(Call("BlockTables", arguments), earlier)
-    part = draw(st.sampled_from((*range(60, 101), *range(0, 60, 4))))  # checks come before writes
-    return Interrupted(session, operation, part, later)
+    # Checks come before writes. After a launch, an eighth of the instructions count the blocks.
+    parts = draw(st.integers(0, 59)), *range(60 + draw(st.integers(0, 13)), 101, 14)
+    return Interrupted(session, operation, parts, later)
 
 
 class _Tables:
@@ -144,14 +146,20 @@ class _Tables:
 )
 def test_interrupted_operations_happen_or_not(target: Target, example: Interrupted) -> None:
     """An exception out of a signal handler leaves the tables as before the operation or after."""
-    package = target.implementation.module
+    with target.running(checked=True):
+        counted = Interrupter(target.implementation.module, 0)
+        uninterrupted = _Tables(target, example.session)
+        counted.run(lambda: uninterrupted.perform(example.operation))
+    for part in example.parts:
+        _interrupt(target, example, 1 + part * counted.seen // 100)
+
+
+def _interrupt(target: Target, example: Interrupted, at: int) -> None:
+    """Assert that the operation, interrupted before one instruction, has happened or not."""
     unbegun, done = (_Tables(REFERENCE, example.session) for _ in range(2))
     done.perform(example.operation)
     with target.running(checked=True):
-        counted = Interrupter(package, 0)
-        uninterrupted = _Tables(target, example.session)
-        counted.run(lambda: uninterrupted.perform(example.operation))
-        interrupter = Interrupter(package, 1 + example.part * counted.seen // 100)
+        interrupter = Interrupter(target.implementation.module, at)
         interrupted = _Tables(target, example.session)
         is_interrupted = interrupter.run(lambda: interrupted.perform(example.operation))
         possible = [unbegun, done] if is_interrupted else [done]

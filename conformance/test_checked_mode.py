@@ -11,8 +11,12 @@ from typing import Any
 import torch
 
 from conformance.actors import Actor, actors
+from conformance.calls import Call
+from conformance.differences import raised
+from conformance.evaluation import exception_of, outcome
 from conformance.profiles import Kind
 from conformance.properties import law
+from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import Target
@@ -210,6 +214,17 @@ def _refuses(target: Target) -> bool:
     except ValueError:
         return True
     return False
+
+
+@law("checks", lambda _: st.sampled_from((0, 1, None, "1")), presets=[MINIMAL], is_of_refusals=True)
+def test_a_mode_is_a_bool(target: Target, example: object) -> None:
+    """What is no bool is refused."""
+    error = exception_of(lambda: target.lookup("checks")(enabled=example))
+    if type(error) is not TypeError:
+        got = raised(error) if error is not None else "returned a result"
+        call = Call("checks", {"enabled": example})
+        expected = "raise TypeError naming enabled (it is no bool)"
+        raise Mismatch(call, target.name, outcome(got, expected))
 
 
 @law("checks", lambda _: st.booleans(), presets=[MINIMAL], kind=Kind.CONDITIONS)

@@ -12,7 +12,7 @@ from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.differences import Difference, Verdict, raised
-from conformance.evaluation import check_equal, outcome
+from conformance.evaluation import check_equal, exception_of, is_named, outcome
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
@@ -72,6 +72,13 @@ OPTIONAL_FIELDS: dict[str, Any] = {
 }
 
 
+ON_DEVICE = (
+    *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
+    *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
+)
+"""The fields that must be on the CPU, or on the device of the others."""
+
+
 test_unpadded = Contract(
     "CommonAttentionMetadata.unpadded",
     unpadded_calls,
@@ -110,6 +117,7 @@ test_unpadded = Contract(
     ),
     laws=("unpadding_removes_nothing", "padding_adds_nothing", "any_order_means_the_same"),
     interpretation=ACTUAL_REQUESTS,
+    on_device=ON_DEVICE,
     axes=metadata_axes(),
     has_arrays=True,
 )
@@ -125,10 +133,7 @@ test_validate = Contract(
         "a block size is given": lambda call: call["block_size"] is not None,
     },
     invalid_inputs=[*invalid_metadata("self", is_value=False), *VALIDATE_INVALID_INPUTS],
-    on_device=(
-        *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
-        *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
-    ),
+    on_device=ON_DEVICE,
     axes=metadata_axes(),
     has_arrays=True,
 )
@@ -211,6 +216,29 @@ test_own_metadata_is_cut_up = _reads_as_reference("split_attn_metadata", split_a
 test_own_metadata_becomes_virtual = _reads_as_reference(
     "make_local_attention_virtual_batches", local_attention_calls
 )
+
+
+@law(
+    "split_decodes_and_prefills",
+    split_decodes_and_prefills_calls,
+    goals={"three requests": lambda call: call.facts.num_reqs >= 3},
+    is_of_refusals=True,
+)
+def test_starts_on_the_cpu_alone_are_counted(target: Target, call: Call) -> None:
+    """Starts on the CPU are refused by name if they are one short, where there are no others."""
+    if target.device is None or not target.implementation.adapter.takes_own_objects:
+        return  # only implementations with copies on the CPU
+    invocation = Invocation(target, call)
+    fields = dict(vars(invocation.arguments["common_attn_metadata"]))
+    del fields["query_start_loc"]
+    fields["query_start_loc_cpu"] = fields["query_start_loc_cpu"][:-1]
+    invocation.arguments["common_attn_metadata"] = SimpleNamespace(**fields)
+    with target.running(checked=True):
+        error = exception_of(invocation.run)
+    if not is_named(ValueError, "query_start_loc|query_start_loc_cpu", error):
+        got = raised(error) if error is not None else "returned a result"
+        expected = "raise ValueError naming query_start_loc_cpu (the only starts are one short)"
+        raise Mismatch(call, target.name, outcome(got, expected))
 
 
 @law("CommonAttentionMetadata", metadata_calls)

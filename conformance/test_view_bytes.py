@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 
 from conformance.calls import Call
 from conformance.comparison import as_bytes
+from conformance.evaluation import outcome
 from conformance.invocations import Invocation
 from conformance.properties import law
+from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
@@ -162,22 +165,46 @@ def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> No
             assert np.array_equal(as_bytes(raw), as_bytes(now))
 
 
-def _views_of_no_bytes(target: Target, call: Call) -> object:
-    """Return the shapes of the views, or the error's class, where each tensor is empty.
+def _views_over(target: Target, call: Call, make: Callable[[Target, int], Any]) -> object:
+    """Return the shapes of the views, or the error's class, over other tensors.
 
-    The tensors lie at an address that no dtype of several bytes is aligned to.
+    `make` makes one of a target, in the place of a tensor of so many bytes.
     """
     invocation = Invocation(target, call)
     raws = invocation.arguments["kv_cache_raw_tensors"]
-    empty = {id(raw): target.array(np.zeros(8, np.int8))[1:1] for raw in raws.values()}
-    invocation.arguments["kv_cache_raw_tensors"] = {n: empty[id(raw)] for n, raw in raws.items()}
+    others = {id(raw): make(target, len(raw)) for raw in raws.values()}
+    invocation.arguments["kv_cache_raw_tensors"] = {n: others[id(raw)] for n, raw in raws.items()}
     answer = invocation.answer_or_error()
     if isinstance(answer, Exception):
         return type(answer).__name__
     return {path: tuple(view.shape) for path, view in arrays_in(answer, "views")}
 
 
+def _check_views_over(target: Target, call: Call, make: Callable[[Target, int], Any]) -> None:
+    """Raise an error if `reference` has other views over such tensors, or refuses them."""
+    expected, got = (_views_over(one, call, make) for one in (REFERENCE, target))
+    if isinstance(expected, str) and not isinstance(got, str):
+        raise Mismatch(call, target.name, outcome(f"returned {got}", f"raise {expected}"))
+    assert expected == got
+
+
 @law("_reshape_kv_cache", reshape_calls)
 def test_tensors_of_no_bytes_lie_anywhere(target: Target, call: Call) -> None:
-    """A tensor of no bytes need not be aligned."""
-    assert _views_of_no_bytes(REFERENCE, call) == _views_of_no_bytes(target, call)
+    """A tensor of no bytes need not be aligned, even at an address that no dtype is aligned to."""
+
+    def make(one: Target, _size: int) -> Any:
+        return one.array(np.zeros(8, np.int8))[1:1]
+
+    _check_views_over(target, call, make)
+
+
+@law("_reshape_kv_cache", reshape_calls, is_of_refusals=True)
+def test_memory_may_begin_at_an_odd_address(target: Target, call: Call) -> None:
+    """A tensor over memory at an odd address is refused, unless its views are of single bytes."""
+    if target.device == "cuda":
+        return  # a copy there is aligned
+
+    def make(one: Target, size: int) -> Any:
+        return one.array(np.zeros(size + 1, np.int8)[1:])
+
+    _check_views_over(target, call, make)

@@ -88,8 +88,17 @@ class KnownAnswer:
             difference = Difference(Verdict.OUTCOME, "the call", None, got, expected)
             raise Mismatch(self.call, invocation.target.name, difference, condition) from error
 
-    def compare(self, got: object, invocation: Invocation, condition: str) -> None:
-        """Raise `Mismatch` if an answer differs, or what the call changed."""
+    def compare(
+        self, got: object, invocation: Invocation, condition: str, title: str | None = None
+    ) -> None:
+        """Raise `Mismatch` if an answer differs, or what the call changed.
+
+        Args:
+            got: The answer.
+            invocation: The call.
+            condition: The condition it is made under, for the report.
+            title: What is wrong then; None for what the difference says.
+        """
         __tracebackhide__ = True
         target = invocation.target
         found = shown(self.contract, got)
@@ -100,7 +109,7 @@ class KnownAnswer:
         )
         difference = gravest(differences)
         if difference is not None:
-            raise Mismatch(self.call, target.name, difference, condition)
+            raise Mismatch(self.call, target.name, difference, condition, title)
 
     def can_tell_from(self, other: KnownAnswer) -> bool:
         """Return whether the answer of another call in place of this one's would be seen.

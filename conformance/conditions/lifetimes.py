@@ -23,7 +23,7 @@ from conformance.conditions.scenarios import Scenario
 from conformance.conditions.sequences import refused_calls
 from conformance.differences import Difference, Verdict
 from conformance.invocations import Invocation
-from conformance.report import Mismatch
+from conformance.report import KEPT_ALIVE, Mismatch
 from conformance.strategies.arrays import Array
 from conformance.targets import RAISED, Target
 from conformance.values import (
@@ -117,9 +117,7 @@ def _wait(target: Target) -> None:
 
 def _kept_alive(call: Call, target: Target, path: str) -> Mismatch:
     wanted = "freed when the caller drops it"
-    return Mismatch(
-        call, target.name, Difference(Verdict.IDENTITY, path, None, "kept alive", wanted)
-    )
+    return Mismatch(call, target.name, Difference(Verdict.IDENTITY, path, None, KEPT_ALIVE, wanted))
 
 
 def _call_and_forget(expected: KnownAnswer, target: Target) -> list[tuple[str, Callable[[], bool]]]:

@@ -54,6 +54,7 @@ REFUSED: Final = "called after a refused call"
 REFUSED_VALUES: Final = "called after values were refused in checked mode"
 REFUSED_EQUAL: Final = "refused though equal to a call that was valid"
 HELD: Final = "with a thousand results held"
+OVERWRITTEN: Final = "a result that is right when it is returned, and changes afterwards"
 HELD_AMONG_OTHERS: Final = "with a result held while other functions are called"
 
 
@@ -205,7 +206,9 @@ def _check_held_neighbours(
     first = expected.check(invocation, "")
     with invocation.converter.tracker.holding(contents):
         _hold(other, invocation)
-    expected.compare(first, invocation, f"held while {NUM_HELD} other batches are computed")
+    expected.compare(
+        first, invocation, f"held while {NUM_HELD} other batches are computed", OVERWRITTEN
+    )
 
 
 def _check_held(expected: KnownAnswer, other: KnownAnswer, target: Target) -> None:
@@ -214,7 +217,7 @@ def _check_held(expected: KnownAnswer, other: KnownAnswer, target: Target) -> No
     invocation = expected.invocation(target)
     first = expected.check(invocation, "")
     _hold(other, other.invocation(target))
-    expected.compare(first, invocation, f"held while {NUM_HELD} other calls are made")
+    expected.compare(first, invocation, f"held while {NUM_HELD} other calls are made", OVERWRITTEN)
 
 
 def _hold(expected: KnownAnswer, invocation: Invocation) -> None:
@@ -234,7 +237,7 @@ def _check_held_among_others(expected: KnownAnswer, target: Target) -> None:
     _run_calls(target, (one for one in _calls_that_return(target) if one.function != function))
     restore_settings(settings)
     LOOKED_UP.intersection_update(looked_up)  # this function does not use them
-    expected.compare(first, invocation, "held while other functions are called")
+    expected.compare(first, invocation, "held while other functions are called", OVERWRITTEN)
 
 
 def _run_calls(target: Target, calls: Iterable[Call]) -> None:

@@ -15,13 +15,15 @@ from conformance.invalid_inputs.changes import (
     prepared,
     refusals,
     removed,
+    set_arguments,
 )
-from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, invalid_by_kind, size
+from conformance.invalid_inputs.kinds import MAX_INT32, MAX_INT64, Bool, Int, invalid_by_kind, size
 from conformance.invalid_inputs.metadata import (
     invalid_fields,
     invalid_metadata,
     with_decrease,
 )
+from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 
 METADATA = "common_attn_metadata"
 
@@ -47,6 +49,12 @@ SPLIT_INVALID_INPUTS = [
     ),
 ]
 
+BOTH_ARE_LISTS = in_turn(
+    set_arguments(decode_threshold=MAX_INT32),  # no value is read
+    changed(f"{METADATA}.query_start_loc_cpu", lambda starts: starts.tolist()),
+    changed(f"{METADATA}.num_computed_tokens_cpu", lambda computed: computed.tolist()),
+)
+
 EXTENDS_INVALID_INPUTS = (
     [
         invalid
@@ -59,7 +67,10 @@ EXTENDS_INVALID_INPUTS = (
                 "starts on the CPU are two short": changed(
                     f"{METADATA}.query_start_loc_cpu", lambda a: a[:-2] if len(a) > 1 else None
                 )
-            }
+            },
+            (TypeError, "query_start_loc_cpu"): {
+                "starts and computed tokens on the CPU are lists": BOTH_ARE_LISTS
+            },
         }
     )
 )
@@ -99,6 +110,28 @@ NOT_HASHABLE = changed(
     "input_batch.req_ids", lambda names: [*names[:-1], [names[-1]]] if names else None
 )
 
+HASH_RAISES = changed(
+    "input_batch.req_ids", lambda names: [*names[:-1], (names[-1], [])] if names else None
+)
+
+
+def _of_as_many_bytes(call: Call) -> Call:
+    """Return the call with bools and large ints, which `marshal` writes in the bytes of 5 ints."""
+    counts = [True, True, True, 2**31, 2**31, *[1] * 123]
+    names = [f"r{i}" for i in range(len(counts))]
+    zeros = np.zeros(len(names), np.int64)
+    return call.replacing(
+        input_batch=InputBatch(names, zeros, zeros.copy()),
+        scheduler_output=SchedulerOutput(dict(zip(names, counts, strict=True))),
+    )
+
+
+def _one_request_of_a_list(call: Call) -> Call:
+    """Return the call with one request, whose scheduled tokens are a list of a number."""
+    batch = InputBatch(["r0"], np.zeros(1, np.int32), np.zeros(1, np.int32))
+    return call.replacing(input_batch=batch, scheduler_output=SchedulerOutput({"r0": [1]}))  # type: ignore[dict-item]  # that is invalid
+
+
 REORDER_INVALID_INPUTS = [
     *invalid_by_kind(decode_threshold=size(), regions=Int(3, 4)),
     *refusals(
@@ -109,7 +142,10 @@ REORDER_INVALID_INPUTS = [
             },
             (TypeError, "num_scheduled_tokens"): {
                 "the scheduled tokens are a list": changed(SCHEDULED, lambda old: [*old.values()]),
+                "the scheduled tokens of the only request are a list": _one_request_of_a_list,
+                "bools and large ints have as many bytes as ints": _of_as_many_bytes,
             },
+            (TypeError, "unhashable"): {"a request is a tuple without a hash": HASH_RAISES},
         }
     ),
     *prepared(

@@ -140,6 +140,34 @@ def _of_no_slot_and_no_list(call: Call) -> Call | None:
     )
 
 
+@change_maker
+def _of_one_slot_short(call: Call, counts: list[int]) -> Call | None:
+    """Append nothing to one slot, of counts that are too few in every group."""
+    groups = call.facts.block_sizes
+    if not groups:
+        return None
+    return call.replacing(
+        req_indices=[0],
+        overwrite=[False],
+        cu_num_new_blocks=[counts for _ in groups],
+        new_block_ids=[[] for _ in groups],
+    )
+
+
+def _of_no_slot_and_an_array(call: Call) -> Call | None:
+    """Append nothing; the first group's count is an array, and the second has two counts."""
+    groups = call.facts.block_sizes
+    if len(groups) < 2:
+        return None
+    counts = [[_vector(1, 1)], [0, 0], *([] for _ in groups[2:])]
+    return call.replacing(
+        req_indices=[],
+        overwrite=[],
+        cu_num_new_blocks=counts,
+        new_block_ids=[[] for _ in groups],
+    )
+
+
 APPEND_REFUSALS: Refusals = {
     (IndexError, "req_indices"): {
         "slot outside": changed_with_facts("req_indices", lambda _, model: [model.max_num_reqs])
@@ -159,6 +187,8 @@ APPEND_REFUSALS: Refusals = {
         "counts decrease": _of_slots([0, 1, 0], []),
         "counts to past the end": _of_slots([0, 1], []),
         "counts too short": changed(COUNTS, lambda counts: [[0] for _ in counts] or None),
+        "no counts of a slot": _of_one_slot_short([]),
+        "one count of a slot": _of_one_slot_short([0]),
         "ids of no slot": _of_slots([0], [5]),
         "counts of no slot": _of_slots([1], []),
         # The second of three slots has a block less than none; the end is that of the ids.
@@ -170,6 +200,7 @@ APPEND_REFUSALS: Refusals = {
     (TypeError, "cu_num_new_blocks"): {
         "a count of no slot is a bool": _of_slots([False], []),
         "a count is an array": _of_slots([0, _vector(1, 1)], [5]),
+        "a count of no slot is an array": _of_no_slot_and_an_array,
     },
 }
 

@@ -187,7 +187,9 @@ def invalid_fields(argument: str, *fields: str) -> list[InvalidInput]:
     vectors = [field for field in fields if field not in NO_VECTORS]
     by_request = [field for field in vectors if not field.startswith("query_start_loc")]
     found = invalid_by_kind(**{f"{argument}.{field}": KINDS[field] for field in fields})
-    for what, names in {"vectors": vectors, "vectors by request": by_request}.items():
+    lengths = [field for field in by_request if field.startswith("seq_lens")]
+    groups = {"vectors": vectors, "vectors by request": by_request, "sequence lengths": lengths}
+    for what, names in groups.items():
         if len(names) > 1:
             found += _invalid_together(f"all {what}", argument, names)
     return found
@@ -205,9 +207,16 @@ def _invalid_together(what: str, argument: str, fields: Sequence[str]) -> list[I
             f"{what} have one axis too many": of_all(lambda a: a[None].copy()),
             f"{what} are too short": of_all(lambda a: a[:-1] if len(a) > 1 else None),
         },
-        (TypeError, one_of): {f"{what} are int64": of_all(lambda a: a.astype(np.int64))},
+        (TypeError, one_of): {
+            f"{what} are int64": of_all(lambda a: a.astype(np.int64)),
+            f"{what} are lists": of_all(lambda a: a.tolist()),
+        },
     }
-    return refusals(table)
+    found = refusals(table)
+    if not any(field.startswith("query_start_loc") for field in fields):  # they are never of 1
+        no_axis = of_all(lambda a: a.reshape(()) if len(a) == 1 else None)
+        found += refusals({(ValueError, one_of): {f"{what} have no axis": no_axis}})
+    return found
 
 
 NO_VECTORS = {

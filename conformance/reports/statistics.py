@@ -115,7 +115,9 @@ def statistics_lines(found: Mapping[str, Mapping[str, float]], *, show_all: bool
     yield "  ".join(["function".ljust(width), *(head.rjust(8) for head in heads)])
     for name in rows:
         yield "  ".join([name.ljust(width), *_cells(found[name])])
-    yield "  ".join([("all" if not is_cut else f"all {len(found)}").ljust(width), *_cells(total)])
+    if len(found) > 1:
+        name = f"all {len(found)}" if is_cut else "all"
+        yield "  ".join([name.ljust(width), *_cells(total)])
     if is_cut:
         yield (
             "(functions with slow strategies or many invalid examples; for all functions: "

@@ -166,15 +166,19 @@ def test_a_wrong_number_deep_in_a_large_array() -> None:
     assert [
         "compute_slot_mapping on host: wrong value",
         "    result[4321] = 17290, but should be 17289  (request 4321, token 0 of its 1)",
+        "    1 of 5,000 elements differs; result[4318:4325]:",
+        "    got       [17277, 17281, 17285, 17290, 17293, 17297, 17301]",
+        "    expected  [17277, 17281, 17285, 17289, 17293, 17297, 17301]",
         "called with",
         "    block_size = 2",
+        "    defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1",
         "    request  tokens      block_table  positions",
         "    0        0..0        1 2          3",
         "    ...      ...         ...          ...",
         "    4316     4316..4316  8633 8634    3",
-    ] == lines[:8]
+    ] == lines[:12]
     assert "    4321     4321..4321  8643 8644    3" in lines
-    assert len(lines) < 24
+    assert len(lines) < 28
 
 
 def test_a_wrong_dtype() -> None:
@@ -186,6 +190,7 @@ def test_a_wrong_dtype() -> None:
         "    seq_lens = [5, 8]  (int32)",
         "    dcp_size = 2",
         "    dcp_rank = 0",
+        "    defaults: cp_kv_cache_interleave_size = 1",
     ] == text_of_answer(lengths(), lambda right, *_: right().long())
 
 
@@ -297,11 +302,13 @@ def test_memory_that_nobody_wrote() -> None:
         "compute_slot_mapping on host: wrong value",
         "    result[0] = -6148914691236517206, but should be 19",
         "    (request 0, token 0 of its 2, new memory is filled with this number)",
+        "    6 of 6 elements differ",
         "called with",
         "    block_size = 2",
         "    out = new memory of shape (7,), in which each byte is 0xAA  (int64)",
+        "    defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1",
         "    request  tokens  block_table  positions",
-    ] == lines[:7]
+    ] == lines[:9]
 
 
 def test_a_long_value_is_cut_in_a_line() -> None:
@@ -323,10 +330,12 @@ def test_a_text_has_quotes() -> None:
 def test_an_exception() -> None:
     """What is raised, where in the implementation, and how the call was made."""
 
-    def change(*_: object) -> None:
-        raise KeyError("rank")
+    def change(right: Callable[[], Any], _: object, dcp_size: object, *__: object) -> object:
+        if isinstance(dcp_size, np.integer):
+            raise KeyError("rank")
+        return right()
 
-    lines = text_of_answer(lengths(), change, CallVariant(has_numpy_scalars=True))
+    lines = text_of_answer(lengths(), change, CallVariant(True, True))
     assert [
         "get_dcp_local_seq_lens on host: an error",
         "    the call raised KeyError: 'rank', but should return a result",
@@ -334,6 +343,29 @@ def test_an_exception() -> None:
     ] == lines[:3]
     assert "Raised in" in lines
     assert lines[-1].endswith('raise KeyError("rank")')
+
+
+def test_variants_that_do_not_matter_are_left_out() -> None:
+    """A difference that a plain call shows too is reported as one of a plain call."""
+    lines = text_of_answer(lengths(), lambda right, *_: right() + 1, CallVariant(True, True))
+    assert [
+        "get_dcp_local_seq_lens on host: wrong value",
+        "    result[0] = 4, but should be 3",
+        "    2 of 2 elements differ; result[0:2]:",
+        "    got       [4, 5]",
+        "    expected  [3, 4]",
+        "called with",
+    ] == lines[:6]
+
+
+def test_a_tuple_of_numbers_is_shown_whole() -> None:
+    """All numbers of a result with names are shown, got and expected."""
+    found = first_difference((1, 2), (1, 3), ("num_decodes", "num_prefills"))
+    assert found is not None
+    assert found.context == (
+        "got       num_decodes 1, num_prefills 3",
+        "expected  num_decodes 1, num_prefills 2",
+    )
 
 
 REFUSALS: dict[str, tuple[Callable[..., Any], list[str]]] = {}

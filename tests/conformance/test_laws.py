@@ -141,6 +141,7 @@ def test_a_violation_is_reported(function: object, how: str) -> None:
         "called with",
         "    seq_lens = [0, 1, 2]  (int32)",
         "    dcp_rank = 0",
+        "    defaults: dcp_size = 1, cp_kv_cache_interleave_size = 1",
     ]
 
 

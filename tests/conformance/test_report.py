@@ -36,6 +36,7 @@ def test_a_call_is_a_table_of_requests() -> None:
     """Requests are rows, with their tokens, blocks and positions; what is else is above."""
     assert render(SLOTS).splitlines() == [
         "    block_size = 2",
+        "    defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1",
         "    request  tokens  block_table  positions",
         "    0        0..1    4 9 7        3 4",
         "    1        none    0 0 0",

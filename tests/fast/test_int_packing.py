@@ -101,6 +101,8 @@ def test_what_looks_like_ints_is_none() -> None:
     for count in range(1, 9):
         for values in ([b"i" * 5 * count], [b"i" * (5 * count - 5), 105], [105, b"i" * 5 * count]):
             assert pack_with_marshal(values) is None
+    # Three bytes, and twice eleven: as long as five ints.
+    assert pack_with_marshal([True] * 3 + [2**31] * 2) is None
 
 
 def test_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,14 @@ def test_a_lazy_negation_is_refused() -> None:
         fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend})
 
 
+def test_memory_without_storage_is_refused() -> None:
+    """A tensor whose storage was resized to nothing has no memory to view."""
+    raw = make_raw(480)
+    raw.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] has no memory"):
+        fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend})
+
+
 def test_views_on_another_device() -> None:
     """Views are where the raw tensors are."""
     raws = {"a": torch.zeros(480, dtype=torch.int8, device="meta")}

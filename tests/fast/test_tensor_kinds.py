@@ -115,9 +115,9 @@ def empty_strided(like: torch.Tensor) -> torch.Tensor:
 
 
 def empty_offset(like: torch.Tensor) -> torch.Tensor:
-    """Return a view from an offset of such a storage: its address is not 0."""
-    wide = torch.stack([like, like])
-    made = wide[1]
+    """Return a view from an offset of such a storage: its address is not 0, but small."""
+    wide = torch.stack([like] * 100)
+    made = wide[-1]
     wide.untyped_storage().resize_(0)
     return made
 
@@ -269,9 +269,17 @@ def test_a_lazy_negation_as_out(name: str) -> None:
 @pytest.mark.parametrize("kind", ["COO", "nested", "jagged", "mkldnn"])
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors)")
 def test_encoder_outputs_are_dense(kind: str) -> None:
-    """One tensor for all items is refused if it has no strides."""
-    made = KINDS[kind](torch.ones(2, 3, 4))
+    """One tensor for all items, or for one of them, is refused if it has no strides."""
+    made, item = (KINDS[kind](torch.ones(shape)) for shape in ((2, 3, 4), (3, 4)))
     check_refused("", "mm_embeddings", lambda: fast.sanity_check_mm_encoder_outputs(made, 2))
+    check_refused("", "mm_embeddings", lambda: fast.sanity_check_mm_encoder_outputs([item], 1))
+
+
+def test_sparse_slots_of_a_micro_batch_are_refused() -> None:
+    """Slots that torch cannot slice are refused by their name."""
+    slots = make_metadata().slot_mapping.to_sparse()
+    call = READERS["split_attn_metadata"][0]
+    check_refused("", "slot_mapping", lambda: call(make_metadata(slot_mapping=slots)))
 
 
 def test_indices_of_int32_without_memory() -> None:

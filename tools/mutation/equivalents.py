@@ -126,9 +126,14 @@ class Declarations:
                 if not how.verdict.is_alive:
                     at = f"line {mutant.start[0]}"
                     lines.append(f"declared {one.kind}, but killed by {how.by}: {one} ({at})")
-                elif one.kind == "elsewhere" and how.verdict is not Verdict.UNREACHED:
+                elif one.kind == "elsewhere" and _runs(mutant, how):
                     lines.append(f"declared elsewhere, but line {mutant.start[0]} runs here: {one}")
         return lines
+
+
+def _runs(mutant: Mutant, outcome: Outcome) -> bool:
+    """Return whether tests reach a mutant: more than the head of a function, which is imported."""
+    return outcome.verdict is not Verdict.UNREACHED and not mutant.place.is_import_time
 
 
 def _items(where: object, table: Any) -> Iterable[tuple[str, Any]]:  # noqa: ANN401  # as read
