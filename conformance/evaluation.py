@@ -234,6 +234,30 @@ def check_refusal(
     raise Mismatch(invocation.call, invocation.target.name, outcome(got, expected))
 
 
+def check_error(
+    target: Target,
+    call: Call,
+    error: Exception | None,
+    expected: tuple[type[Exception], str],
+    what: str,
+) -> None:
+    """Raise `Mismatch` if a call was not refused as it should have been.
+
+    Args:
+        target: What was called.
+        call: What is reported.
+        error: What the call raised; None for nothing.
+        expected: The class that it should raise, and the argument that it should name.
+        what: What is wrong with the call.
+    """
+    __tracebackhide__ = True
+    kind, argument = expected
+    if not is_named(kind, argument, error):
+        got = "returned a result" if error is None else raised(error)
+        wanted = f"raise {kind.__name__} naming {argument} ({what})"
+        raise Mismatch(call, target.name, outcome(got, wanted))
+
+
 def is_named(expected_result: type[Exception] | None, argument: str, error: object) -> bool:
     """Return whether an exception is of a class, exactly, and its message names an argument.
 

@@ -82,6 +82,7 @@ def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterato
         _poisoned_tensors(poison),
         launch.simulated_by(_Launcher(simulate, seed), threads, at_once),
     ):
+        assert launch.uses_kernels(ON_CPU), "a tensor does not take the device path"
         yield
     assert before == launch.uses_kernels(ON_CPU), "the simulator outlives its block"
 

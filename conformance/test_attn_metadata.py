@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from conformance.calls import Call
 from conformance.comparison import torch_dtype
 from conformance.contracts import Contract
+from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.laws.access import Access, as_reference
@@ -162,6 +164,27 @@ test_build_attn_metadata = Contract(
     on_device=("query_start_loc.cpu", "seq_lens.cpu", "seq_lens.gpu", "num_computed_tokens_cpu"),
     has_arrays=True,
 )
+
+
+@law(
+    "build_attn_metadata",
+    build_attn_metadata_calls,
+    goals={"two groups": lambda call: len(call.facts.batches) > 1},
+    presets=(MINIMAL, FEW_PAIRS),
+    is_of_refusals=True,
+)
+def test_tables_and_slots_on_another_device_are_refused(target: Target, call: Call) -> None:
+    """The last group's table or slots, or one array of all slots, on another device are refused."""
+    for name, checked in itertools.product(("block_tables", "slot_mappings"), (True, False)):
+        invocation = Invocation(target, call)
+        given = invocation.arguments[name]
+        if isinstance(given, list | tuple) and given:
+            invocation.arguments[name] = [*given[:-1], given[-1].to(OTHER_DEVICE)]
+        elif len(given):
+            invocation.arguments[name] = given.to(OTHER_DEVICE)
+        else:
+            return
+        check_refuses_wrong_device(target, call, name, invocation.run, checked=checked)
 
 
 @law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))

@@ -364,6 +364,17 @@ def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session)
     assert bool((slots == reference.PAD_SLOT_ID).all())
 
 
+@law("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
+def test_large_tables_fit_into_an_address_space(target: Target, example: int) -> None:
+    """Tables of 2**55 bytes can be made where they take no memory: little room is added."""
+    if target.device is None:
+        return  # only implementations with tensors
+    num_reqs, length = 2**22 // example, 2**31 - 1
+    made = target.call("BlockTables", [1] * example, num_reqs, 1, length, OTHER_DEVICE, False)
+    shapes = [tuple(table.shape) for table in made.get_dummy_block_tables(num_reqs)]
+    assert [(num_reqs, length)] * example == shapes
+
+
 BATCH: dict[str, dict[str, Any]] = {
     "gather_block_tables": {"idx_mapping": np.array([-1], np.int32)},
     "compute_slot_mappings": {
@@ -402,3 +413,21 @@ def test_tables_are_on_their_device(target: Target, session: Session) -> None:
     found = [*tables.get_dummy_block_tables(1), tables.get_dummy_slot_mappings(1)]
     kinds = [torch.int32] * len(arguments["block_sizes"]) + [torch.int64]
     assert [(OTHER_DEVICE, kind) for kind in kinds] == [(t.device.type, t.dtype) for t in found]
+
+
+@law("BlockTables", block_tables_sessions)
+def test_an_emptied_row_is_gathered_anew(target: Target, session: Session) -> None:
+    """A row that is emptied and filled again between two steps has its new blocks alone."""
+    num_groups = len(session.constructor.arguments["block_sizes"])
+    last = session.constructor.arguments["max_num_reqs"] - 1
+    emptied = [Operation("clear_row", {"r": 0}), Operation("move_row", {"src": 0, "dst": last})]
+    tables = construct(target, session)
+    with target.running(checked=False):
+        for block, emptying in enumerate(emptied[: last + 1], start=1):
+            for blocks in ([block], [block + 7]):
+                append = Operation.appending([0], [[blocks]] * num_groups, [False])
+                _perform(target, tables, append)
+                found = _perform(target, tables, Operation.gathering([0]))
+                nulls = [[reference.NULL_BLOCK_ID] * (table.shape[1] - 1) for table in found]
+                assert [table.tolist() for table in found] == [[blocks + row] for row in nulls]
+                _perform(target, tables, emptying)

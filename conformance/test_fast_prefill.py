@@ -217,10 +217,16 @@ def test_a_subclass_keeps_what_it_has_besides(target: Target, call: Call) -> Non
     is_of_refusals=True,
 )
 def test_indices_on_another_device_are_refused(target: Target, call: Call) -> None:
-    """Logits indices that are not on the device of the batch are refused, by name."""
+    """Logits indices, or their copy, that are not where they should be are refused, by name."""
     if comes_back(call):
         return
     for checked in (True, False):
+        invocation = Invocation(target, call)
+        if "logits_indices_cpu" in invocation.hints and invocation.takes("logits_indices_cpu"):
+            copy = invocation.hints["logits_indices_cpu"].to(OTHER_DEVICE)
+            invocation.hints["logits_indices_cpu"] = copy
+            path = "logits_indices_cpu"
+            check_refuses_wrong_device(target, call, path, invocation.run, checked=checked)
         invocation = Invocation(target, call)
         given = invocation.arguments["common_attn_metadata"]
         given.logits_indices_padded = given.logits_indices_padded.to(OTHER_DEVICE)

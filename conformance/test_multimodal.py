@@ -10,7 +10,7 @@ from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.comparison import as_bytes
 from conformance.contracts import Contract
-from conformance.evaluation import check_equal
+from conformance.evaluation import check_equal, check_error, exception_of
 from conformance.invalid_inputs.multimodal import (
     GATHER_INVALID_INPUTS,
     SANITY_INVALID_INPUTS,
@@ -20,6 +20,7 @@ from conformance.invocations import Invocation
 from conformance.profiles import Kind
 from conformance.properties import Check, law, same_in_any_order
 from conformance.size_axes import Axis
+from conformance.strategies import cached as st
 from conformance.strategies.multimodal import (
     ELEMENTS,
     FLOATS,
@@ -34,6 +35,7 @@ from conformance.strategies.multimodal import (
     scatter_calls,
     wide_calls,
 )
+from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
 
 
@@ -183,6 +185,24 @@ def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
     embeds = iter(as_bytes(call["embeds"]).reshape(sum(rows.mask), rows.row_bytes))
     for row, is_embed in zip(found, rows.mask, strict=True):
         assert (next(embeds).tobytes() if is_embed else nan) == row.tobytes()
+
+
+@law(
+    "gather_mm_placeholders",
+    lambda _: st.integers(1, 3),
+    presets=[MINIMAL],
+    has_kernel=True,
+    is_of_refusals=True,
+)
+def test_out_may_not_be_the_mask(target: Target, example: int) -> None:
+    """In checked mode an `out` that shares memory with the mask is refused."""
+    mask = target.array(np.ones(example, np.bool_))
+    placeholders = target.array(np.ones((example, 1), np.bool_))
+    gather = target.lookup("gather_mm_placeholders")
+    with target.running(checked=True):
+        error = exception_of(lambda: gather(placeholders, mask, out=mask.reshape(example, 1)))
+    call = Call("gather_mm_placeholders", {"placeholders": placeholders, "is_embed": mask})
+    check_error(target, call, error, (ValueError, "out"), "out is the memory of is_embed")
 
 
 def _all_bytes(rows: Any) -> bytes:

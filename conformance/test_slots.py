@@ -37,7 +37,7 @@ from conformance.strategies.large_batches import (
     ROOM,
     batch_axes,
 )
-from conformance.strategies.presets import Preset
+from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.slots import (
     DIMENSIONS,
     NUM_IDS,
@@ -294,6 +294,30 @@ def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
     expected = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
     expected += [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
     check_equal(target, call, expected, got)
+
+
+@st.composite
+def _in_the_largest_virtual_block(draw: st.DrawFn, _: Preset) -> Call:
+    """Draw a call of one token in the second block, of as many positions as there may be."""
+    size = 2**31 - 1  # a prime
+    block_size, world = draw(st.sampled_from(((size, 1), (1, size))))
+    position = draw(st.sampled_from((0, 1, size - 1)))
+    arguments = {
+        "block_table": np.array([[0, 1]], np.int32),
+        "query_start_loc": np.array([0, 1], np.int32),
+        "positions": np.array([size + position], np.int64),
+        "block_size": block_size,
+        "cp_world_size": world,
+        "cp_rank": position % world,
+    }
+    return Call("compute_slot_mapping", arguments)
+
+
+@law("compute_slot_mapping", _in_the_largest_virtual_block, presets=[MINIMAL], has_kernel=True)
+def test_the_largest_virtual_block_is_taken(target: Target, call: Call) -> None:
+    """A block of all ranks may have as many positions as an int32 counts."""
+    expected = Invocation(REFERENCE, call).run()
+    check_equal(target, call, expected, Invocation(target, call).answer())
 
 
 @law("map_to_kernel_blocks", map_to_kernel_blocks_calls)

@@ -48,9 +48,16 @@ CONFIG: dict[str, Kind] = {
 
 UNKNOWN_NAME = refusals({(KeyError, "layer_names"): {"a name is unknown": [NOWHERE]}}, also=NOWHERE)
 
+LAYERS = "vllm_config.compilation_config.static_forward_context"
+
+NO_MAPPING = refusals(
+    {(TypeError, "static_forward_context"): {"the layers are a list": changed(LAYERS, list)}}
+)
+
 GET_LAYERS_INVALID_INPUTS = [
     *invalid_by_kind(layer_type=Class(), layer_names=List(Str(), is_optional=True), **CONFIG),
     *UNKNOWN_NAME,
+    *NO_MAPPING,
 ]
 
 ATTRIBUTES: dict[str, Any] = {
@@ -62,7 +69,6 @@ ATTRIBUTES: dict[str, Any] = {
 """What is read of an attention layer."""
 
 
-LAYERS = "vllm_config.compilation_config.static_forward_context"
 LAYER = f"{LAYERS}[{BAD}]"
 
 
@@ -188,7 +194,7 @@ UNKNOWN_LAYER = _group(lambda plan: ([*plan.names, NOWHERE], plan.spec, {}))
 
 INIT_ATTN_BACKEND_INVALID_INPUTS = [
     # Without groups, the layers need not be read.
-    *where(lambda call: call.facts, invalid_by_kind(**CONFIG)),
+    *where(lambda call: call.facts, [*invalid_by_kind(**CONFIG), *NO_MAPPING]),
     *invalid_by_kind(
         kv_cache_config=Object(reads="kv_cache_groups"),
         **{

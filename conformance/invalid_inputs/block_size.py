@@ -133,6 +133,11 @@ PREPARE_REFUSALS: Refusals = {
     (ValueError, "block_size"): {
         "a foreign Mamba group's block size is 0": _with_spec(foreign_mamba(block_size=0))
     },
+    (ValueError, "kv_cache_specs"): {
+        "a foreign uniform group has no specs": _with_spec(
+            type("UniformTypeKVCacheSpecs", (), {"block_size": 16, "kv_cache_specs": {}})()
+        )
+    },
     (ValueError, LISTS): {
         "a backend of a group supports nothing": _first_list(
             lambda groups: [*groups, _listing([])]

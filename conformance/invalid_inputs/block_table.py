@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from conformance.invalid_inputs.changes import (
     change_maker,
     changed,
     changed_with_facts,
+    in_turn,
     refusals,
     replaced,
     set_arguments,
@@ -174,7 +176,10 @@ APPEND_REFUSALS: Refusals = {
     },
     (TypeError, "req_indices"): {"slots are an array": _vector(0)},
     (ValueError, "req_indices"): {"slot listed twice": _listed_twice},
-    (ValueError, "overwrite"): {"overwrite is short": []},
+    (ValueError, "overwrite"): {
+        "overwrite is short": [],
+        "overwrite of no slot": in_turn(_of_slots([0], []), replaced("overwrite", [True])),
+    },
     (ValueError, "new_block_ids"): {
         "a group too many": changed(IDS, lambda ids: [*ids, []]),
         "row outgrown": _outgrown(overwrite=True),
@@ -201,6 +206,10 @@ APPEND_REFUSALS: Refusals = {
         "a count of no slot is a bool": _of_slots([False], []),
         "a count is an array": _of_slots([0, _vector(1, 1)], [5]),
         "a count of no slot is an array": _of_no_slot_and_an_array,
+        # Equal to the lists that they stand for.
+        "counts of no slot are no lists": in_turn(
+            _of_slots([0], []), changed(COUNTS, lambda counts: [*map(UserList, counts)])
+        ),
     },
 }
 

@@ -9,7 +9,13 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.attention_layers import BAD, CONFIG, UNKNOWN_NAME, with_layers
+from conformance.invalid_inputs.attention_layers import (
+    BAD,
+    CONFIG,
+    NO_MAPPING,
+    UNKNOWN_NAME,
+    with_layers,
+)
 from conformance.invalid_inputs.changes import Refusals, change_maker, changed, refusals
 from conformance.invalid_inputs.kinds import Class, Dict, List, Str, invalid_by_kind
 from conformance.strategies.attention_layers import ATTENTION
@@ -55,6 +61,7 @@ GET_PER_LAYER_PARAMETERS_REFUSALS: Refusals = {
 GET_PER_LAYER_PARAMETERS_INVALID_INPUTS = [
     *invalid_by_kind(cls_=Class(), layer_names=List(Str()), **CONFIG),
     *UNKNOWN_NAME,
+    *NO_MAPPING,
     *refusals(GET_PER_LAYER_PARAMETERS_REFUSALS),
 ]
 

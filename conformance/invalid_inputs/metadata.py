@@ -16,6 +16,7 @@ from conformance.invalid_inputs.changes import (
     changed_with_facts,
     in_turn,
     refusals,
+    replaced,
     with_element,
 )
 from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, Kind, invalid_by_kind
@@ -267,6 +268,11 @@ SHORT_ROWS = in_turn(
     changed_with_facts("self.block_table_tensor", _short_rows), _with_its_block_size
 )
 
+LONG = in_turn(
+    changed_with_facts("self.encoder_seq_lens", lambda _, b: np.ones(b.num_reqs + 1, np.int32)),
+    replaced("self.dcp_local_seq_lens", None),
+)
+
 VALIDATE_INVALID_INPUTS = [
     *invalid_by_kind(
         block_size=Int(is_optional=True),
@@ -279,4 +285,5 @@ VALIDATE_INVALID_INPUTS = [
         },
     ),
     *refusals({(ValueError, "block_table_tensor"): {ROW_TOO_SHORT: SHORT_ROWS}}),
+    *refusals({(ValueError, "encoder_seq_lens"): {"encoder_seq_lens alone is too long": LONG}}),
 ]

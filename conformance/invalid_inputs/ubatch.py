@@ -55,6 +55,9 @@ CREATE_REFUSALS: Refusals = {
         "a split point is the end, past int64": set_arguments(
             num_scheduled_tokens=np.full(2, MAX_INT64, np.int64), split_points=[2 * MAX_INT64]
         ),
+        "a split point of more tokens than an int64 holds is 0": set_arguments(
+            num_scheduled_tokens=np.full(2, MAX_INT64, np.int64), split_points=[0]
+        ),
     },
     (TypeError, POINTS): {
         "a split point is a float": [0.5],

@@ -91,6 +91,23 @@ def test_devices_are_checked() -> None:
         filled().gather_block_tables(int32([0]).to("meta"))
 
 
+def test_tables_on_another_device_compute_nothing() -> None:
+    """Tables that are neither on the CPU nor on a GPU are refused where they would be read."""
+    tables = BlockTables([2], 4, 8, 8, "meta", False)
+    starts, positions = int32([0, 1]).to("meta"), torch.zeros(1, dtype=torch.int64, device="meta")
+    for checked in (False, True):
+        with fast.checks(enabled=checked), pytest.raises(ValueError, match="meta"):
+            tables.compute_slot_mappings(starts, positions)
+
+
+def test_the_largest_tables_are_laid_out() -> None:
+    """Tables of just under 2**63 bytes are not too large, but for a machine."""
+    tables = object.__new__(BlockTables)
+    most = {"max_num_reqs": 2**31 - 1, "max_num_batched_tokens": 1, "max_model_len": 2**30}
+    vars(tables).update(most, block_sizes=[1])
+    assert 2**61 - 2**30 == tables._lay_out()[1]
+
+
 ENDS = "cu_num_new_blocks"
 
 

@@ -69,7 +69,10 @@ ROWS = [[[7, 0, 0, 0], [5, 9, 0, 0], [0] * 4], [[4, 0], [3, 0], [0, 0]]]
 @pytest.mark.usefixtures("path")
 def test_a_copy_is_as_its_original(name: str) -> None:
     """A copy has the same sizes, rows, gathered tables and slots, on the same device."""
-    made = COPIES[name](make_tables())
+    tables: Any = make_tables()
+    tables.label = "a caller's own"
+    made = COPIES[name](tables)
+    assert made.label == tables.label
     assert ([2, 4], 3, 6, torch.device("cpu")) == (
         made.block_sizes,
         made.max_num_reqs,

@@ -104,6 +104,21 @@ def test_unseen_writes_into_tables_are_found(write: Write) -> None:
 
 
 @UNSEEN
+def test_unseen_writes_into_kept_blocks_are_found(write: Write, path: str) -> None:
+    """On the host such a write is refused once; on the device each step copies all blocks."""
+    tables = make_tables()
+    for _ in range(2):
+        tables.swap_rows(0, 1)
+    view = tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32))[1]
+    write(view[:, :1])  # into a block that the next step on the host would not copy again
+    with fast.checks(enabled=True):
+        if path == "host":
+            with pytest.raises(ValueError, match="99"):
+                gather(tables)
+        assert GATHERED == gather(tables)
+
+
+@UNSEEN
 def test_unseen_writes_into_slots_are_found(write: Write, path: str) -> None:
     """On the host such a write is refused once; on the device each step writes all slots."""
     tables = make_tables()

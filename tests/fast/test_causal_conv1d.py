@@ -65,3 +65,13 @@ def test_bad_starts_unchecked(starts: list[int]) -> None:
     """Starts that decrease cannot make a list of more programs than tokens can need."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match=r"less than .* before it"):
         compute(int32(starts))
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(("starts", "total"), [([5], 0), ([5, 5], 0), ([5, 13], 1)])
+def test_a_first_start_other_than_0_unchecked(starts: list[int], total: int) -> None:
+    """Only checked mode rejects it."""
+    with fast.checks(enabled=False):
+        assert total == compute(int32(starts))[0][8]["tot"]
+    with fast.checks(enabled=True), pytest.raises(ValueError, match=r"\[0\] is 5, expected 0"):
+        compute(int32(starts))

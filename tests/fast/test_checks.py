@@ -105,3 +105,14 @@ def test_host_copies_are_on_the_host() -> None:
     elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match="seq_lens_cpu must be on the CPU, got meta"):
         locate("seq_lens_cpu", elsewhere, torch.int32, 2)
+
+
+def test_later_switches_outlive_a_dropped_one() -> None:
+    """A switch holds that came after one whose object was dropped, and before one undone."""
+    mode = checked_mode.ProcessMode(enabled=False)
+    first, second, third = (fast.checks.__new__(fast.checks) for _ in range(3))
+    for by, enabled in ((first, True), (second, False), (third, True)):
+        mode.switch(by, enabled)
+    del first, by
+    mode.take_back(third)
+    assert not mode.enabled
