@@ -20,7 +20,7 @@ from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
 from conformance.progress import PROGRESS
 from conformance.properties import FAILURES, Check
-from conformance.report import shortened
+from conformance.report import INDENT, shortened
 from conformance.reports.failure import describe_failure
 from conformance.reproduction import (
     attach_reproduction,
@@ -142,6 +142,8 @@ class FailureHooks:
         report.longrepr = item.stash[TEXT]
         if any(WARNING.search(text) for _, text in report.sections):
             report.longrepr += f"\n{SHRINK_NOTE}"
+            if CHECKED in item.stash:
+                report.longrepr += f":\n{INDENT}{rerun_command(item, item.stash[CHECKED][1])}"
         report.sections = [
             (head, "\n".join(shortened(text.splitlines(), NUM_CAPTURED)))
             for head, text in report.sections

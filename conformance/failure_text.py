@@ -109,7 +109,7 @@ def difference_of(error: BaseException, check: Any) -> str:
         found = error.difference
         got, expected = around_difference(str(found.got), str(found.expected))
         line = dataclasses.replace(found, got=got, expected=expected).line
-        about = "of an argument that must not change" if found.verdict is Verdict.CHANGE else ""
+        about = error.title if found.verdict is Verdict.CHANGE else ""
         notes = ", ".join(filter(None, (about, error.condition)))
         return f"{line} ({notes})" if notes else line
     said = first_line(error, check.description)
@@ -129,7 +129,8 @@ def _message_lines(check: Any, target: Target, example: Any, error: BaseExceptio
         how = f"called {', '.join(hows)}:" if variant else CALLED_WITH
         lines = [how if line == CALLED_WITH else line for line in message]
         if isinstance(error, Mismatch) and error.explain is not None:
-            lines += error.explain()
+            at = lines.index(how) if how in lines else len(lines)
+            lines[at:at] = error.explain()
         has_call = not isinstance(error, Mismatch) or error.call.arguments
         return lines if has_call else [*lines, *_example_lines(example)]
     about = " ".join(check.description.split())

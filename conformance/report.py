@@ -67,6 +67,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
         title: What is wrong, in a few words; None for what `title_of` the difference says.
 
     Attributes:
+        title: What is wrong.
         variant: The `CallVariant` with which it was called; None for that of the example.
         explain: Yields more lines, which take longer to find; None for no more.
     """
@@ -81,6 +82,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
     ) -> None:
         self.call, self.target, self.difference = call, target, difference
         self.condition = condition
+        self.title = title or title_of(difference)
         self.variant: Any = None
         self.explain: Callable[[], Iterator[str]] | None = None
         self.finding = difference.finding
@@ -91,7 +93,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
         super().__init__(
             "\n".join(
                 [
-                    f"{call.function} on {target}{under}: {title or title_of(difference)}",
+                    f"{call.function} on {target}{under}: {self.title}",
                     *(f"{INDENT}{line}" for line in (*lines, *difference.context)),
                     *([CALLED_WITH, rendered] if rendered else []),
                 ]

@@ -20,7 +20,7 @@ MIN_SECONDS = 0.25
 WARNING = re.compile(r"WARNING: Hypothesis has spent")
 """Hypothesis' warning that shrinking took too long."""
 
-SHRINK_NOTE = "The time to shrink the example was over: run this test alone for a smaller one."
+SHRINK_NOTE = "The time to shrink the example was over; for a smaller one, run this test alone"
 
 
 _LIMITING: list[ShrinkBudgets] = []

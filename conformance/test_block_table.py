@@ -325,7 +325,7 @@ def test_more_tokens_than_positions_stay_inside(target: Target, session: Session
     num_tokens = session.constructor.arguments["max_num_batched_tokens"]
     tables = construct(target, session)
     slots = tables.get_dummy_slot_mappings(num_tokens)
-    slots.fill_(2**40)  # of an earlier step
+    slots[:] = 2**40  # of an earlier step
     arguments = {
         "query_start_loc": np.array([0, num_tokens + 1], np.int32),
         "positions": np.zeros(num_tokens - 1, np.int64),

@@ -532,7 +532,7 @@ def test_a_run_prints_the_first_failure_of_a_function(
             "To see it again:",
             # A stored case would name a check outside of conformance, which no case may import.
             "    python -m conformance 'test_toy.py::test_first?host-minimal?' *",
-            "3 more of its tests fail (law 3); --all-failures prints them.",
+            "3 more of its tests do not pass (law 3); --all-failures prints them.",
             "user * fails with slow *",
             "FAILS: slow on host: *",
             "fails with slow: user on host",
