@@ -16,15 +16,16 @@ import fast
 from conformance.calls import Call
 from conformance.checks import same_answer, same_refusal
 from conformance.contracts import Contract, InvalidInput
+from conformance.evaluation import exception_of
 from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.invalid_inputs.changes import replaced
 from conformance.profiles import PROFILES, Kind
 from conformance.properties import Check, law
 from conformance.report import Mismatch
-from conformance.sessions import session_check
+from conformance.sessions import SessionMismatch, session_check
 from conformance.strategies.arrays import guarded
-from conformance.strategies.block_table import block_tables_sessions
+from conformance.strategies.block_table import Operation, block_tables_sessions
 from conformance.targets import TARGETS, Target
 
 CALL = Call(
@@ -323,8 +324,17 @@ def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyP
             "tables": tables.get_dummy_block_tables(1),
             "slots": tables.get_dummy_slot_mappings(1),
         },
+        reader=lambda session: Operation.gathering(
+            [*range(session.constructor.arguments["max_num_reqs"])]
+        ),
     )
-    lines = failure(check, TARGETS["host"])
+    error = exception_of(check.bind(TARGETS["host"], PROFILES["dev"], "minimal"))
+    assert isinstance(error, SessionMismatch)
+    assert error.explain is not None
+    title, operation = error.explain()
+    assert "The state is right before this operation, and wrong after it:" == title
+    assert operation.startswith("    clear_row(r=")
+    lines = str(error).splitlines()
     assert lines[0].startswith("BlockTables.")
     story = lines[lines.index("after") + 1 :]
     assert story[0].startswith("    made by BlockTables(block_sizes=")
