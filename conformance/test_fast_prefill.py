@@ -195,7 +195,7 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
     fast_prefill_calls,
     goals={"armed": lambda call: not comes_back(call)},
 )
-def test_a_subclass_keeps_what_it_has_besides(target: Target, call: Call) -> None:
+def test_a_subclass_keeps_its_own_fields(target: Target, call: Call) -> None:
     """The metadata of a subclass is cut to one of its class, with its own fields as they were."""
     base: Any = target.lookup("CommonAttentionMetadata")
     own: Any = dataclasses.make_dataclass("Own", [("own", int, 0)], bases=(base,))

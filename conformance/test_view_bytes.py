@@ -189,7 +189,7 @@ def _check_views_over(target: Target, call: Call, make: Callable[[Target, int], 
 
 
 @law("_reshape_kv_cache", reshape_calls)
-def test_tensors_of_no_bytes_lie_anywhere(target: Target, call: Call) -> None:
+def test_empty_tensors_need_no_alignment(target: Target, call: Call) -> None:
     """A tensor of no bytes need not be aligned, even at an address that no dtype is aligned to."""
 
     def make(one: Target, _size: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import UserList
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from conformance.calls import Arguments, Call
 from conformance.contracts import Change, InvalidInput
+from conformance.factories import Factory, FactoryContext
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -170,6 +172,22 @@ def _of_no_slot_and_an_array(call: Call) -> Call | None:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Equal(Factory):
+    """What is no list, but equal to one.
+
+    Attributes:
+        items: The items of the list.
+    """
+
+    items: tuple[int, ...]
+
+    def make(self, converter: FactoryContext) -> UserList[int]:
+        """Return it."""
+        del converter
+        return UserList(self.items)
+
+
 APPEND_REFUSALS: Refusals = {
     (IndexError, "req_indices"): {
         "slot outside": changed_with_facts("req_indices", lambda _, model: [model.max_num_reqs])
@@ -206,9 +224,8 @@ APPEND_REFUSALS: Refusals = {
         "a count of no slot is a bool": _of_slots([False], []),
         "a count is an array": _of_slots([0, _vector(1, 1)], [5]),
         "a count of no slot is an array": _of_no_slot_and_an_array,
-        # Equal to the lists that they stand for.
         "counts of no slot are no lists": in_turn(
-            _of_slots([0], []), changed(COUNTS, lambda counts: [*map(UserList, counts)])
+            _of_slots([0], []), changed(COUNTS, lambda counts: [_Equal(tuple(c)) for c in counts])
         ),
     },
 }

@@ -55,7 +55,7 @@ CREATE_REFUSALS: Refusals = {
         "a split point is the end, past int64": set_arguments(
             num_scheduled_tokens=np.full(2, MAX_INT64, np.int64), split_points=[2 * MAX_INT64]
         ),
-        "a split point of more tokens than an int64 holds is 0": set_arguments(
+        "a split point of a huge batch is 0": set_arguments(
             num_scheduled_tokens=np.full(2, MAX_INT64, np.int64), split_points=[0]
         ),
     },
