@@ -152,6 +152,7 @@ def render(call: Call, difference: Difference | None = None) -> str:
     >>> arguments |= {"positions": positions, "block_size": 2}
     >>> print(render(Call("compute_slot_mapping", arguments)))
         block_size = 2
+        defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1
         request  tokens  block_table  positions
         0        0..2    5 9          1 2 3
         1        3..3    7 3          0
