@@ -1,7 +1,8 @@
-"""Fill the memory that NumPy and numba allocate, so that it holds no earlier call's right answer.
+"""Fill the memory that NumPy, numba and torch allocate: it holds no earlier call's right answer.
 
-torch fills its own in deterministic mode. NumPy and numba have no such mode, but they take their
-memory from allocators that can be replaced: here by one that fills what it returns.
+torch fills its own in deterministic mode, always with the same value. NumPy and numba have no such
+mode, but they take their memory from allocators that can be replaced: here by one that fills what
+it returns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+
+import torch
 
 from conformance.strategies.arrays import POISON_BYTE
 
@@ -58,6 +61,29 @@ def filled_memory() -> Iterator[None]:
         yield
     finally:
         set_handler(before)
+
+
+@contextlib.contextmanager
+def filled_tensors(byte: int) -> Iterator[None]:
+    """Fill what `new_empty` allocates inside with a byte: poison, or 0.
+
+    Poison is a negative int, so it may stand for "none", as a row's rank does; 0 is the first row.
+    The greatest int, which torch takes in deterministic mode, is greater than every number of rows,
+    so that a kernel may compare with it and go on as if it were right.
+    """
+    new_empty = torch.Tensor.new_empty
+
+    def filled(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        made: torch.Tensor = new_empty(self, *args, **options)
+        if made.is_cpu and made.dtype is not torch.bool and made.numel():
+            made.view(-1).view(torch.uint8).fill_(byte)
+        return made
+
+    torch.Tensor.new_empty = filled  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.new_empty = new_empty  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from conformance.fresh_memory import filled_tensors
 from conformance.strategies.arrays import POISON_BYTE
 from fast import launch
 
@@ -79,35 +80,12 @@ def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterato
     before = launch.uses_kernels(ON_CPU)
     poison = chance.choice((POISON_BYTE, 0))
     with (
-        _poisoned_tensors(poison),
+        filled_tensors(poison),
         launch.simulated_by(_Launcher(simulate, seed), threads, at_once),
     ):
         assert launch.uses_kernels(ON_CPU), "a tensor does not take the device path"
         yield
     assert before == launch.uses_kernels(ON_CPU), "the simulator outlives its block"
-
-
-@contextlib.contextmanager
-def _poisoned_tensors(byte: int) -> Iterator[None]:
-    """Fill what `new_empty` allocates inside with a byte: poison, or 0.
-
-    Poison is a negative int, so it may stand for "none", as a row's rank does; 0 is the first row.
-    The greatest int, which torch takes in deterministic mode, is greater than every number of rows,
-    so that a kernel may compare with it and go on as if it were right.
-    """
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        made: torch.Tensor = new_empty(self, *args, **options)
-        if made.is_cpu and made.dtype is not torch.bool and made.numel():
-            made.view(-1).view(torch.uint8).fill_(byte)
-        return made
-
-    torch.Tensor.new_empty = poisoned  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        torch.Tensor.new_empty = new_empty  # type: ignore[method-assign]
 
 
 class _Launcher:

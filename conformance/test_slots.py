@@ -236,17 +236,14 @@ def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
     batch, positions = call.facts, call["positions"].copy()
     places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
     misplaced = st.sampled_from(places)
-    if draw(st.booleans()):
-        # Whole requests: their positions stay a run, which a loop may take at once.
-        for start, stop in itertools.pairwise(batch.starts):
-            beyond = draw(misplaced)
-            if beyond is not None:
-                positions[start:stop] = beyond + np.arange(stop - start)
-    else:
-        for token in range(batch.num_tokens):
-            beyond = draw(misplaced)
-            if beyond is not None:
-                positions[token] = beyond
+    # Positions of a whole request stay a run, which a loop may take at once.
+    are_requests = draw(st.booleans())
+    for start, stop in itertools.pairwise(
+        batch.starts if are_requests else range(batch.num_tokens + 1)
+    ):
+        beyond = draw(misplaced)
+        if beyond is not None:
+            positions[start:stop] = beyond + np.arange(stop - start)
     table = call["block_table"].copy()
     if draw(st.booleans()):
         table[:, :1] = draw(st.sampled_from((-1, 0)))  # block 0 is a block like any other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import UserList
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,29 +133,26 @@ def _outgrown(call: Call, *, overwrite: bool) -> Call | None:
     )
 
 
-def _of_no_slot_and_no_list(call: Call) -> Call | None:
-    """Append nothing, with a group too many whose counts are None."""
-    groups = call.facts.block_sizes
+def _appending_nothing(call: Call, counts: list[Any], *, slots: Sequence[int] = ()) -> Call:
+    """Return the call that appends no blocks to slots, with the counts of each group."""
     return call.replacing(
-        req_indices=[],
-        overwrite=[],
-        cu_num_new_blocks=[*([0] for _ in groups), None],
-        new_block_ids=[[] for _ in groups],
+        req_indices=[*slots],
+        overwrite=[False] * len(slots),
+        cu_num_new_blocks=counts,
+        new_block_ids=[[] for _ in call.facts.block_sizes],
     )
+
+
+def _of_no_slot_and_no_list(call: Call) -> Call:
+    """Append nothing, with a group too many whose counts are None."""
+    return _appending_nothing(call, [*([0] for _ in call.facts.block_sizes), None])
 
 
 @change_maker
 def _of_one_slot_short(call: Call, counts: list[int]) -> Call | None:
     """Append nothing to one slot, of counts that are too few in every group."""
     groups = call.facts.block_sizes
-    if not groups:
-        return None
-    return call.replacing(
-        req_indices=[0],
-        overwrite=[False],
-        cu_num_new_blocks=[counts for _ in groups],
-        new_block_ids=[[] for _ in groups],
-    )
+    return _appending_nothing(call, [counts for _ in groups], slots=[0]) if groups else None
 
 
 def _of_no_slot_and_an_array(call: Call) -> Call | None:
@@ -163,13 +160,7 @@ def _of_no_slot_and_an_array(call: Call) -> Call | None:
     groups = call.facts.block_sizes
     if len(groups) < 2:
         return None
-    counts = [[_vector(1, 1)], [0, 0], *([] for _ in groups[2:])]
-    return call.replacing(
-        req_indices=[],
-        overwrite=[],
-        cu_num_new_blocks=counts,
-        new_block_ids=[[] for _ in groups],
-    )
+    return _appending_nothing(call, [[_vector(1, 1)], [0, 0], *([] for _ in groups[2:])])
 
 
 @dataclasses.dataclass(frozen=True)
