@@ -117,6 +117,18 @@ def test_long_texts_are_cut() -> None:
     assert long == record["findings"][0]["script_text"]
 
 
+def test_goals_that_were_not_met_are_listed() -> None:
+    """Both forms name what no case met; where all was met there is no such list."""
+    declared = {"goals": ["f: empty", "f: never met"]}
+    met = dataclasses.replace(make_tallies(1)[0], counts={"goals": {"f: empty": 3}})
+    record = with_tables(make_night(), [met], declared=declared).to_json()
+    all_met = with_tables(make_night(), [met], declared={"goals": ["f: empty"]}).to_json()
+    for text_of in (html_of, markdown_of):
+        assert "goals not met: 1" in text_of(record)
+        assert "f: never met" in text_of(record)
+        assert "not met:" not in text_of(all_met)
+
+
 # Charts.
 
 
