@@ -59,16 +59,6 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
     """Draw rows of some lengths, which are gathered, and an operation on two of them."""
     sizes = draw(st.sampled_from(([2], [2, 3])))
     rows = list(range(draw(st.integers(2, 4))))
-    counts = [[draw(st.sampled_from((1, 2, 0))) for _ in rows] for _ in sizes]
-    arguments = {
-        "block_sizes": sizes,
-        "max_num_reqs": len(rows),
-        "max_num_batched_tokens": NUM_TOKENS,
-        "max_model_len": LONGEST,
-        "device": "cpu",
-        "pin_memory": False,
-    }
-    earlier = _appending(rows, counts, 10, new=False), Operation.gathering(rows)
     a, b = draw(st.permutations(rows))[:2]
     one_each = [[1] * len(rows) for _ in sizes]
     operation = draw(
@@ -83,19 +73,33 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
             )
         )
     )
-    # What comes next must read again how long the rows are.
+    # Full rows, so that a wrong length refuses what comes later, or not; but an append needs room.
+    room = 1 if operation.method == "append_block_ids" else 0
+    counts = [
+        [draw(st.sampled_from((-(-LONGEST // size) - room, 1, 0))) for _ in rows] for size in sizes
+    ]
+    arguments = {
+        "block_sizes": sizes,
+        "max_num_reqs": len(rows),
+        "max_num_batched_tokens": NUM_TOKENS,
+        "max_model_len": LONGEST,
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    earlier = _appending(rows, counts, 10, new=False), Operation.gathering(rows)
+    # What comes next must read again how long the rows are; half of the time that is an append.
     last = next(row for row in reversed(rows) if row != b)
     following = draw(
         st.sampled_from(
             (
-                Operation.gathering(rows),
+                *[Operation.gathering(rows)] * 3,
                 Operation("swap_rows", {"a": b, "b": last}),
                 Operation("move_row", {"src": b, "dst": a}),
                 Operation("clear_row", {"r": b}),
             )
         )
     )
-    # To each row of the two until it is full: how long it is must be known on the host too.
+    # To each of the two rows until it is full.
     integer = draw(st.sampled_from((int, np.int64)))
     more = [
         _appending([row], [[1]] * len(sizes), 50 + row, new=False, integer=integer)

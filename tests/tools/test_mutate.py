@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -425,10 +426,17 @@ def test_lines_are_traced(tmp_path: Path) -> None:
     names: dict[str, FunctionType] = {}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)  # noqa: S102  # our own
     tracer = Tracer({"traced": path})
+    outside = sys.gettrace(), threading.gettrace()
     with tracer:
         names["f"](0)
     assert tracer.take_lines() == {"traced": {1, 2, 4}}
     assert tracer.take_lines() == {}
+    with tracer:
+        thread = threading.Thread(target=names["f"], args=(1,))
+        thread.start()
+        thread.join()
+    assert tracer.take_lines() == {"traced": {1, 2, 3}}
+    assert (sys.gettrace(), threading.gettrace()) == outside
 
 
 @pytest.mark.parametrize("checked", [False, True])

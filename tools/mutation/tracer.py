@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ Follower: TypeAlias = Callable[..., Any]
 
 
 class Tracer:
-    """A block in which the lines of some files that run are noted.
+    """A block in which the lines of some files that run are noted, also in threads started there.
 
     Args:
         files: By name.
@@ -29,11 +30,13 @@ class Tracer:
     def __enter__(self) -> None:
         for loop, _, noted in self._loops:
             loop._machine_code, loop._bounds_checked = noted  # noqa: SLF001
-        self._before = sys.gettrace()
+        self._before = sys.gettrace(), threading.gettrace()
         sys.settrace(self._follow)
+        threading.settrace(self._follow)
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
+        sys.settrace(self._before[0])
+        threading.settrace(self._before[1])
         for loop, codes, _ in self._loops:
             loop._machine_code, loop._bounds_checked = codes  # noqa: SLF001
 
