@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,6 +77,19 @@ class Call:
         arguments, hints = numpy_scalars((self.arguments, self.hints))
         return dataclasses.replace(self, arguments=arguments, hints=hints)
 
+    def with_zeros(self) -> Call:
+        """Return the same call with arrays of zeros.
+
+        >>> Call("f", {"a": 1, "b": [np.array([2, 3])]}).with_zeros()
+        f(a=1, b=[array([0, 0])])
+        """
+
+        def zeros(part: Any) -> Any:
+            return np.zeros_like(part) if isinstance(part, np.ndarray) else part
+
+        arguments, hints = _map_leaves(zeros, (self.arguments, self.hints))
+        return dataclasses.replace(self, arguments=arguments, hints=hints)
+
     def __repr__(self) -> str:
         inside = [f"{name}={shorten(value)}" for name, value in self.arguments.items()]
         inside += [f"hint {name}={shorten(value)}" for name, value in self.hints.items()]
@@ -106,23 +119,27 @@ _DATA = (slice, list, tuple, dict)
 def numpy_scalars(value: Any) -> Any:
     """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
 
-    An object that stands in several places is one object afterwards too.
-
     >>> numpy_scalars(slice(1, 2**40))
     slice(np.int32(1), np.int64(1099511627776), None)
     """
+    return _map_leaves(lambda part: _numpy_scalar(part) if isinstance(part, int) else part, value)
+
+
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with its leaves changed: what is no collection and no object of `reference`.
+
+    An object that stands in several places is one object afterwards too.
+    """
     changed: dict[int, tuple[Any, Any]] = {}  # with the part, so that its id is not reused
 
-    def change(part: Any) -> Any:
-        if isinstance(part, int):
-            return _numpy_scalar(part)
+    def map_part(part: Any) -> Any:
         if not (isinstance(part, _DATA) or is_reference_object(part)):
-            return part
+            return change(part)
         if id(part) not in changed:
-            changed[id(part)] = part, map_children(change, part)
+            changed[id(part)] = part, map_children(map_part, part)
         return changed[id(part)][1]
 
-    return change(value)
+    return map_part(value)
 
 
 def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:

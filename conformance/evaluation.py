@@ -59,6 +59,8 @@ def check_answers(
             again = _mismatch(contract, target, call, simpler, seed)
             variant, found = (simpler, again) if again is not None else (variant, found)
     if found is not None:
+        if found.call is not call:  # the call with zeros itself
+            variant = dataclasses.replace(variant, follows_idle_step=False)
         found.variant = variant
         raise found
 
@@ -109,10 +111,10 @@ def check_answer(
         try:
             got = actual.run()
         except RAISED as error:
-            is_before = IDLE_STEP in getattr(error, "__notes__", ())
-            whose = "the call with zeros before it" if is_before else "the call"
-            wanted = "return a result or raise ValueError" if is_before else "return a result"
-            difference = Difference(Verdict.OUTCOME, whose, None, raised(error), wanted)
+            wanted = "return a result"
+            if IDLE_STEP in getattr(error, "__notes__", ()):
+                call, wanted = call.with_zeros(), "return a result or raise ValueError"
+            difference = Difference(Verdict.OUTCOME, "the call", None, raised(error), wanted)
             raise Mismatch(call, target.name, difference) from error
     found = gravest(_differences(contract, expected, actual, got))
     if found is not None:

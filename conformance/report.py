@@ -95,6 +95,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
                 [
                     f"{call.function} on {target}{under}: {self.title}",
                     *(f"{INDENT}{line}" for line in (*lines, *difference.context)),
+                    *_meaning(call, difference),
                     *([CALLED_WITH, rendered] if rendered else []),
                 ]
             )
@@ -184,14 +185,31 @@ def render(call: Call, difference: Difference | None = None) -> str:
 
 def _defaults(call: Call) -> Iterator[tuple[str, object]]:
     """Yield the parameters that a call leaves out, and their defaults if these are numbers."""
-    function: Any = reference
-    for name in call.function.split("."):
-        function = getattr(function, name, None)
+    function = _definition(call)
     if not isinstance(function, FunctionType):
         return
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in call.arguments and type(parameter.default) is int:
             yield name, parameter.default
+
+
+def _definition(call: Call) -> Any:
+    """Return the function of `reference`; None for what it does not have."""
+    function: Any = reference
+    for name in call.function.split("."):
+        function = getattr(function, name, None)
+    return function
+
+
+def _meaning(call: Call, difference: Difference) -> Iterator[str]:
+    """Yield what the definition says of a result that is one value."""
+    if (difference.verdict, difference.path, difference.index) != (Verdict.VALUE, "result", None):
+        return
+    returns = (inspect.getdoc(_definition(call)) or "").partition("\nReturns:\n")[2]
+    sentence = re.match(r"\s*(.*?\.)(?=\s|$)", returns, re.DOTALL)
+    if sentence:
+        text = f"definition of the result: {' '.join(sentence[1].split())}"
+        yield from textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=2 * INDENT)
 
 
 def _without_defaults(call: Call) -> dict[str, Any]:

@@ -90,6 +90,8 @@ SLICE_REFUSALS: Refusals = {
         "the slice has no end": slice(0, None),
         "the slice ends at a bool": slice(0, False),
         "the slice starts at a bool": slice(False, 0),
+        "the slice has a float as step": slice(0, 0, 1.0),
+        "the slice has a bool as step": slice(0, 0, True),
         "the slice is an int": 0,
     },
 }

@@ -60,10 +60,18 @@ def test_a_wrong_copy_unchecked() -> None:
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, 2**31 - 1], [0, -(2**31), 2**31 - 1] * 9])
-def test_bad_starts_unchecked(starts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0, 2, 1], r"less than .* before it"),
+        ([0, 2**31 - 1, 0, 2**31 - 1], r"less than .* before it"),
+        ([0, -(2**31), 2**31 - 1] * 9, r"less than .* before it"),
+        ([-3, 5], r"\[0\] is -3, expected 0"),
+    ],
+)
+def test_bad_starts_unchecked(starts: list[int], message: str) -> None:
     """Starts that decrease cannot make a list of more programs than tokens can need."""
-    with fast.checks(enabled=False), pytest.raises(ValueError, match=r"less than .* before it"):
+    with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
         compute(int32(starts))
 
 
