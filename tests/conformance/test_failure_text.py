@@ -345,6 +345,37 @@ def test_an_exception() -> None:
     assert lines[-1].endswith('raise KeyError("rank")')
 
 
+def test_a_call_with_zeros_is_shown_itself() -> None:
+    """What raises in the call with zeros before a call is reported as that call."""
+
+    def change(right: Callable[[], Any], counts: torch.Tensor, *_: object) -> object:
+        if not counts.sum():
+            raise RuntimeError("no tokens")
+        return right()
+
+    lines = text_of_answer(micro_batches(), change, CallVariant(follows_idle_step=True))
+    assert [
+        "create_ubatch_slices on host: an error",
+        "    the call raised RuntimeError: no tokens, but should return a result or raise ValueError",
+        "called with",
+        "    num_scheduled_tokens = [0, 0]  (int32)",
+        "    split_points = [1]",
+        "Raised in",
+    ] == lines[:6]
+
+
+def test_a_single_number_is_explained() -> None:
+    """What the definition says of a result that is one value follows the difference."""
+    call = Call("extract_layer_index", {"layer_name": "layers.3.attn"})
+    assert [
+        "extract_layer_index on host: wrong value",
+        "    result = 4, but should be 3",
+        "    definition of the result: The index.",
+        "called with",
+        "    layer_name = 'layers.3.attn'",
+    ] == text_of_answer(call, lambda right, *_: right() + 1)[:5]
+
+
 def test_variants_that_do_not_matter_are_left_out() -> None:
     """A difference that a plain call shows too is reported as one of a plain call."""
     lines = text_of_answer(lengths(), lambda right, *_: right() + 1, CallVariant(True, True))
