@@ -350,13 +350,13 @@ def test_a_call_with_zeros_is_shown_itself() -> None:
 
     def change(right: Callable[[], Any], counts: torch.Tensor, *_: object) -> object:
         if not counts.sum():
-            raise RuntimeError("no tokens")
+            raise RuntimeError("empty")
         return right()
 
     lines = text_of_answer(micro_batches(), change, CallVariant(follows_idle_step=True))
     assert [
         "create_ubatch_slices on host: an error",
-        "    the call raised RuntimeError: no tokens, but should return a result or raise ValueError",
+        "    the call raised RuntimeError: empty, but should return a result or raise ValueError",
         "called with",
         "    num_scheduled_tokens = [0, 0]  (int32)",
         "    split_points = [1]",

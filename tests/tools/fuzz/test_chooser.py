@@ -67,6 +67,13 @@ def test_a_property_with_unmet_goals_has_a_share() -> None:
     assert run_slices(chooser, 1000).count("of f") < 100
 
 
+def test_a_property_with_few_cases_has_a_share() -> None:
+    """It has more slices than others until it had as many examples as the default run has."""
+    chooser = Chooser(dict.fromkeys(NAMES, ()), 0, {NAMES[0]: 1000})
+    counts = Counter(run_slices(chooser, 1000))
+    assert counts[NAMES[0]] > max(counts[name] for name in NAMES[1:])
+
+
 def test_a_slow_property_takes_no_more_time_than_others() -> None:
     """The fair share is a share of time, not of slices."""
     chooser = Chooser({"slow": (), "fast": ()}, 0)

@@ -62,7 +62,9 @@ class Fuzzing:
         self.properties = properties_of(options.subject)
         self.findings = Findings(options.out / "findings")
         self.chooser = Chooser(
-            {name: goals_of(prop.check) for name, prop in self.properties.items()}, self.seed
+            {name: goals_of(prop.check) for name, prop in self.properties.items()},
+            self.seed,
+            {name: prop.num_default_examples for name, prop in self.properties.items()},
         )
         self.started = datetime.now(UTC)
         self.curve: list[Point] = []

@@ -71,6 +71,16 @@ class Property:
         """Whether it draws while it runs."""
         return isinstance(self.check, StatefulCheck)
 
+    @property
+    def num_default_examples(self) -> int:
+        """How many examples the default conformance run has; of large sizes, for each preset."""
+        profile, simulated = PROFILES["default"], self.target.is_simulated
+        if self.is_stateful:
+            large = self.size == "real"
+            return profile.stateful_settings(simulated=simulated, large=large).max_examples
+        number = profile.settings(self.check.kind, simulated=simulated).max_examples
+        return number * len(self.check.sizes(self.target))
+
     @functools.cached_property
     def presets(self) -> Sequence[Preset]:
         """The presets of its examples; the first choice of a case is the index of one."""
