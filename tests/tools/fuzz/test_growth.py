@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
 
+from conformance.conditions.sequences import HELD_AMONG_OTHERS
 from kvtwin.fuzz import growth
 from kvtwin.fuzz.cases import Input
 from kvtwin.fuzz.failures import Failure
@@ -47,11 +49,12 @@ def keeps_and_fails(target: object, example: int) -> None:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, body: Callable[[object, int], None]
+    monkeypatch: pytest.MonkeyPatch, body: Callable[[object, int], None], *goals: str
 ) -> Failure | None:
-    """Measure a property with this body."""
+    """Measure a property with this body and these goals."""
     LEAKED.clear()
     prop = toy(body, st.integers(0, 255))
+    prop = dataclasses.replace(prop, check=dataclasses.replace(prop.check, goals=goals))
     monkeypatch.setattr(growth, "properties_of", lambda _: {prop.name: prop})
     return GrowthJob(Subject(), prop.name, 3).run(SilentContext())
 
@@ -71,6 +74,11 @@ def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reports of failures would be measured too."""
     assert None is measured(monkeypatch, keeps_and_fails)
+
+
+def test_what_calls_other_functions_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may leak, for which this function would be blamed."""
+    assert None is measured(monkeypatch, keeps, HELD_AMONG_OTHERS)
 
 
 @pytest.mark.parametrize("body", [frees, leaks_at_first, leaks_in_five_stages])

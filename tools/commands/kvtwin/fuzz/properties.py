@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 import conformance
 from conformance.checks import checks_in
+from conformance.conditions.sequences import HELD_AMONG_OTHERS
 from conformance.functions import choose_functions
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
@@ -70,6 +71,11 @@ class Property:
     def is_stateful(self) -> bool:
         """Whether it draws while it runs."""
         return isinstance(self.check, StatefulCheck)
+
+    @property
+    def calls_other_functions(self) -> bool:
+        """Whether it calls all other functions of the target too."""
+        return HELD_AMONG_OTHERS in self.check.goals
 
     @property
     def num_default_examples(self) -> int:
