@@ -162,6 +162,8 @@ def test_known_fixed_and_new_again(tmp_path: Path) -> None:
     assert {"f": "fixed", "g": "new"} == statuses(third)
     assert None is not third.add(failure("f"))
     assert {"f": "new", "g": "new"} == statuses(third)
+    third.note_failing(failure("f").id, fails=5, tries=5)  # which was tried again meanwhile
+    assert {"f": "new", "g": "new"} == statuses(third)
 
 
 def test_a_flaky_failure_says_how_often(tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ class Findings:
     def note_failing(self, known: str, fails: int, tries: int) -> None:
         """Note how often a finding of an earlier night, by its id, failed when tried again."""
         found = self.by_id[known]
-        found.status = "new" if found.status == "fixed" else "known"
+        if found.status == "fixed":  # a slice may have found it first: then it is new already
+            found.status = "new"
         found.seen += fails
         found.failure = dataclasses.replace(found.failure, fails=fails, tries=tries)
         self.write(known)
