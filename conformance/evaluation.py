@@ -118,8 +118,27 @@ def check_answer(
             raise Mismatch(call, target.name, difference) from error
     found = gravest(_differences(contract, expected, actual, got))
     if found is not None:
-        raise Mismatch(call, target.name, found)
+        context = (*found.context, *_effects(contract, expected, actual, found))
+        raise Mismatch(call, target.name, dataclasses.replace(found, context=context))
     return got
+
+
+def _effects(
+    contract: Contract, expected: Expected, actual: Invocation, found: Difference
+) -> Iterator[str]:
+    """Yield what a call changed as it should, where only its result is wrong."""
+    if contract.observe is None or found.path != "result":
+        return
+    if changes_difference(contract, expected.changed, actual) is not None:
+        return
+    before, after = map(contract.observe, (actual.call.arguments, actual.arguments))
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    if not changed:
+        yield "nothing was changed, as it should be"
+    for name, value in changed.items():
+        yield f"{name} after the call is as it should be: {value}"
 
 
 def _differences(

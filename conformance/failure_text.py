@@ -41,6 +41,9 @@ NUM_FRAMES: Final = 4
 NUM_REPEATS, REPEAT_SECONDS = 50, 2.0
 """How often, and for how long, an example is run again that did not fail each time."""
 
+NUM_FAILING: Final = 10
+"""How many of the times that it failed again are listed."""
+
 FULL: Final = (Mismatch, LawViolation, StatefulMismatchError)
 """Exceptions whose message says all: function, target, difference and call."""
 
@@ -180,10 +183,12 @@ def _flaky_lines(
     if failure is None or not isinstance(check, Check) or RERUN.death is not None:
         yield f"{INDENT}it failed once, and not when the same was done again; the failure:"
         return
-    outcomes = Counter(_outcomes(check, target, failure[1]))
-    number, wrong = sum(outcomes.values()), Counter(outcomes)
-    del wrong[""]
-    yield f"{INDENT}the same call, made {number} times again, fails {wrong.total()} times"
+    outcomes = [*_outcomes(check, target, failure[1])]
+    failing = [number for number, outcome in enumerate(outcomes, 1) if outcome]
+    wrong = Counter(filter(None, outcomes))
+    times = f"made {len(outcomes)} times again, fails {len(failing)} times"
+    which = ", ".join(map(str, failing[:NUM_FAILING])) + ", ..." * (len(failing) > NUM_FAILING)
+    yield f"{INDENT}the same call, {times}{', as number ' * bool(failing)}{which}"
     if not wrong:
         yield f"{INDENT}it may depend on earlier calls"
     for line, count in wrong.most_common(3):

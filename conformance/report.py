@@ -94,8 +94,9 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
             "\n".join(
                 [
                     f"{call.function} on {target}{under}: {self.title}",
-                    *(f"{INDENT}{line}" for line in (*lines, *difference.context)),
+                    *(f"{INDENT}{line}" for line in lines),
                     *_meaning(call, difference),
+                    *(f"{INDENT}{line}" for line in difference.context),
                     *([CALLED_WITH, rendered] if rendered else []),
                 ]
             )

@@ -38,6 +38,7 @@ from conformance.report import Mismatch
 from conformance.sessions import SessionMismatch
 from conformance.strategies.arrays import guarded, poisoned
 from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.kv_layout import Step
 from conformance.summary import Run
@@ -376,6 +377,20 @@ def test_a_single_number_is_explained() -> None:
     ] == text_of_answer(call, lambda right, *_: right() + 1)[:5]
 
 
+def test_what_changed_as_it_should_is_shown() -> None:
+    """Where only the result is wrong, what the call did to its arguments explains it."""
+    batch = InputBatch(["a", "b"], guarded([0, 1], np.int32), guarded([9, 9], np.int32))
+    arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput({"a": 9, "b": 1})}
+    call = Call("reorder_batch_to_split_decodes_and_prefills", arguments)
+    assert [
+        "    result = False, but should be True",
+        "    definition of the result: Whether any request moved.",
+        "    req_ids after the call is as it should be: ['b', 'a']",
+        "    num_computed_tokens_cpu after the call is as it should be: [1, 0]",
+        "called with",
+    ] == text_of_answer(call, lambda right, *_: not right())[1:6]
+
+
 def test_variants_that_do_not_matter_are_left_out() -> None:
     """A difference that a plain call shows too is reported as one of a plain call."""
     lines = text_of_answer(lengths(), lambda right, *_: right() + 1, CallVariant(True, True))
@@ -493,7 +508,9 @@ def test_a_flaky_answer() -> None:
     target = planted("get_dcp_local_seq_lens", change)
     lines = text_of(check, target, shrink=True)
     assert "get_dcp_local_seq_lens on host: different results for the same arguments" == lines[0]
-    assert re.fullmatch(r"    the same call, made 50 times again, fails \d+ times", lines[1])
+    assert re.fullmatch(
+        r"    the same call, made 50 times again, fails \d+ times, as number \d.*", lines[1]
+    )
     assert not any("ypothesis" in line or "Flaky" in line for line in lines)
 
 
