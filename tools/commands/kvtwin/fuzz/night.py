@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from conformance.profiles import Kind
 from kvtwin.fuzz.cases import Input
 from kvtwin.fuzz.child import ProcessDiedError
 from kvtwin.fuzz.chooser import Chooser
@@ -64,7 +65,11 @@ class Fuzzing:
         self.chooser = Chooser(
             {name: goals_of(prop.check) for name, prop in self.properties.items()},
             self.seed,
-            {name: prop.num_default_examples for name, prop in self.properties.items()},
+            {
+                name: prop.num_default_examples
+                for name, prop in self.properties.items()
+                if prop.check.kind is Kind.SAME_REFUSAL
+            },
         )
         self.started = datetime.now(UTC)
         self.curve: list[Point] = []

@@ -79,13 +79,9 @@ class Property:
 
     @property
     def num_default_examples(self) -> int:
-        """How many examples the default conformance run has; of large sizes, for each preset."""
-        profile, simulated = PROFILES["default"], self.target.is_simulated
-        if self.is_stateful:
-            large = self.size == "real"
-            return profile.stateful_settings(simulated=simulated, large=large).max_examples
-        number = profile.settings(self.check.kind, simulated=simulated).max_examples
-        return number * len(self.check.sizes(self.target))
+        """How many examples the default conformance run has of a property that is not stateful."""
+        settings = PROFILES["default"].settings(self.check.kind, simulated=self.target.is_simulated)
+        return settings.max_examples * len(self.check.sizes(self.target))
 
     @functools.cached_property
     def presets(self) -> Sequence[Preset]:
