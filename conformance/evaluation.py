@@ -131,10 +131,14 @@ def _effects(
         return
     if changes_difference(contract, expected.changed, actual) is not None:
         return
-    before, after = map(contract.observe, (actual.call.arguments, actual.arguments))
+    before, after = contract.observe(actual.call.arguments), expected.changed[OBSERVED]
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return
-    changed = {name: value for name, value in after.items() if value != before[name]}
+    changed = {
+        name: value
+        for name, value in after.items()
+        if first_difference(before.get(name), value, name) is not None
+    }
     if not changed:
         yield "nothing was changed, as it should be"
     for name, value in changed.items():
