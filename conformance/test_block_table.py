@@ -364,6 +364,20 @@ def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session)
     assert bool((slots == reference.PAD_SLOT_ID).all())
 
 
+@law("BlockTables", block_tables_sessions, has_kernel=True)
+def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
+    """What another call writes to a gathered table, as its `out`, is gone after the next step."""
+    tables = construct(target, session)
+    gather = target.lookup("gather_mm_placeholders")
+    with target.running(checked=False):
+        for table in perform(target, tables, Operation.gathering([0])):
+            ones = target.array(np.ones(table.shape, np.int32))
+            gather(ones, target.array(np.ones(len(ones), np.bool_)), out=table)
+        found = perform(target, tables, Operation.gathering([0]))
+    for table in found:
+        assert not table.any()
+
+
 @law("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
 def test_large_tables_fit_into_an_address_space(target: Target, example: int) -> None:
     """Tables of 2**55 bytes can be made where they take no memory: little room is added."""

@@ -12,6 +12,7 @@ module, with these functions:
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 import warnings
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 
 from fast.current_stream import current_stream
@@ -77,13 +79,21 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Explain what to set if numba-cuda finds no compiler (NVVM, libdevice) while it compiles.
+    """Explain what to set if numba-cuda finds no compiler, or cannot work with this NumPy.
 
-    It searches the installed packages and `CUDA_HOME`. It does not guess that folder if another
-    library of the toolkit is installed as a package, as with torch's wheels.
+    It searches the installed packages and `CUDA_HOME` for the compiler (NVVM, libdevice). It does
+    not guess that folder if another library of the toolkit is installed as a package, as with
+    torch's wheels.
     """
     try:
         yield
+    except AttributeError as error:  # numba-cuda 0.30 reads np.row_stack, which NumPy 2.5 lacks
+        if error.obj is not np:
+            raise
+        raise ImportError(
+            f"numba-cuda {importlib.metadata.version('numba-cuda')} does not work with NumPy"
+            f" {np.__version__}: pip install kvtwin[cuda] ({error})"
+        ) from error
     except RuntimeError as error:
         # By name: cuda.pathfinder is there only where numba-cuda is.
         if all(kind.__name__ != "DynamicLibNotFoundError" for kind in type(error).__mro__):

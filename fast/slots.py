@@ -106,7 +106,11 @@ def compute_slot_mapping(
     block_table = plain("block_table", block_table)
     query_start_loc = plain("query_start_loc", query_start_loc)
     positions = plain("positions", positions)
-    slots_there = positions.new_empty(num_positions) if out is None else plain("out", out)
+    if out is None:
+        slots_there = positions.new_empty(num_positions)
+    else:
+        slots_there = plain("out", out)
+        torch.autograd.graph.increment_version(out)  # a kernel's writes are not counted
     launch_threads(
         kernels.compute_slot_mapping,
         len(slots_there),

@@ -34,7 +34,7 @@ device-path   tests/gpu: no waiting, side streams, graphs, uploads, host cost, b
 bench         what every hot function costs host and device
 conformance   the conformance run on target cuda
 native        the same launches on target native, and what each takes the GPU
-sanitizer     compute-sanitizer (all its tools) over the kernels, where it is installed
+sanitizer     compute-sanitizer over the kernels and a brief conformance run, where it is installed
 kernels       tests/fast: kernels compiled and simulated
 real-models   tokens of real models, compared with those of generate'
 
@@ -48,25 +48,38 @@ native() { check native 300 python3 -m kvtwin kernels --gpu; }
 kernels() { check kernels 300 "${pytest[@]}" tests/fast -n "$workers"; }
 real_models() { check real-models 240 python3 -m tools.runner --device cuda; }
 sanitizer() {
-    local program tool tests=("${pytest[@]}" tests/gpu -k "waits_for_the_device or rows_of_any_bytes")
+    local program tool
     if ! program=$(command -v compute-sanitizer || ls "${CUDA_HOME:-}/bin/compute-sanitizer" \
         /usr/local/cuda/bin/compute-sanitizer 2> /dev/null | head -n 1) || [ -z "$program" ]; then
         row sanitizer - 0 "compute-sanitizer is not installed here"
         return
     fi
-    # torch asks the driver for what it may not have: such errors are none.
-    # One log for all: some machines give eight files back.
     rm -f "$logs/sanitizer.log"
     for tool in memcheck racecheck synccheck initcheck; do
-        check "$tool" 140 "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
-            "${tests[@]}"
-        [ -z "$gpu" ] || cat "$logs/$tool.log" >> "$logs/sanitizer.log"
-        rm -f "$logs/$tool.log"
+        sanitize "$tool" 60 "$tool" tests/gpu -k "waits_for_the_device or rows_of_any_bytes"
     done
+    # torch's cache of memory would hide that a kernel reads or writes beside a tensor. Without it
+    # the hundreds of calls of one test of memory on the host take longer than a call may.
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    sanitize memcheck-conformance 300 memcheck -p no:xdist --target cuda --profile brief \
+        conformance/test_{block_table,slots,local_attention,fast_prefill,causal_conv1d,multimodal}.py \
+        -k "not keeps_nothing"
+    unset PYTORCH_NO_CUDA_MEMORY_CACHING
+}
+
+sanitize() {  # name, limit in seconds, tool of compute-sanitizer, arguments of pytest...
+    local name=$1 limit=$2 tool=$3
+    shift 3
+    # torch asks the driver for what it may not have: such errors are none.
+    check "$name" "$limit" "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
+        "${pytest[@]}" "$@"
+    # One log for all: some machines give eight files back.
+    [ -z "$gpu" ] || cat "$logs/$name.log" >> "$logs/sanitizer.log"
+    rm -f "$logs/$name.log"
 }
 
 row() {  # name, state, seconds, what to say
-    rows+=("$(printf '%-12s %-8s %4ss  %s' "$@")")
+    rows+=("$(printf '%-20s %-8s %4ss  %s' "$@")")
     case $2 in ok | -) ;; *) status=1 ;; esac
 }
 

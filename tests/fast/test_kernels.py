@@ -1,5 +1,6 @@
 import contextlib
 import functools
+import importlib.metadata
 import inspect
 import os
 import re
@@ -311,6 +312,10 @@ def test_numbas_own_cuda_is_refused() -> None:
     assert "" == done.stdout
 
 
+TOOLKIT = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
+OLD_NUMPY = f"numba-cuda 0.30.4 does not work with NumPy {np.__version__}: pip install kvtwin[cuda]"
+
+
 class DynamicLibNotFoundError(RuntimeError):
     """Stands for cuda.pathfinder's error of this name."""
 
@@ -319,17 +324,16 @@ class DynamicLibNotFoundError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (DynamicLibNotFoundError("cannot infer CUDA_HOME"), ImportError),
-        (RuntimeError("something else"), RuntimeError),
+        (DynamicLibNotFoundError("no CUDA_HOME"), f"ImportError: {TOOLKIT} (no CUDA_HOME)"),
+        (RuntimeError("something else"), "RuntimeError: something else"),
+        (AttributeError("no row_stack", obj=np), f"ImportError: {OLD_NUMPY} (no row_stack)"),
+        (AttributeError("something else", obj=torch), "AttributeError: something else"),
     ],
 )
-def test_without_a_toolkit(
-    launcher: ModuleType,
-    error: Exception,
-    expected: type[Exception],
-    monkeypatch: pytest.MonkeyPatch,
+def test_numba_cannot_compile(
+    launcher: ModuleType, error: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where numba-cuda finds no compiler, both launchers say which variable to set."""
+    """Where numba-cuda finds no compiler or an unknown NumPy, both launchers say what to do."""
 
     def fail(*_args: object, **_named: object) -> None:
         raise error
@@ -340,9 +344,8 @@ def test_without_a_toolkit(
     )
     core = SimpleNamespace(Device=lambda _: device)
     monkeypatch.setattr(numba_cuda, "import_cuda", lambda: numba)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.30.4")
     monkeypatch.setattr(direct_launch, "_core", lambda: core)
-    with pytest.raises(expected, match=str(error)) as caught:
+    with pytest.raises(type(error) if expected.endswith("else") else ImportError) as caught:
         launcher.load(Kernel(block_table.move_row.py_func, "void(int64)", 64), 0)
-    assert (expected is ImportError) == (
-        "set CUDA_HOME to the toolkit's folder" in str(caught.value)
-    )
+    assert expected == f"{type(caught.value).__name__}: {caught.value}"

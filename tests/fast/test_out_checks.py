@@ -36,6 +36,19 @@ def test_lengths_are_written() -> None:
 
 
 @pytest.mark.usefixtures("path")
+def test_torch_counts_writes() -> None:
+    """What is written to `out` counts as a write of torch, on the device path too."""
+    starts, positions = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    lengths, slots = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    rows, embeds = torch.zeros(3, 2), torch.zeros(2, 2)
+    fast.get_dcp_local_seq_lens(LENS, 2, 0, out=lengths)
+    fast.compute_slot_mapping(torch.ones(1, 1, dtype=torch.int32), starts, positions, 1, out=slots)
+    fast.scatter_mm_placeholders(EMBEDS, MASK, out=rows)
+    fast.gather_mm_placeholders(rows, MASK, out=embeds)
+    assert all(out._version for out in (lengths, slots, rows, embeds))
+
+
+@pytest.mark.usefixtures("path")
 def test_rows_are_written() -> None:
     """Rows are in `out`, which is returned; its room is the number of embeddings."""
     out = torch.zeros(3, 2)

@@ -40,6 +40,7 @@ SECTIONS = [
 ]
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+SANITIZED = (*SANITIZER_TOOLS, "memcheck-conformance")
 PYTHON = """#!/bin/sh
 case "$*" in
     *torch.cuda.is_available*) echo "$GPU" ;;
@@ -116,10 +117,13 @@ def test_all_is_shown(tmp_path: Path) -> None:
     assert len(done.logs) <= 8
     sanitized = "--report-api-errors no --error-exitcode 1 python3 -m pytest"
     assert "ok: warmup() ok: 9.1 s" == done.rows.pop("versions")
-    for tool in SANITIZER_TOOLS:
+    for name in SANITIZED:
+        tool = name.partition("-")[0]
         started = f"ok: ERROR SUMMARY: 0 errors for --tool {tool} {sanitized}"
-        assert done.rows.pop(tool).startswith(started)
-        assert f"--tool {tool} " in done.logs["sanitizer.log"]
+        said = done.rows.pop(name)
+        assert said.startswith(started)
+        assert ("conformance/test_slots.py" in said) == (name not in SANITIZER_TOOLS)
+        assert said.removeprefix("ok: ") in done.logs["sanitizer.log"]
     assert {
         "device-path": "ok: 5 passed in 3s",
         "bench": "ok: 9 passed in 4s",
@@ -232,19 +236,20 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     """Where there is no GPU nothing is run, each section says so, and the status is 1."""
     done = run(tmp_path, GPU="", sanitizer="yes")
     assert {"no GPU"} == {said.partition(":")[0] for said in done.rows.values()}
-    assert len(SECTIONS) - 1 + len(SANITIZER_TOOLS) == len(done.rows)
+    assert len(SECTIONS) - 1 + len(SANITIZED) == len(done.rows)
     assert "no GPU: python3 -m tools.runner --device cuda" == done.rows["real-models"]
     assert "===" not in done.printed
     assert done.status == 1
 
 
 def test_each_section_takes_ten_minutes_at_most() -> None:
-    """With the first, cold import of torch, `versions` too; the sanitizer's two tools together."""
+    """With the first, cold import of torch, `versions` too; the sanitizer's commands together."""
     text = SCRIPT.read_text()
-    limits = {
-        name: int(limit) for name, limit in re.findall(r"check \"?\$?([\w-]+)\"? (\d+) ", text)
-    }
-    limits["sanitizer"] = 2 * limits.pop("tool")
+    limits = {name: int(limit) for name, limit in re.findall(r"check ([\w-]+) (\d+) ", text)}
+    sanitized = dict(re.findall(r'sanitize "?\$?([\w-]+)"? (\d+) ', text))
+    assert {"tool", "memcheck-conformance"} == set(sanitized)
+    each, conformance = int(sanitized["tool"]), int(sanitized["memcheck-conformance"])
+    limits["sanitizer"] = len(SANITIZER_TOOLS) * each + conformance
     assert set(SECTIONS) == set(limits)
     [first] = re.findall(r"gpu=\$\(timeout (\d+) python3", text)
     assert int(first) >= 180
