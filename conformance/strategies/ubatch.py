@@ -51,11 +51,12 @@ def cuts(
     if number is not None:
         chance = np.random.default_rng(draw(st.integers(0, 2**16)))
         return sorted((1 + chance.permutation(total - 1)[:number]).tolist())
+    points = draw(st.sets(st.integers(1, total - 1), max_size=4))
     edges = sorted({int(e) for e in np.cumsum(lens)} - {0, total})
-    point = st.integers(1, total - 1)
     if edges:
-        point = st.one_of(point, st.sampled_from(edges))
-    points = draw(st.sets(point, max_size=4))
+        # Hypothesis stores strategies: one of all edges would stay in memory.
+        last = st.integers(0, len(edges) - 1)
+        points |= {edges[i] for i in draw(st.sets(last, max_size=4))}
     longest = max(lens)
     if longest > 2 and draw(st.booleans()):
         # Two cuts inside one request.
