@@ -305,6 +305,14 @@ def perform(target: Target, self: Any, operation: Operation, variant: CallVarian
     return result
 
 
+def perform_or_raise(target: Target, self: Any, operation: Operation) -> Any:
+    """Return the result of an operation; raise its exception if it raises one."""
+    result = perform(target, self, operation)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | None:
     """Return what is wrong with how an operation ended, None where it ended as it should."""
     if operation.refused is None:
@@ -329,4 +337,4 @@ def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
     return None
 
 
-__all__ = ["SessionMismatch", "construct", "perform", "session_check"]
+__all__ = ["SessionMismatch", "construct", "perform", "perform_or_raise", "session_check"]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
-import reference
 from conformance.calls import Call
 from conformance.checks import along_axes
-from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
 from conformance.invalid_inputs.block_table import (
     CONSTRUCTOR_INVALID_INPUTS,
     INVALID_OPERATIONS,
@@ -26,8 +21,7 @@ from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader
 from conformance.profiles import Kind
-from conformance.properties import law
-from conformance.sessions import construct, perform, session_check
+from conformance.sessions import construct, perform_or_raise, session_check
 from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.attn_metadata import regrouped
@@ -47,7 +41,6 @@ from conformance.strategies.block_table import (
 )
 from conformance.strategies.large_batches import BLOCK_IDS, BLOCK_SIZE
 from conformance.strategies.presets import MINIMAL, Preset
-from conformance.targets import REFERENCE, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +86,6 @@ def _tables_of(step: _Step) -> Call:
     return Call("BlockTables", arguments, step)
 
 
-def _perform(target: Target, tables: Any, operation: Operation) -> Any:
-    """Return the result of an operation; raise its exception if it raises one."""
-    result = perform(target, tables, operation)
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
 def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of each group's gathered table and slots, after earlier steps.
 
@@ -127,14 +112,14 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
     with target.running(checked=True, seed=step.seed):
         tables = construct(target, Session(call, ()))
         for operation in operations:
-            _perform(target, tables, operation)
+            perform_or_raise(target, tables, operation)
         # A padded request has no row.
         lens = zip(slots, batch.query_lens, strict=True)
-        found = _perform(
+        found = perform_or_raise(
             target, tables, Operation.gathering([slot if q else -1 for slot, q in lens])
         )
         located = {"query_start_loc": batch.query_start_loc(), "positions": batch.positions()}
-        mappings = _perform(target, tables, Operation("compute_slot_mappings", located))
+        mappings = perform_or_raise(target, tables, Operation("compute_slot_mappings", located))
     for group, table, mapping in zip(step.batches, found, mappings, strict=True):
         metadata = group.metadata()
         made = dataclasses.replace(
@@ -194,6 +179,7 @@ def _all_rows(session: Session) -> Operation:
 
 
 SLOW_SESSION = "all tables are compared after every operation, which takes seconds"
+
 
 test_block_tables = session_check(
     "BlockTables",
@@ -280,168 +266,3 @@ test_block_tables_constructor = Contract(
     ),
     interpretation=GATHERED_GROUPS,
 )
-
-
-@law("BlockTables", block_tables_sessions, has_kernel=True)
-def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
-    """Without checked mode a slot that is not there gives nulls, a position outside gives -1."""
-    num_slots = session.constructor.arguments["max_num_reqs"]
-    num_tokens = session.constructor.arguments["max_num_batched_tokens"]
-    bad = [num_slots, *range(num_slots), -2, 2**31 - 1][:num_slots]
-    good = [slot if slot in range(num_slots) else -1 for slot in bad]
-    ours, theirs = construct(REFERENCE, session), construct(target, session)
-    with target.running(checked=False):
-        for operation in session.operations:
-            perform(REFERENCE, ours, operation)
-            perform(target, theirs, operation)
-        expected = perform(REFERENCE, ours, Operation.gathering(good))
-        found = perform(target, theirs, Operation.gathering(bad))
-        assert first_difference(expected, found, "gathered", target.device or "cpu") is None
-        if len(session.operations) % 2:  # a caller may write into what it gets
-            for table in (*expected, *found):
-                table[:, :1] = -1
-        sizes = session.constructor.arguments["block_sizes"]
-        widths = [table.shape[1] for table in expected]
-        ends = [size * width for size, width in zip(sizes, widths, strict=True)]
-        positions = [0, -1, *ends, 2**40, -(2**40)][:num_tokens]
-        arguments = {
-            "query_start_loc": np.array([0, len(positions)], np.int32),
-            "positions": np.array(positions, np.int64),
-        }
-        slots = perform(target, theirs, Operation("compute_slot_mappings", arguments)).tolist()
-    for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        row = expected[group][0]
-        assert slots[group] == [
-            int(row[p // size]) * size + p % size
-            if 0 <= p < end and row[p // size] >= 0
-            else reference.PAD_SLOT_ID
-            for p in positions
-        ]
-
-
-@law("BlockTables", block_tables_sessions, has_kernel=True)
-def test_more_tokens_than_positions_stay_inside(target: Target, session: Session) -> None:
-    """Without checked mode, starts past the positions are refused or give no slot."""
-    num_tokens = session.constructor.arguments["max_num_batched_tokens"]
-    tables = construct(target, session)
-    slots = tables.get_dummy_slot_mappings(num_tokens)
-    slots[:] = 2**40  # of an earlier step
-    arguments = {
-        "query_start_loc": np.array([0, num_tokens + 1], np.int32),
-        "positions": np.zeros(num_tokens - 1, np.int64),
-    }
-    with target.running(checked=False):
-        perform(target, tables, Operation.gathering([0]))
-        outcome = perform(target, tables, Operation("compute_slot_mappings", arguments))
-    assert type(outcome) is ValueError or not isinstance(outcome, Exception)
-    if type(outcome) is not ValueError:  # which leaves the slots as they were
-        assert bool((slots[:, num_tokens - 1 :] == reference.PAD_SLOT_ID).all())
-        assert not bool((slots[:, : num_tokens - 1] == 2**40).any())
-
-
-IDLE = {"query_start_loc": np.array([0], np.int32), "positions": np.array([], np.int64)}
-"""A step without requests."""
-
-
-@law("BlockTables", block_tables_sessions)
-def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
-    """What another call writes to a view, as its `out`, is gone after the next step."""
-    if not session.constructor.arguments["block_sizes"]:
-        return
-    tables = construct(target, session)
-    slots = tables.get_dummy_slot_mappings(session.constructor.arguments["max_num_batched_tokens"])
-    ones: tuple[Any, ...] = (
-        np.ones((1, 1), np.int32),
-        np.array([0, 1], np.int32),
-        np.zeros(1, np.int64),
-    )
-    fill = target.lookup("compute_slot_mapping")
-    with target.running(checked=True):
-        perform(target, tables, Operation("compute_slot_mappings", IDLE))
-        fill(*map(target.array, ones), 1, out=slots[-1])
-        assert slots[-1][0] == 1
-        perform(target, tables, Operation("compute_slot_mappings", IDLE))
-    assert bool((slots == reference.PAD_SLOT_ID).all())
-
-
-@law("BlockTables", block_tables_sessions, has_kernel=True)
-def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
-    """What another call writes to a gathered table, as its `out`, is gone after the next step."""
-    tables = construct(target, session)
-    gather = target.lookup("gather_mm_placeholders")
-    with target.running(checked=False):
-        for table in perform(target, tables, Operation.gathering([0])):
-            ones = target.array(np.ones(table.shape, np.int32))
-            gather(ones, target.array(np.ones(len(ones), np.bool_)), out=table)
-        found = perform(target, tables, Operation.gathering([0]))
-    for table in found:
-        assert not table.any()
-
-
-@law("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
-def test_large_tables_fit_into_an_address_space(target: Target, example: int) -> None:
-    """Tables of 2**55 bytes can be made where they take no memory: little room is added."""
-    if target.device is None:
-        return  # only implementations with tensors
-    num_reqs, length = 2**22 // example, 2**31 - 1
-    made = target.call("BlockTables", [1] * example, num_reqs, 1, length, OTHER_DEVICE, False)
-    shapes = [tuple(table.shape) for table in made.get_dummy_block_tables(num_reqs)]
-    assert [(num_reqs, length)] * example == shapes
-
-
-BATCH: dict[str, dict[str, Any]] = {
-    "gather_block_tables": {"idx_mapping": np.array([-1], np.int32)},
-    "compute_slot_mappings": {
-        "query_start_loc": np.array([0, 0], np.int32),
-        "positions": np.array([], np.int64),
-    },
-}
-"""The calls on the tables for a batch of one request without tokens."""
-
-
-@law("BlockTables", block_tables_sessions, has_kernel=True)
-def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
-    """A tensor that is not where the tables are is refused, by its name."""
-    __tracebackhide__ = True
-    tables = construct(target, session)
-    for method, arrays in BATCH.items():
-        here = {
-            name: torch.from_numpy(array).to(target.device or "cpu")
-            for name, array in arrays.items()
-        }
-        for name in arrays:
-            given = here | {name: here[name].to(OTHER_DEVICE)}
-            call = Call(f"BlockTables.{method}", dict(arrays))
-            run = functools.partial(getattr(tables, method), **given)
-            for checked in (True, False):
-                check_refuses_wrong_device(target, call, name, run, checked=checked)
-
-
-@law("BlockTables", block_tables_sessions)
-def test_tables_are_on_their_device(target: Target, session: Session) -> None:
-    """Tables are made where they are to be, of the dtypes that they have everywhere."""
-    if target.device is None:
-        return  # only implementations with tensors
-    arguments = session.constructor.arguments | {"device": OTHER_DEVICE}
-    tables = target.call("BlockTables", **arguments)
-    found = [*tables.get_dummy_block_tables(1), tables.get_dummy_slot_mappings(1)]
-    kinds = [torch.int32] * len(arguments["block_sizes"]) + [torch.int64]
-    assert [(OTHER_DEVICE, kind) for kind in kinds] == [(t.device.type, t.dtype) for t in found]
-
-
-@law("BlockTables", block_tables_sessions)
-def test_an_emptied_row_is_gathered_anew(target: Target, session: Session) -> None:
-    """A row that is emptied and filled again between two steps has its new blocks alone."""
-    num_groups = len(session.constructor.arguments["block_sizes"])
-    last = session.constructor.arguments["max_num_reqs"] - 1
-    emptied = [Operation("clear_row", {"r": 0}), Operation("move_row", {"src": 0, "dst": last})]
-    tables = construct(target, session)
-    with target.running(checked=False):
-        for block, emptying in enumerate(emptied[: last + 1], start=1):
-            for blocks in ([block], [block + 7]):
-                append = Operation.appending([0], [[blocks]] * num_groups, [False])
-                _perform(target, tables, append)
-                found = _perform(target, tables, Operation.gathering([0]))
-                nulls = [[reference.NULL_BLOCK_ID] * (table.shape[1] - 1) for table in found]
-                assert [table.tolist() for table in found] == [[blocks + row] for row in nulls]
-                _perform(target, tables, emptying)

@@ -11,11 +11,32 @@ import reference
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batch import Batch, is_padded
+from conformance.strategies.batch import Batch, Layout, is_padded
 from conformance.strategies.batches import batches
 from conformance.strategies.large_batches import SPLIT_POINTS
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
+
+MANY_PARTS = "`reference` takes seconds for thousands, and engines split into two or three"
+
+ONE_TOKEN = Batch((1,), (0,), Layout(2), ((3,),))
+"""A batch of one token, used if the drawn batch has no tokens."""
+
+
+def points_of(call: Call) -> list[int]:
+    """Return the split points as a list, also if there is one."""
+    points = call["split_points"]
+    return points if isinstance(points, list) else [points]
+
+
+def valid_points(batch: Batch, points: list[int]) -> list[int]:
+    """Return the points at which a batch can be cut without changing its access relation.
+
+    A batch that is not causal is cut between requests: tokens before a cut cannot read those after
+    it. A part may consist of padding only if there is a padded request.
+    """
+    total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
+    return [p for p in points if 0 < p < total and (batch.causal or p in batch.starts)]
 
 
 @st.composite

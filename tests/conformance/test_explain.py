@@ -44,7 +44,7 @@ def test_a_function_is_explained() -> None:
         "  a split point is 0                          ValueError naming split_points\n",
         "Last run: this function has not been run yet",
         "\n  a request cut at both ends\n",
-        "conformance/test_ubatch.py\n",
+        "conformance/test_ubatch_slices.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
         "conformance/invalid_inputs/ubatch.py",
     ):
