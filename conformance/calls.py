@@ -116,7 +116,7 @@ def calls_in(example: Any, depth: int = 3) -> Iterator[Call]:
 _DATA = (slice, list, tuple, dict)
 
 _LEAVES = (int, np.ndarray)
-"""Most leaves: to look at once whether a value is one halves the time for a long list of ints."""
+"""Checked first, since most leaves are one: halves the time for a long list of ints."""
 
 
 def numpy_scalars(value: Any) -> Any:
@@ -188,7 +188,7 @@ def plain(value: Any) -> Any:
 
 
 def shorten(value: Any, maximum: int = 200) -> str:
-    """Return a value as text, cut where it is long: Hypothesis warns of an example of 30,000 signs.
+    """Return a value as text, cut where it is long: Hypothesis warns of 30,000 characters.
 
     >>> shorten(np.arange(1000), maximum=10)
     '[0, 1, 2,  ...'

@@ -183,7 +183,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 run.with_kernel.add(check.function)
     if any("::" in argument for argument in session.config.args):
         run.partial.update(run.collected)
-    gc.freeze()  # each collection would look at all that was imported again
+    gc.freeze()  # so that garbage collections skip everything imported
 
 
 @pytest.hookimpl(trylast=True)
@@ -194,7 +194,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if output is not None:
         output["conformance"] = {"coverage": COVERAGE.to_record(), "run": run.to_record()}
         return
-    # What stopped early may have missed wrong answers.
+    # A run that stopped early may have missed wrong answers.
     is_whole = not (session.shouldfail or session.shouldstop)
     if session.testsfailed and session.testsfailed == run.num_overlooked and is_whole:
         session.exitstatus = pytest.ExitCode.OK
@@ -228,7 +228,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_report_teststatus(
     report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
 ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Count failed tests that do not fail the run under the name of what they found."""
+    """Report a failed test that does not fail the run by its finding."""
     if not isinstance(report, pytest.TestReport) or "target" not in properties_of(report):
         return None
     finding = config.stash[RUN].overlooked(report)

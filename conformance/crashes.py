@@ -31,7 +31,7 @@ Check: TypeAlias = Any
 """A `conformance.properties.Check`: that module imports this one."""
 
 AGAIN_SECONDS: Final = 3.0
-"""A call that is like one that hung for much longer hangs if it takes longer than this."""
+"""In a rerun of a test that hung, a call hangs after so many seconds: it is like the first."""
 
 MAX_FRAMES: Final = 3
 """How many lines of a stack a report shows."""
@@ -85,7 +85,7 @@ class Crash(Mismatch):
 
 
 class NotTriedError(BaseException):  # no check may catch it, and Hypothesis must not shrink
-    """Ends a rerun at the example that hung, which is not made small."""
+    """Ends a rerun at the example that hung, which is not shrunk."""
 
 
 @dataclasses.dataclass
@@ -97,7 +97,7 @@ class Death:
         example: The number of the example that it was at; 0 if it had not begun one.
         seconds: How long a call may take.
         place: The innermost frames outside the harness.
-        is_known: Whether the function hung in another test, so that this one is not made small.
+        is_known: Whether the function hung in another test, so that this one is not shrunk.
     """
 
     how: str

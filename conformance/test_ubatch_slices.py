@@ -109,7 +109,7 @@ test_create_ubatch_slices = Contract(
 
 
 HUGE_COUNTS = (MAX_INT64, 2**61, 2**62, 0x5555555555555555, 0, 1)
-"""Numbers of tokens whose sums pass int64; twice the fourth gives a sum of all bits."""
+"""Numbers of tokens whose sums pass int64; three times the fourth is all ones."""
 
 
 @st.composite

@@ -72,7 +72,7 @@ def _launch_rows(
 ) -> None:
     """Launch a kernel that moves rows, in the largest units that all addresses allow."""
     num_placeholders, row_bytes = len(ranks) - 1, source.shape[1]
-    torch.autograd.graph.increment_version(target)  # a kernel's writes are not counted
+    torch.autograd.graph.increment_version(target)  # torch does not see a kernel's writes
     addresses = source.data_ptr() | source.stride(0) | target.data_ptr() | row_bytes | WIDEST
     size = addresses & -addresses
     units = row_bytes // size

@@ -110,7 +110,7 @@ def compute_slot_mapping(
         slots_there = positions.new_empty(num_positions)
     else:
         slots_there = plain("out", out)
-        torch.autograd.graph.increment_version(out)  # a kernel's writes are not counted
+        torch.autograd.graph.increment_version(out)  # torch does not see a kernel's writes
     launch_threads(
         kernels.compute_slot_mapping,
         len(slots_there),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything only a GPU can show, in sections that can be called one by one.
+# Everything that needs a GPU, and the tests of `fast`, in sections that can be called one by one.
 #
 #   tools/gpu_check.sh [SECTION...]     all sections if none is named; --help lists them
 #
@@ -16,7 +16,7 @@
 # where the wheels are at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes; if
 # `versions` shows a cuda-pathfinder below 1.4 or a cuda-core below 0.5.1, newer ones too, and an older
 # one if it shows NumPy 2.5, which numba-cuda 0.30 cannot be used with. Then call the
-# others: `device-path bench`, `conformance`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
+# others: `device-path bench`, `conformance native`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
 # CUDA_HOME, which numba-cuda needs to find its compiler where other libraries of the toolkit come from
 # wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
 set -uo pipefail
@@ -58,11 +58,11 @@ sanitizer() {
     for tool in memcheck racecheck synccheck initcheck; do
         sanitize "$tool" 60 "$tool" tests/gpu -k "waits_for_the_device or rows_of_any_bytes"
     done
-    # torch's cache of memory would hide that a kernel reads or writes beside a tensor. Without it
-    # the hundreds of calls of one test of memory on the host take longer than a call may.
+    # torch's cache of memory would hide that a kernel reads or writes beside a tensor. Without it,
+    # tests of memory on the host, which make hundreds of calls, exceed the time limit of a test.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck-conformance 300 memcheck -p no:xdist --target cuda --profile brief \
-        conformance/test_{block_table,block_table_laws,slots,local_attention}.py \
+        conformance/test_{block_table,block_table_robustness,slots,local_attention}.py \
         conformance/test_{fast_prefill,causal_conv1d,multimodal}.py \
         -k "not keeps_nothing"
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
@@ -71,7 +71,7 @@ sanitizer() {
 sanitize() {  # name, limit in seconds, tool of compute-sanitizer, arguments of pytest...
     local name=$1 limit=$2 tool=$3
     shift 3
-    # torch asks the driver for what it may not have: such errors are none.
+    # torch probes for driver calls that may be missing: such errors are ignored.
     check "$name" "$limit" "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
         "${pytest[@]}" "$@"
     # One log for all: some machines give eight files back.

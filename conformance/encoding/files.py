@@ -25,7 +25,7 @@ def to_text(value: Json) -> str:
 
 
 def _text(value: Json, indent: str, used: int) -> str:
-    """Return a value as text; `used` signs are before it on its line."""
+    """Return a value as text; `used` characters are before it on its line."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if len(indent) + used + len(line) < WIDTH or not isinstance(value, dict | list) or not value:
         return line

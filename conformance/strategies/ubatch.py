@@ -24,7 +24,7 @@ ONE_TOKEN = Batch((1,), (0,), Layout(2), ((3,),))
 
 
 def points_of(call: Call) -> list[int]:
-    """Return the split points as a list, also if there is one."""
+    """Return the split points, always as a list."""
     points = call["split_points"]
     return points if isinstance(points, list) else [points]
 

@@ -214,7 +214,7 @@ def test_small_things_look_small() -> None:
 
 
 def test_text_is_for_people() -> None:
-    """Lines are at most 100 signs long where they can be, and rows are on one."""
+    """Lines are at most 100 characters long where they can be, and rows are on one."""
     value = {"values": [list(range(20)) for _ in range(30)], "flat": list(range(300))}
     text = to_text(value)
     assert value == json.loads(text)

@@ -21,7 +21,7 @@ import kvtwin_vllm
 from kvtwin_vllm import installation
 from kvtwin_vllm.options import read_selection
 from kvtwin_vllm.registry import ORIGINALS, REPLACEMENTS
-from tests.tools import vllm_standin
+from tests.tools import vllm_stand_in
 from tools.engine_demo.own_process import CASES, RELEASE, Case, is_logged
 
 Modules = dict[str, ModuleType]
@@ -30,7 +30,7 @@ Modules = dict[str, ModuleType]
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Modules]:
     """Return the stand-in's modules; the plugin is not yet registered in them."""
-    modules: Modules = vllm_standin.make_modules("0.32.0")
+    modules: Modules = vllm_stand_in.make_modules("0.32.0")
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(installation, "INSTALLED", None)
@@ -58,7 +58,7 @@ def make_metadata(**others: Any) -> Any:  # noqa: ANN401  # the stand-in's class
     """Make the metadata of a decode at position 4 and a prefill of 3 tokens, blocks of 2."""
     starts = torch.tensor([0, 1, 4], dtype=torch.int32)
     seq_lens = torch.tensor([5, 3], dtype=torch.int32)
-    return vllm_standin.CommonAttentionMetadata(
+    return vllm_stand_in.CommonAttentionMetadata(
         query_start_loc=starts,
         query_start_loc_cpu=starts,
         seq_lens=seq_lens,
@@ -135,7 +135,7 @@ def test_other_parameters_keep_a_function(
     def split_attn_metadata(ubatch_slices: Any, common_attn_metadata: Any, new: Any) -> None:  # noqa: ANN401
         """A function with one more parameter."""
 
-    monkeypatch.setattr(vllm[vllm_standin.UBATCH], "split_attn_metadata", split_attn_metadata)
+    monkeypatch.setattr(vllm[vllm_stand_in.UBATCH], "split_attn_metadata", split_attn_metadata)
     start(vllm)
     assert split_attn_metadata is function_of(vllm, "split_attn_metadata")
     assert (

@@ -59,7 +59,7 @@ def _check_own_process(options: argparse.Namespace) -> int:
 
 
 def _run(plan: Plan) -> Outcome:
-    """Run an engine in a process of its own: numba cannot be there before an engine starts."""
+    """Run an engine in a process of its own: numba must not be imported before an engine starts."""
     context = multiprocessing.get_context("spawn")
     with started(context, run_engine, plan) as (_, outcomes):
         try:
@@ -70,7 +70,7 @@ def _run(plan: Plan) -> Outcome:
 
 
 def _report_tokens(model: str, plain: Outcome, plugin: Outcome) -> bool:
-    """Print how many tokens are equal; return whether all are, and the wrong slot changed some."""
+    """Print how many tokens are equal. Return whether all are, and shifted slots change some."""
     count = sum(map(len, plain.tokens))
     equal = plain.tokens == plugin.tokens
     pairs = list(zip(plain.tokens, plugin.tokens, strict=True))

@@ -1,4 +1,4 @@
-"""What a run of mutants comes to: a line for each module, and the survivors."""
+"""Summarise a run of mutants: a line for each module, and the survivors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tools.mutation.mutants import Mutant
 from tools.mutation.session import Outcome, Verdict
 
 MIN_SCORE: Final = 0.95
-"""Of all mutants that are not declared, the share that must be killed."""
+"""The share of all undeclared mutants that must be killed."""
 
 MIN_MODULE_SCORE: Final = 0.90
-"""And of those of each module."""
+"""The share of the undeclared mutants of each module that must be killed."""
 
 
 COUNTS: Final = (

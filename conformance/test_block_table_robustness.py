@@ -1,4 +1,4 @@
-"""Laws of block tables: misplaced entries, views that others write to, devices."""
+"""Block tables with misplaced entries, foreign writes to their views, other devices."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from conformance.targets import REFERENCE, Target
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)
 def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
-    """Without checked mode a slot that is not there gives nulls, a position outside gives -1."""
-    num_slots = session.constructor.arguments["max_num_reqs"]
+    """Without checked mode, a row that does not exist gives null blocks, a bad position slot -1."""
+    num_rows = session.constructor.arguments["max_num_reqs"]
     num_tokens = session.constructor.arguments["max_num_batched_tokens"]
-    bad = [num_slots, *range(num_slots), -2, 2**31 - 1][:num_slots]
-    good = [slot if slot in range(num_slots) else -1 for slot in bad]
+    bad = [num_rows, *range(num_rows), -2, 2**31 - 1][:num_rows]
+    good = [slot if slot in range(num_rows) else -1 for slot in bad]
     ours, theirs = construct(REFERENCE, session), construct(target, session)
     with target.running(checked=False):
         for operation in session.operations:
@@ -77,7 +77,7 @@ def test_more_tokens_than_positions_stay_inside(target: Target, session: Session
         assert not bool((slots[:, : num_tokens - 1] == 2**40).any())
 
 
-IDLE = {"query_start_loc": np.array([0], np.int32), "positions": np.array([], np.int64)}
+EMPTY_STEP = {"query_start_loc": np.array([0], np.int32), "positions": np.array([], np.int64)}
 """A step without requests."""
 
 
@@ -95,10 +95,10 @@ def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session)
     )
     fill = target.lookup("compute_slot_mapping")
     with target.running(checked=True):
-        perform(target, tables, Operation("compute_slot_mappings", IDLE))
+        perform(target, tables, Operation("compute_slot_mappings", EMPTY_STEP))
         fill(*map(target.array, ones), 1, out=slots[-1])
         assert slots[-1][0] == 1
-        perform(target, tables, Operation("compute_slot_mappings", IDLE))
+        perform(target, tables, Operation("compute_slot_mappings", EMPTY_STEP))
     assert bool((slots == reference.PAD_SLOT_ID).all())
 
 
@@ -118,7 +118,7 @@ def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session
 
 @law("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
 def test_large_tables_fit_into_an_address_space(target: Target, example: int) -> None:
-    """Tables of 2**55 bytes can be made where they take no memory: little room is added."""
+    """Tables of 2**55 bytes can be made on `meta`: allocation adds little room."""
     if target.device is None:
         return  # only implementations with tensors
     num_reqs, length = 2**22 // example, 2**31 - 1
@@ -127,7 +127,7 @@ def test_large_tables_fit_into_an_address_space(target: Target, example: int) ->
     assert [(num_reqs, length)] * example == shapes
 
 
-BATCH: dict[str, dict[str, Any]] = {
+EMPTY_BATCH_CALLS: dict[str, dict[str, Any]] = {
     "gather_block_tables": {"idx_mapping": np.array([-1], np.int32)},
     "compute_slot_mappings": {
         "query_start_loc": np.array([0, 0], np.int32),
@@ -142,7 +142,7 @@ def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
     """A tensor that is not where the tables are is refused, by its name."""
     __tracebackhide__ = True
     tables = construct(target, session)
-    for method, arrays in BATCH.items():
+    for method, arrays in EMPTY_BATCH_CALLS.items():
         here = {
             name: torch.from_numpy(array).to(target.device or "cpu")
             for name, array in arrays.items()
@@ -157,7 +157,7 @@ def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
 
 @law("BlockTables", block_tables_sessions)
 def test_tables_are_on_their_device(target: Target, session: Session) -> None:
-    """Tables are made where they are to be, of the dtypes that they have everywhere."""
+    """Tables are made on the requested device, with the usual dtypes."""
     if target.device is None:
         return  # only implementations with tensors
     arguments = session.constructor.arguments | {"device": OTHER_DEVICE}
