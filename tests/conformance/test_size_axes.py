@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import pytest
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.strategies import SampledFromStrategy
 
 from conformance.checks import along_axes
 from conformance.goals import COVERAGE
@@ -14,6 +16,7 @@ from conformance.properties import Check, law
 from conformance.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of, presets_of_axes
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import TARGETS, Target
+from conformance.vectors.drawing import drawn as examples_of
 from tools.bugs.evaluation import all_checks
 
 AXIS = Axis(lambda number: number)
@@ -93,6 +96,24 @@ def test_other_presets_draw_the_usual_sizes() -> None:
     """A preset that is not large along an axis leaves its sizes as they are."""
     usual = st.just(3)
     assert usual is MINIMAL.sizes("number", usual)
+
+
+@pytest.mark.parametrize("function", ["create_ubatch_slices", "split_attn_metadata"])
+def test_large_examples_leave_no_large_strategy(function: str) -> None:
+    """Hypothesis stores strategies: none of them has all requests of a large batch to choose from.
+
+    A night reported what they held as growing memory.
+    """
+    for named in all_checks():
+        check = named.check
+        if check.function != function or not check.axes:
+            continue
+        for preset in presets_of_axes(check.axes, function):
+            if preset.axis_sizes[1] > 10_000:
+                assert examples_of(check.examples(preset), 3, function)
+    gc.collect()
+    stored = (s for s in gc.get_objects() if isinstance(s, SampledFromStrategy))
+    assert [] == [repr(s)[:80] for s in stored if len(s.elements) > 10_000]
 
 
 def test_every_function_has_axes_or_a_reason() -> None:
