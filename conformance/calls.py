@@ -154,32 +154,32 @@ def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:
     return np.int64(value) if abs(value) < 2**63 else value
 
 
-class _Numbers:
+class _NumpyScalars:
     """Whether drawn NumPy scalars stay such."""
 
-    may_be_numpys = True
+    are_allowed = True
 
 
 @contextlib.contextmanager
 def only_python_numbers() -> Iterator[None]:
     """Let drawn NumPy scalars become Python's numbers inside, for `reference` and the target."""
-    _Numbers.may_be_numpys = False
+    _NumpyScalars.are_allowed = False
     try:
         yield
     finally:
-        _Numbers.may_be_numpys = True
+        _NumpyScalars.are_allowed = True
 
 
-def number_of(scalar: np.generic) -> Any:
+def drawn_scalar(scalar: np.generic) -> Any:
     """Return a drawn NumPy scalar as a call has it.
 
     >>> with only_python_numbers():
-    ...     number_of(np.int32(7))
+    ...     drawn_scalar(np.int32(7))
     7
-    >>> number_of(np.int32(7))
+    >>> drawn_scalar(np.int32(7))
     np.int32(7)
     """
-    return scalar if _Numbers.may_be_numpys else scalar.item()
+    return scalar if _NumpyScalars.are_allowed else scalar.item()
 
 
 def plain(value: Any) -> Any:

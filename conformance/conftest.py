@@ -196,7 +196,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     # A run that stopped early may have missed wrong answers.
     is_whole = not (session.shouldfail or session.shouldstop)
-    if session.testsfailed and session.testsfailed == run.num_overlooked and is_whole:
+    if session.testsfailed and session.testsfailed == run.num_tolerated and is_whole:
         session.exitstatus = pytest.ExitCode.OK
     if run.lacks_coverage(COVERAGE) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -231,7 +231,7 @@ def pytest_report_teststatus(
     """Report a failed test that does not fail the run by its finding."""
     if not isinstance(report, pytest.TestReport) or "target" not in properties_of(report):
         return None
-    finding = config.stash[RUN].overlooked(report)
+    finding = config.stash[RUN].tolerated(report)
     if finding is None:
         return None
     return finding.plural, "f", (finding.value.upper(), {"yellow": True})

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.calls import number_of
+from conformance.calls import drawn_scalar
 from conformance.change_tracking import ChangeTracker, Memory, argument_of, flat_tensor
 from conformance.comparison import NUMPY_IN_BOTH_TWINS, torch_dtype
 from conformance.factories import Factory
@@ -84,7 +84,7 @@ class Converter:
         if type(value) in PLAIN:  # most of what is converted
             return value
         if isinstance(value, np.generic):
-            return number_of(value)
+            return drawn_scalar(value)
         if isinstance(value, _DTYPES) and _is_dtype(value):
             return value if self.device is None else torch_dtype(np.dtype(value))
         key = id(value), self._place(value, path)

@@ -89,7 +89,7 @@ class NotTriedError(BaseException):  # no check may catch it, and Hypothesis mus
 
 
 @dataclasses.dataclass
-class Death:
+class ProcessEnd:
     """The end of a process that ran a test.
 
     Attributes:
@@ -135,16 +135,16 @@ def describe_end(how: str, seconds: float) -> str:
     return f"ended the process with exit status {status}" if kind == "exit" else f"crashed: {how}"
 
 
-def properties_of_death(death: Death) -> list[tuple[str, object]]:
+def properties_of_end(process_end: ProcessEnd) -> list[tuple[str, object]]:
     """Return what the summary says of a test that ended its process."""
-    return [("crash", "HANGS" if death.is_hang else "CRASHES")]
+    return [("crash", "HANGS" if process_end.is_hang else "CRASHES")]
 
 
 class Rerun:
     """A test that ended its process, while it runs again; there is at most one in a process.
 
     Attributes:
-        death: How it ended; None while tests run for the first time.
+        process_end: How it ended; None while tests run for the first time.
         first: The first example that is tried in a forked child.
         suspect: The check, the target and the example that crashed at first.
         line: The last crash in a line; empty while there was none.
@@ -153,9 +153,9 @@ class Rerun:
     def __init__(self) -> None:
         self.begin(None, 0)
 
-    def begin(self, death: Death | None, first: int) -> None:
-        """Begin a test, which is a rerun if there was a death."""
-        self.death, self.first = death, first
+    def begin(self, process_end: ProcessEnd | None, first: int) -> None:
+        """Begin a test, which is a rerun if its process had ended."""
+        self.process_end, self.first = process_end, first
         self.suspect: tuple[Check, Target, Any] | None = None
         self.line = ""
 
@@ -172,11 +172,11 @@ class Rerun:
         """
         __tracebackhide__ = True
         PROGRESS.examples += 1
-        if self.death is None:
+        if self.process_end is None:
             return False
-        if PROGRESS.examples == self.death.example:
+        if PROGRESS.examples == self.process_end.example:
             self.suspect = check, target, example
-            if self.death.is_known:
+            if self.process_end.is_known:
                 raise NotTriedError
         has_crashed = bool(self.line)
         words = self.try_in_child(lambda: check.body(target, example))
@@ -186,16 +186,16 @@ class Rerun:
 
     def try_in_child(self, act: Callable[[], object]) -> str:
         """Return how something ends a forked child; empty if it does not, or is not tried."""
-        if self.death is None or PROGRESS.examples < self.first:
+        if self.process_end is None or PROGRESS.examples < self.first:
             return ""
         STACK.clear()
-        patience = AGAIN_SECONDS if self.death.is_hang else 4 * AGAIN_SECONDS
-        seconds = min(self.death.seconds, patience)
+        patience = AGAIN_SECONDS if self.process_end.is_hang else 4 * AGAIN_SECONDS
+        seconds = min(self.process_end.seconds, patience)
         how = run_in_child(lambda: self._alone(act), seconds, lambda: PROGRESS.calls)
-        is_same = (how == HANG) is self.death.is_hang
+        is_same = (how == HANG) is self.process_end.is_hang
         if not how or not is_same:
             return ""
-        words = Death(how, PROGRESS.examples, seconds).words
+        words = ProcessEnd(how, PROGRESS.examples, seconds).words
         self.line = f"the call of {PROGRESS.function.decode()} {words}, but should return a result"
         return words
 
@@ -208,11 +208,11 @@ class Rerun:
 
     def unexplained(self) -> tuple[Check, Any, Crash] | None:
         """Return the crash that was not tried or did not occur again; None if this is no rerun."""
-        if self.suspect is None or self.death is None:
+        if self.suspect is None or self.process_end is None:
             return None
         check, target, example = self.suspect
-        words = self.death.words + (
-            "" if self.death.is_known else ", once, and not when it ran again"
+        words = self.process_end.words + (
+            "" if self.process_end.is_known else ", once, and not when it ran again"
         )
         return check, example, crash_of(check, target, example, words)
 

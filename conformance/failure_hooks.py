@@ -13,7 +13,7 @@ from conformance.called_functions import called_functions
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.corpus import add_to_corpus
-from conformance.crashes import RERUN, Crash, NotTriedError, properties_of_death
+from conformance.crashes import RERUN, Crash, NotTriedError, properties_of_end
 from conformance.differences import Finding, finding_of
 from conformance.failure_text import difference_of, failure_text, is_flaky, text_of_other_test
 from conformance.gpu_context import ContextLostError
@@ -103,8 +103,8 @@ class FailureHooks:
             ("difference", difference_of(error, check)),
             ("finding", _finding_of(error).value),
         ]
-        if RERUN.death is not None:
-            item.user_properties += properties_of_death(RERUN.death)
+        if RERUN.process_end is not None:
+            item.user_properties += properties_of_end(RERUN.process_end)
         if self._reports:
             item.user_properties.append(("failure", describe_failure(failure, error)))
         if isinstance(check, CaseCheck):

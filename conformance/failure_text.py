@@ -180,7 +180,7 @@ def _flaky_lines(
 ) -> Iterator[str]:
     """Yield how often an example fails that did not fail each time."""
     yield f"{check.function} on {target.name}: different results for the same arguments"
-    if failure is None or not isinstance(check, Check) or RERUN.death is not None:
+    if failure is None or not isinstance(check, Check) or RERUN.process_end is not None:
         yield f"{INDENT}it failed once, and not when the same was done again; the failure:"
         return
     outcomes = [*_outcomes(check, target, failure[1])]

@@ -38,7 +38,7 @@ class Outcomes:
         partial: The functions with tests that did not run; their coverage is not required.
         finished: The tests that ended.
         failed: The functions with a failed test.
-        num_overlooked: The number of failed tests that do not fail the run.
+        num_tolerated: The number of failed tests that do not fail the run.
         outcomes: The reports of each function on each target.
     """
 
@@ -58,7 +58,7 @@ class Outcomes:
         self.partial: set[str] = set()
         self.finished: set[str] = set()
         self.failed: set[str] = set()
-        self.num_overlooked = 0
+        self.num_tolerated = 0
         self.outcomes: defaultdict[tuple[str, str], list[pytest.TestReport]] = defaultdict(list)
 
     @property
@@ -110,7 +110,7 @@ class Outcomes:
         self.outcomes[function, target].append(report)
         if report.failed:
             self.failed.add(function)
-            self.num_overlooked += self.overlooked(report) is not None
+            self.num_tolerated += self.tolerated(report) is not None
         if report.skipped:
             self.partial.add(function)
         if report.when == "call":
@@ -199,7 +199,7 @@ class Outcomes:
         found = {finding_in(report) for report in reports if report.failed}
         return [finding for finding in Finding if finding in found]
 
-    def overlooked(self, report: pytest.TestReport) -> Finding | None:
+    def tolerated(self, report: pytest.TestReport) -> Finding | None:
         """Return what a failed test found, if it does not fail the run; else None."""
         properties = properties_of(report)
         finding = finding_in(report)

@@ -152,7 +152,7 @@ class Check:
         else:
             strategy = st.one_of([self.examples(preset) for preset in presets])
 
-        overlooked: set[Finding] = set()
+        tolerated: set[Finding] = set()
 
         def run(example: Any) -> None:
             __tracebackhide__ = True
@@ -165,7 +165,7 @@ class Check:
                 FAILURES.append((self, example, error))
                 raise
             except RAISED as error:
-                if target.excuses(self.function, error) or finding_of(error) in overlooked:
+                if target.excuses(self.function, error) or finding_of(error) in tolerated:
                     return
                 FAILURES.append((self, example, error))
                 note_failure(self.function, LOOKED_UP)
@@ -185,7 +185,7 @@ class Check:
                 if target.implementation.is_strict:
                     test()
                 else:
-                    _run_for_gravest(test, overlooked)
+                    _run_for_gravest(test, tolerated)
 
         return test_in_unchanged_process
 
@@ -241,22 +241,22 @@ def seed_of(profile: Profile, name: str) -> int | None:
     return None if profile.seed is None else zlib.crc32(f"{profile.seed} {name}".encode())
 
 
-def _run_for_gravest(test: Callable[[], None], overlooked: set[Finding]) -> None:
+def _run_for_gravest(test: Callable[[], None], tolerated: set[Finding]) -> None:
     """Run a test; if it fails, look for a graver failure in the same examples.
 
     Args:
         test: The test.
-        overlooked: The findings for which it does not fail.
+        tolerated: The findings for which it does not fail.
     """
     __tracebackhide__ = True
-    overlooked.clear()
+    tolerated.clear()
     failure: BaseException | None = None
     while failure is None or finding_of(failure) is not Finding.WRONG_ANSWER:
         try:
             test()
         except RAISED as error:
             failure = error
-            overlooked.update(one for one in Finding if one.weight <= finding_of(error).weight)
+            tolerated.update(one for one in Finding if one.weight <= finding_of(error).weight)
         else:
             break
     if failure is not None:

@@ -23,7 +23,7 @@ import pytest
 from _pytest.runner import runtestprotocol  # pytest has no public name for it
 
 from conformance.cases.check import CaseCheck
-from conformance.crashes import AGAIN_SECONDS, RERUN, STACK, Death, properties_of_death
+from conformance.crashes import AGAIN_SECONDS, RERUN, STACK, ProcessEnd, properties_of_end
 from conformance.forked_calls import HANG, POLL_SECONDS, Watch, fork, how_it_ended, kill_hanging
 from conformance.goals import Coverage
 from conformance.progress import PROGRESS
@@ -107,13 +107,13 @@ class Supervisor:
         """Return the reports of a test; if it ends its process, those of a rerun."""
         found = self._try(item, nextitem, None, 0)
         printed, deaths = "", []
-        while isinstance(found, Death):
+        while isinstance(found, ProcessEnd):
             printed = printed or self._printed()
             deaths.append(found)
             if found.is_hang:
                 self._hung.add(_function_of(item))
             if not found.example or len(deaths) > 2:
-                return [self._report_of_death(item, deaths[0], printed)]
+                return [self._report_of_end(item, deaths[0], printed)]
             # What crashed at first is tried in a child of its own; if that does not help, all are.
             found = self._try(item, nextitem, found, found.example if len(deaths) == 1 else 1)
         hook = self.config.hook
@@ -133,8 +133,12 @@ class Supervisor:
         return reports
 
     def _try(
-        self, item: pytest.Item, nextitem: pytest.Item | None, death: Death | None, first: int
-    ) -> _Result | Death:
+        self,
+        item: pytest.Item,
+        nextitem: pytest.Item | None,
+        process_end: ProcessEnd | None,
+        first: int,
+    ) -> _Result | ProcessEnd:
         """Run a test in the child; return what it sent, or how it died."""
         if not self._places:
             self._places = {each: place for place, each in enumerate(item.session.items)}
@@ -147,8 +151,8 @@ class Supervisor:
         STACK.clear()
         try:
             next_place = None if nextitem is None else self._places[nextitem]
-            self.child.connection.send((self._places[item], next_place, death, first))
-            found = self.child.receive(seconds if death is None else RERUN_SECONDS)
+            self.child.connection.send((self._places[item], next_place, process_end, first))
+            found = self.child.receive(seconds if process_end is None else RERUN_SECONDS)
         except BaseException:  # Ctrl-C among them
             self._end()
             raise
@@ -157,7 +161,7 @@ class Supervisor:
         self.child = None
         if isinstance(found, BaseException):
             raise found
-        return Death(found, PROGRESS.examples, seconds, is_known=is_known)
+        return ProcessEnd(found, PROGRESS.examples, seconds, is_known=is_known)
 
     def serve(self, connection: Connection) -> None:
         """Run the tests whose numbers are received: the body of a child."""
@@ -185,15 +189,17 @@ class Supervisor:
             return ""
         return "".join(capture.read_global_capture())[-MAX_OUTPUT:].strip()
 
-    def _report_of_death(self, item: pytest.Item, death: Death, printed: str) -> pytest.TestReport:
+    def _report_of_end(
+        self, item: pytest.Item, process_end: ProcessEnd, printed: str
+    ) -> pytest.TestReport:
         """Return the report of a test that ended its process outside of any example."""
         function = PROGRESS.function.decode() or _function_of(item)
-        line = f"the call of {function} {death.words}, but should return a result"
+        line = f"the call of {function} {process_end.words}, but should return a result"
         properties = list(item.user_properties)
         if CHECKED in item.stash:
             check, target = item.stash[CHECKED]
             uses = ",".join(filter(None, {check.function, PROGRESS.function.decode()}))
-            properties += [("uses", uses), ("difference", line), *properties_of_death(death)]
+            properties += [("uses", uses), ("difference", line), *properties_of_end(process_end)]
             if isinstance(check, CaseCheck) and check.path is not None:
                 properties.append(("replay", replay_command(check.path, target)))
         report = pytest.TestReport(

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.calls import number_of
+from conformance.calls import drawn_scalar
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
 
@@ -117,7 +117,9 @@ class Backend(Factory):
         return self.shape_of(num_blocks, block_size, num_kv_heads, head_size)
 
     def _sequence(self, values: Sequence[int]) -> Sequence[int]:
-        return [number_of(np.int64(value)) for value in values] if self.is_listed else tuple(values)
+        return (
+            [drawn_scalar(np.int64(value)) for value in values] if self.is_listed else tuple(values)
+        )
 
     @property
     def order(self) -> tuple[int, ...]:

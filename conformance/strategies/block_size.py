@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call, number_of
+from conformance.calls import Arguments, Call, drawn_scalar
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
 from conformance.strategies.kv_binding import shuffled
@@ -113,7 +113,7 @@ def _tupled(drawn: list[Any]) -> dict[str, Any]:
         return {}
     return {
         "get_supported_kernel_block_sizes": lambda: tuple(
-            number_of(np.int64(entry)) for entry in drawn
+            drawn_scalar(np.int64(entry)) for entry in drawn
         )
     }
 
