@@ -246,10 +246,20 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
         if Kind.SAME_ANSWER in {check.kind for _, check in entry.checks}:
             found.append(("strategy", _place_of(contract.calls)))
         if contract.invalid_inputs:
-            names = [path.name.removeprefix("test_") for path in entry.files]
-            modules = [Path(__file__).parent / "invalid_inputs" / name for name in names]
-            found += [("invalid inputs", _place(path)) for path in modules if path.exists()]
+            found += [("invalid inputs", _place(path)) for path in _invalid_inputs(entry.files)]
     return list(dict.fromkeys(found))
+
+
+def _invalid_inputs(tests: Sequence[Path]) -> Iterator[Path]:
+    """Yield the module of invalid inputs for each file of tests, of which several may share one."""
+    for path in tests:
+        name = path.stem.removeprefix("test_")
+        while name:
+            module = Path(__file__).parent / "invalid_inputs" / f"{name}.py"
+            if module.exists():
+                yield module
+                break
+            name = name.rpartition("_")[0]  # test_ubatch_slices: ubatch.py
 
 
 def _place_of(function: Callable[..., Any]) -> str:
