@@ -31,7 +31,7 @@ Check: TypeAlias = Any
 """A `conformance.properties.Check`: that module imports this one."""
 
 AGAIN_SECONDS: Final = 3.0
-"""In a rerun of a test that hung, a call hangs after so many seconds: it is like the first."""
+"""In a rerun of a test that hung, a call that takes longer than this counts as hanging."""
 
 MAX_FRAMES: Final = 3
 """How many lines of a stack a report shows."""

@@ -106,16 +106,16 @@ class Supervisor:
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterable[pytest.TestReport]:
         """Return the reports of a test; if it ends its process, those of a rerun."""
         found = self._try(item, nextitem, None, 0)
-        printed, deaths = "", []
+        printed, ends = "", []
         while isinstance(found, ProcessEnd):
             printed = printed or self._printed()
-            deaths.append(found)
+            ends.append(found)
             if found.is_hang:
                 self._hung.add(_function_of(item))
-            if not found.example or len(deaths) > 2:
-                return [self._report_of_end(item, deaths[0], printed)]
+            if not found.example or len(ends) > 2:
+                return [self._report_of_end(item, ends[0], printed)]
             # What crashed at first is tried in a child of its own; if that does not help, all are.
-            found = self._try(item, nextitem, found, found.example if len(deaths) == 1 else 1)
+            found = self._try(item, nextitem, found, found.example if len(ends) == 1 else 1)
         hook = self.config.hook
         reports = [
             hook.pytest_report_from_serializable(config=self.config, data=report)

@@ -76,8 +76,8 @@ def cuts(
     edges = sorted({int(e) for e in np.cumsum(lens)} - {0, total})
     if edges:
         # Hypothesis stores strategies: one of all edges would stay in memory.
-        last = st.integers(0, len(edges) - 1)
-        points |= {edges[i] for i in draw(st.sets(last, max_size=4))}
+        places = st.integers(0, len(edges) - 1)
+        points |= {edges[i] for i in draw(st.sets(places, max_size=4))}
     longest = max(lens)
     if longest > 2 and draw(st.booleans()):
         # Two cuts inside one request.

@@ -135,13 +135,14 @@ def test_one_input_is_one_file(tmp_path: Path) -> None:
     assert 2 == len(read_corpus(tmp_path / "new"))
 
 
-def test_law_cases_are_stored_as_examples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["conformance.test_ubatch", "conformance.test_ubatch_slices"])
+def test_law_cases_are_stored_as_examples(name: str, tmp_path: Path) -> None:
     """What a law of micro-batches drew is read again, facts and all, and passes."""
-    module = importlib.import_module("conformance.test_ubatch")
+    module = importlib.import_module(name)
     laws = [(n, check) for n, check in checks_in(vars(module)) if check.kind is Kind.LAW]
     assert laws
-    for name, check in laws:
-        where = f"{module.__name__}:{name}" + (f"[{check.law}]" if check.law else "")
+    for test, check in laws:
+        where = f"{name}:{test}" + (f"[{check.law}]" if check.law else "")
         assert check.law == check_of(where).law
         example = drawn(check.examples(MINIMAL), 6, "corpus")[-1]
         function = check.function

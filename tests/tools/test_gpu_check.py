@@ -56,7 +56,7 @@ case "$*" in
 esac
 """
 SANITIZER = """#!/bin/sh
-echo "ERROR SUMMARY: 0 errors for $*"
+echo "ERROR SUMMARY: 0 errors for $*, caching off: ${PYTORCH_NO_CUDA_MEMORY_CACHING:-no}"
 """
 
 
@@ -122,7 +122,10 @@ def test_all_is_shown(tmp_path: Path) -> None:
         started = f"ok: ERROR SUMMARY: 0 errors for --tool {tool} {sanitized}"
         said = done.rows.pop(name)
         assert said.startswith(started)
-        assert ("conformance/test_slots.py" in said) == (name not in SANITIZER_TOOLS)
+        is_conformance = name not in SANITIZER_TOOLS
+        assert ("conformance/test_slots.py" in said) == is_conformance
+        assert ("-k not keeps_nothing, caching off: 1" in said) == is_conformance
+        assert ("caching off: no" in said) != is_conformance
         assert said.removeprefix("ok: ") in done.logs["sanitizer.log"]
     assert {
         "device-path": "ok: 5 passed in 3s",
