@@ -109,7 +109,7 @@ def planted_bugs() -> Iterator[Planted]:
     source = wrong_result("split_attn_metadata", "result[-1].max_query_len += 1")
     yield Planted("ubatch:test_split_attn_metadata", source, "result[")
     source = wrong_result("create_ubatch_slices", "result = result[:1]")
-    yield Planted("ubatch:test_create_ubatch_slices", source, "len(result)", has_script=True)
+    yield Planted("ubatch_slices:test_create_ubatch_slices", source, "len(result)", has_script=True)
     source = wrong_result(lengths, "result = result.to(torch.int64)")
     shows = "result.dtype = torch.int64, but should be torch.int32"
     yield Planted(f"context_parallel:test_{lengths}", source, shows, has_script=True)
