@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.dense_layer import Array, Layer
 from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law
-from conformance.sessions import perform
+from conformance.sessions import perform_or_raise
 from conformance.strategies.attention_groups import OF_GROUPS, MovedLayers, moved_layers
 from conformance.strategies.block_table import Operation
 from conformance.targets import Target
@@ -40,10 +40,7 @@ class _Tables:
 
     def perform(self, operation: Operation) -> Any:
         """Do an operation and return its result."""
-        result = perform(self.twin, self.tables, operation)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return perform_or_raise(self.twin, self.tables, operation)
 
     def append(self, rows: list[list[tuple[int, ...]]], *, overwrite: bool) -> None:
         """Append blocks to the requests' rows, of each group."""
