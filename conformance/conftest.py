@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.case_items import case_items, deviation_checks
 from conformance.cases.check import CaseCheck
-from conformance.checks import checks_in
-from conformance.explain import explain
-from conformance.failure_hooks import WHERE, FailureHooks
-from conformance.failure_summary import FailureSummary
-from conformance.functions import is_about
-from conformance.goals import COVERAGE
-from conformance.options import add_options, header_lines, run_of_options
-from conformance.outcomes import properties_of
+from conformance.checks.contract_checks import checks_in
+from conformance.checks.functions import is_about
+from conformance.coverage.goals import COVERAGE
+from conformance.plugin.case_items import case_items, deviation_checks
+from conformance.plugin.explain import explain
+from conformance.plugin.failure_hooks import WHERE, FailureHooks
+from conformance.plugin.options import add_options, header_lines, run_of_options
+from conformance.plugin.supervision import Supervisor, why_unsupervised
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
-from conformance.summary import CHECKED, RUN, Run
-from conformance.supervision import Supervisor, why_unsupervised
+from conformance.results.failure_summary import FailureSummary
+from conformance.results.outcomes import properties_of
+from conformance.results.summary import CHECKED, RUN, Run
 
 collect_ignore = ["failures"]
 """Reproduction scripts, which are named after tests but are not tests."""

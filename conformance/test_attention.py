@@ -14,11 +14,9 @@ import itertools
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.dense_layer import State
-from conformance.invocations import Invocation
+from conformance.checks.poisoned_cache import PoisonedCache, as_numpy, attention_law, joined
+from conformance.execution.invocations import Invocation
 from conformance.laws.access import as_reference
-from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law, joined
 from conformance.strategies.attention import Example, of_layer
 from conformance.strategies.attention_calls import (
     chunked_layers,
@@ -27,7 +25,9 @@ from conformance.strategies.attention_calls import (
     unpadded_layers,
 )
 from conformance.strategies.batch import Batch
-from conformance.targets import Target
+from conformance.strategies.dense_layer import State
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _chunks(example: Example) -> list[tuple[int, int]]:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.dense_layer import Array
-from conformance.invocations import Invocation
+from conformance.checks.poisoned_cache import PoisonedCache, attention_law
+from conformance.execution.invocations import Invocation
 from conformance.laws.access import as_reference
-from conformance.poisoned_cache import PoisonedCache, attention_law
 from conformance.strategies.attention_groups import (
     OF_GROUPS,
     GroupedStep,
@@ -20,7 +19,8 @@ from conformance.strategies.attention_groups import (
     in_order_of_axes,
     models,
 )
-from conformance.targets import Target
+from conformance.strategies.dense_layer import Array
+from conformance.targets.target import Target
 
 
 def _given_to(built: Any) -> Any:

@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.evaluation import exception_of
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import exception_of
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import of_ints, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.attention_layers import (
     GET_KV_CACHE_SPEC_INVALID_INPUTS,
     GET_LAYERS_INVALID_INPUTS,
     INIT_ATTN_BACKEND_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import of_ints, of_objects
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import (
     ATTENTION,
@@ -37,7 +36,8 @@ from conformance.strategies.attention_layers import (
     init_attn_backend_calls,
 )
 from conformance.strategies.engines import Own
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 TYPES = ("decoder", "encoder", "encoder_only", "encoder_decoder")
 

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.dense_layer import Layer, State
-from conformance.invocations import Invocation
-from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law, merged
+from conformance.checks.poisoned_cache import PoisonedCache, as_numpy, attention_law, merged
+from conformance.execution.invocations import Invocation
 from conformance.strategies.attention import (
     IN_ANY_STEP,
     layers_in_kernel_blocks,
@@ -20,7 +18,9 @@ from conformance.strategies.attention import (
     slots_call,
 )
 from conformance.strategies.batch import Batch
-from conformance.targets import Target
+from conformance.strategies.dense_layer import Layer, State
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _on_rank(step: Batch, rank: int) -> Batch:

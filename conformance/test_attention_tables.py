@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.dense_layer import Array, Layer
-from conformance.poisoned_cache import PoisonedCache, as_numpy, attention_law
-from conformance.sessions import perform_or_raise
+from conformance.checks.poisoned_cache import PoisonedCache, as_numpy, attention_law
+from conformance.contracts.sessions import perform_or_raise
 from conformance.strategies.attention_groups import OF_GROUPS, MovedLayers, moved_layers
 from conformance.strategies.block_table import Operation
-from conformance.targets import Target
+from conformance.strategies.dense_layer import Array, Layer
+from conformance.targets.target import Target
 
 
 class _Tables:

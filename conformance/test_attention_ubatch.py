@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.dense_layer import Layer
-from conformance.invocations import Invocation
+from conformance.checks.poisoned_cache import PoisonedCache, attention_law, joined
+from conformance.execution.invocations import Invocation
 from conformance.laws.access import as_reference
-from conformance.poisoned_cache import PoisonedCache, attention_law, joined
 from conformance.strategies.attention import IN_ANY_STEP, Example, of_layer
 from conformance.strategies.attention_calls import cut_layers, scheduled_layers, sliced_layers
-from conformance.targets import Target
+from conformance.strategies.dense_layer import Layer
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _attend_in_turn(

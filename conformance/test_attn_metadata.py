@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.comparison import torch_dtype
-from conformance.contracts import Contract
-from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.arrays.guard_bands import guarded
+from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.presets import FEW_PAIRS, MINIMAL
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
-from conformance.invocations import Invocation
 from conformance.laws.access import Access, as_reference
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader
-from conformance.properties import law
-from conformance.size_axes import Axis
-from conformance.strategies.arrays import guarded
 from conformance.strategies.attn_metadata import (
     BOUNDS,
     LAYERS,
@@ -31,8 +30,9 @@ from conformance.strategies.attn_metadata import (
 )
 from conformance.strategies.batches import BATCH_GOALS, METADATA_GOALS
 from conformance.strategies.large_batches import batch_axes
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
+from conformance.values.comparison import torch_dtype
 
 
 def given_to(built: Any) -> Any:

@@ -6,16 +6,15 @@ import dataclasses
 import inspect
 from typing import Any
 
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.evaluation import check_equal, exception_of
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal, exception_of
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.backend import (
     SUBCLASS_BACKEND_INVALID_INPUTS,
     SUBCLASS_METADATA_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.backend import (
     FIELDS,
@@ -25,7 +24,8 @@ from conformance.strategies.backend import (
     subclass_metadata_calls,
 )
 from conformance.strategies.engines import BuilderClass
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
 
 ABSTRACT = ("get_name", "get_builder_cls", "get_kv_cache_shape")
 

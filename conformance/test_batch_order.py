@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call, plain
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.batch_order import (
     EXTENDS_INVALID_INPUTS,
     REORDER_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
     UNIFORM_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, in_order, names_in_order
 from conformance.laws.interpretation import (
@@ -27,8 +28,6 @@ from conformance.laws.interpretation import (
     requests_of,
     with_batch,
 )
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies.batch_order import (
     MAX_TOKENS,
     PROMPT,
@@ -49,7 +48,8 @@ from conformance.strategies.large_batches import (
     TOKENS,
     metadata_axes,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call, plain
 
 
 def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:

@@ -6,16 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import of_ints, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.block_size import (
     MULTIPLE_OF_INVALID_INPUTS,
     PREPARE_INVALID_INPUTS,
     SELECT_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import of_ints, of_objects
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import (
     ATTENTION_GROUPS,
@@ -29,7 +28,8 @@ from conformance.strategies.block_size import (
     select_calls,
 )
 from conformance.strategies.kv_cache_spec import kind_of
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
 
 test_multiple_of = Contract(
     "MultipleOf",

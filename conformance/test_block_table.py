@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.checks import along_axes
-from conformance.contracts import Contract
+from conformance.checks.contract_checks import along_axes
+from conformance.contracts.contract import Contract
+from conformance.contracts.sessions import construct, perform_or_raise, session_check
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.coverage.size_axes import Axis
+from conformance.generation.profiles import Kind
 from conformance.invalid_inputs.block_table import (
     CONSTRUCTOR_INVALID_INPUTS,
     INVALID_OPERATIONS,
@@ -20,9 +23,6 @@ from conformance.invalid_inputs.block_table import (
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader
-from conformance.profiles import Kind
-from conformance.sessions import construct, perform_or_raise, session_check
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.attn_metadata import regrouped
 from conformance.strategies.batch import Batch
@@ -40,7 +40,7 @@ from conformance.strategies.block_table import (
     long_sessions,
 )
 from conformance.strategies.large_batches import BLOCK_IDS, BLOCK_SIZE
-from conformance.strategies.presets import MINIMAL, Preset
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.interrupts import Interrupter
-from conformance.properties import law
-from conformance.sessions import construct, perform
+from conformance.contracts.properties import law
+from conformance.contracts.sessions import construct, perform
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.execution.interrupts import Interrupter
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session
-from conformance.strategies.presets import MINIMAL, Preset
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
 
 LONGEST, NUM_TOKENS = 6, 4
 

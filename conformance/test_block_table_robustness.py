@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 import reference
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
-from conformance.properties import law
-from conformance.sessions import construct, perform, perform_or_raise
+from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.contracts.properties import law
+from conformance.contracts.sessions import construct, perform, perform_or_raise
+from conformance.coverage.presets import MINIMAL
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
 
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)

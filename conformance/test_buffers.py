@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.calls import Call
-from conformance.checks import along_axes
-from conformance.comparison import torch_dtype
-from conformance.evaluation import check_equal, exception_of, is_named
-from conformance.implementations import is_of_fast
-from conformance.profiles import Kind
-from conformance.properties import law
-from conformance.size_axes import Axis
+from conformance.checks.contract_checks import along_axes
+from conformance.contracts.evaluation import check_equal, exception_of, is_named
+from conformance.contracts.properties import law
+from conformance.coverage.presets import MINIMAL
+from conformance.coverage.size_axes import Axis
+from conformance.generation.profiles import Kind
 from conformance.strategies.buffers import (
     DIMENSIONS,
     NO_NUMPY,
@@ -25,9 +23,11 @@ from conformance.strategies.buffers import (
     Copies,
     copies,
 )
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE, Target
-from conformance.wording import compare_wording
+from conformance.targets.implementations import is_of_fast
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.comparison import torch_dtype
+from conformance.values.wording import compare_wording
 
 LIMIT = 2**63 - 1
 """The longest axis that there is."""

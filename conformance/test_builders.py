@@ -9,18 +9,16 @@ import inspect
 import types
 from typing import Any
 
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.evaluation import exception_of
-from conformance.factories import DEVICE
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import exception_of
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.builders import (
     CREATE_GROUP_INVALID_INPUTS,
     GET_METADATA_BUILDER_INVALID_INPUTS,
     THRESHOLD_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch
 from conformance.strategies.builders import (
@@ -37,7 +35,9 @@ from conformance.strategies.builders import (
 )
 from conformance.strategies.engines import BuilderClass, Own
 from conformance.strategies.large_batches import request_axes
-from conformance.targets import Target
+from conformance.targets.factories import DEVICE
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 BUILDER = "AttentionMetadataBuilder"
 

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law, same_in_any_order
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.causal_conv1d import CONV1D_INVALID_INPUTS
-from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.statements import BLOCK_M
-from conformance.properties import law, same_in_any_order
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.causal_conv1d import LENGTH, SEQUENCES, compute_conv1d_calls
-from conformance.strategies.presets import Preset
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _of_batches(preset: Preset) -> st.SearchStrategy[Call]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from conformance.actors import Actor, actors
-from conformance.calls import Call
-from conformance.evaluation import check_error, exception_of
-from conformance.profiles import Kind
-from conformance.properties import law
+from conformance.contracts.evaluation import check_error, exception_of
+from conformance.contracts.properties import law
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.execution.actors import Actor, actors
+from conformance.generation.profiles import Kind
 from conformance.strategies import cached as st
-from conformance.strategies.presets import MINIMAL, Preset
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 NUM_THREADS = 3
 

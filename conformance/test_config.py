@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import reference
-from conformance.calls import Call
-from conformance.evaluation import check_equal
-from conformance.properties import Check, law
+from conformance.contracts.evaluation import check_equal
+from conformance.contracts.properties import Check, law
 from conformance.strategies import cached as st
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
 
 
 def _holds_what_it_is_given(function: str) -> Check:

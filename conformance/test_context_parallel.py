@@ -9,24 +9,24 @@ from itertools import count, islice
 import numpy as np
 import torch
 
-from conformance.aliases import Alias, Relation
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.arrays.guard_bands import guarded
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
-from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.batch import Batch
 from conformance.strategies.batches import batches
 from conformance.strategies.context_parallel import LENGTH, dcp_local_seq_lens_calls
 from conformance.strategies.large_batches import INTERLEAVE, RANKS, REQUESTS, ROOM
-from conformance.strategies.presets import Preset
 from conformance.strategies.slots import layouts
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.aliases import Alias, Relation
+from conformance.values.call import Call
 
 
 @st.composite

@@ -11,24 +11,24 @@ import numpy as np
 
 import reference
 from conformance.adapters import Unsupported
-from conformance.aliases import Alias, Relation
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.arrays.guard_bands import guarded
+from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law, same_in_any_order
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.fast_prefill import FAST_PREFILL_INVALID_INPUTS, comes_back
-from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.properties import law, same_in_any_order
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import FIELD_NAMES, PADDING, fast_prefill_calls
 from conformance.strategies.large_batches import metadata_axes
-from conformance.strategies.presets import Preset
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.aliases import Alias, Relation
+from conformance.values.call import Call
 
 
 def metadata_of(call: Call) -> Any:

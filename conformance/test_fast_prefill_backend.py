@@ -6,16 +6,14 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from conformance.calls import Call
-from conformance.checks import along_axes
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict, raised
-from conformance.evaluation import check_equal
+from conformance.checks.contract_checks import along_axes
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.report import Mismatch
-from conformance.size_axes import Axis, of_objects
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies.fast_prefill import FIELD_NAMES
 from conformance.strategies.fast_prefill_backend import (
     ADDED,
@@ -27,7 +25,9 @@ from conformance.strategies.fast_prefill_backend import (
     create_backend_calls,
     large_build_calls,
 )
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict, raised
 
 
 def _kind(call: Call) -> str:

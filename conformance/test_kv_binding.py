@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis, of_ints, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.kv_binding import BIND_INVALID_INPUTS, EXTRACT_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axis, of_ints, of_objects
 from conformance.strategies.kv_binding import (
     ATTENTION_MODULES,
     COMPONENTS,
@@ -21,7 +20,8 @@ from conformance.strategies.kv_binding import (
     bind_calls,
     extract_calls,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _integers(name: str) -> list[str]:

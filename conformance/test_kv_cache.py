@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.aliases import address_of, memory_of, strides_of
-from conformance.calls import Call
-from conformance.comparison import as_bytes
-from conformance.contracts import Contract
-from conformance.goals import Goals
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.goals import Goals
+from conformance.coverage.size_axes import of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.kv_cache_axes import AXES, tensors_of
-from conformance.properties import law
-from conformance.size_axes import of_objects
 from conformance.strategies.kv_binding import LAYERS_WITHOUT_CACHE
 from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
-from conformance.targets import Target
-from conformance.values import is_array
+from conformance.strategies.kv_cache_axes import AXES, tensors_of
+from conformance.targets.target import Target
+from conformance.values.aliases import address_of, memory_of, strides_of
+from conformance.values.call import Call
+from conformance.values.comparison import as_bytes
+from conformance.values.parts import is_array
 
 
 def _groups(call: Call) -> list[Any]:

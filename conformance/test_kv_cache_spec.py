@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.goals import Goals, one_for_each
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.goals import Goals, one_for_each
+from conformance.coverage.size_axes import Axes, of_ints, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.kv_cache_spec import (
     ATTENTION_INVALID_INPUTS,
     COPY_INVALID_INPUTS,
@@ -21,9 +23,6 @@ from conformance.invalid_inputs.kv_cache_spec import (
     UNIFORM_INVALID_INPUTS,
 )
 from conformance.invalid_inputs.spec_memory import MAX_MEMORY_INVALID_INPUTS, kind_of
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axes, of_ints, of_objects
 from conformance.strategies.kv_cache_spec import (
     ATTENTION,
     BLOCK_SIZE,
@@ -54,7 +53,8 @@ from conformance.strategies.kv_cache_spec import (
     page_size_calls,
     specs,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _of_dtypes(dtype: Callable[[Call], object]) -> Goals:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from conformance.actors import actors
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.contracts import Contract
-from conformance.profiles import Kind
-from conformance.properties import FixedCheck, law
-from conformance.report import Mismatch
-from conformance.size_axes import Axis
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import FixedCheck, law
+from conformance.coverage.presets import MINIMAL
+from conformance.coverage.size_axes import Axis
+from conformance.execution.actors import actors
+from conformance.generation.profiles import Kind
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.kv_layout import (
     LAYOUTS,
@@ -30,8 +29,9 @@ from conformance.strategies.kv_layout import (
     histories,
     is_valid_calls,
 )
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
 
 test_is_valid_kv_cache_layout = Contract(
     "is_valid_kv_cache_layout",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.goals import Goals
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.goals import Goals
+from conformance.coverage.size_axes import Axes, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axes, of_objects
 from conformance.strategies.kv_sharing import (
     GROUPS,
     LAYERS_OF_A_GROUP,
@@ -19,7 +18,8 @@ from conformance.strategies.kv_sharing import (
     add_calls,
     initialize_calls,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def shared(arguments: Mapping[str, Any]) -> object:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
 from conformance.invalid_inputs.kv_backends import BACKEND_INVALID_INPUTS
 from conformance.invalid_inputs.kv_views import RESHAPE_INVALID_INPUTS
-from conformance.kv_cache_axes import AXES
 from conformance.strategies.kv_cache import Cache, Layer, is_encoder_only
+from conformance.strategies.kv_cache_axes import AXES
 from conformance.strategies.kv_cache_spec import DTYPES
 from conformance.strategies.kv_plans import SMALL
 from conformance.strategies.kv_views import reshape_calls
+from conformance.values.call import Call
 
 
 def _mamba(call: Call) -> list[Layer]:

@@ -14,18 +14,18 @@ from typing import Any, Final
 import numpy as np
 from hypothesis.strategies import SearchStrategy
 
-from conformance.calls import Call
+from conformance.checks.functions import contracts
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.evaluation import check_equal
-from conformance.functions import contracts
-from conformance.goals import COVERAGE
-from conformance.profiles import Kind
-from conformance.properties import FixedCheck
-from conformance.simulated_launches import launches_seen, simulated_launches
+from conformance.contracts.evaluation import check_equal
+from conformance.contracts.properties import FixedCheck
+from conformance.coverage.goals import COVERAGE
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.generation.profiles import Kind
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, Layout
-from conformance.strategies.presets import MINIMAL, Preset
-from conformance.targets import REFERENCE, Target
+from conformance.targets.simulated_launches import launches_seen, simulated_launches
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
 
 KERNELS: Final = {
     "BlockTables": (

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 import reference
-from conformance.aliases import address_of, strides_of
-from conformance.calls import Call
-from conformance.checks import along_axes
-from conformance.evaluation import check_equal
-from conformance.properties import law
-from conformance.size_axes import Axis
+from conformance.checks.contract_checks import along_axes
+from conformance.contracts.evaluation import check_equal
+from conformance.contracts.properties import law
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.backends import backends
 from conformance.strategies.kv_cache_spec import BLOCK_SIZE, HEAD_SIZE, HEADS, STATE_LENGTH
 from conformance.strategies.kv_plans import BLOCKS
-from conformance.strategies.presets import Preset
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.aliases import address_of, strides_of
+from conformance.values.call import Call
 
 LAYER: Final = "layers.0.attn"
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import of_ints, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.layer_params import (
     GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     INFER_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import of_ints, of_objects
 from conformance.strategies.attention_layers import LAYERS, WINDOW, context_of
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import (
@@ -23,7 +22,8 @@ from conformance.strategies.layer_params import (
     infer_global_hyperparameters_calls,
     per_layer_parameters_calls,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 test_per_layer_parameters = Contract(
     "PerLayerParameters",

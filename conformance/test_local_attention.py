@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.aliases import Alias, Relation
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
-from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.interpretation import Interpretation, Reader, changing, positions_of
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.large_batches import BLOCK_SIZE, metadata_axes
 from conformance.strategies.local_attention import CHUNK_BLOCKS, local_attention_calls
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.aliases import Alias, Relation
+from conformance.values.call import Call
 
 
 def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:

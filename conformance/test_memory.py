@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.evaluation import exception_of
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import exception_of
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.memory import (
     FREE_MEMORY,
@@ -24,7 +23,8 @@ from conformance.strategies.memory import (
     request_calls,
     snapshot_calls,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 test_memory_snapshot = Contract(
     "MemorySnapshot",

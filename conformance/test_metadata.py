@@ -8,22 +8,20 @@ from typing import Any
 
 import reference
 from conformance.adapters import Unsupported
-from conformance.aliases import Alias, Relation, views_of
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict, raised
-from conformance.evaluation import check_equal, check_error, exception_of, outcome
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal, check_error, exception_of, outcome
+from conformance.contracts.properties import Check, law
+from conformance.coverage.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
     invalid_metadata,
 )
-from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, Unpadded
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.properties import Check, law
-from conformance.report import Mismatch
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch
 from conformance.strategies.batch_order import (
@@ -34,9 +32,11 @@ from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.large_batches import metadata_axes
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import metadata_calls, unpadded_calls, validate_calls
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies.ubatch import make_metadata_with_slice_calls, split_attn_metadata_calls
-from conformance.targets import RAISED, REFERENCE, Target
+from conformance.targets.target import RAISED, REFERENCE, Target
+from conformance.values.aliases import Alias, Relation, views_of
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict, raised
 
 
 def _select_actual(call: Call, access: Access) -> Access:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import reference
-from conformance.aliases import Alias, Relation
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.evaluation import check_equal
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal
+from conformance.contracts.properties import law
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.mm_budget import (
     BUDGET_INVALID_INPUTS,
     COMPUTE_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.mm_budget_axes import BUDGET_AXES, COMPUTE_AXES, largest
-from conformance.properties import law
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
     CACHES,
     budget_calls,
     compute_budget_calls,
 )
-from conformance.targets import Target
+from conformance.strategies.mm_budget_axes import BUDGET_AXES, COMPUTE_AXES, largest
+from conformance.targets.target import Target
+from conformance.values.aliases import Alias, Relation
+from conformance.values.call import Call
 
 
 def _scheduler(holds: Any) -> Any:

@@ -7,17 +7,15 @@ from functools import partial
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import of_ints
+from conformance.execution.invocations import Invocation
+from conformance.generation.profiles import Kind
 from conformance.invalid_inputs.mm_budget import (
     MAX_ITEMS_INVALID_INPUTS,
     MODALITY_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.mm_budget_axes import BUDGET_AXES, largest
-from conformance.profiles import Kind
-from conformance.properties import law
-from conformance.size_axes import of_ints
 from conformance.strategies.mm_budget import (
     CACHE_SIZE,
     CACHES,
@@ -28,7 +26,9 @@ from conformance.strategies.mm_budget import (
     max_items_calls,
     method_calls,
 )
-from conformance.targets import REFERENCE, Target
+from conformance.strategies.mm_budget_axes import BUDGET_AXES, largest
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
 
 NUM_RESETS = 1000
 """Resets of one budget: counters of a byte wrap."""

@@ -6,20 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from conformance.aliases import Alias, Relation
-from conformance.calls import Call
-from conformance.comparison import as_bytes
-from conformance.contracts import Contract
-from conformance.evaluation import check_equal, check_error, exception_of
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal, check_error, exception_of
+from conformance.contracts.properties import Check, law, same_in_any_order
+from conformance.coverage.presets import MINIMAL
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
+from conformance.generation.profiles import Kind
 from conformance.invalid_inputs.multimodal import (
     GATHER_INVALID_INPUTS,
     SANITY_INVALID_INPUTS,
     SCATTER_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
-from conformance.profiles import Kind
-from conformance.properties import Check, law, same_in_any_order
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.multimodal import (
     ELEMENTS,
@@ -35,8 +33,10 @@ from conformance.strategies.multimodal import (
     scatter_calls,
     wide_calls,
 )
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.aliases import Alias, Relation
+from conformance.values.call import Call
+from conformance.values.comparison import as_bytes
 
 
 def _rows(holds: Any) -> Any:

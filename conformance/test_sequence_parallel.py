@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies.engines import Own
 from conformance.strategies.sequence_parallel import (
     NUM_SIZES,
@@ -18,7 +17,8 @@ from conformance.strategies.sequence_parallel import (
     is_scattered_calls,
     whole,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 def _is_armed(call: Call) -> bool:

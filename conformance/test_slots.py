@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.aliases import Alias, Relation
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.evaluation import check_equal
+from conformance.arrays.guard_bands import poisoned_out
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal
+from conformance.contracts.properties import law
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
     SLOT_MAPPING_INVALID_INPUTS,
 )
-from conformance.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change, InManagersBlocks
 from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batch import Batch
 from conformance.strategies.batches import batches, of_batch
 from conformance.strategies.large_batches import (
@@ -37,7 +36,6 @@ from conformance.strategies.large_batches import (
     ROOM,
     batch_axes,
 )
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.slots import (
     DIMENSIONS,
     NUM_IDS,
@@ -46,7 +44,9 @@ from conformance.strategies.slots import (
     map_to_kernel_blocks_calls,
     rank_of,
 )
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.aliases import Alias, Relation
+from conformance.values.call import Call
 
 
 def _with_change(call: Call, change: Change) -> Call:

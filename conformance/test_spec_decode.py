@@ -6,15 +6,15 @@ import functools
 import itertools
 from typing import Any
 
-from conformance.aliases import Alias, Relation, address_of
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.size_axes import Axis
 from conformance.strategies.spec_decode import AXES, reshape_output_calls, reshape_query_calls
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.aliases import Alias, Relation, address_of
+from conformance.values.call import Call
 
 
 def _is_strided(name: str) -> Any:

@@ -7,15 +7,14 @@ import itertools
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict, raised
-from conformance.goals import Goals, one_for_each
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import law
+from conformance.coverage.goals import Goals, one_for_each
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axes, of_ints, of_objects
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.report import Mismatch
-from conformance.size_axes import Axes, of_ints, of_objects
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.kv_cache_spec import (
     FULL,
@@ -26,7 +25,6 @@ from conformance.strategies.kv_cache_spec import (
     class_of,
     specs,
 )
-from conformance.strategies.presets import Preset
 from conformance.strategies.spec_groups import (
     LAYERS,
     NUMBER,
@@ -34,7 +32,9 @@ from conformance.strategies.spec_groups import (
     merge_calls,
     uniform_calls,
 )
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict, raised
 
 
 def _length(value: Any) -> int:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 
 import reference
-from conformance.aliases import views_of
-from conformance.calls import Call
-from conformance.contracts import Contract
+from conformance.contracts.contract import Contract
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
 from conformance.invalid_inputs.ubatch import (
     MAKE_INVALID_INPUTS,
     SLICE_STARTS_INVALID_INPUTS,
@@ -17,12 +17,10 @@ from conformance.invalid_inputs.ubatch import (
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
-from conformance.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.large_batches import SPLIT_POINTS, metadata_axes, request_axes
-from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     MANY_PARTS,
     ONE_TOKEN,
@@ -32,6 +30,8 @@ from conformance.strategies.ubatch import (
     split_attn_metadata_calls,
     valid_points,
 )
+from conformance.values.aliases import views_of
+from conformance.values.call import Call
 
 
 def _sliced_starts(call: Call, change: Change) -> Call:

@@ -8,23 +8,21 @@ from collections.abc import Iterator
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict
-from conformance.evaluation import check_equal, exception_of
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import check_equal, exception_of
+from conformance.contracts.properties import law
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
+from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.kinds import MAX_INT64
 from conformance.invalid_inputs.ubatch import CREATE_INVALID_INPUTS
-from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.properties import law
-from conformance.report import Mismatch
-from conformance.size_axes import Axis
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch
 from conformance.strategies.batches import batches
 from conformance.strategies.large_batches import REQUESTS, SPLIT_POINTS, TOKENS
-from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     MANY_PARTS,
     ONE_TOKEN,
@@ -33,7 +31,9 @@ from conformance.strategies.ubatch import (
     points_of,
     valid_points,
 )
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict
 
 
 @st.composite

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.calls import Call
-from conformance.comparison import as_bytes
-from conformance.evaluation import outcome
-from conformance.invocations import Invocation
-from conformance.properties import law
-from conformance.report import Mismatch
+from conformance.arrays.guard_bands import Array
+from conformance.contracts.evaluation import outcome
+from conformance.contracts.properties import law
+from conformance.coverage.presets import Preset
+from conformance.execution.invocations import Invocation
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, reshape_calls
-from conformance.strategies.presets import Preset
-from conformance.targets import REFERENCE, Target
-from conformance.values import arrays_in
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.comparison import as_bytes
+from conformance.values.parts import arrays_in
 
 
 @st.composite

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.comparison import first_difference
-from conformance.differences import Difference
-from conformance.summary import RUN
-from conformance.targets import REFERENCE, Target
-from conformance.views import first_view_difference
+from conformance.results.summary import RUN
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Difference
+from conformance.values.views import first_view_difference
 from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
 from conformance.zoo.deployment import Deployment, build_metadata, deploy
 from conformance.zoo.groups import make_groups

@@ -6,5 +6,6 @@ Otherwise it is the attribute `CONFORMANCE_ADAPTER` of the implementation.
 
 from conformance.adapters.base import Adapter, FastAdapter, Unsupported, is_given, supplied
 from conformance.adapters.deviation import Deviation
+from conformance.values.call import Call
 
-__all__ = ["Adapter", "Deviation", "FastAdapter", "Unsupported", "is_given", "supplied"]
+__all__ = ["Adapter", "Call", "Deviation", "FastAdapter", "Unsupported", "is_given", "supplied"]

@@ -15,8 +15,8 @@ import torch
 
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.aliases import supplied
-from conformance.stubs import stub_class
+from conformance.values.aliases import supplied
+from conformance.values.stubs import stub_class
 
 KINDS = {
     "CommonAttentionMetadata": "metadata",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from conformance.calls import Call
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Deviation:
             reason of: `result.dtype = torch.int64`. The narrower it is, the less it hides.
         names: For a bad call as witness, of which the message of its refusal must name one.
 
-    >>> from conformance.calls import Call
+    >>> from conformance.values.call import Call
     >>> wide = Deviation("f", "kernels want int64", Call("f", {}), r"dtype = torch\.int64")
     >>> wide.explains(AssertionError("result.dtype = torch.int64, but should be torch.int32"))
     True

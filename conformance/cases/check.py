@@ -10,13 +10,13 @@ from pathlib import Path
 
 from conformance.cases.compared import contract_of, decode_example, replay_call, replay_example
 from conformance.cases.recorded import read_recorded, replay_recorded
+from conformance.checks.functions import find_contract
+from conformance.contracts.properties import Check, numbers_for
+from conformance.coverage.goals import COVERAGE
 from conformance.encoding import Json, decode_call, read_json
-from conformance.functions import find_contract
-from conformance.goals import COVERAGE
-from conformance.profiles import Kind
-from conformance.properties import Check, numbers_for
+from conformance.generation.profiles import Kind
 from conformance.strategies import cached as st
-from conformance.targets import RAISED, Target
+from conformance.targets.target import RAISED, Target
 
 
 @dataclasses.dataclass(frozen=True)

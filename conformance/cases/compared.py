@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from conformance.calls import Call
 from conformance.cases.recorded import holds
 from conformance.cases.recording import invalid_input_of, refusal_of
-from conformance.checks import (
+from conformance.checks.contract_checks import (
     InvalidExample,
     ValidExample,
     checks_in,
     same_answer,
     same_refusal,
 )
-from conformance.contracts import ANY_NAME, Contract, InvalidInput
+from conformance.checks.functions import contracts, find_contract
+from conformance.contracts.contract import ANY_NAME, Contract, InvalidInput
+from conformance.contracts.properties import Check
 from conformance.encoding import Decoder, Encoder, Json, decode_call, encode_call
-from conformance.functions import contracts, find_contract
-from conformance.invocations import CallVariant, Invocation
-from conformance.profiles import Profile
-from conformance.properties import Check
-from conformance.report import Mismatch
+from conformance.execution.invocations import CallVariant, Invocation
+from conformance.generation.profiles import Profile
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
-from conformance.targets import RAISED, REFERENCE, Target
+from conformance.targets.target import RAISED, REFERENCE, Target
+from conformance.values.call import Call
 
 TRIES = Profile("corpus", 8, 4)
 """How often a call is made: by position, with NumPy's scalars, after an idle step, ..."""

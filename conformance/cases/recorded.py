@@ -9,20 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from conformance.aliases import Alias
-from conformance.calls import Arguments, Call
 from conformance.cases.recording import invalid_input_of
 from conformance.cases.sessions import construct, is_as_meant, perform, untouched
-from conformance.comparison import first_difference
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict, raised
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import (
+    Expected,
+    check_answer,
+    check_refusal,
+    check_stays_inside,
+)
 from conformance.encoding import Decoder, Json, decode_call
-from conformance.evaluation import Expected, check_answer, check_refusal, check_stays_inside
-from conformance.invocations import Invocation
-from conformance.report import Mismatch
+from conformance.execution.invocations import Invocation
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies import cached as st
-from conformance.targets import REFERENCE, Target
-from conformance.values import arrays_in
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.aliases import Alias
+from conformance.values.call import Arguments, Call
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Difference, Verdict, raised
+from conformance.values.parts import arrays_in
 
 
 def read_recorded(case: Json) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import ANY_NAME, Contract, InvalidInput
-from conformance.conversion import Converter
+from conformance.contracts.contract import ANY_NAME, Contract, InvalidInput
+from conformance.contracts.evaluation import changed_by, check_refusal, shown
 from conformance.encoding import Encoder, Json, decode_call, encode_call
 from conformance.encoding.encoder import start_call
-from conformance.evaluation import changed_by, check_refusal, shown
-from conformance.invocations import Invocation
-from conformance.targets import REFERENCE
+from conformance.execution.invocations import Invocation
+from conformance.targets.conversion import Converter
+from conformance.targets.target import REFERENCE
+from conformance.values.call import Call
 
 
 class _Pairing(Converter):

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from hypothesis.strategies import SearchStrategy
 
-from conformance import sessions
-from conformance.calls import Call
 from conformance.cases.recording import invalid_input_of, refusal_of
-from conformance.contracts import InvalidInput
+from conformance.contracts import sessions
+from conformance.contracts.contract import InvalidInput
+from conformance.contracts.evaluation import is_named
+from conformance.coverage.presets import MINIMAL
 from conformance.encoding import Encoder, Json
-from conformance.evaluation import is_named
-from conformance.factories import DEVICE
 from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
 from conformance.strategies import cached as st
 from conformance.strategies import kv_layout
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.strategies.buffers import Copies, copies
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE, Target
-from conformance.values import copied
+from conformance.targets.factories import DEVICE
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.call import Call
+from conformance.values.parts import copied
 
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from hypothesis.strategies import SearchStrategy
 
-from conformance.calls import Call
 from conformance.conditions import interleaving, lifetimes, sequences
 from conformance.conditions.interference import NUM_CANDIDATES, most_different
 from conformance.conditions.known_answer import KnownAnswer
@@ -18,12 +17,13 @@ from conformance.conditions.modes import MODES, UNCHANGED, mode_scenarios
 from conformance.conditions.names import goals_of_names, name_scenarios
 from conformance.conditions.read_only import READ_ONLY, read_only_scenarios
 from conformance.conditions.scenarios import Scenario, Scenarios
-from conformance.contracts import Contract
-from conformance.profiles import Kind
-from conformance.properties import Check
+from conformance.contracts.contract import Contract
+from conformance.contracts.properties import Check
+from conformance.coverage.presets import Preset
+from conformance.generation.profiles import Kind
 from conformance.strategies import cached as st
-from conformance.strategies.presets import Preset
-from conformance.targets import RAISED, Target
+from conformance.targets.target import RAISED, Target
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

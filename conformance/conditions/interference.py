@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.targets import RAISED
+from conformance.targets.target import RAISED
+from conformance.values.call import Call
 
 SINGLE: Final = (bool, int, float, str, np.generic)
 """The types of arguments that are one number or name."""

@@ -18,11 +18,11 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from conformance.actors import actors
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
-from conformance.invocations import Invocation
-from conformance.targets import RAISED, Target
+from conformance.execution.actors import actors
+from conformance.execution.invocations import Invocation
+from conformance.targets.target import RAISED, Target
 
 SECONDS_FOR_A_LOCK = 0.2
 """How long the first call waits for the other; a longer one waits for a lock of the first."""

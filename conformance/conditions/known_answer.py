@@ -7,15 +7,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.calls import Call, plain
-from conformance.comparison import first_difference
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict, gravest, raised
-from conformance.evaluation import changed_by, changes_difference, shown
-from conformance.invocations import Invocation
-from conformance.report import Mismatch
-from conformance.targets import RAISED, REFERENCE, Target
-from conformance.values import children, walk
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import changed_by, changes_difference, shown
+from conformance.execution.invocations import Invocation
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.target import RAISED, REFERENCE, Target
+from conformance.values.call import Call, plain
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Difference, Verdict, gravest, raised
+from conformance.values.parts import children, walk
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.comparison import NUMPY_IN_BOTH_TWINS
+from conformance.arrays.guard_bands import Array, offset_of, poisoned
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
-from conformance.contracts import Contract
-from conformance.strategies.arrays import Array, offset_of, poisoned
-from conformance.targets import RAISED, Target
-from conformance.values import arrays_in, children, is_reference_object, rebuilt
+from conformance.contracts.contract import Contract
+from conformance.targets.target import RAISED, Target
+from conformance.values.call import Call
+from conformance.values.comparison import NUMPY_IN_BOTH_TWINS
+from conformance.values.parts import arrays_in, children, is_reference_object, rebuilt
 
 
 def column_major(array: Array) -> Array:

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import Array
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
 from conformance.conditions.sequences import refused_calls
-from conformance.differences import Difference, Verdict
-from conformance.invocations import Invocation
-from conformance.report import KEPT_ALIVE, Mismatch
-from conformance.strategies.arrays import Array
-from conformance.targets import RAISED, Target
-from conformance.values import (
+from conformance.execution.invocations import Invocation
+from conformance.messages.mismatch import KEPT_ALIVE, Mismatch
+from conformance.targets.target import RAISED, Target
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict
+from conformance.values.parts import (
     PLAIN,
     has_entries,
     is_array,

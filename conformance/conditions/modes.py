@@ -14,8 +14,7 @@ import torch
 
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
-from conformance.differences import Difference, Verdict
-from conformance.process_state import (
+from conformance.execution.process_state import (
     ALL_SETTINGS,
     SETTINGS,
     SLOW_SETTINGS,
@@ -23,9 +22,10 @@ from conformance.process_state import (
     restore_settings,
     unchanged_settings,
 )
-from conformance.report import Mismatch
-from conformance.targets import Target, deterministic
-from conformance.values import arrays_in
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.target import Target, deterministic
+from conformance.values.differences import Difference, Verdict
+from conformance.values.parts import arrays_in
 
 
 @contextlib.contextmanager

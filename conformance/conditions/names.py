@@ -13,13 +13,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
-from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
-from conformance.contracts import Contract
-from conformance.factories import Factory
-from conformance.targets import RAISED, Target
-from conformance.values import is_reference_object
+from conformance.contracts.contract import Contract
+from conformance.targets.factories import Factory
+from conformance.targets.target import RAISED, Target
+from conformance.values.call import Call
+from conformance.values.parts import is_reference_object
 
 
 def differing_in_case(number: int) -> str:

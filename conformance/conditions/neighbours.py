@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.strategies.arrays import Array, base_of, same_view
-from conformance.values import arrays_in
+from conformance.arrays.guard_bands import Array, base_of, same_view
+from conformance.values.call import Call
+from conformance.values.parts import arrays_in
 
 Contents: TypeAlias = Mapping[int, Array]
 """What memory is to hold, by the id of the drawn memory."""

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
+from conformance.arrays.guard_bands import Array
+from conformance.arrays.guarded_memory import GuardedMemory
 from conformance.conditions.interleaving import at_each_line, packages_of
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.scenarios import Scenario
-from conformance.conversion import Converter
-from conformance.differences import Difference, Verdict
-from conformance.guarded_memory import GuardedMemory
-from conformance.report import Mismatch
-from conformance.strategies.arrays import Array
-from conformance.targets import Target
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.conversion import Converter
+from conformance.targets.target import Target
+from conformance.values.differences import Difference, Verdict
 
 READ_ONLY: Final = "with arguments that are read-only"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from conformance.conditions.known_answer import KnownAnswer
-from conformance.targets import Target
+from conformance.targets.target import Target
 
 
 class Scenario(NamedTuple):

@@ -19,20 +19,20 @@ from itertools import islice
 from typing import Final
 
 from conformance.adapters import Unsupported
-from conformance.calls import Call
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.neighbours import Contents, neighbours
 from conformance.conditions.scenarios import Scenario
-from conformance.contracts import Contract, InvalidInput
-from conformance.evaluation import check_refusal
-from conformance.forked_calls import run_in_child
-from conformance.generation import draw_examples
-from conformance.gpu_context import UsedGpuError
-from conformance.implementations import Absent
-from conformance.invocations import Invocation
-from conformance.process_state import ALL_SETTINGS, read_settings, restore_settings
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target
+from conformance.contracts.contract import Contract, InvalidInput
+from conformance.contracts.evaluation import check_refusal
+from conformance.coverage.presets import MINIMAL
+from conformance.execution.forked_calls import run_in_child
+from conformance.execution.gpu_context import UsedGpuError
+from conformance.execution.invocations import Invocation
+from conformance.execution.process_state import ALL_SETTINGS, read_settings, restore_settings
+from conformance.generation.examples import draw_examples
+from conformance.targets.implementations import Absent
+from conformance.targets.target import LOOKED_UP, RAISED, REFERENCE, Target
+from conformance.values.call import Call
 
 NUM_NEIGHBOURS = 2
 """Other batches before the call that is compared."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from conformance.aliases import address_of
+from conformance.values.aliases import address_of
 
 Json: TypeAlias = Any
 """What `json` reads and writes."""

@@ -17,6 +17,18 @@ RENAMED = {
 }
 """Former names of classes, which are still read."""
 
+MOVED = {
+    "conformance.calls": "conformance.values.call",
+    "conformance.checks": "conformance.checks.contract_checks",
+    "conformance.dense_layer": "conformance.strategies.dense_layer",
+    "conformance.factories": "conformance.targets.factories",
+    "conformance.invocations": "conformance.execution.invocations",
+    "conformance.overwrites": "conformance.arrays.overwrites",
+    "conformance.sessions": "conformance.contracts.sessions",
+    "conformance.strategies.presets": "conformance.coverage.presets",
+}
+"""Former modules of classes, by which they are still found."""
+
 
 def class_path(cls: type) -> str | None:
     """Return the name by which a class is found again, None for one that no module has.
@@ -47,8 +59,8 @@ def find_class(path: str) -> Any:
         ...
     ValueError: class 'os:system' is in none of reference, conformance, numpy, ml_dtypes, ...
     """
-    name, _, qualname = RENAMED.get(path, path).partition(":")
-    found = _find(name, qualname, f"class {path!r}")
+    module, _, qualname = RENAMED.get(path, path).partition(":")
+    found = _find(MOVED.get(module, module), qualname, f"class {path!r}")
     if not isinstance(found, type):
         raise ValueError(f"class {path!r} is not a class")  # noqa: TRY004  # a wrong name
     _check_module(found.__module__, f"class {path!r}")  # a module may have imported it

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
 from conformance.encoding.arrays import (
     Array,
     Json,
@@ -18,7 +17,8 @@ from conformance.encoding.arrays import (
     decode_memory,
 )
 from conformance.encoding.classes import FORMER_CODE, find_class, find_exception
-from conformance.factories import Factory, FactoryContext
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

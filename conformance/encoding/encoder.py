@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from conformance.aliases import owner_of
-from conformance.calls import Call
 from conformance.encoding.arrays import (
     Array,
     Json,
@@ -22,8 +20,10 @@ from conformance.encoding.arrays import (
     encode_int,
 )
 from conformance.encoding.classes import class_path
-from conformance.factories import Factory
-from conformance.values import children, compared_fields, map_children
+from conformance.targets.factories import Factory
+from conformance.values.aliases import owner_of
+from conformance.values.call import Call
+from conformance.values.parts import children, compared_fields, map_children
 
 
 class Encoder:

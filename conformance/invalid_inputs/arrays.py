@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.arrays.guard_bands import Array as NumpyArray
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import change_maker, changed, with_element
 from conformance.invalid_inputs.kinds import Kind, Violation, derived
-from conformance.strategies.arrays import Array as NumpyArray
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -33,6 +32,7 @@ from conformance.invalid_inputs.kinds import (
 )
 from conformance.strategies.attention_layers import ATTENTION, GroupPlan, full_spec
 from conformance.strategies.engines import BackendClass, BuilderClass, Own
+from conformance.values.call import Call
 
 NOWHERE = "layers.99.attn"
 """A layer that there is not."""

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
-from conformance.factories import Factory, FactoryContext
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -37,6 +35,8 @@ from conformance.invalid_inputs.metadata import first_with_tokens, with_decrease
 from conformance.strategies.attn_metadata import BOUNDS, Step
 from conformance.strategies.batch import Batch
 from conformance.strategies.engines import Own, OwnClass
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Call
 
 COMPUTED, STARTS, LENS = "num_computed_tokens_cpu", "query_start_loc", "seq_lens"
 BUILDERS, TABLES, SLOTS = "attn_metadata_builders", "block_tables", "slot_mappings"

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 
-from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     changed,
@@ -24,6 +23,7 @@ from conformance.invalid_inputs.metadata import (
     with_decrease,
 )
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
+from conformance.values.call import Call
 
 METADATA = "common_attn_metadata"
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -21,6 +20,7 @@ from conformance.invalid_inputs.kinds import Int, List, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_views import GROUPS, foreign_mamba
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import is_of_attention
+from conformance.values.call import Call
 
 MULTIPLE_OF_INVALID_INPUTS = invalid_by_kind(base=Int())
 

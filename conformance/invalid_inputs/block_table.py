@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
-from conformance.contracts import Change, InvalidInput
-from conformance.factories import Factory, FactoryContext
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -25,6 +23,8 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import MAX_INT32, Bool, Int, List, invalid_by_kind, size
 from conformance.strategies.block_table import Operation, OperationMaker, TableModel
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Arguments, Call
 
 
 def _too_many_bytes(width: int, max_num_batched_tokens: int) -> Change:

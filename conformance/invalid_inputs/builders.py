@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import reference
-from conformance.calls import Call
 from conformance.invalid_inputs.changes import Refusals, prepared, refusals, removed
 from conformance.invalid_inputs.kinds import Bool, Int, Object, invalid_by_kind
 from conformance.strategies.attention_layers import own_config
+from conformance.values.call import Call
 
 
 def _with_drafts(call: Call) -> Call:

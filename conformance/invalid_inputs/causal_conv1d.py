@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import Refusals, hinted, refusals, with_element
 from conformance.invalid_inputs.kinds import invalid_by_kind, invalid_hint
+from conformance.values.call import Call
 
 HINT = "query_start_loc_p_cpu"
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias
 
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.engines import Own
-from conformance.values import children, has_entries, with_child
+from conformance.values.call import Call
+from conformance.values.parts import children, has_entries, with_child
 
 P = ParamSpec("P")
 

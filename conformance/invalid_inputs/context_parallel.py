@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import Array as NumpyArray
 from conformance.invalid_inputs.arrays import Array, Output
 from conformance.invalid_inputs.changes import refusals, set_arguments
 from conformance.invalid_inputs.kinds import MAX_INT32, Int, invalid_by_kind, size
-from conformance.strategies.arrays import Array as NumpyArray
+from conformance.values.call import Call
 
 
 def _out(call: Call) -> NumpyArray:

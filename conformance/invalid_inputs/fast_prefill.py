@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -23,6 +22,7 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import Int, invalid_by_kind, invalid_hint
 from conformance.invalid_inputs.metadata import KINDS, invalid_fields, invalid_metadata
+from conformance.values.call import Call
 
 METADATA = "common_attn_metadata"
 INDICES, NUMBER, HINT = "logits_indices_padded", "num_logits_indices", "logits_indices_cpu"

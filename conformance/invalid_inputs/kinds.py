@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.changes import change_maker, changed, removed, replaced
 from conformance.strategies.attention_layers import own_config
+from conformance.values.call import Call
 
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import Refusals, change_maker, changed, in_turn, refusals
 from conformance.invalid_inputs.kv_views import (
     Chosen,
@@ -22,6 +21,7 @@ from conformance.invalid_inputs.kv_views import (
 )
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import raw_bytes
+from conformance.values.call import Call
 
 
 @change_maker

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -15,6 +14,7 @@ from conformance.invalid_inputs.changes import (
     without_key,
 )
 from conformance.invalid_inputs.kinds import Dict, Int, List, Str, invalid_by_kind
+from conformance.values.call import Call
 
 MODULES = Int(is_optional=True)
 

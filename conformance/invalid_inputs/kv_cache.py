@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import reference
-from conformance.calls import Call
 from conformance.invalid_inputs.changes import (
     Refusals,
     changed,
@@ -28,7 +27,8 @@ from conformance.invalid_inputs.kinds import (
 )
 from conformance.invalid_inputs.kv_binding import by_default
 from conformance.invalid_inputs.kv_views import GROUPS, RAW, TWICE_IN_GROUPS, cached_groups
-from conformance.values import is_reference_object, map_children
+from conformance.values.call import Call
+from conformance.values.parts import is_reference_object, map_children
 
 CONFIG_TENSORS = "kv_cache_config.kv_cache_tensors"
 FIRST_TENSOR = f"{CONFIG_TENSORS}[0]"

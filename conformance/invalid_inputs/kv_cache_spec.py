@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -21,6 +20,7 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import Dict, Dtype, Int, Str, invalid_by_kind
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM, class_of
+from conformance.values.call import Call
 
 SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
 """Some spec, of no kind that can be uniform."""

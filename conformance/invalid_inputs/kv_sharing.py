@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -12,6 +11,7 @@ from conformance.invalid_inputs.changes import (
     without_key,
 )
 from conformance.invalid_inputs.kinds import Dict, invalid_by_kind
+from conformance.values.call import Call
 
 SHARED, GROUPS = "shared_kv_cache_layers", "kv_cache_groups"
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Change
-from conformance.factories import Factory, FactoryContext
+from conformance.arrays.guard_bands import Array
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
@@ -23,9 +22,10 @@ from conformance.invalid_inputs.changes import (
     without_key,
 )
 from conformance.invalid_inputs.kinds import Dict, Int, List, Object, invalid_by_kind
-from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, raw_bytes
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Call
 
 GROUPS = "kv_cache_config.kv_cache_groups"
 

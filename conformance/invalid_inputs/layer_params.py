@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.attention_layers import (
     BAD,
     CONFIG,
@@ -21,6 +20,7 @@ from conformance.invalid_inputs.kinds import Class, Dict, List, Str, invalid_by_
 from conformance.strategies.attention_layers import ATTENTION
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import IMPL, OTHER_IMPL
+from conformance.values.call import Call
 
 
 @change_maker

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.calls import Call
 from conformance.invalid_inputs.changes import refusals
 from conformance.invalid_inputs.kinds import invalid_by_kind, size
 from conformance.invalid_inputs.metadata import invalid_fields, invalid_metadata
+from conformance.values.call import Call
 
 
 def _without_block_size(call: Call) -> Call:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import Refusals, refusals, replaced
 from conformance.invalid_inputs.kinds import MAX_INT64, Int, Object, invalid_by_kind
+from conformance.values.call import Call
 
 SHARE = "gpu_memory_utilization"
 

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -21,6 +20,7 @@ from conformance.invalid_inputs.changes import (
 )
 from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, Kind, invalid_by_kind
 from conformance.strategies.batch import Batch
+from conformance.values.call import Call
 
 Ways: TypeAlias = Mapping[tuple[type[Exception], str], Mapping[str, Callable[[Any, Batch], object]]]
 """Changes of a field, by the exception and the field, and by what is wrong then.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from conformance.calls import Call
-from conformance.contracts import Change
+from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
     in_turn,
@@ -17,6 +16,7 @@ from conformance.invalid_inputs.changes import (
 from conformance.invalid_inputs.kinds import Bool, Dict, Int, Object, Str, invalid_by_kind
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.mm_budget import Budget, Registry
+from conformance.values.call import Call
 
 SCHEDULER, TOKENS = "scheduler_config", "max_tokens_by_modality"
 COUNTS = Dict(has_str_keys=True, value=Int(0))

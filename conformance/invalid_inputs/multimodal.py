@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
+from conformance.arrays.guard_bands import Array as NumpyArray
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Output, made
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -21,7 +21,7 @@ from conformance.invalid_inputs.changes import (
     where,
 )
 from conformance.invalid_inputs.kinds import Int, invalid_by_kind, invalid_hint
-from conformance.strategies.arrays import Array as NumpyArray
+from conformance.values.call import Call
 
 MASK, ITEMS, NUMBER = "is_embed", "mm_embeddings", "expected_num_items"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.calls import Call
 from conformance.invalid_inputs.changes import Refusals, change_maker, prepared, refusals
 from conformance.invalid_inputs.kinds import Bool, Int, List, Object, invalid_by_kind
 from conformance.strategies.sequence_parallel import whole
+from conformance.values.call import Call
 
 TOKENS = "num_input_tokens"
 COMPILATION = "vllm_config.compilation_config"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import Array as NumpyArray
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -16,9 +16,9 @@ from conformance.invalid_inputs.changes import (
     with_element,
 )
 from conformance.invalid_inputs.kinds import MAX_INT32, Int, invalid_by_kind, size
-from conformance.strategies.arrays import Array as NumpyArray
 from conformance.strategies.batch import Batch
 from conformance.strategies.slots import rank_of
+from conformance.values.call import Call
 
 
 def _held_token(batch: Batch, positions: np.ndarray[Any, Any]) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import Array as NumpyArray
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import Refusals, changed, refusals, replaced
 from conformance.invalid_inputs.kinds import Int, invalid_by_kind
-from conformance.strategies.arrays import Array as NumpyArray
 from conformance.strategies.spec_decode import laid_out
+from conformance.values.call import Call
 
 
 def _does_not_divide(call: Call) -> Call | None:

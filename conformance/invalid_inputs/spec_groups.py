@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Change, InvalidInput
-from conformance.factories import Factory, FactoryContext
+from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.changes import Refusals, change_maker, changed, refusals
 from conformance.invalid_inputs.kinds import List, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, invalid_specs, of_kinds
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Call
 
 UNLIKE = 977
 """A size that no drawn spec has: a refusal must show it."""

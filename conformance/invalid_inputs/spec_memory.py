@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import InvalidInput
+from conformance.contracts.contract import InvalidInput
 from conformance.invalid_inputs.changes import Refusals, in_turn, refusals, replaced, where
 from conformance.invalid_inputs.kinds import Int, Kind, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_specs, of_kinds
 from conformance.strategies import kv_cache_spec
 from conformance.strategies.kv_cache_spec import BOUNDED, EXAMPLES, FULL, READS
+from conformance.values.call import Call
 
 CONFIG = reference.VllmConfig(
     model_config=reference.ModelConfig(max_model_len=7),

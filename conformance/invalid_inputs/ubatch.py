@@ -8,8 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import InvalidInput
+from conformance.contracts.contract import InvalidInput
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
     Refusals,
@@ -29,6 +28,7 @@ from conformance.invalid_inputs.metadata import (
     invalid_metadata,
 )
 from conformance.strategies.batch import Batch
+from conformance.values.call import Call
 
 COUNTS, POINTS, REQUESTS = "num_scheduled_tokens", "split_points", "request_slice"
 

@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 import reference
-from conformance.calls import Call
-from conformance.invocations import Invocation
+from conformance.coverage.presets import Preset
+from conformance.execution.invocations import Invocation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.strategies.batch import Batch, Layout
-from conformance.strategies.presets import Preset
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from conformance.calls import Call
-from conformance.goals import Goals
+from conformance.coverage.goals import Goals
+from conformance.coverage.presets import Preset
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, positions_of
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, Layout
-from conformance.strategies.presets import Preset
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

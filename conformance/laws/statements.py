@@ -11,12 +11,12 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from conformance.coverage.presets import FEW_PAIRS, MINIMAL
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change, InManagersBlocks, InOrder, OnRank, Padded, Unpadded
 from conformance.laws.law import Law, LawCase, law
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, is_padded
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 
 PAIRS = (MINIMAL, FEW_PAIRS)
 """Sizes at which all pairs of a token and a key can be listed."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Final
 
-from conformance.calls import calls_in
-from conformance.places import describe_place
-from conformance.properties import Check
-from conformance.report import Mismatch, first_line, render
+from conformance.contracts.properties import Check
+from conformance.messages.mismatch import Mismatch, first_line, render
+from conformance.messages.places import describe_place
 from conformance.reports.picture import pictures_of
+from conformance.values.call import calls_in
 
 MAX_CHARS = 20_000
 """The maximum length of a message."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from conformance.goals import Coverage
-from conformance.summary import Run
+from conformance.coverage.goals import Coverage
+from conformance.results.summary import Run
 
 KEY = "kvtwin/last_run"
 """The key in the cache."""

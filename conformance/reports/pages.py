@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from conformance.differences import Finding
+from conformance.coverage.size_axes import BANDS
 from conformance.reports.rendering import make_environment
 from conformance.reports.sizes import size_lines
 from conformance.reports.statistics import added, draw_share
@@ -18,7 +18,7 @@ from conformance.reports.words import (
     goals_words,
     headline,
 )
-from conformance.size_axes import BANDS
+from conformance.values.differences import Finding
 
 ENVIRONMENT: Final = make_environment(
     words=cell_words, goals=goals_words, share=draw_share, size_lines=size_lines

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.comparison import field_name
-from conformance.differences import Difference, Verdict
-from conformance.places import PER_REQUEST, PER_TOKEN, flat_arguments
+from conformance.messages.places import PER_REQUEST, PER_TOKEN, flat_arguments
 from conformance.strategies.batch import Batch, Layout
+from conformance.values.call import Call
+from conformance.values.comparison import field_name
+from conformance.values.differences import Difference, Verdict
 
 MAX_CELLS = 32
 """The maximum number of cells in a row; longer rows are shortened."""

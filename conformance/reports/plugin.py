@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from conformance.goals import Coverage
-from conformance.outcomes import properties_of
+from conformance.coverage.goals import Coverage
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
 from conformance.reports.record import RunInfo, record_of
 from conformance.reports.sizes import axes_of, lines_without_axes, size_lines
 from conformance.reports.statistics import added, collecting, statistics_lines
-from conformance.summary import CHECKED, Run
+from conformance.results.outcomes import properties_of
+from conformance.results.summary import CHECKED, Run
 
 
 def add_report_options(group: pytest.OptionGroup) -> None:

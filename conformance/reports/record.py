@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import reference
-from conformance.goals import Coverage
-from conformance.implementations import Absent
-from conformance.outcomes import finding_in, properties_of, skip_reason
+from conformance.coverage.goals import Coverage
 from conformance.reports.failure import NO_DETAILS
 from conformance.reports.sizes import axes_of
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
-from conformance.summary import Run
-from conformance.targets import REFERENCE, STATEFUL_TEST, Target
+from conformance.results.outcomes import finding_in, properties_of, skip_reason
+from conformance.results.summary import Run
+from conformance.targets.implementations import Absent
+from conformance.targets.target import REFERENCE, STATEFUL_TEST, Target
 
 SCHEMA_VERSION = "1.3"
 """The first number changes if old readers would misread it, the second if something is added."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from conformance.goals import Coverage
-from conformance.size_axes import BANDS, NO_AXES, goal_of_band
+from conformance.coverage.goals import Coverage
+from conformance.coverage.size_axes import BANDS, NO_AXES, goal_of_band
 
 
 def axes_of(coverage: Coverage, function: str) -> list[dict[str, Any]]:

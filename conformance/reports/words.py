@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.differences import Finding
+from conformance.values.differences import Finding
 
 
 def headline(record: Mapping[str, Any]) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from hypothesis.stateful import run_state_machine_as_test
 
-from conformance.implementations import Absent
-from conformance.profiles import Kind, Profile
-from conformance.properties import Check, seeded
+from conformance.contracts.properties import Check, seeded
+from conformance.generation.profiles import Kind, Profile
 from conformance.stateful.coverage import GOALS
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
 from conformance.strategies import cached as st
-from conformance.targets import RAISED, STATEFUL_TEST, Target
+from conformance.targets.implementations import Absent
+from conformance.targets.target import RAISED, STATEFUL_TEST, Target
 
 
 @dataclasses.dataclass(frozen=True)

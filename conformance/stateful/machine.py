@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from conformance.crashes import RERUN
-from conformance.goals import COVERAGE
-from conformance.progress import PROGRESS
+from conformance.coverage.goals import COVERAGE
+from conformance.execution.crashes import RERUN
 from conformance.stateful import same_reads
 from conformance.stateful.coverage import of_setup, of_step
 from conformance.stateful.invariants import (
@@ -27,7 +26,8 @@ from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import Scale, arrivals, new_token_counts, plans, setups
 from conformance.stateful.view import view_of
 from conformance.strategies import cached as st
-from conformance.targets import STATEFUL_TEST, Target
+from conformance.targets.progress import PROGRESS
+from conformance.targets.target import STATEFUL_TEST, Target
 from conformance.traffic.runner import Runner
 from conformance.traffic.twins import Mismatch, Twins
 

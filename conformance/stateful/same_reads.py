@@ -11,7 +11,7 @@ from itertools import product
 
 from conformance.laws.access import Access, Half, Token
 from conformance.stateful.view import BrokenInvariantError, View
-from conformance.targets import Answer
+from conformance.targets.target import Answer
 from conformance.traffic.buffers import NUM_CP_RANKS
 from conformance.traffic.derived import BLOCKS_IN_SMALL_CHUNK
 from conformance.zoo.layer import CHUNKED_LOCAL

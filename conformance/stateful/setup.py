@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from conformance.targets import Target
+from conformance.targets.target import Target
 from conformance.traffic.settings import Settings
 from conformance.zoo.cache_config import block_bytes
 from conformance.zoo.deployment import Deployment, deploy
@@ -128,7 +128,7 @@ class Setup:
     def deploy(self, target: Target, serving: Serving) -> Deployment:
         """Do what an engine does when it starts, with all blocks of the pool.
 
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> setup = Setup(block_sizes=(2, 4), kinds=("full", "full"), max_model_len=8)
         >>> deployment = setup.deploy(REFERENCE, setup.settings.serving(setup.model))
         >>> [cache.shape for cache in deployment.kv_caches.values()]

@@ -9,7 +9,7 @@ import reference
 from conformance.laws.access import Access, as_reference
 from conformance.stateful.snapshot import Snapshot
 from conformance.strategies.batch import Layout
-from conformance.targets import Answer
+from conformance.targets.target import Answer
 from conformance.traffic.batch import Batch
 from conformance.traffic.runner import Runner
 from conformance.zoo.groups import CacheGroup

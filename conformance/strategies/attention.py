@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.dense_layer import Layer
+from conformance.coverage.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batches import batches
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.strategies.dense_layer import Layer
+from conformance.values.call import Call
 
 FEW_TOKENS = dataclasses.replace(
     FEW_PAIRS,

@@ -6,15 +6,15 @@ import dataclasses
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import guarded
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import Example, layers
 from conformance.strategies.batch import Batch, is_padded
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.fast_prefill import logits_tokens
-from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between
+from conformance.values.call import Call
 
 
 def _points(draw: st.DrawFn, preset: Preset, batch: Batch, total: int) -> list[int]:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call
-from conformance.dense_layer import Layer
-from conformance.factories import DEVICE
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.attention import HEADS, in_pool, layers, pool_size, shuffled_ids
 from conformance.strategies.attn_metadata import regrouped, step_arguments
 from conformance.strategies.backends import SPLIT, Backend
 from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.dense_layer import Layer
 from conformance.strategies.engines import BuilderClass
 from conformance.strategies.kv_binding import forward_contexts, shuffled
-from conformance.strategies.presets import Preset
+from conformance.targets.factories import DEVICE
+from conformance.values.call import Arguments, Call
 
 
 @st.composite

@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 import reference
-from conformance.calls import Call
-from conformance.factories import DEVICE
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.engines import (
     WORKSPACE_METHODS,
@@ -22,8 +21,9 @@ from conformance.strategies.engines import (
     OwnClass,
 )
 from conformance.strategies.kv_binding import shuffled
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import lists, repeated
+from conformance.targets.factories import DEVICE
+from conformance.values.call import Call
 
 LAYERS: Final = "layers"
 GROUPS: Final = "groups"

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call, plain
-from conformance.factories import Factory, FactoryContext
+from conformance.arrays.guard_bands import GUARD, Array, guarded, poisoned
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import GUARD, Array, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batches import batches
 from conformance.strategies.engines import Builder, BuilderClass
-from conformance.strategies.presets import Preset
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Arguments, Call, plain
 
 
 class _Halves:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from conformance.calls import Call
-from conformance.factories import Factory, FactoryContext
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import builder_classes
 from conformance.strategies.engines import BackendClass
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import repeated
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import Call
 
 PREFIX_LENGTH: Final = "length of the prefix"
 FIELDS_OF_A_CLASS: Final = "fields"

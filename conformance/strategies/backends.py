@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.calls import drawn_scalar
-from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
+from conformance.targets.factories import Factory, FactoryContext
+from conformance.values.call import drawn_scalar
 
 Dimension: TypeAlias = "tuple[str, ...]"
 """The axes that one dimension of a shape is made of, the outermost first."""

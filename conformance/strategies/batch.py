@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.strategies.arrays import Array, guarded, guarded_table
+from conformance.arrays.guard_bands import Array, guarded, guarded_table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.batches import batches
 from conformance.strategies.large_batches import COMPUTED_TOKENS, REQUESTS, TOKENS
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import long_lists
+from conformance.values.call import Arguments, Call
 
 THRESHOLD = "decode_threshold"
 PROMPT = "prompt tokens"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch, Layout, is_padded
 from conformance.strategies.large_batches import (
@@ -22,7 +23,6 @@ from conformance.strategies.large_batches import (
     SPARE_SLOTS,
     large_requests,
 )
-from conformance.strategies.presets import Preset
 from conformance.strategies.traffic import traffic_batches
 
 KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill", "none")

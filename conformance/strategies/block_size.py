@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call, drawn_scalar
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache_spec import ATTENTION, kind_of, spec_of
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.repeated import lists, repeated
+from conformance.values.call import Arguments, Call, drawn_scalar
 
 BLOCK_SIZE: Final = "block size"
 ATTENTION_GROUPS: Final = "attention groups"

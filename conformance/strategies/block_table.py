@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
-from conformance.overwrites import WAYS, Overwrite
+from conformance.arrays.guard_bands import guarded
+from conformance.arrays.overwrites import WAYS, Overwrite
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.large_batches import BLOCK_IDS, BLOCK_SIZE
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import long_lists
+from conformance.values.call import Arguments, Call
 from reference import PAD_SLOT_ID
 
 LAST_BLOCK_ID = 2**31 - 1

@@ -8,8 +8,8 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.presets import Preset
 
 ROWS: Final = "rows"
 ROW_LENGTH: Final = "length of a row"

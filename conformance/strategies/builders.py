@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 import reference
-from conformance.calls import Call
-from conformance.factories import DEVICE
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import (
     builder_classes,
@@ -18,7 +17,8 @@ from conformance.strategies.attention_layers import (
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batches import batches
 from conformance.strategies.engines import BackendClass, Builder, BuilderClass
-from conformance.strategies.presets import Preset
+from conformance.targets.factories import DEVICE
+from conformance.values.call import Call
 
 THRESHOLD_AXES = ("threshold", "speculative tokens", "ranks")
 DRAFT_INDEX = "draft_index"

@@ -26,7 +26,7 @@ from hypothesis.strategies import (
     runner,
 )
 
-from conformance.strategies.presets import Preset
+from conformance.coverage.presets import Preset
 
 __all__ = [
     "MOSTLY",

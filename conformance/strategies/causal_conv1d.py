@@ -6,11 +6,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import guarded
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.repeated import long_lists
+from conformance.values.call import Call
 
 SEQUENCES = "sequences"
 LENGTH = "tokens of a sequence"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.arrays.guard_bands import guarded, poisoned_rows_out
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded, poisoned_rows_out
 from conformance.strategies.large_batches import INTERLEAVE, RANKS, REQUESTS, ROOM
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import long_lists
+from conformance.values.call import Arguments, Call
 
 LENGTH = "sequence length"
 

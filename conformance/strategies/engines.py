@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.factories import DEVICE, Factory, FactoryContext
 from conformance.strategies.backends import Backend
+from conformance.targets.factories import DEVICE, Factory, FactoryContext
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

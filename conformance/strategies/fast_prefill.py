@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.arrays.guard_bands import guarded
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.batch import Batch
 from conformance.strategies.batches import FILLERS, batches
-from conformance.strategies.presets import Preset
+from conformance.values.call import Arguments, Call
 
 PADDING = "padding of the logits indices"
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.factories import FactoryContext
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import fast_prefill_calls
-from conformance.strategies.presets import Preset
+from conformance.targets.factories import FactoryContext
+from conformance.values.call import Call
 
 PREFIX = "letters of the prefix"
 ADDED = "attributes of what is built"

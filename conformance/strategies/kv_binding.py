@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.repeated import MAX_DRAWN, lists
+from conformance.values.call import Arguments, Call
 
 LAYERS: Final = "layers"
 LAYERS_WITHOUT_CACHE: Final = "layers without a cache"

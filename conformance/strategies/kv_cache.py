@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call
-from conformance.factories import DEVICE
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend, backends
 from conformance.strategies.block_size import divisors
@@ -22,8 +21,9 @@ from conformance.strategies.kv_plans import (
     plan_of_one_page,
     plan_of_uniform_groups,
 )
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import MAX_DRAWN
+from conformance.targets.factories import DEVICE
+from conformance.values.call import Arguments, Call
 
 
 @dataclasses.dataclass(frozen=True)

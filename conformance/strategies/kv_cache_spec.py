@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 import reference
-from conformance.calls import Arguments, Call
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.repeated import repeated
+from conformance.values.call import Arguments, Call
 
 BLOCK_SIZE: Final = "block size"
 HEADS: Final = "heads"

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import repeated
+from conformance.values.call import Call
 
 TEXT_LENGTH: Final = "length of the text"
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 import reference
+from conformance.coverage.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies import cached as st
 from conformance.strategies.backends import FP8_DS_MLA_BYTES
 from conformance.strategies.block_size import divisors
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache_spec import DTYPES, states
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies.repeated import MAX_DRAWN, repeated
 
 GROUPS: Final = "groups"

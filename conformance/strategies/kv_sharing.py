@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
 from conformance.strategies.kv_binding import shuffled
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.repeated import MAX_DRAWN, lists, repeated
+from conformance.values.call import Arguments, Call
 
 GROUPS: Final = "groups"
 LAYERS_OF_A_GROUP: Final = "layers of a group"

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.arrays.guard_bands import Array, poisoned
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import Array, poisoned
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache import Cache, caches
-from conformance.strategies.presets import Preset
+from conformance.values.call import Arguments, Call
 
 GUARD_BYTES = 64
 """Bytes of a guard band, so many that what comes after it is aligned for every dtype."""

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.size_axes import Axis
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import Axis
 from conformance.strategies import cached as st
 from conformance.strategies.batch import Batch
-from conformance.strategies.presets import Preset
 
 REQUESTS: Final = "requests"
 TOKENS: Final = "tokens"

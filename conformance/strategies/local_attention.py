@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from conformance.calls import Call
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.metadata import metadata_calls
-from conformance.strategies.presets import Preset
+from conformance.values.call import Call
 
 CHUNK_BLOCKS = "blocks of a chunk"
 

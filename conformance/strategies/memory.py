@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 import reference
-from conformance.calls import Arguments, Call
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
-from conformance.strategies.presets import MINIMAL, Preset
+from conformance.values.call import Arguments, Call
 
 TOTAL_MEMORY: Final = "bytes of memory"
 FREE_MEMORY: Final = "bytes that are free"

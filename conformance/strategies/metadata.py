@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import guarded
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import batches
-from conformance.strategies.presets import Preset
+from conformance.values.call import Call
 
 
 @st.composite

@@ -8,11 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.arrays.guard_bands import Array, guarded, poisoned, poisoned_rows_out
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
-from conformance.strategies.presets import MINIMAL, Preset
 from conformance.strategies.repeated import long_lists
+from conformance.values.call import Arguments, Call
 
 PLACEHOLDERS = "placeholders"
 ELEMENTS = "elements of a row"

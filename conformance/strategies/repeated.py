@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from hypothesis.strategies import SearchStrategy
 
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.presets import Preset
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import reference
-from conformance.calls import Call
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.presets import MINIMAL, Preset
+from conformance.values.call import Call
 
 RANKS = "tensor-parallel ranks"
 TOKENS = "rounds of tokens"

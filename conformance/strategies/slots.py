@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Arguments, Call
+from conformance.arrays.guard_bands import guarded, poisoned, poisoned_out
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batches import batches
 from conformance.strategies.block_size import divisors
@@ -21,8 +21,8 @@ from conformance.strategies.large_batches import (
     RANKS,
     ROOM,
 )
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import long_lists
+from conformance.values.call import Arguments, Call
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
 """The dtypes that `map_to_kernel_blocks` keeps."""

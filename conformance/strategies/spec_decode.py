@@ -5,10 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from conformance.calls import Call
+from conformance.arrays.guard_bands import Array, poisoned
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import Array, poisoned
-from conformance.strategies.presets import MINIMAL, Preset
+from conformance.values.call import Call
 
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, np.int8, np.bool_)
 

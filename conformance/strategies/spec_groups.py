@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Final
 
 import reference
-from conformance.calls import Arguments, Call
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.kv_cache_spec import (
     CHANCES,
@@ -21,8 +21,8 @@ from conformance.strategies.kv_cache_spec import (
     specs,
     uniform_specs,
 )
-from conformance.strategies.presets import Preset
 from conformance.strategies.repeated import repeated
+from conformance.values.call import Arguments, Call
 
 LAYERS: Final = "layers"
 NUMBER: Final = "bytes or blocks"

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
+from conformance.arrays.guard_bands import guarded
+from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.arrays import guarded
 from conformance.strategies.batch import Batch, Layout, is_padded
 from conformance.strategies.batches import batches
 from conformance.strategies.large_batches import SPLIT_POINTS
 from conformance.strategies.metadata import metadata_calls
-from conformance.strategies.presets import Preset
+from conformance.values.call import Call
 
 MANY_PARTS = "`reference` takes seconds for thousands, and engines split into two or three"
 

@@ -12,7 +12,7 @@ import math
 import random
 from typing import Final
 
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, TRAFFIC, Preset
+from conformance.coverage.presets import FEW_PAIRS, MINIMAL, TRAFFIC, Preset
 
 NUM_DRAWN: Final = 96
 

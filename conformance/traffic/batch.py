@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.engine.padded_batch import PaddedBatch
-from conformance.targets import Answer
+from conformance.targets.target import Answer
 from conformance.traffic.layers import FastPrefill
 from conformance.traffic.settings import Settings
 from conformance.zoo.groups import CacheGroup

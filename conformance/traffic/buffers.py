@@ -3,7 +3,7 @@
 import numpy as np
 
 from conformance.engine.padded_batch import BatchBuffers
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.traffic.settings import Settings
 from conformance.zoo.cache_config import make_vllm_config
 from conformance.zoo.groups import CacheGroup

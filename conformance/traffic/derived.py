@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS
 from conformance.zoo.groups import CacheGroup

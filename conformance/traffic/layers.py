@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.traffic.buffers import Buffers
 from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
 from conformance.zoo.deployment import Deployment, build_metadata, deploy
@@ -87,7 +87,7 @@ def make_fast_prefill(target: Target, deployment: Deployment) -> FastPrefill:
     such layers, there is one for each group, for the layers of one backend and spec.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.deployment import deploy
         >>> from conformance.zoo.models import get_model
         >>> from conformance.zoo.serving import Serving

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from conformance.targets import Answer
+from conformance.targets.target import Answer
 from conformance.traffic.batch import Batch
 
 ROWS = "rows"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.strategies.mm_budget import Cache, CachingRegistry
-from conformance.targets import Answer, Target
+from conformance.targets.mm_registries import Cache, CachingRegistry
+from conformance.targets.target import Answer, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_TP_RANKS
 
@@ -130,7 +130,7 @@ def make_budget(target: Target, config: Answer) -> dict[str, Answer]:
 
     Example:
         >>> import reference
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> config = reference.VllmConfig(
         ...     model_config=reference.ModelConfig(max_model_len=4096),
         ...     scheduler_config=reference.SchedulerConfig(

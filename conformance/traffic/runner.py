@@ -15,7 +15,7 @@ from conformance.engine.input_batch import InputBatch
 from conformance.engine.padded_batch import PADDED_REQUEST
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.table_rows import TableRows
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.traffic import derived, model_inputs
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
@@ -70,7 +70,7 @@ class Runner:
         rows: Of the block tables, with what the last step did to them.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.traffic.engine import TraceEngine
         >>> from conformance.traffic.trace import TraceRequest
         >>> from conformance.zoo.models import get_model

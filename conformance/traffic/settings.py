@@ -5,7 +5,7 @@ from functools import cache
 
 from conformance.engine.scheduler import longest_request
 from conformance.engine.settings import NO_LIMIT, EngineSettings
-from conformance.targets import REFERENCE
+from conformance.targets.target import REFERENCE
 from conformance.zoo.groups import CacheGroup, make_groups
 from conformance.zoo.layer import CROSS, MAMBA
 from conformance.zoo.models import Model

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from conformance.comparison import first_difference
-from conformance.differences import Difference, Verdict, raised
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.targets import RAISED, REFERENCE, TARGETS, Answer, Target
+from conformance.targets.target import RAISED, REFERENCE, TARGETS, Answer, Target
 from conformance.traffic.layers import deploy_small
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Difference, Verdict, raised
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.models import Model

@@ -8,14 +8,14 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import DataObject, SearchStrategy
 
-from conformance.calls import Call
 from conformance.cases.recording import answer_case, refusal_case
 from conformance.cases.sessions import session_strategies
-from conformance.contracts import Contract, InvalidInput
+from conformance.contracts.contract import Contract, InvalidInput
+from conformance.coverage.goals import reached_goals
+from conformance.coverage.presets import MINIMAL
 from conformance.encoding import Json
-from conformance.goals import reached_goals
 from conformance.strategies import cached as st
-from conformance.strategies.presets import MINIMAL
+from conformance.values.call import Call
 from conformance.vectors.folder import SESSIONS
 
 Drawn = TypeVar("Drawn")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import reference
 from conformance.cases.check import CaseCheck, case_check, read_case, reading
+from conformance.checks.functions import contracts
 from conformance.encoding import read_json
-from conformance.functions import contracts
 
 SESSIONS = ("BlockTables", "CpuGpuBuffer", "get_kv_cache_layout", "set_kv_cache_layout")
 """Functions and classes that keep state: their vectors are sessions."""

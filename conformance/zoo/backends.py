@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import new_class
 from typing import Any
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.builders import make_builder_class, make_metadata_class
 from conformance.zoo.catalogue import BackendFacts, get_backend
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY
@@ -25,7 +25,7 @@ class Backends:
         target: Whose functions are called.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> backends = Backends(REFERENCE)
         >>> backend = backends.get("FLASH_ATTN", "chunked_local")
         >>> backend.__name__, backend is backends.get("FLASH_ATTN", "chunked_local")

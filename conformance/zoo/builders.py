@@ -12,7 +12,7 @@ from types import new_class
 
 import numpy as np
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.catalogue import BackendFacts
 from conformance.zoo.context import AttentionImpl
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.groups import CacheGroup, make_group_spec
 from conformance.zoo.serving import Serving
 
@@ -21,7 +21,7 @@ def make_kv_cache_config(
         ValueError: Not even one block fits.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.groups import make_groups
         >>> from conformance.zoo.models import get_model
         >>> target, serving = REFERENCE, Serving(model=get_model("llama-3.1-8b"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
 from conformance.zoo.serving import Serving
 
@@ -87,7 +87,7 @@ def make_forward_context(
     `get_backend` returns the backend of a name for a kind of layers.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.models import get_model
         >>> serving = Serving(model=get_model("gemma-2-9b"))
         >>> layers = make_forward_context(REFERENCE, serving, lambda name, kind: name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import (
     make_kv_cache_config,
@@ -71,7 +71,7 @@ def deploy(
         ValueError: The memory is too small for a block, or backends cannot work on its blocks.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.models import get_model
         >>> serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
         >>> deployment = deploy(REFERENCE, serving, 2**20)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA, SLIDING_WINDOW, Layer
 from conformance.zoo.serving import Serving
 from conformance.zoo.specs import make_spec
@@ -86,7 +86,7 @@ def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
         ValueError: Layers of different kinds whose blocks cannot have the same bytes.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.models import get_model
         >>> groups = make_groups(REFERENCE, Serving(model=get_model("jamba-v0.1")))
         >>> [(group.kind, len(group.layers), group.block_size) for group in groups[-2:]]
@@ -121,7 +121,7 @@ def make_group_spec(target: Target, group: CacheGroup) -> Answer:
     """Return the spec that all layers of a group have, or the uniform one if their pages differ.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.models import get_model
         >>> target = REFERENCE
         >>> [group] = make_groups(target, Serving(model=get_model("deepseek-v3.2-exp")))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.differences import Difference
-from conformance.targets import Answer, Target
-from conformance.views import first_view_difference
+from conformance.targets.target import Answer, Target
+from conformance.values.differences import Difference
+from conformance.values.views import first_view_difference
 from conformance.zoo.deployment import Deployment
 
 
@@ -40,7 +40,7 @@ def first_memory_difference(expected: Deployment, actual: Deployment) -> Differe
     object, and which lists and workspaces builders and groups have in common.
 
     Example:
-        >>> from conformance.targets import REFERENCE, TARGETS
+        >>> from conformance.targets.target import REFERENCE, TARGETS
         >>> from conformance.zoo.deployment import deploy
         >>> from conformance.zoo.models import get_model
         >>> from conformance.zoo.serving import Serving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.targets import Answer, Target
+from conformance.targets.target import Answer, Target
 from conformance.zoo.layer import (
     CHUNKED_LOCAL,
     CROSS,
@@ -33,7 +33,7 @@ def make_spec(
     `page_size_padded` are the bytes of a page of states; None for what they need.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.serving import Serving
         >>> from conformance.zoo.models import get_model
         >>> layer = Serving(model=get_model("phi-3-mini-4k")).layers[0]

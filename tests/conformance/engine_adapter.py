@@ -12,7 +12,7 @@ import engine_style
 import numpy as np
 
 from conformance.adapters import Adapter, Deviation, supplied
-from conformance.calls import Call
+from conformance.values.call import Call
 
 FIELDS = engine_style.NAMES
 """The engine's name of each of our fields, in the order of its tuples."""

@@ -6,12 +6,12 @@ import hypothesis.core
 import pytest
 
 import conformance.conftest
-import conformance.properties
-from conformance.goals import Coverage
+import conformance.contracts.properties
+from conformance.coverage.goals import Coverage
 
 HEAD = """
 from hypothesis import strategies as st
-from conformance.properties import law
+from conformance.contracts.properties import law
 
 def digits(preset):
     return st.integers(0, 9)
@@ -39,6 +39,6 @@ class Runner:
     def run(self, *arguments: str) -> pytest.RunResult:
         """Run pytest in this process, with its own coverage."""
         coverage = Coverage()
-        self.monkeypatch.setattr(conformance.properties, "COVERAGE", coverage)
+        self.monkeypatch.setattr(conformance.contracts.properties, "COVERAGE", coverage)
         self.monkeypatch.setattr(conformance.conftest, "COVERAGE", coverage)
         return self.pytester.runpytest_inprocess(*self.options, *arguments)

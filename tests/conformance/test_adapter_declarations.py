@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 
 import fast
 from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
-from conformance.calls import Call
 from conformance.cases.compared import check_of
-from conformance.evaluation import check_answers
-from conformance.functions import contracts
-from conformance.implementations import Implementation, load_implementation
-from conformance.invocations import CallVariant, Invocation
-from conformance.profiles import PROFILES
-from conformance.properties import law
+from conformance.checks.functions import contracts
+from conformance.contracts.evaluation import check_answers
+from conformance.contracts.properties import law
+from conformance.coverage.presets import MINIMAL
+from conformance.execution.invocations import CallVariant, Invocation
+from conformance.generation.profiles import PROFILES
 from conformance.strategies.batch import Batch, Layout
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE, Target, choose_targets
+from conformance.targets.implementations import Implementation, load_implementation
+from conformance.targets.target import REFERENCE, Target, choose_targets
+from conformance.values.call import Call
 from conformance.vectors.drawing import drawn
 
 pytest_plugins = ["pytester"]

@@ -19,19 +19,19 @@ import reference
 from conformance.adapters import Deviation
 from conformance.adapters.base import KINDS, Adapter, FastAdapter
 from conformance.adapters.tables import mistyped
-from conformance.aliases import is_supplied
-from conformance.calls import Call
-from conformance.case_items import deviation_checks
 from conformance.cases.compared import case_of_example, check_of
-from conformance.corpus import add_to_corpus, corpus_checks
-from conformance.differences import Difference, Verdict
-from conformance.implementations import Absent, Implementation, load_implementation
-from conformance.profiles import PROFILES
-from conformance.report import Mismatch
+from conformance.cases.corpus import add_to_corpus, corpus_checks
+from conformance.coverage.presets import MINIMAL
+from conformance.generation.profiles import PROFILES
+from conformance.messages.mismatch import Mismatch
+from conformance.plugin.case_items import deviation_checks
+from conformance.results.summary import Run
 from conformance.stateful import check as stateful
-from conformance.strategies.presets import MINIMAL
-from conformance.summary import Run
-from conformance.targets import Target, choose_targets
+from conformance.targets.implementations import Absent, Implementation, load_implementation
+from conformance.targets.target import Target, choose_targets
+from conformance.values.aliases import is_supplied
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict
 from conformance.vectors.drawing import drawn
 
 ONE_SLOT = engine_adapter.ONE_SLOT

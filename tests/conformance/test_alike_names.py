@@ -6,10 +6,10 @@ import unicodedata
 
 import pytest
 
+from conformance.checks.functions import contracts
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.names import ALIKE, ONE_HASH, ONE_NAME, goals_of_names, name_scenarios
-from conformance.functions import contracts
-from conformance.strategies.presets import MINIMAL
+from conformance.coverage.presets import MINIMAL
 from conformance.vectors.drawing import drawn
 
 

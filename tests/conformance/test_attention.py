@@ -7,10 +7,10 @@ import importlib
 import numpy as np
 import pytest
 
-from conformance.dense_layer import NO_REQUEST, Layer
-from conformance.poisoned_cache import PoisonedCache
-from conformance.properties import Check
+from conformance.checks.poisoned_cache import PoisonedCache
+from conformance.contracts.properties import Check
 from conformance.strategies.batch import Batch, Layout
+from conformance.strategies.dense_layer import NO_REQUEST, Layer
 from tools.bugs.catalogue import read_catalogue
 
 LAWS = {

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.comparison import first_difference
-from conformance.implementations import Implementation
 from conformance.strategies.buffers import Copies
-from conformance.targets import REFERENCE, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import REFERENCE, Target
 from conformance.test_buffers import _play
+from conformance.values.comparison import first_difference
 
 PENDING: list[Callable[[], object]] = []
 """Copies that have begun."""

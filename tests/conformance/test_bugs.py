@@ -15,12 +15,12 @@ import torch
 
 import fast
 import reference
-from conformance.failure_text import FULL, MAX_LINES, failure_text
-from conformance.formatting import MAX_VALUE, WIDTH
-from conformance.implementations import load_implementation
-from conformance.profiles import PROFILES, Kind, Profile
-from conformance.report import Mismatch
-from conformance.targets import TARGETS, Target
+from conformance.generation.profiles import PROFILES, Kind, Profile
+from conformance.messages.formatting import MAX_VALUE, WIDTH
+from conformance.messages.mismatch import Mismatch
+from conformance.results.failure_text import FULL, MAX_LINES, failure_text
+from conformance.targets.implementations import load_implementation
+from conformance.targets.target import TARGETS, Target
 from fast._native.compiler import COMPILED
 from fast.kernels import block_table
 from tools.bugs.catalogue import FOLDER, Bug, read_catalogue

@@ -13,20 +13,20 @@ import torch
 from hypothesis import strategies as st
 
 import fast
-from conformance.calls import Call
-from conformance.checks import same_answer, same_refusal
-from conformance.contracts import Contract, InvalidInput
-from conformance.evaluation import exception_of
-from conformance.goals import COVERAGE
-from conformance.implementations import Implementation
+from conformance.arrays.guard_bands import guarded
+from conformance.checks.contract_checks import same_answer, same_refusal
+from conformance.contracts.contract import Contract, InvalidInput
+from conformance.contracts.evaluation import exception_of
+from conformance.contracts.properties import Check, law
+from conformance.contracts.sessions import SessionMismatch, session_check
+from conformance.coverage.goals import COVERAGE
+from conformance.generation.profiles import PROFILES, Kind
 from conformance.invalid_inputs.changes import replaced
-from conformance.profiles import PROFILES, Kind
-from conformance.properties import Check, law
-from conformance.report import Mismatch
-from conformance.sessions import SessionMismatch, session_check
-from conformance.strategies.arrays import guarded
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies.block_table import Operation, block_tables_sessions
-from conformance.targets import TARGETS, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import TARGETS, Target
+from conformance.values.call import Call
 
 CALL = Call(
     "get_dcp_local_seq_lens",

@@ -14,9 +14,9 @@ import torch
 
 import fast
 import reference
-from conformance.aliases import Alias, Relation, shared_memory
-from conformance.comparison import first_difference
-from conformance.differences import Finding, Verdict
+from conformance.values.aliases import Alias, Relation, shared_memory
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Finding, Verdict
 
 
 @dataclasses.dataclass

@@ -25,8 +25,8 @@ import torch
 import fast
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.calls import Call
-from conformance.checks import checks_of
+from conformance.checks.contract_checks import checks_of
+from conformance.checks.functions import contracts
 from conformance.conditions import sequences
 from conformance.conditions.condition_checks import CONDITIONS, condition_checks
 from conformance.conditions.interference import most_different
@@ -49,14 +49,14 @@ from conformance.conditions.sequences import (
     other_batch_scenarios,
     refusal_scenarios,
 )
-from conformance.contracts import Contract
-from conformance.differences import Verdict
-from conformance.functions import contracts
-from conformance.profiles import Kind, Profile
-from conformance.report import Mismatch
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import TARGETS
-from conformance.values import arrays_in
+from conformance.contracts.contract import Contract
+from conformance.coverage.presets import MINIMAL
+from conformance.generation.profiles import Kind, Profile
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.target import TARGETS
+from conformance.values.call import Call
+from conformance.values.differences import Verdict
+from conformance.values.parts import arrays_in
 from conformance.vectors.drawing import drawn
 from fast._checks import IntArray
 from fast.checked_mode import is_checked

@@ -14,14 +14,14 @@ import torch
 
 import fast
 import reference
-from conformance.calls import Call
-from conformance.conversion import Converter
-from conformance.factories import Factory
-from conformance.implementations import FAST
-from conformance.strategies.arrays import guarded, guarded_table, poisoned_out
+from conformance.arrays.guard_bands import guarded, guarded_table, poisoned_out
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batch_order import InputBatch
-from conformance.targets import REFERENCE
+from conformance.targets.conversion import Converter
+from conformance.targets.factories import Factory
+from conformance.targets.implementations import FAST
+from conformance.targets.target import REFERENCE
+from conformance.values.call import Call
 
 
 def past_the_end(x: torch.Tensor) -> None:
@@ -129,7 +129,7 @@ def test_objects_can_be_a_callers_own() -> None:
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
     converter = Converter(FAST, "cpu", has_own_objects=True)
     own, bound = converter.convert(metadata, "metadata"), converter.convert(metadata, "self")
-    assert type(own).__module__ == "conformance.stubs"
+    assert type(own).__module__ == "conformance.values.stubs"
     assert type(own).__name__ == "CommonAttentionMetadata"
     assert type(bound) is fast.CommonAttentionMetadata
     assert vars(own).keys() == vars(bound).keys()

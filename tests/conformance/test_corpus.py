@@ -15,25 +15,25 @@ import pytest
 import torch
 
 import fast
-from conformance import corpus
-from conformance.calls import Call
+from conformance.arrays.guard_bands import guarded
+from conformance.cases import corpus
 from conformance.cases.compared import (
     case_of_call,
     case_of_example,
     check_of,
 )
-from conformance.checks import checks_in
-from conformance.corpus import (
+from conformance.cases.corpus import (
     add_to_corpus,
     corpus_checks,
     read_corpus,
 )
-from conformance.goals import COVERAGE
-from conformance.implementations import Implementation
-from conformance.profiles import PROFILES, Kind
-from conformance.strategies.arrays import guarded
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import TARGETS, Target
+from conformance.checks.contract_checks import checks_in
+from conformance.coverage.goals import COVERAGE
+from conformance.coverage.presets import MINIMAL
+from conformance.generation.profiles import PROFILES, Kind
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import TARGETS, Target
+from conformance.values.call import Call
 from conformance.vectors import SCHEMA
 from conformance.vectors.drawing import drawn
 from tests.tools import read_vectors

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from small_runs import HEAD, Runner
 
-from conformance import forked_calls
-from conformance.crashes import STACK
-from conformance.forked_calls import run_in_child
-from conformance.profiles import PROFILES
+from conformance.execution import forked_calls
+from conformance.execution.crashes import STACK
+from conformance.execution.forked_calls import run_in_child
+from conformance.generation.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")

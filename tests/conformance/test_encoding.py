@@ -14,20 +14,23 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
-from conformance.aliases import owner_of
-from conformance.calls import Call
-from conformance.contracts import Contract, InvalidInput
+from conformance.arrays.guard_bands import guarded, guarded_table
+from conformance.arrays.overwrites import Overwrite
+from conformance.checks.contract_checks import InvalidExample, ValidExample
+from conformance.checks.functions import contracts
+from conformance.contracts.contract import Contract, InvalidInput
+from conformance.coverage.presets import MINIMAL, Preset
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, to_text
 from conformance.encoding.arrays import decode_elements, encode_elements
-from conformance.encoding.classes import class_path
-from conformance.factories import DEVICE, Factory
-from conformance.functions import contracts
-from conformance.strategies.arrays import guarded, guarded_table
+from conformance.encoding.classes import class_path, find_class
+from conformance.execution.invocations import CallVariant
 from conformance.strategies.backends import Backend
 from conformance.strategies.engines import Own, OwnClass
 from conformance.strategies.multimodal import NAN_BITS, random_bits
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import REFERENCE
+from conformance.targets.factories import DEVICE, Device, Factory
+from conformance.targets.target import REFERENCE
+from conformance.values.aliases import owner_of
+from conformance.values.call import Call
 from conformance.vectors.drawing import drawn
 
 FLOATS = [
@@ -250,6 +253,22 @@ def _raises(*_: object) -> None:
     raise AttributeError("deep inside")
 
 
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("conformance.checks:InvalidExample", InvalidExample),
+        ("conformance.checks:_Valid", ValidExample),
+        ("conformance.factories:Device", Device),
+        ("conformance.invocations:CallVariant", CallVariant),
+        ("conformance.overwrites:Overwrite", Overwrite),
+        ("conformance.strategies.presets:Preset", Preset),
+    ],
+)
+def test_classes_of_moved_modules_are_found(former: str, now: type) -> None:
+    """Cases that were stored before a module moved or a class was renamed are still read."""
+    assert now is find_class(former)
+
+
 def test_what_the_harness_made_on_the_way() -> None:
     """An instance of a class that no module has keeps its class' name and its attributes."""
     foreign = type("MultipleOf", (), {"base": True})()
@@ -320,8 +339,12 @@ def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # any
         ({"$": "set of sets"}, "a node of kind 'set of sets' is unknown"),
         ({"$": "type", "name": "os:PathLike"}, "class 'os:PathLike' is in none of reference,"),
         (  # a class that one of our modules imports
-            {"$": "exception", "class": "conformance.progress:ctypes.CDLL", "message": "evil.so"},
-            "class 'conformance.progress:ctypes.CDLL' is in none of reference,",
+            {
+                "$": "exception",
+                "class": "conformance.targets.progress:ctypes.CDLL",
+                "message": "evil.so",
+            },
+            "class 'conformance.targets.progress:ctypes.CDLL' is in none of reference,",
         ),
         (
             {"$": "function", "raises": {"class": "numpy:memmap", "message": "file"}},

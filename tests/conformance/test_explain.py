@@ -8,12 +8,12 @@ import pytest
 
 import reference
 from conformance.__main__ import arguments_for_pytest
-from conformance.explain import entries, explain
-from conformance.goals import Coverage
-from conformance.profiles import PROFILES
+from conformance.coverage.goals import Coverage
+from conformance.generation.profiles import PROFILES
+from conformance.plugin.explain import entries, explain
 from conformance.reports.last_run import recall, remember
-from conformance.summary import Run
-from conformance.targets import TARGETS
+from conformance.results.summary import Run
+from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")

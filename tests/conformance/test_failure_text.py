@@ -19,30 +19,30 @@ from small_runs import HEAD, Runner
 
 import fast
 from conformance import test_config, test_kv_layout
-from conformance.calls import Call
-from conformance.checks import ValidExample, same_answer, same_refusal
-from conformance.comparison import first_difference
+from conformance.arrays.guard_bands import guarded, poisoned
+from conformance.checks.contract_checks import ValidExample, same_answer, same_refusal
+from conformance.checks.functions import find_contract
+from conformance.checks.law_checks import law_checks
 from conformance.conditions.condition_checks import condition_checks
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict
-from conformance.evaluation import exception_of
-from conformance.failure_text import MAX_LINES, difference_of, failure_text
-from conformance.formatting import WIDTH
-from conformance.functions import find_contract
-from conformance.implementations import Implementation
-from conformance.invocations import PLAIN, CallVariant
-from conformance.laws.law_checks import law_checks
-from conformance.profiles import PROFILES, Kind
-from conformance.properties import FAILURES, Check
-from conformance.report import Mismatch
-from conformance.sessions import SessionMismatch
-from conformance.strategies.arrays import guarded, poisoned
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import exception_of
+from conformance.contracts.properties import FAILURES, Check
+from conformance.contracts.sessions import SessionMismatch
+from conformance.execution.invocations import PLAIN, CallVariant
+from conformance.generation.profiles import PROFILES, Kind
+from conformance.messages.formatting import WIDTH
+from conformance.messages.mismatch import Mismatch
+from conformance.results.failure_text import MAX_LINES, difference_of, failure_text
+from conformance.results.summary import Run
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.kv_layout import Step
-from conformance.summary import Run
-from conformance.targets import TARGETS, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import TARGETS, Target
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Difference, Verdict
 from reference import PerLayerParameters
 
 pytest_plugins = ["pytester"]
@@ -542,7 +542,7 @@ def test_a_condition() -> None:
 TOY = (
     HEAD
     + """
-from conformance.targets import LOOKED_UP
+from conformance.targets.target import LOOKED_UP
 
 @law("slow", digits)
 def test_first(target, n):

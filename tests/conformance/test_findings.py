@@ -12,22 +12,22 @@ import pytest
 from small_runs import HEAD, Runner
 
 import reference
-from conformance.calls import Call
-from conformance.checks import InvalidExample, same_refusal
-from conformance.crashes import crash_of
-from conformance.differences import Difference, Finding, Verdict, finding_of
-from conformance.functions import contracts
-from conformance.progress import PROGRESS
-from conformance.targets import TARGETS
+from conformance.checks.contract_checks import InvalidExample, same_refusal
+from conformance.checks.functions import contracts
+from conformance.execution.crashes import crash_of
+from conformance.targets.progress import PROGRESS
+from conformance.targets.target import TARGETS
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Finding, Verdict, finding_of
 
 pytest_plugins = ["pytester"]
 
 TOY = (
     HEAD
     + """
-from conformance.calls import Call
-from conformance.differences import Difference, Verdict
-from conformance.report import Mismatch
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict
+from conformance.messages.mismatch import Mismatch
 
 def differ(target, verdict, got, expected):
     path = "the call" if verdict is Verdict.OUTCOME else "result"

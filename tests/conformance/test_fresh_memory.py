@@ -6,9 +6,9 @@ import numba
 import numpy as np
 import pytest
 
-from conformance.fresh_memory import filled_memory
-from conformance.strategies.arrays import poisoned
-from conformance.targets import TARGETS
+from conformance.arrays.fresh_memory import filled_memory
+from conformance.arrays.guard_bands import poisoned
+from conformance.targets.target import TARGETS
 
 
 def test_numpy_memory_is_filled() -> None:

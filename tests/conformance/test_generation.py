@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.control import current_build_context
 from hypothesis.statistics import collector
 
-from conformance.functions import contracts
-from conformance.generation import MAX_REJECTED, run_examples
-from conformance.profiles import PROFILES, Kind
-from conformance.strategies.presets import MINIMAL
+from conformance.checks.functions import contracts
+from conformance.coverage.presets import MINIMAL
+from conformance.generation.examples import MAX_REJECTED, run_examples
+from conformance.generation.profiles import PROFILES, Kind
 
 OPTIONS = PROFILES["dev"].settings(Kind.LAW, simulated=False)
 DIGITS = st.integers(0, 9)

@@ -8,21 +8,21 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance.gpu_context import (
+from conformance.contracts.properties import FAILURES, law
+from conformance.execution.gpu_context import (
     ContextLostError,
     UsedGpuError,
     check_can_fork,
     noticing_lost_context,
 )
-from conformance.profiles import PROFILES
-from conformance.properties import FAILURES, law
-from conformance.targets import TARGETS
+from conformance.generation.profiles import PROFILES
+from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]
 
 RUN = """
-from conformance.properties import law
-from conformance.gpu_context import ContextLostError
+from conformance.contracts.properties import law
+from conformance.execution.gpu_context import ContextLostError
 from hypothesis import strategies as st
 
 @law("toy", lambda preset: st.integers(0, 9))

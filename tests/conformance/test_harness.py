@@ -9,8 +9,8 @@ import pytest
 import torch
 from small_runs import HEAD, Runner
 
-from conformance.profiles import PROFILES
-from conformance.properties import Check
+from conformance.contracts.properties import Check
+from conformance.generation.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -69,7 +69,7 @@ def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) ->
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
     """Where every check lacks something nothing was checked; where one ran, something was."""
-    head = "from conformance.implementations import Absent\n"
+    head = "from conformance.targets.implementations import Absent\n"
     lacking = TOY.replace('"Shows nothing."', "raise Absent('needs more')")
     runner.pytester.makepyfile(test_lacking=head + lacking)
     result = runner.run("--target", "host")

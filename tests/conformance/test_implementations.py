@@ -15,15 +15,15 @@ import conformance
 import fast
 from conformance.__main__ import arguments_for_pytest
 from conformance.cases.compared import check_of
-from conformance.functions import checked_functions, choose_functions, modules_about
-from conformance.implementations import (
+from conformance.checks.functions import checked_functions, choose_functions, modules_about
+from conformance.generation.profiles import PROFILES
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.implementations import (
     Implementation,
     load_implementation,
     load_implementations,
 )
-from conformance.profiles import PROFILES
-from conformance.report import Mismatch
-from conformance.targets import choose_targets, default_targets
+from conformance.targets.target import choose_targets, default_targets
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.functions import contracts
+from conformance.checks.functions import contracts
+from conformance.contracts.contract import Contract
+from conformance.coverage.presets import MINIMAL
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import changed, in_turn, removed, replaced
 from conformance.invalid_inputs.kinds import (
@@ -24,9 +24,9 @@ from conformance.invalid_inputs.kinds import (
     invalid_hint,
     size,
 )
-from conformance.report import render
+from conformance.messages.mismatch import render
 from conformance.reports.picture import pictures_of
-from conformance.strategies.presets import MINIMAL
+from conformance.values.call import Call
 from conformance.vectors.drawing import drawn
 
 

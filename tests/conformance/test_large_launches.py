@@ -10,7 +10,7 @@ import torch
 
 import fast.kernels
 from conformance import test_large_launches as large
-from conformance.simulated_launches import launches_seen, simulated_launches
+from conformance.targets.simulated_launches import launches_seen, simulated_launches
 from fast.kernels.cuda import KERNELS
 
 

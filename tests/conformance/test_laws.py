@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 import conformance
 import fast
-from conformance.calls import Call
-from conformance.checks import checks_in
-from conformance.contracts import Contract
-from conformance.goals import COVERAGE
-from conformance.implementations import Implementation
+from conformance.checks.contract_checks import checks_in
+from conformance.checks.law_checks import LawViolation, law_checks
+from conformance.contracts.contract import Contract
+from conformance.coverage.goals import COVERAGE
+from conformance.generation.profiles import PROFILES
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
-from conformance.laws.law_checks import LawViolation, law_checks
 from conformance.laws.statements import LAWS
-from conformance.profiles import PROFILES
 from conformance.strategies.batch import Batch, Layout
-from conformance.targets import TARGETS, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import TARGETS, Target
+from conformance.values.call import Call
 from tools.bugs.catalogue import read_catalogue
 
 OF_BATCHES = (

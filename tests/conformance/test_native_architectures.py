@@ -7,10 +7,10 @@ import functools
 
 import pytest
 
+from conformance.generation.profiles import PROFILES, Kind
 from conformance.native import launch
-from conformance.profiles import PROFILES, Kind
-from conformance.simulated_launches import native_launches
-from conformance.targets import TARGETS
+from conformance.targets.simulated_launches import native_launches
+from conformance.targets.target import TARGETS
 from kvtwin.kernels.usage import find_kernels
 from tools.bugs.evaluation import all_checks
 

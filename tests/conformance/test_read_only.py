@@ -12,12 +12,12 @@ import torch
 
 import fast
 import reference
-from conformance.calls import Call
+from conformance.checks.functions import contracts
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.read_only import check_read_only
-from conformance.functions import contracts
-from conformance.report import Mismatch
-from conformance.targets import TARGETS
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.target import TARGETS
+from conformance.values.call import Call
 
 pytestmark = pytest.mark.skipif(
     "sys.platform != 'linux'", reason="a page is made read-only on Linux only"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.strategies.presets import MINIMAL, large_along
+from conformance.coverage.presets import MINIMAL, large_along
 from conformance.strategies.repeated import MAX_DRAWN, lists, repeated
 
 

@@ -17,13 +17,13 @@ from small_runs import HEAD, Runner
 
 import reference
 from conformance.__main__ import arguments_for_pytest
-from conformance.calls import Call
-from conformance.differences import Difference, Verdict
 from conformance.reports import SCHEMA, SCHEMA_VERSION, write_reports
 from conformance.reports.pages import ENVIRONMENT, html_of, markdown_of
 from conformance.reports.picture import Mark, mark_of, pictures_of
 from conformance.reports.statistics import condensed, no_statistics, statistics_lines
 from conformance.strategies.batch import Batch, Layout
+from conformance.values.call import Call
+from conformance.values.differences import Difference, Verdict
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -53,7 +53,7 @@ def test_toy(target, n):
 
 FEWER = """
 from conformance.conftest import *  # noqa: F403
-from conformance.profiles import PROFILES, Profile
+from conformance.generation.profiles import PROFILES, Profile
 
 PROFILES["dev"] = Profile("dev", 5, 5, requires_coverage=False, stateful_examples=1)
 """

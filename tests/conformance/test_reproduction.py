@@ -14,15 +14,15 @@ import pytest
 
 from conformance.cases.check import read_case, replay
 from conformance.cases.compared import case_of_failure, check_of
-from conformance.corpus import add_to_corpus
-from conformance.implementations import load_implementation
-from conformance.profiles import Profile
-from conformance.properties import FAILURES, Check
-from conformance.report import Mismatch
-from conformance.reproduction import replay_command
-from conformance.script import script_of
-from conformance.shrinking import ShrinkBudgets
-from conformance.targets import TARGETS, Target, choose_targets
+from conformance.cases.corpus import add_to_corpus
+from conformance.contracts.properties import FAILURES, Check
+from conformance.generation.profiles import Profile
+from conformance.generation.shrinking import ShrinkBudgets
+from conformance.messages.mismatch import Mismatch
+from conformance.reproduction.files import replay_command
+from conformance.reproduction.script import script_of
+from conformance.targets.implementations import load_implementation
+from conformance.targets.target import TARGETS, Target, choose_targets
 from tests.conformance.conftest import RunScript
 
 FEW = Profile("few", 60, 60)

@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 
 from conformance import test_kv_layout
-from conformance.implementations import Implementation
-from conformance.report import Mismatch
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies.kv_layout import LAYOUTS
-from conformance.targets import Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import Target
 
 
 def settings(place: object) -> Target:

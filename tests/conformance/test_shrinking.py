@@ -8,10 +8,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
-from conformance.profiles import Profile
-from conformance.properties import Check, law
-from conformance.shrinking import MIN_SECONDS, ShrinkBudgets
-from conformance.targets import TARGETS, Target
+from conformance.contracts.properties import Check, law
+from conformance.generation.profiles import Profile
+from conformance.generation.shrinking import MIN_SECONDS, ShrinkBudgets
+from conformance.targets.target import TARGETS, Target
 
 FEW = Profile("few", 100, 100)
 

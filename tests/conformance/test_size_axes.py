@@ -9,13 +9,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies._internal.strategies import SampledFromStrategy
 
-from conformance.checks import along_axes
-from conformance.goals import COVERAGE
-from conformance.profiles import PROFILES
-from conformance.properties import Check, law
-from conformance.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of, presets_of_axes
-from conformance.strategies.presets import MINIMAL, Preset
-from conformance.targets import TARGETS, Target
+from conformance.checks.contract_checks import along_axes
+from conformance.contracts.properties import Check, law
+from conformance.coverage.goals import COVERAGE
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.coverage.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of, presets_of_axes
+from conformance.generation.profiles import PROFILES
+from conformance.targets.target import TARGETS, Target
 from conformance.vectors.drawing import drawn as examples_of
 from tools.bugs.evaluation import all_checks
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import fast
-from conformance.goals import COVERAGE
-from conformance.implementations import Implementation
-from conformance.profiles import PROFILES, Profile
+from conformance.coverage.goals import COVERAGE
+from conformance.generation.profiles import PROFILES, Profile
 from conformance.stateful import same_reads
 from conformance.stateful.check import stateful_check
 from conformance.stateful.invariants import (
@@ -31,7 +30,8 @@ from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import SMALL
 from conformance.stateful.view import BrokenInvariantError, View, view_of
-from conformance.targets import REFERENCE, TARGETS, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import REFERENCE, TARGETS, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.runner import Runner
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance import targets
-from conformance.targets import choose_targets, default_targets
+from conformance.targets import target as target_module
+from conformance.targets.target import choose_targets, default_targets
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         def find(name: str) -> Any:  # noqa: ANN401  (a module's spec)
             return None if name == package else "installed"
 
-        monkeypatch.setattr(targets, "find_spec", find)
+        monkeypatch.setattr(target_module, "find_spec", find)
 
     return hide
 
@@ -34,7 +34,9 @@ def test_sim_needs_greenlet(hide: Callable[[str], None], monkeypatch: pytest.Mon
         choose_targets("host,sim")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(
-        targets, "find_spec", lambda name: None if name in {"greenlet", "numba_cuda"} else "there"
+        target_module,
+        "find_spec",
+        lambda name: None if name in {"greenlet", "numba_cuda"} else "there",
     )
     with pytest.raises(ValueError, match=message):
         choose_targets(None)

@@ -15,8 +15,8 @@ import fast
 import reference
 from conformance.engine.input_batch import InputBatch
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.implementations import Implementation
-from conformance.targets import REFERENCE, TARGETS, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import REFERENCE, TARGETS, Target
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.layers import deploy_small, make_fast_prefill
 from conformance.traffic.locate import Coordinates, describe, locate
@@ -24,7 +24,7 @@ from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import TimedTarget, Twins
-from conformance.values import children, walk
+from conformance.values.parts import children, walk
 from conformance.zoo.cache_config import shared_kv_cache_layers
 from conformance.zoo.models import MODELS, Model, get_model
 

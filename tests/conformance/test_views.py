@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.views import first_view_difference
+from conformance.values.views import first_view_difference
 
 RAW = np.arange(24, dtype=np.int8)
 

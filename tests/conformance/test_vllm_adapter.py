@@ -11,9 +11,9 @@ import vllm_stand_in
 
 from conformance.adapters import Unsupported
 from conformance.cases.compared import check_of
-from conformance.implementations import Absent, load_implementation
-from conformance.profiles import PROFILES
-from conformance.targets import Target, choose_targets
+from conformance.generation.profiles import PROFILES
+from conformance.targets.implementations import Absent, load_implementation
+from conformance.targets.target import Target, choose_targets
 
 FEW = dataclasses.replace(PROFILES["dev"], same_answer_examples=30, other_examples=10)
 PACKAGE = "conformance.adapters.vllm"

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from conformance.strategies.presets import MINIMAL, TRAFFIC, Preset
+from conformance.coverage.presets import MINIMAL, TRAFFIC, Preset
 from conformance.strategies.whole_range import (
     BLOCK_SIZES,
     IN_SIMULATOR,

@@ -10,8 +10,8 @@ import pytest
 
 import fast
 import reference
-from conformance.implementations import Implementation
-from conformance.targets import REFERENCE, Target
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import REFERENCE, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
 from conformance.zoo.catalogue import BACKENDS, get_backend, suits

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fast
-from conformance.actors import Actor, actors
-from conformance.interrupts import Interrupter
+from conformance.execution.actors import Actor, actors
+from conformance.execution.interrupts import Interrupter
 
 
 def refuses() -> bool:

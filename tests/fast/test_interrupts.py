@@ -17,7 +17,7 @@ import torch
 
 import fast
 import reference
-from conformance.interrupts import Interrupter
+from conformance.execution.interrupts import Interrupter
 from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
 

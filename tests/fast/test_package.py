@@ -106,7 +106,7 @@ def imports_of(path: Path) -> set[str]:
     [
         (fast, ["numba_cuda.py"]),
         # What makes numba-cuda compile without a GPU, and what says whether it is installed.
-        (conformance, ["native/offline_compiler.py", "targets.py"]),
+        (conformance, ["native/offline_compiler.py", "targets/target.py"]),
         (kvtwin, []),
     ],
 )

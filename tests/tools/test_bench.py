@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin import baselines
 from kvtwin.bench import command_line
 from kvtwin.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches

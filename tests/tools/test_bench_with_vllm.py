@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.implementations import load_implementation
+from conformance.targets.implementations import load_implementation
 from kvtwin.bench import command_line
 from kvtwin.bench.command_line import main
 from kvtwin.bench.record import read_record

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from conformance.calls import Call
-from conformance.evaluation import outcome
-from conformance.goals import COVERAGE
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.report import Mismatch
+from conformance.contracts.evaluation import outcome
+from conformance.contracts.properties import Check
+from conformance.coverage.goals import COVERAGE
+from conformance.generation.profiles import Kind
+from conformance.messages.mismatch import Mismatch
 from conformance.stateful.machine import EngineStateMachine
-from conformance.targets import Target
+from conformance.targets.target import Target
+from conformance.values.call import Call
 from tools.bugs import by_target, command_line, evaluation
 from tools.bugs.catalogue import Bug, read_catalogue
 from tools.bugs.outcomes import Outcome

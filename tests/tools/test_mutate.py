@@ -69,7 +69,7 @@ CHECKS = '''"""What is said of the toys."""
 from hypothesis import strategies as st
 
 import toy
-from conformance.properties import law
+from conformance.contracts.properties import law
 
 
 @law("clamp", lambda preset: st.integers(-9, 9))

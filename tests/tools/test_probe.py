@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.calls import Call
-from conformance.guarded_memory import GuardedMemory
+from conformance.arrays.guarded_memory import GuardedMemory
+from conformance.values.call import Call
 from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds, workers
 from tools.probe.calling import Outcome
 from tools.probe.case import Case, array_sites

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.engine.settings import NO_LIMIT
-from conformance.targets import REFERENCE
+from conformance.targets.target import REFERENCE
 from conformance.traffic.engine import TraceEngine
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import TraceRequest

@@ -20,12 +20,12 @@ import torch
 import fast
 from conformance.adapters import Deviation
 from conformance.adapters.base import FastAdapter
-from conformance.calls import Call
 from conformance.cases.check import replay
-from conformance.functions import contracts
-from conformance.implementations import Implementation
-from conformance.report import Mismatch
-from conformance.targets import TARGETS, Target
+from conformance.checks.functions import contracts
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.implementations import Implementation
+from conformance.targets.target import TARGETS, Target
+from conformance.values.call import Call
 from conformance.vectors import vector_checks
 from conformance.vectors.folder import functions, uncovered
 from kvtwin import vectors

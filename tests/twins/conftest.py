@@ -13,9 +13,9 @@ import torch
 
 import fast
 import reference
-from conformance.conversion import Converter
-from conformance.factories import Factory
-from conformance.implementations import Implementation
+from conformance.targets.conversion import Converter
+from conformance.targets.factories import Factory
+from conformance.targets.implementations import Implementation
 from fast.launch import simulated_by
 from tests.refusals import refuses
 from tests.twins.arrays import batch_fields

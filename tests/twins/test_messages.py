@@ -18,10 +18,10 @@ import torch
 import conformance
 import fast
 import reference
-from conformance.checks import checks_in
-from conformance.implementations import is_of_fast
-from conformance.profiles import Kind
-from conformance.targets import TARGETS
+from conformance.checks.contract_checks import checks_in
+from conformance.generation.profiles import Kind
+from conformance.targets.implementations import is_of_fast
+from conformance.targets.target import TARGETS
 
 
 @pytest.mark.parametrize(

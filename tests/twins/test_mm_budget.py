@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.strategies.mm_budget import (
+from conformance.targets.mm_registries import (
     Cache,
     CachingRegistry,
     MadeRegistry,

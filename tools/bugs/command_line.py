@@ -136,7 +136,7 @@ def evaluate(bug: Bug) -> Outcome:
         What was found.
     """
     # They take long to import.
-    from conformance.profiles import PROFILES  # noqa: PLC0415
+    from conformance.generation.profiles import PROFILES  # noqa: PLC0415
     from tools.bugs.evaluation import find  # noqa: PLC0415
 
     started = time.perf_counter()

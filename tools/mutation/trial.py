@@ -94,8 +94,8 @@ def load_tests(project: Project) -> dict[str, Test]:
     All modules of checks are imported, whichever are to run: a check draws as in the whole run.
     """
     all_checks = importlib.import_module("tools.bugs.evaluation").all_checks.__wrapped__
-    targets = importlib.import_module("conformance.targets").TARGETS
-    profiles = importlib.import_module("conformance.profiles").PROFILES
+    targets = importlib.import_module("conformance.targets.target").TARGETS
+    profiles = importlib.import_module("conformance.generation.profiles").PROFILES
     package = importlib.import_module(project.package)
 
     def binds(check: Any, target: str, size: str) -> Callable[[str], Callable[[], None]]:  # noqa: ANN401

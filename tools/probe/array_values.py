@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.strategies.arrays import Array
+from conformance.arrays.guard_bands import Array
 
 DTYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.float16, np.float32, np.float64)
 OTHER_DTYPES = (*DTYPES, np.bool_, np.complex64, np.uint32, np.uint64)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.calls import Call
+from conformance.values.call import Call
 from tools.probe.array_values import other_array
 from tools.probe.calling import POISONS, Outcome, call_reference, poison
 from tools.probe.case import Case

@@ -14,8 +14,8 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.invocations import PLAIN, CallVariant, Invocation
+from conformance.execution.invocations import PLAIN, CallVariant, Invocation
+from conformance.values.call import Call
 from tools.probe.target import REFERENCE, PlayingTarget, ProbedTarget
 
 POISONS: Final = (0x5A, 0xA5)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.invocations import PLAIN, CallVariant
+from conformance.execution.invocations import PLAIN, CallVariant
+from conformance.values.call import Call
 from tools.probe.calling import Outcome, call_fast
 from tools.probe.checks import check_error, check_resources, check_result
 from tools.probe.pools import Pool

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.contracts import Contract
-from conformance.implementations import Absent
-from conformance.values import children
+from conformance.contracts.contract import Contract
+from conformance.targets.implementations import Absent
+from conformance.values.call import Call
+from conformance.values.parts import children
 from tools.probe.calling import Outcome
 from tools.probe.differences import difference_in
 from tools.probe.sites import sites_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from conformance.comparison import as_bytes, field_name, first_difference
-from conformance.contracts import Contract
-from conformance.differences import Difference, Verdict
-from conformance.values import arrays_in
+from conformance.contracts.contract import Contract
+from conformance.values.comparison import as_bytes, field_name, first_difference
+from conformance.values.differences import Difference, Verdict
+from conformance.values.parts import arrays_in
 from tools.probe.calling import Outcome
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.differences import Verdict
-from conformance.values import arrays_in
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Verdict
+from conformance.values.parts import arrays_in
 from tools.probe.bad_calls import bad_values
 from tools.probe.calling import Outcome, call_reference
 from tools.probe.case import Case, array_sites, named

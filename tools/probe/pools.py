@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 
 import reference
-from conformance.calls import Call
-from conformance.functions import contracts
-from conformance.strategies.presets import MINIMAL, REAL
+from conformance.checks.functions import contracts
+from conformance.coverage.presets import MINIMAL, REAL
+from conformance.values.call import Call
 from conformance.vectors.drawing import drawn
 from tools.probe.calling import Outcome, call_reference
 from tools.probe.sites import sites_of

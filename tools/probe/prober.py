@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
 
-from conformance.guarded_memory import GuardedMemory
-from conformance.implementations import Implementation
+from conformance.arrays.guarded_memory import GuardedMemory
+from conformance.targets.implementations import Implementation
 from tools.probe import bad_calls, kind_cases, sessions, valid_calls
 from tools.probe.calling import POISONS, poison
 from tools.probe.case import Case, describe_call

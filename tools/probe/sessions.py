@@ -16,12 +16,12 @@ import torch
 
 import fast
 import reference
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.contracts import Contract
-from conformance.interrupts import Interrupter
+from conformance.contracts.contract import Contract
+from conformance.coverage.presets import MINIMAL, REAL
+from conformance.execution.interrupts import Interrupter
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
-from conformance.strategies.presets import MINIMAL, REAL
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
 from conformance.vectors.drawing import drawn
 from tools.probe.array_values import other_array
 from tools.probe.calling import Outcome, call_fast, call_reference, copy_arguments

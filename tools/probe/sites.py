@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.factories import Factory
-from conformance.values import child_path, children, has_entries, with_child
+from conformance.targets.factories import Factory
+from conformance.values.call import Call
+from conformance.values.parts import child_path, children, has_entries, with_child
 
 
 @dataclasses.dataclass(frozen=True)

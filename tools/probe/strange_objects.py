@@ -9,8 +9,8 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from conformance.conversion import Converter
-from conformance.factories import Factory
+from conformance.targets.conversion import Converter
+from conformance.targets.factories import Factory
 
 
 class HostilityError(Exception):

@@ -7,8 +7,8 @@ import inspect
 
 import fast
 import reference
-from conformance.contracts import Contract
-from conformance.functions import contracts
+from conformance.checks.functions import contracts
+from conformance.contracts.contract import Contract
 from conformance.vectors.folder import WITHOUT_VECTORS
 from tools.probe.pools import calls_by_hand
 

@@ -14,13 +14,13 @@ import numpy as np
 
 import fast
 import reference
-from conformance import targets
-from conformance.change_tracking import argument_of
-from conformance.conversion import Converter
-from conformance.guarded_memory import GuardedMemory
-from conformance.implementations import FAST, Implementation, load_implementation
-from conformance.strategies.arrays import Array
-from conformance.targets import Target
+from conformance.arrays.change_tracking import argument_of
+from conformance.arrays.guard_bands import Array
+from conformance.arrays.guarded_memory import GuardedMemory
+from conformance.targets import target as targets
+from conformance.targets.conversion import Converter
+from conformance.targets.implementations import FAST, Implementation, load_implementation
+from conformance.targets.target import Target
 
 
 class Overlay(ModuleType):

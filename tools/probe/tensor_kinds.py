@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from conformance.comparison import NUMPY_IN_BOTH_TWINS
-from conformance.conversion import Converter
-from conformance.factories import Factory
-from conformance.strategies.arrays import Array
-from conformance.values import map_children
+from conformance.arrays.guard_bands import Array
+from conformance.targets.conversion import Converter
+from conformance.targets.factories import Factory
+from conformance.values.comparison import NUMPY_IN_BOTH_TWINS
+from conformance.values.parts import map_children
 
 
 class Wrapper(torch.Tensor):

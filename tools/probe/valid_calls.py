@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import fast
-from conformance.comparison import first_difference
-from conformance.interrupts import Interrupter
-from conformance.invocations import CallVariant
-from conformance.values import is_array, is_object, walk
+from conformance.execution.interrupts import Interrupter
+from conformance.execution.invocations import CallVariant
+from conformance.values.comparison import first_difference
+from conformance.values.parts import is_array, is_object, walk
 from tools.probe.array_values import other_layout
 from tools.probe.calling import Outcome, call_reference, copy_arguments
 from tools.probe.case import Case, array_sites, named, refused

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Final
 
-from conformance.implementations import Implementation
+from conformance.targets.implementations import Implementation
 from kvtwin.processes import started
 from tools.probe.calling import BEFORE_A_CALL, poison_numpy
 from tools.probe.case import describe_call

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import fast
 import reference
-from conformance.explain import Entry, entries
+from conformance.plugin.explain import Entry, entries
 from conformance.reports.rendering import make_environment
 
 HERE: Final = Path(__file__).parent

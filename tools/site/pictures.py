@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 import reference
-from conformance.calls import Call
 from conformance.reports.picture import pictures_of
 from conformance.reports.picture_layout import arrange_picture
 from conformance.reports.rendering import HERE as REPORTS
 from conformance.reports.rendering import make_environment
+from conformance.values.call import Call
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 

@@ -14,7 +14,7 @@ import numpy as np
 import reference
 from conformance.adapters.deviation import Deviation
 from conformance.adapters.vllm.places import find
-from conformance.calls import Call
+from conformance.values.call import Call
 
 SPEC: Final = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
 STATES: Final = {"block_size": 16, "shapes": ((4,),), "dtypes": (np.dtype(np.float16),)}

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import kvtwin.fuzz.bisect
-from conformance.calls import Call
 from conformance.cases.compared import case_of_call
-from conformance.corpus import add_to_corpus
+from conformance.cases.corpus import add_to_corpus
 from conformance.encoding import read_json
+from conformance.values.call import Call
 from kvtwin.checkout import ROOT
 from kvtwin.fuzz import commit_check
 from kvtwin.fuzz.bisect import BisectResult, bisect, search

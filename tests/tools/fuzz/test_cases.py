@@ -10,8 +10,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.goals import COVERAGE
-from conformance.targets import Target
+from conformance.coverage.goals import COVERAGE
+from conformance.targets.target import Target
 from kvtwin.fuzz.cases import Input, Status, run_case, run_data
 from kvtwin.fuzz.properties import Subject, properties_of
 from tests.tools.fuzz.toys import toy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.forked_calls import run_in_child
+from conformance.execution.forked_calls import run_in_child
 from kvtwin.fuzz.child import draw_in_child
 
 

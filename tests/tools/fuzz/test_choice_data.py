@@ -8,8 +8,8 @@ import random
 import pytest
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.choice_data import ChoiceData
-from conformance.hypothesis_provider import FreshProvider
+from conformance.generation.choice_data import ChoiceData
+from conformance.generation.hypothesis_provider import FreshProvider
 from kvtwin.fuzz.cases import run_data
 from kvtwin.fuzz.properties import Subject, properties_of
 

@@ -17,15 +17,15 @@ import pytest
 import torch
 
 import fast
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.differences import Verdict
-from conformance.invocations import Invocation
-from conformance.profiles import Kind
-from conformance.report import Mismatch
+from conformance.execution.invocations import Invocation
+from conformance.generation.profiles import Kind
+from conformance.messages.mismatch import Mismatch
 from conformance.strategies.block_table import Session
-from conformance.targets import RAISED, REFERENCE, TARGETS
-from conformance.values import children, with_child
+from conformance.targets.target import RAISED, REFERENCE, TARGETS
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Verdict
+from conformance.values.parts import children, with_child
 from kvtwin.fuzz.exhaustive import jobs
 from kvtwin.fuzz.exhaustive import progress as progress_module
 from kvtwin.fuzz.exhaustive.comparing import Comparer

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.calls import Call
-from conformance.comparison import first_difference
-from conformance.report import Mismatch
+from conformance.messages.mismatch import Mismatch
+from conformance.values.call import Call
+from conformance.values.comparison import first_difference
 from kvtwin.fuzz.failures import Failure, field_of, key_of
 from kvtwin.fuzz.findings import Findings, open_findings
 

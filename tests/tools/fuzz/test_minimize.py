@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture.choice import ChoiceTemplate
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance import forked_calls
-from conformance.targets import TARGETS
+from conformance.execution import forked_calls
+from conformance.targets.target import TARGETS
 from kvtwin.fuzz import minimize as minimizing
 from kvtwin.fuzz import shrink
 from kvtwin.fuzz.cases import Case, Input, Status, run_case

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from conformance.profiles import Kind
+from conformance.generation.profiles import Kind
 from kvtwin.fuzz import command_line, slices
 from kvtwin.fuzz.cases import Input, Status, run_case
 from kvtwin.fuzz.database import open_database

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.hypothesis_provider import FreshProvider
+from conformance.generation.hypothesis_provider import FreshProvider
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.strategies.traffic import _steps
-from conformance.targets import TARGETS
+from conformance.targets.target import TARGETS
 from kvtwin.fuzz.findings import Findings
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.nights import PLANTED, ROOT

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.calls import Call
 from conformance.cases.compared import case_of_call
-from conformance.corpus import add_to_corpus
+from conformance.cases.corpus import add_to_corpus
+from conformance.values.call import Call
 from kvtwin.fuzz import replay
 from kvtwin.fuzz.cases import Input, run_case
 from kvtwin.fuzz.child import CASE_SECONDS, HANG_SECONDS

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.strategies.presets import MINIMAL
-from conformance.targets import TARGETS
+from conformance.contracts.properties import Check
+from conformance.coverage.presets import MINIMAL
+from conformance.generation.profiles import Kind
+from conformance.targets.target import TARGETS
 from kvtwin.fuzz.properties import Property
 
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)

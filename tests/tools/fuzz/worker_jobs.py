@@ -7,7 +7,7 @@ import os
 import time
 from typing import ClassVar, Final
 
-from conformance.gpu_context import ContextLostError, UsedGpuError
+from conformance.execution.gpu_context import ContextLostError, UsedGpuError
 from kvtwin.fuzz.jobs import WorkerContext
 from tests.tools.fuzz.ray_jobs import NamedJob
 

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 from typing import Any
 
-from conformance.targets import TARGETS, Target
+from conformance.targets.target import TARGETS, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
 from conformance.zoo.catalogue import get_backend, suits

@@ -33,7 +33,7 @@ import torch
 from tqdm import tqdm
 
 import fast
-from conformance.interrupts import Interrupter
+from conformance.execution.interrupts import Interrupter
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace

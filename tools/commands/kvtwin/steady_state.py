@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.targets import Target
+from conformance.targets.target import Target
 from conformance.zoo.cache_config import make_vllm_config
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, MAMBA, SLIDING_WINDOW
@@ -129,7 +129,7 @@ def steady_blocks(serving: Serving, engine: Engine, group: CacheGroup, num_token
     too. Windows and chunks may begin inside a block.
 
     Example:
-        >>> from conformance.targets import REFERENCE
+        >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.groups import make_groups
         >>> from conformance.zoo.models import get_model
         >>> serving = Serving(model=get_model("mistral-7b-v0.1"))

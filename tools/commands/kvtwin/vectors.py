@@ -25,14 +25,14 @@ from rich.table import Table
 from tqdm import tqdm
 
 import reference
-from conformance.contracts import Contract
+from conformance.checks.functions import contracts
+from conformance.contracts.contract import Contract
+from conformance.contracts.evaluation import OBSERVED
 from conformance.encoding import SCHEMA_VERSION, Encoder, Json, to_text
 from conformance.encoding.classes import find_class
-from conformance.evaluation import OBSERVED
-from conformance.functions import contracts
 from conformance.name_lists import near
-from conformance.targets import REFERENCE
-from conformance.values import walk
+from conformance.targets.target import REFERENCE
+from conformance.values.parts import walk
 from conformance.vectors import SCHEMA
 from conformance.vectors.drawing import contract_cases, session_cases
 from conformance.vectors.folder import SESSIONS, WITHOUT_VECTORS, functions

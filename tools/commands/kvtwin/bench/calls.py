@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.targets import Target
+from conformance.targets.target import Target
 
 
 def array_of(target: Target, array: np.ndarray[Any, Any]) -> Any:
@@ -41,7 +41,7 @@ def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Callabl
         args: Our arguments by position, for a method its object first.
         kwargs: Those by name.
 
-    >>> from conformance.targets import TARGETS
+    >>> from conformance.targets.target import TARGETS
     >>> prepare(TARGETS["host"], "extract_layer_index", "layers.3.attn")()
     3
     """

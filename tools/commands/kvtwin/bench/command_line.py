@@ -17,9 +17,9 @@ import torch
 from tqdm import tqdm
 
 import fast
-from conformance.implementations import Implementation, load_implementation
 from conformance.name_lists import near
-from conformance.targets import Target
+from conformance.targets.implementations import Implementation, load_implementation
+from conformance.targets.target import Target
 from kvtwin.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
 from kvtwin.bench.bounds import ENGINE, ENGINE_SIZES, check_bounds
 from kvtwin.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
 from kvtwin.bench.batches import Batch
 from kvtwin.bench.inputs import EMBED_DIM
 from kvtwin.bench.jobs import Job

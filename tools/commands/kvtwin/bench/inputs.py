@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin.bench.batches import BLOCK_SIZE, NUM_GROUPS, TOKEN_BUDGET, Batch
 from kvtwin.bench.calls import array_of, host_array_of, make, prepare
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import reference
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin.bench.batches import BLOCK_SIZE, MAX_CONTEXT, NUM_GROUPS, Batch
 from kvtwin.bench.calls import array_of, host_array_of, make, prepare, result_of
 from kvtwin.bench.inputs import (

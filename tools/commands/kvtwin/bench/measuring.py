@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from conformance.adapters.base import Unsupported
-from conformance.comparison import first_difference
-from conformance.targets import REFERENCE, Target
+from conformance.targets.target import REFERENCE, Target
+from conformance.values.comparison import first_difference
 from kvtwin.bench.batches import Batch
 from kvtwin.bench.jobs import Job
 from kvtwin.bench.timing import Spin, Timing, time_in_turn

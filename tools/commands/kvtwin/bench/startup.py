@@ -58,7 +58,7 @@ def _time_first_calls() -> dict[str, float]:
     import torch  # noqa: PLC0415  # only in the process that measures
 
     import fast  # noqa: PLC0415
-    from conformance.targets import Target  # noqa: PLC0415
+    from conformance.targets.target import Target  # noqa: PLC0415
     from kvtwin.bench.batches import make_batch  # noqa: PLC0415
     from kvtwin.bench.jobs import JOBS  # noqa: PLC0415
 

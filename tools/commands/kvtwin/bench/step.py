@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin.bench.batches import BLOCK_SIZE, Batch
 from kvtwin.bench.calls import array_of, prepare
 from kvtwin.bench.inputs import (

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from conformance.encoding import read_json
-from conformance.targets import choose_targets
+from conformance.targets.target import choose_targets
 from kvtwin.checkout import COMMANDS, ROOT
 from kvtwin.fuzz.commit_check import CASE_SECONDS, Outcome, try_case
 from kvtwin.fuzz.repository import BisectStep, Commit, Repository

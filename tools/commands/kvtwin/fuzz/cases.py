@@ -21,11 +21,11 @@ from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.choice_data import ChoiceContext, ChoiceData
-from conformance.goals import COVERAGE
-from conformance.hypothesis_provider import FreshProvider
-from conformance.implementations import Absent
-from conformance.targets import LOOKED_UP, RAISED
+from conformance.coverage.goals import COVERAGE
+from conformance.generation.choice_data import ChoiceContext, ChoiceData
+from conformance.generation.hypothesis_provider import FreshProvider
+from conformance.targets.implementations import Absent
+from conformance.targets.target import LOOKED_UP, RAISED
 from kvtwin.fuzz.properties import Property
 
 

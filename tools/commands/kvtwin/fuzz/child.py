@@ -1,4 +1,4 @@
-"""Draw what may crash or hang in a forked child; `conformance.forked_calls` makes calls there."""
+"""Draw what may crash or hang in a forked child; `forked_calls` makes calls there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.forked_calls import HANG, run_in_child
+from conformance.execution.forked_calls import HANG, run_in_child
 
 CASE_SECONDS: Final = 20.0
 """A case that takes longer hangs; a worker waits a little longer for one."""

@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 
 from conformance.encoding import read_json
-from conformance.targets import RAISED
+from conformance.targets.target import RAISED
 from kvtwin.fuzz import profile
 from kvtwin.fuzz.bisect import bisect
 from kvtwin.fuzz.database import open_database

@@ -116,9 +116,9 @@ def _load(request: dict[str, Any]) -> Callable[[], Outcome]:
     import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
 
     from conformance.cases.check import replay  # noqa: PLC0415
-    from conformance.functions import find_contract  # noqa: PLC0415
-    from conformance.implementations import Absent, load_implementation  # noqa: PLC0415
-    from conformance.targets import RAISED, choose_targets  # noqa: PLC0415
+    from conformance.checks.functions import find_contract  # noqa: PLC0415
+    from conformance.targets.implementations import Absent, load_implementation  # noqa: PLC0415
+    from conformance.targets.target import RAISED, choose_targets  # noqa: PLC0415
     from kvtwin.fuzz.failures import key_of  # noqa: PLC0415
     from kvtwin.fuzz.properties import Subject  # noqa: PLC0415
     from kvtwin.fuzz.replay import attempt_of_input  # noqa: PLC0415

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from conformance.properties import Check
+from conformance.contracts.properties import Check
 from conformance.strategies.batch import Batch
-from conformance.values import children, is_object
+from conformance.values.parts import children, is_object
 
 Event = tuple[str, ...]
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import fast
 import reference
-from conformance.goals import COVERAGE
-from conformance.profiles import PROFILES
-from conformance.properties import Check
+from conformance.contracts.properties import Check
+from conformance.coverage.goals import COVERAGE
+from conformance.generation.profiles import PROFILES
 from conformance.stateful.check import StatefulCheck
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin.fuzz import branches, coverage, preload
 from kvtwin.fuzz.coverage import PLURALS
 from kvtwin.fuzz.properties import Subject, properties_of

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from datetime import UTC, datetime
 
-from conformance.targets import RAISED
+from conformance.targets.target import RAISED
 from kvtwin.fuzz.child import ProcessDiedError
 from kvtwin.fuzz.display import Display
 from kvtwin.fuzz.exhaustive.examples import example_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from conformance.cases.compared import case_of_failure
 from conformance.encoding import Json
-from conformance.report import Mismatch, first_line
+from conformance.messages.mismatch import Mismatch, first_line
 from conformance.reports.failure import describe_failure
-from conformance.script import script_of
+from conformance.reproduction.script import script_of
 from kvtwin.fuzz.cases import Case, Input
 from kvtwin.fuzz.coverage import batch_of
 from kvtwin.fuzz.properties import Property

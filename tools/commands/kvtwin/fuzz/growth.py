@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from typing import ClassVar, Final
 
-from conformance.forked_calls import run_in_child
+from conformance.execution.forked_calls import run_in_child
 from kvtwin.fuzz.cases import Input, Status, run_case
 from kvtwin.fuzz.failures import Failure, failure_of_case
 from kvtwin.fuzz.jobs import WorkerContext

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Final
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.forked_calls import run_in_child
-from conformance.hypothesis_provider import FreshProvider
+from conformance.execution.forked_calls import run_in_child
+from conformance.generation.hypothesis_provider import FreshProvider
 from kvtwin.fuzz.cases import Case, Input, Status, run_case, run_data
 from kvtwin.fuzz.child import (
     CASE_SECONDS,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from conformance.profiles import Kind
+from conformance.generation.profiles import Kind
 from kvtwin.fuzz.cases import Input
 from kvtwin.fuzz.child import ProcessDiedError
 from kvtwin.fuzz.chooser import Chooser

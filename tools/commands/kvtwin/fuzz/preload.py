@@ -12,8 +12,8 @@ from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
 import fast
+from conformance.coverage.presets import MINIMAL
 from conformance.strategies.batches import batches
-from conformance.strategies.presets import MINIMAL
 from kvtwin.checked_mode import warm_checked_mode
 from kvtwin.fuzz import growth, minimize, profile, replay, slices  # noqa: F401  # the jobs' modules
 from kvtwin.fuzz.properties import all_checks

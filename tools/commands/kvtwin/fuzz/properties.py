@@ -14,18 +14,18 @@ from hypothesis.stateful import get_state_machine_test
 from hypothesis.strategies import SearchStrategy
 
 import conformance
-from conformance.checks import checks_in
+from conformance.checks.contract_checks import checks_in
+from conformance.checks.functions import choose_functions
 from conformance.conditions.sequences import HELD_AMONG_OTHERS
-from conformance.functions import choose_functions
-from conformance.gpu_context import noticing_lost_context
-from conformance.implementations import load_implementations
-from conformance.profiles import PROFILES
-from conformance.properties import Check
+from conformance.contracts.properties import Check
+from conformance.coverage.presets import Preset
+from conformance.execution.gpu_context import noticing_lost_context
+from conformance.generation.profiles import PROFILES
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
-from conformance.strategies.presets import Preset
-from conformance.targets import Target, choose_targets
+from conformance.targets.implementations import load_implementations
+from conformance.targets.target import Target, choose_targets
 
 
 @dataclasses.dataclass(frozen=True)

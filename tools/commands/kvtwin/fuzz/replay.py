@@ -11,8 +11,8 @@ from typing import ClassVar, Final
 
 from conformance.cases.check import replay
 from conformance.encoding import Json
-from conformance.forked_calls import run_in_child
-from conformance.targets import RAISED
+from conformance.execution.forked_calls import run_in_child
+from conformance.targets.target import RAISED
 from kvtwin.fuzz.cases import Input, run_case
 from kvtwin.fuzz.child import CASE_SECONDS, HANG_SECONDS
 from kvtwin.fuzz.growth import GrowthJob, MemoryGrowthError

@@ -20,7 +20,7 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.internal.conjecture.engine import ConjectureRunner, RunIsComplete
 from hypothesis.internal.escalation import InterestingOrigin
 
-from conformance.hypothesis_provider import FreshProvider
+from conformance.generation.hypothesis_provider import FreshProvider
 
 Attempt: TypeAlias = Callable[[ConjectureData], int | None]
 """Draws and checks an input; returns its number of requests if it fails alike, or None."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from conformance.functions import choose_functions
+from conformance.checks.functions import choose_functions
 from conformance.reports.versions import versions
-from conformance.targets import Target
+from conformance.targets.target import Target
 from fast.memory import read_sysconf
 from kvtwin.fuzz.branches import observer_of_branches
 from kvtwin.fuzz.coverage import PLURALS, Event, goals_of

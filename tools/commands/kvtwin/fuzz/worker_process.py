@@ -115,7 +115,7 @@ def run_jobs(
         try:
             result = job.run(context)
         except BaseException as error:  # noqa: BLE001  # the coordinator reports it
-            from conformance.gpu_context import ContextLostError, UsedGpuError  # noqa: PLC0415
+            from conformance.execution.gpu_context import ContextLostError, UsedGpuError  # noqa: PLC0415
 
             if isinstance(error, ContextLostError):
                 os._exit(LOST_CONTEXT_EXIT)  # a new process has a new context

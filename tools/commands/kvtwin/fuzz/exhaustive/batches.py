@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import reference
-from conformance.strategies.arrays import Array, guarded
+from conformance.arrays.guard_bands import Array, guarded
 from conformance.strategies.batch import Batch, Layout
 from kvtwin.fuzz.exhaustive import spaces as sp
 

@@ -13,16 +13,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from conformance.calls import Arguments, Call
-from conformance.comparison import first_difference
-from conformance.contracts import Contract
-from conformance.conversion import Converter
-from conformance.differences import Difference, Verdict, raised
-from conformance.functions import contracts
-from conformance.sessions import construct
+from conformance.checks.functions import contracts
+from conformance.contracts.contract import Contract
+from conformance.contracts.sessions import construct
 from conformance.strategies.block_table import Operation, Session
-from conformance.targets import RAISED, REFERENCE, Target
-from conformance.values import copied
+from conformance.targets.conversion import Converter
+from conformance.targets.target import RAISED, REFERENCE, Target
+from conformance.values.call import Arguments, Call
+from conformance.values.comparison import first_difference
+from conformance.values.differences import Difference, Verdict, raised
+from conformance.values.parts import copied
 from kvtwin.fuzz.exhaustive.equality import is_same
 
 Case: TypeAlias = Call | Session

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.calls import Call
 from conformance.strategies.ubatch import slices_between
+from conformance.values.call import Call
 from kvtwin.fuzz.exhaustive import spaces as sp
 from kvtwin.fuzz.exhaustive.batches import (
     Requests,

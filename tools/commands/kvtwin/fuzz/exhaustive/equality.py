@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.comparison import NUMPY_IN_BOTH_TWINS, torch_dtype
-from conformance.values import compared_fields
+from conformance.values.comparison import NUMPY_IN_BOTH_TWINS, torch_dtype
+from conformance.values.parts import compared_fields
 
 _SCALARS = frozenset({int, bool, str, type(None)})
 

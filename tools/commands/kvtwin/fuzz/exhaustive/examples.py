@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from conformance.checks import InvalidExample, ValidExample
-from conformance.contracts import ANY_NAME, InvalidInput
-from conformance.invocations import PLAIN, Invocation
-from conformance.profiles import Kind
-from conformance.properties import Check
-from conformance.sessions import _Example
+from conformance.checks.contract_checks import InvalidExample, ValidExample
+from conformance.contracts.contract import ANY_NAME, InvalidInput
+from conformance.contracts.properties import Check
+from conformance.contracts.sessions import _Example
+from conformance.execution.invocations import PLAIN, Invocation
+from conformance.generation.profiles import Kind
 from conformance.strategies.block_table import Session
-from conformance.targets import RAISED, REFERENCE
+from conformance.targets.target import RAISED, REFERENCE
 from kvtwin.fuzz.exhaustive.comparing import Case
 from kvtwin.fuzz.exhaustive.registry import all_scopes, function_of
 from kvtwin.fuzz.exhaustive.tables import with_refusals

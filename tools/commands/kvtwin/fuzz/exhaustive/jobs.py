@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from conformance.calls import Call
-from conformance.differences import Difference
-from conformance.implementations import load_implementations
-from conformance.report import Mismatch
-from conformance.targets import Target, choose_targets
+from conformance.messages.mismatch import Mismatch
+from conformance.targets.implementations import load_implementations
+from conformance.targets.target import Target, choose_targets
+from conformance.values.call import Call
+from conformance.values.differences import Difference
 from kvtwin.fuzz.exhaustive.comparing import Case, Comparer
 from kvtwin.fuzz.exhaustive.registry import all_scopes, function_of
 from kvtwin.fuzz.exhaustive.spaces import Scope

@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 
-from conformance.calls import Call
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
+from conformance.values.call import Call
 from kvtwin.fuzz.exhaustive import spaces as sp
 from kvtwin.fuzz.exhaustive.batches import all_requests, metadata_with_padding
 

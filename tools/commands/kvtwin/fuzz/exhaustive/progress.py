@@ -18,9 +18,9 @@ import torch
 
 import conformance
 import reference
-from conformance.functions import choose_functions
+from conformance.checks.functions import choose_functions
 from conformance.reports.files import replace_file
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from conformance.strategies.block_table import Session
-from conformance.targets import Target
+from conformance.targets.target import Target
 from kvtwin.fuzz.exhaustive import cuts, kinds, rewrites, slots, tables
 from kvtwin.fuzz.exhaustive.comparing import Case
 from kvtwin.fuzz.exhaustive.spaces import Scope

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.calls import Call
+from conformance.values.call import Call
 from kvtwin.fuzz.exhaustive import spaces as sp
 from kvtwin.fuzz.exhaustive.batches import (
     Requests,

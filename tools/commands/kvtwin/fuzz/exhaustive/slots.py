@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call
-from conformance.strategies.arrays import Array, guarded, guarded_table
+from conformance.arrays.guard_bands import Array, guarded, guarded_table
+from conformance.values.call import Call
 from kvtwin.fuzz.exhaustive import spaces as sp
 from kvtwin.fuzz.exhaustive.batches import GARBAGE, Requests, all_requests, array_of, block_id
 

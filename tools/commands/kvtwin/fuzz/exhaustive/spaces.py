@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from conformance.calls import Call
+from conformance.values.call import Call
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.calls import Call
 from conformance.strategies.block_table import Operation, Session
-from conformance.targets import RAISED, REFERENCE
+from conformance.targets.target import RAISED, REFERENCE
+from conformance.values.call import Call
 from kvtwin.fuzz.exhaustive import spaces as sp
 from kvtwin.fuzz.exhaustive.batches import block_id
 

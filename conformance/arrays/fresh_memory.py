@@ -1,0 +1,137 @@
+"""Fill the memory that NumPy, numba and torch allocate: it holds no earlier call's right answer.
+
+torch fills its own in deterministic mode, always with the same value. NumPy and numba have no such
+mode, but they take their memory from allocators that can be replaced: here by one that fills what
+it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from conformance.arrays.guard_bands import POISON_BYTE
+
+HANDLER: Final = b"mem_handler"
+"""The name of the capsules in which NumPy passes allocators."""
+
+SET_HANDLER, GET_HANDLER = 304, 305
+"""Where `PyDataMem_SetHandler` and `PyDataMem_GetHandler` are in NumPy's C API."""
+
+RAW: Final = 0
+"""The domain of `PyMem_RawMalloc`."""
+
+
+class _Allocator(ctypes.Structure):
+    """Python's `PyMemAllocatorEx`, whose first fields are those of NumPy's `PyDataMemAllocator`."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("context", "malloc", "calloc", "realloc", "free")
+    ]
+
+
+class _Handler(ctypes.Structure):
+    """NumPy's `PyDataMem_Handler`."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 127),
+        ("version", ctypes.c_uint8),
+        ("allocator", _Allocator),
+    ]
+
+
+_HANDLERS: Final[list[_Handler]] = []
+"""The allocators that capsules point to, which arrays use until they are freed."""
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """Fill the arrays that NumPy allocates in this thread with poison.
+
+    From the first time on, those that numba's compiled loops allocate are filled, too.
+    """
+    set_handler, filling = _numpy_handler()
+    before = set_handler(filling)
+    try:
+        yield
+    finally:
+        set_handler(before)
+
+
+@contextlib.contextmanager
+def filled_tensors(byte: int) -> Iterator[None]:
+    """Fill what `new_empty` allocates inside with a byte: poison, or 0.
+
+    Poison is a negative int, so it may stand for "none", as a row's rank does; 0 is the first row.
+    The greatest int, which torch takes in deterministic mode, is greater than every number of rows,
+    so that a kernel may compare with it and go on as if it were right.
+    """
+    new_empty = torch.Tensor.new_empty
+
+    def filled(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        made: torch.Tensor = new_empty(self, *args, **options)
+        if made.is_cpu and made.dtype is not torch.bool and made.numel():
+            made.view(-1).view(torch.uint8).fill_(byte)
+        return made
+
+    torch.Tensor.new_empty = filled  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.new_empty = new_empty  # type: ignore[method-assign]
+
+
+@functools.cache
+def _numpy_handler() -> tuple[Callable[[Any], Any], Any]:
+    """Return the function that sets NumPy's allocator, and one that fills; fill numba's memory."""
+    from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]  # noqa: PLC0415
+    from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    python: Any = ctypes.pythonapi
+    find, make = python.PyCapsule_GetPointer, python.PyCapsule_New
+    find.argtypes, find.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    make.restype = ctypes.py_object
+
+    address = _filling_malloc().address
+    raw = _Allocator()
+    python.PyMem_GetAllocator(RAW, ctypes.byref(raw))
+    raw.malloc = address
+    python.PyMem_SetAllocator(RAW, ctypes.byref(raw))
+    _nrt_python.memsys_use_cpython_allocator()
+
+    interface: Any = _multiarray_umath
+    functions = ctypes.cast(find(interface._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))  # noqa: SLF001
+    set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(functions[SET_HANDLER])
+    get_handler = ctypes.PYFUNCTYPE(ctypes.py_object)(functions[GET_HANDLER])
+    handler = _Handler.from_buffer_copy(
+        ctypes.string_at(find(get_handler(), HANDLER), ctypes.sizeof(_Handler))
+    )
+    handler.allocator.malloc = address
+    capsule = make(ctypes.addressof(handler), HANDLER, None)
+    _HANDLERS.append(handler)
+    return set_handler, capsule
+
+
+@functools.cache
+def _filling_malloc() -> Any:
+    """Return a compiled `malloc` that takes a context first, and fills what it returns."""
+    from numba import cfunc, types  # noqa: PLC0415  # numba takes 0.3 s to import
+
+    libc = ctypes.CDLL(None)
+    malloc, memset = libc.malloc, libc.memset
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
+    memset.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t]
+
+    def allocate(_context: Any, size: Any) -> Any:
+        address = malloc(max(size, 1))
+        if address:
+            memset(address, POISON_BYTE, size)
+        return address
+
+    return cfunc(types.uintp(types.voidptr, types.uintp))(allocate)

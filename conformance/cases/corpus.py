@@ -1,0 +1,65 @@
+"""The corpus: inputs that an implementation once failed, stored, and tried first in every run.
+
+Each is a file in `corpus/`, a stored case without its result: that is what `reference` does, each
+time it is tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from conformance.cases.check import CaseCheck, case_check
+from conformance.encoding import Json, folder_for, read_json, write_case
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+"""The corpus of this project."""
+
+
+def add_to_corpus(case: dict[str, Json], directory: Path | None = None) -> Path:
+    """Store an input that an implementation failed.
+
+    Args:
+        case: It, as `conformance.cases.compared` makes it: `case_of_call(call, reason)`,
+            `case_of_example(...)` or `case_of_failure(...)`.
+        directory: The corpus; None for this project's, or, where the package is installed, for a
+            `conformance-corpus` in the working directory.
+
+    Returns:
+        The file, named after the input: what is stored already stays as it is.
+    """
+    directory = folder_for(CORPUS) if directory is None else directory
+    notes = {"reason", "date", "variant", "seed", "refusal"}  # it is the same input without them
+    content = json.dumps({name: value for name, value in case.items() if name not in notes})
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    path = directory / f"{case['contract']}-{digest}.json"
+    if not path.exists():
+        write_case(case, path)
+    return path
+
+
+def read_corpus(directory: Path | None = None) -> list[tuple[Path, Json]]:
+    """Return the cases of a corpus with their files, in the order of their names.
+
+    Args:
+        directory: The corpus; None for this project's, followed by the folder in which
+            `--corpus-add` stores cases if the package is installed.
+
+    Raises:
+        ValueError: A file that is none of this schema.
+    """
+    folders = [CORPUS, folder_for(CORPUS)] if directory is None else [directory]
+    paths = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.json"))]
+    return [(path, read_json(path)) for path in paths]
+
+
+def corpus_checks(directory: Path | None = None) -> list[CaseCheck]:
+    """Return the checks of a corpus, as `read_corpus` has it: they are run before all others.
+
+    Raises:
+        ValueError: A file that is none of this schema.
+    """
+    return [
+        case_check(path, case, name=f"corpus/{path.stem}") for path, case in read_corpus(directory)
+    ]

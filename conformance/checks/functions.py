@@ -1,0 +1,123 @@
+"""Which functions have checks and contracts, by name; what `--functions` may name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from conformance.checks.contract_checks import checks_in
+from conformance.contracts.contract import Contract
+from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
+from conformance.name_lists import names_in, near
+from conformance.strategies.block_table import block_tables_sessions
+from conformance.targets.factories import DEVICE
+from conformance.targets.target import STATEFUL_TEST
+
+RENAMED = {"a runner's life": STATEFUL_TEST}
+"""Former names, which are still accepted."""
+
+
+def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
+    """Return the functions that some conformance modules, or all, have checks of, sorted."""
+    found = [
+        importlib.import_module(f"conformance.{path.stem}")
+        for path in (conformance_modules() if modules is None else modules)
+    ]
+    return sorted({check.function for module in found for _, check in checks_in(vars(module))})
+
+
+def is_about(module: Path, functions: Iterable[str]) -> bool:
+    """Return whether a conformance module may have checks of some functions.
+
+    It is not imported for that: a module has no check of a function that its text does not name.
+    """
+    text = module.read_text(encoding="utf-8")
+    return any(
+        all(re.search(rf"\b{re.escape(part)}\b", text) for part in name.split("."))
+        for name in functions
+    )
+
+
+def modules_about(functions: Sequence[str]) -> list[Path]:
+    """Return the files of the conformance modules that may have checks of some functions.
+
+    >>> [path.name for path in modules_about(["slice_query_start_locs"])]
+    ['test_ubatch.py']
+    """
+    return [path for path in conformance_modules() if is_about(path, functions)]
+
+
+def conformance_modules() -> list[Path]:
+    """Return the files of all conformance modules."""
+    return sorted(Path(__file__).parents[1].glob("test_*.py"))
+
+
+def choose_functions(names: str | None) -> Sequence[str] | None:
+    """Return the functions that a comma-separated list names; None, which is all, for None.
+
+    A class stands for its methods too.
+
+    Raises:
+        ValueError: A name of which there is no check, or no name at all.
+    """
+    if names is None:
+        return None
+    try:
+        requested = [RENAMED.get(name, name) for name in names_in(names)]
+    except ValueError as error:
+        raise ValueError(f"--functions {error}") from error
+    known, chosen = checked_functions(modules_about(requested)), []
+    for name in requested:
+        found = [other for other in known if other == name or other.startswith(f"{name}.")]
+        if not found:
+            known = checked_functions()
+            raise ValueError(
+                f"function {name!r} is unknown; there are {len(known)}, such as {near(name, known)}"
+            )
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+@cache
+def contracts() -> dict[str, Contract]:
+    """Return the contracts of all conformance modules, by the function that they are about.
+
+    Raises:
+        ValueError: Two contracts of one function.
+    """
+    return _contracts_in(conformance_modules())
+
+
+@cache
+def find_contract(function: str) -> Contract | None:
+    """Return the contract of a function, if it has one; only modules that name it are imported.
+
+    >>> find_contract("compute_slot_mapping").has_kernel
+    True
+    """
+    return _contracts_in(modules_about([function])).get(function)
+
+
+def _contracts_in(modules: Iterable[Path]) -> dict[str, Contract]:
+    found: dict[str, Contract] = {}
+    for module in modules:
+        for value in vars(importlib.import_module(f"conformance.{module.stem}")).values():
+            if not isinstance(value, Contract):
+                continue
+            if found.setdefault(value.function, value) is not value:
+                raise ValueError(f"{value.function} has two contracts")
+    return {**found, CONSTRUCTOR.function: CONSTRUCTOR}
+
+
+CONSTRUCTOR = Contract(
+    "BlockTables",
+    lambda preset: block_tables_sessions(preset).map(
+        lambda session: session.constructor.replacing(device=DEVICE)
+    ),
+    {},
+    invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
+)
+"""How block tables refuse to be made. Sessions test their methods."""

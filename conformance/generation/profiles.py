@@ -1,0 +1,169 @@
+"""How many examples a run spends, and whether it is the same run each time.
+
+`--profile NAME` chooses. The brief run shows whether everything works at all, as with another
+version of Python. The default run draws the same examples every time, so that its result does not
+change by chance; the nightly run draws new ones, from a seed that it prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+
+from conformance.generation.hypothesis_provider import ANEW
+
+
+class Kind(enum.Enum):
+    """What a check looks at."""
+
+    SAME_ANSWER = "same answer"
+    SAME_REFUSAL = "same refusal"
+    LAW = "law"
+    LARGE = "large"
+    MEMORY = "memory"
+    CONDITIONS = "conditions"
+    THREADS = "threads"
+    STATEFUL = "stateful"
+
+
+STATEFUL_STEPS = 30
+"""Steps of a state machine's run, not counting its setup."""
+SMALL_FOR_A_LARGE_ONE = 4
+"""Runs with blocks of an engine's sizes show little that small ones do not, and take longer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The size of a run, and whether it repeats.
+
+    Attributes:
+        name: What `--profile` calls it.
+        same_answer_examples: Examples of each "same answer" check, except in the simulator.
+        other_examples: Examples of every other check, and of every check in the simulator.
+        refusal_examples: Examples of each check of refusals, each made invalid in every way; in the
+            simulator half of them.
+        large_examples: Examples of each preset that is large along a size axis, for two sizes; in
+            a random run, for each band of sizes.
+        memory_examples: Examples of each check in any memory, each in several layouts.
+        condition_examples: Examples of each check under conditions, each of up to a thousand calls.
+        thread_examples: Examples of each check in threads, each with a call for each line.
+        is_random: Whether each run draws new examples.
+        seed: What the draws of all checks come from; None for a new one each time.
+        requires_coverage: Whether a coverage goal that no example reached fails the run.
+        stateful_examples: Runs of the state machine, of small sizes.
+        simulated_stateful_examples: Likewise, where kernels run in the simulator.
+        shrink_seconds: What a function's failing tests may take, in a process, to be made small.
+    """
+
+    name: str
+    same_answer_examples: int
+    other_examples: int
+    is_random: bool = False
+    requires_coverage: bool = True
+    seed: int | None = 0
+    refusal_examples: int = 25
+    large_examples: int = 2
+    memory_examples: int = 12
+    condition_examples: int = 3
+    thread_examples: int = 2
+    stateful_examples: int = 20
+    simulated_stateful_examples: int = 5
+    shrink_seconds: float = 16
+
+    def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> hypothesis.settings:
+        """Return Hypothesis' settings for one check.
+
+        They do not depend on the machine's own Hypothesis profile or on `CI`. In the simulator,
+        where a thread costs 50 us, there are fewer examples.
+        """
+        few, many = self.other_examples, self.same_answer_examples
+        numbers = {
+            Kind.SAME_ANSWER: few if simulated else many,
+            Kind.SAME_REFUSAL: self.refusal_examples // (1 + simulated),
+            Kind.LARGE: self.large_examples,
+            Kind.MEMORY: 2 * self.condition_examples if simulated else self.memory_examples,
+            Kind.CONDITIONS: self.condition_examples,
+            Kind.THREADS: self.thread_examples,
+        }
+        return self._settings(numbers.get(kind, few), shrink=shrink)
+
+    def stateful_settings(
+        self, *, simulated: bool, large: bool, shrink: bool = True
+    ) -> hypothesis.settings:
+        """Return Hypothesis' settings for a state machine: its setup, and a number of steps.
+
+        There are fewer runs in the simulator, and of large blocks, the sizes of engines.
+        """
+        number = self.simulated_stateful_examples if simulated else self.stateful_examples
+        number = max(number // SMALL_FOR_A_LARGE_ONE, 1) if large else number
+        return hypothesis.settings(
+            self._settings(number, shrink=shrink), stateful_step_count=STATEFUL_STEPS + 1
+        )
+
+    def _settings(self, max_examples: int, *, shrink: bool) -> hypothesis.settings:
+        """Return settings for so many examples."""
+        phases = [Phase.explicit, Phase.generate]
+        if shrink:
+            phases.append(Phase.shrink)
+        return hypothesis.settings(
+            max_examples=max_examples,
+            backend=ANEW,
+            derandomize=not self.is_random,
+            database=None,
+            deadline=None,
+            phases=phases,
+            print_blob=self.is_random,
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "brief",
+            8,
+            8,
+            refusal_examples=8,
+            requires_coverage=False,
+            large_examples=1,
+            memory_examples=1,
+            condition_examples=1,
+            thread_examples=1,
+            stateful_examples=1,
+            simulated_stateful_examples=1,
+        ),
+        Profile(
+            "dev",
+            25,
+            25,
+            requires_coverage=False,
+            large_examples=1,
+            memory_examples=3,
+            condition_examples=1,
+            thread_examples=1,
+            stateful_examples=3,
+            simulated_stateful_examples=1,
+        ),
+        Profile("default", 200, 50),
+        Profile(
+            "nightly",
+            10_000,
+            10_000,
+            refusal_examples=10_000,
+            is_random=True,
+            seed=None,
+            stateful_examples=1000,
+            simulated_stateful_examples=100,
+            large_examples=100,
+            memory_examples=2000,
+            condition_examples=300,
+            thread_examples=100,
+            shrink_seconds=600,
+        ),
+    )
+}

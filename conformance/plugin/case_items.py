@@ -1,0 +1,118 @@
+"""Tests of stored cases: the corpus, test vectors, and the witnesses of declared deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conformance
+from conformance.adapters.deviation import Deviation
+from conformance.cases.check import CaseCheck
+from conformance.cases.compared import TRIES, check_of_call
+from conformance.checks.functions import contracts
+from conformance.generation.profiles import Kind
+from conformance.results.summary import CHECKED, Run
+from conformance.targets.target import Target
+
+
+class CaseItem(pytest.Item):
+    """A test of one stored case on one target.
+
+    Args:
+        test: Raises if the target fails the case.
+        about: What the case shows.
+    """
+
+    def __init__(self, *, test: Callable[[], None], about: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.test, self.about = test, about
+
+    def runtest(self) -> None:
+        """Try the case."""
+        self.test()
+
+    def reportinfo(self) -> tuple[Any, None, str]:
+        """Return what the report's head says."""
+        return self.path, None, f"{self.name}: {self.about}"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return a verdict as it is, without the way through the harness: it says it all."""
+        if isinstance(excinfo.value, AssertionError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+
+class _CaseCollector(pytest.Collector):
+    """Where such tests stand."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Return nothing: the tests are made when it is known what else is run."""
+        return ()
+
+
+def case_items(
+    session: pytest.Session, name: str, cases: Sequence[tuple[CaseCheck, Target]]
+) -> list[pytest.Item]:
+    """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-stored]`."""
+    # Where it lies decides whose hooks its items meet: those of the plugin next to this module.
+    collector = _CaseCollector.from_parent(
+        session, name=name, nodeid=name, path=Path(str(conformance.__file__)).parent
+    )
+    found: list[pytest.Item] = []
+    for case, target in cases:
+        item = CaseItem.from_parent(
+            collector,
+            name=f"{case.name.removeprefix(f'{name}/')}[{target.name}-stored]",
+            test=case.bind(target),
+            about=case.description,
+        )
+        item.stash[CHECKED] = (case, target)
+        session.config.hook.pytest_itemcollected(item=item)
+        found.append(item)
+    return found
+
+
+def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Target]]:
+    """Return the checks that the declared deviations of functions occur at all."""
+    found = []
+    for implementation in run.implementations:
+        targets = [target for target in run.targets if target.implementation is implementation]
+        for number, deviation in enumerate(implementation.deviations):
+            if run.functions is not None and deviation.function not in run.functions:
+                continue
+            is_known = deviation.function in contracts()
+            is_offered = implementation.offers(deviation.function)
+            if is_known and is_offered and deviation.function not in functions:
+                continue  # it is not looked at in this run
+            wrong = "" if is_known and is_offered else "matches no function under test"
+            if is_offered and not is_known:
+                wrong = "cannot be tried: it has no contract of calls, so that no witness shows it"
+            case = _case(deviation, f"{deviation.function}-{number}", wrong)
+            found += [(case, target) for target in (targets if not wrong else targets[:1])]
+    return found
+
+
+def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
+    def body(target: Target) -> None:
+        __tracebackhide__ = True
+        declared_name = f"the declared deviation of {deviation.function} ({deviation.reason})"
+        if wrong:
+            raise AssertionError(f"{declared_name} {wrong}")
+        check = check_of_call(contracts()[deviation.function], deviation.witness, deviation.names)
+        # Undeclared, or its own declaration would excuse the witness.
+        try:
+            check.bind(target.undeclared(), TRIES, "minimal")()
+        except Exception as error:
+            if deviation.explains(error):
+                return
+            raise AssertionError(
+                f"the witness of {declared_name} fails otherwise than declared, {deviation.fails!r}"
+            ) from error
+        raise AssertionError(
+            f"the witness of {declared_name} no longer fails; take the declaration away"
+        )
+
+    return CaseCheck.of(deviation.function, name, Kind.SAME_ANSWER, deviation.reason, body)

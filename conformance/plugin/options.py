@@ -1,0 +1,210 @@
+"""The options of the conformance run: their definitions, the run that they describe, the header."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from pathlib import Path
+
+import pytest
+
+from conformance.cases.check import CaseCheck, case_check, read_case
+from conformance.cases.corpus import corpus_checks
+from conformance.checks.functions import choose_functions
+from conformance.generation.profiles import PROFILES
+from conformance.reports.plugin import add_report_options
+from conformance.results.failure_summary import add_failure_options
+from conformance.results.summary import Run
+from conformance.strategies.traffic import use_trace
+from conformance.targets.implementations import load_implementations
+from conformance.targets.target import choose_targets
+from conformance.traffic.trace import read_trace
+from conformance.vectors import vector_checks
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add the options of the conformance run."""
+    group = parser.getgroup("conformance", "conformance of an implementation with `reference`")
+    # pytest has a `--trace` of its own, which breaks at the start of each test. Here the word means
+    # a trace of requests; pytest's goes by another name. Its `--strict` is an option in its files.
+    group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
+    group.addoption(
+        "--impl",
+        action="append",
+        default=[],
+        metavar="MODULE_OR_FILE",
+        help="what is under test: a module, or a .py file; again for several (default: fast)",
+    )
+    group.addoption(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="MODULE_OR_FILE",
+        help="what translates its objects, for all implementations or again for each",
+    )
+    group.addoption("--target", metavar="A,B", help="targets to run: host, sim, native, cuda")
+    group.addoption("--functions", metavar="A,B", help="functions to check (default: all)")
+    group.addoption(
+        "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
+    )
+    group.addoption(
+        "--replay", type=Path, metavar="FILE", help="replay a stored case, and run nothing else"
+    )
+    group.addoption(
+        "--corpus-add",
+        action="store_true",
+        help="keep what fails in conformance/corpus/, or, of an installed package, in "
+        "./conformance-corpus",
+    )
+    group.addoption(
+        "--failures",
+        type=Path,
+        metavar="DIR",
+        help="where cases and scripts of failures go (default: conformance/failures, or, of an "
+        "installed package, ./conformance-failures)",
+    )
+    group.addoption(
+        "--profile",
+        default="default",
+        metavar="NAME",
+        help="brief, dev, default (the default), nightly",
+    )
+    group.addoption(
+        "--strict",
+        dest="is_strict",
+        action="store_true",
+        help="fail for missing refusals and other differences too, as fast always does",
+    )
+    group.addoption(
+        "--hang-seconds",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a call that takes longer hangs, and its test fails (default: 30)",
+    )
+    group.addoption(
+        "--in-process",
+        action="store_true",
+        help="run tests in this process, for a profiler: a function that crashes ends the run",
+    )
+    add_report_options(group)
+    add_failure_options(group)
+    group.addoption(
+        "--explain",
+        metavar="FUNCTION",
+        help="print what a function is and what is stated about it, and run nothing",
+    )
+    group.addoption(
+        "--trace",
+        dest="trace_file",
+        type=Path,
+        metavar="FILE",
+        help="cut real-traffic batches from this CSV file",
+    )
+    group.addoption("--break", dest="trace", action="store_true", help="pytest's own --trace")
+
+
+def run_of_options(config: pytest.Config) -> Run:
+    """Return the run that the options describe, and set its trace.
+
+    Names of files become absolute, and a random run gets its seed: the workers of pytest-xdist
+    inherit the options, wherever they start.
+
+    Raises:
+        pytest.UsageError: An option names nothing that there is.
+    """
+    name = config.getoption("--profile")
+    if name not in PROFILES:
+        raise pytest.UsageError(f"--profile {name!r} is unknown; there are {', '.join(PROFILES)}")
+    trace, failures = config.getoption("trace_file"), config.getoption("--failures")
+    if failures is not None and failures.exists() and not failures.is_dir():
+        raise pytest.UsageError(f"--failures {failures} is not a folder")
+    try:
+        for option in ("impl", "adapter"):
+            found = [_absolute(text) for text in config.getoption(f"--{option}")]
+            setattr(config.option, option, found)
+        num_threads = _num_threads()
+        implementations = load_implementations(config.option.impl, config.option.adapter)
+        num_threads = _num_threads() - num_threads
+        for implementation in implementations:
+            implementation.is_strict |= config.getoption("is_strict")
+        targets = choose_targets(config.getoption("--target"), implementations)
+        functions = choose_functions(config.getoption("--functions"))
+        stored_cases = _stored_cases(config)
+    except (ValueError, OSError) as error:
+        raise pytest.UsageError(str(error)) from error
+    if trace is not None:
+        _check_trace(trace)
+    profile = PROFILES[name]
+    if profile.is_random and config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(secrets.randbits(64))
+    if profile.is_random:
+        profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
+    use_trace(trace)
+    run = Run(targets, profile, functions)
+    run.has_threads = num_threads > 0
+    run.stored_cases, run.is_replay = (
+        stored_cases,
+        any(map(config.getoption, ("--vectors", "--replay"))),
+    )
+    return run
+
+
+def _check_trace(trace: Path) -> None:
+    """Raise `pytest.UsageError` if a trace cannot be read."""
+    try:
+        read_trace(trace)
+    except OSError as error:
+        raise pytest.UsageError(f"--trace {trace}: {error.strerror}") from error
+    except (ValueError, KeyError) as error:  # which begins with the name of the file
+        said = error.args[0] if isinstance(error, KeyError) else error
+        raise pytest.UsageError(f"--trace {said}") from error
+
+
+def _stored_cases(config: pytest.Config) -> list[CaseCheck]:
+    """Return the checks of the stored cases that the run begins with, or consists of."""
+    vectors, replayed = config.getoption("--vectors"), config.getoption("--replay")
+    if replayed is not None:
+        path = replayed.resolve()
+        return [case_check(path, read_case(path))]
+    return corpus_checks() if vectors is None else vector_checks(vectors.resolve())
+
+
+def _num_threads() -> int:
+    """Return the number of threads of this process, those of compiled code among them."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+
+
+def _absolute(text: str) -> str:
+    return str(Path(text).resolve()) if text.endswith(".py") else text
+
+
+def header_lines(config: pytest.Config, run: Run) -> list[str]:
+    """Return what is under test, so that a typo cannot pass for a green run."""
+    seed = config.getoption("--hypothesis-seed") if run.profile.is_random else "derandomized"
+    names = ", ".join(target.name for target in run.targets)
+    implementations = run.implementations
+    tested = ", ".join(implementation.name for implementation in implementations)
+    trace = config.getoption("trace_file") or "the project's own"
+    lines = [
+        f"conformance: {tested} on {names}; profile {run.profile.name}; seed {seed}; trace {trace}"
+    ]
+    for implementation in implementations:
+        lines.append(f"under test: {implementation.describe()}")
+        if not implementation.has_checked_mode:
+            lines.append("  has no checks(enabled): it must always refuse bad values")
+        lines += [
+            f"  deviates (declared): {deviation.function}: {deviation.reason}"
+            for deviation in implementation.deviations
+        ]
+    if run.unsupervised:
+        lines.append(f"a function that crashes ends this run: {run.unsupervised}")
+    if run.functions is not None:
+        lines.append(f"functions: {', '.join(run.functions)}")
+    if config.getoption("--replay") is not None:
+        lines.append(f"replay: {config.getoption('--replay')}")
+    elif run.is_replay:
+        lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.stored_cases)} cases")
+    return lines

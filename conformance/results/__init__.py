@@ -1,0 +1,1 @@
+"""The outcomes of a run, and what the terminal shows of them."""

@@ -1,0 +1,230 @@
+"""The text of a failed test: what is wrong, with which call, and how to see it again.
+
+Frames of the harness and notes of Hypothesis are left out; `--full-trace` shows them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import hypothesis
+from hypothesis.errors import Flaky
+
+import conformance
+import reference
+from conformance.adapters import Unsupported
+from conformance.checks.law_checks import LawViolation
+from conformance.contracts.properties import Check
+from conformance.execution.crashes import RERUN
+from conformance.execution.invocations import PLAIN, CallVariant
+from conformance.generation.examples import PASSED_AGAIN
+from conformance.messages.formatting import WIDTH, around_difference, value_lines
+from conformance.messages.mismatch import (
+    CALLED_WITH,
+    INDENT,
+    Mismatch,
+    first_line,
+    render,
+    shortened,
+)
+from conformance.stateful.machine import StatefulMismatchError
+from conformance.targets.target import RAISED, Target
+from conformance.values.call import calls_in
+from conformance.values.differences import Verdict, raised
+
+MAX_LINES: Final = 60
+"""Lines of a failed test: with what is printed about the run, less than two screens."""
+
+NUM_FRAMES: Final = 4
+"""Places in the code of an implementation that are shown of an exception."""
+
+NUM_REPEATS, REPEAT_SECONDS = 50, 2.0
+"""How often, and for how long, an example is run again that did not fail each time."""
+
+NUM_FAILING: Final = 10
+"""How many of the times that it failed again are listed."""
+
+FULL: Final = (Mismatch, LawViolation, StatefulMismatchError)
+"""Exceptions whose message says all: function, target, difference and call."""
+
+HARNESS: Final = tuple(
+    str(Path(str(package.__file__)).parent) for package in (conformance, reference, hypothesis)
+)
+"""Folders whose frames say nothing about an implementation."""
+
+
+def failure_text(
+    check: Any,
+    target: Target,
+    failure: tuple[Check, Any, BaseException] | None,
+    error: BaseException,
+    again: list[str],
+) -> str:
+    """Return what a person reads of a failed test.
+
+    Args:
+        check: The check, or the stored case, that failed.
+        target: What is under test.
+        failure: The check, its shrunk example and the exception; None without examples.
+        error: The exception of the test.
+        again: The commands that show the failure again.
+    """
+    _, example, cause = failure or (check, None, error)
+    lines: list[str] = []
+    if is_flaky(error):
+        inner = getattr(error, "exceptions", None)
+        cause = cause if failure else inner[0] if inner else error
+        lines += _flaky_lines(check, target, failure)
+    found = _message_lines(check, target, example, cause)
+    lines += found
+    lines += [*_origin(cause)]
+    lines = [part for line in lines for part in _fitted(line)]
+    lines = shortened(lines, MAX_LINES - len(again) - 1)
+    if again:
+        lines += ["To see it again:", *(f"{INDENT}{command}" for command in again)]
+    return "\n".join(lines)
+
+
+def text_of_other_test(name: str, statement: str, error: BaseException, again: str) -> str:
+    """Return what a person reads of a failed test without examples, such as one of the zoo.
+
+    Args:
+        name: The test.
+        statement: What it shows, in a sentence.
+        error: Its exception.
+        again: The command that runs it again.
+    """
+    lines = [f"{name} contradicts: {statement}", *_said(error), *_origin(error)]
+    lines = [part for line in lines for part in _fitted(line)]
+    return "\n".join([*shortened(lines, MAX_LINES), "To see it again:", f"{INDENT}{again}"])
+
+
+def is_flaky(error: BaseException) -> bool:
+    """Return whether an example failed, and not each time that it was run."""
+    return isinstance(error, Flaky) or PASSED_AGAIN in getattr(error, "__notes__", ())
+
+
+def difference_of(error: BaseException, check: Any) -> str:
+    """Return in one line what an exception of a test says."""
+    if is_flaky(error):
+        return "different results for the same arguments"
+    if isinstance(error, Mismatch):
+        found = error.difference
+        got, expected = around_difference(str(found.got), str(found.expected))
+        line = dataclasses.replace(found, got=got, expected=expected).line
+        about = error.title if found.verdict is Verdict.CHANGE else ""
+        notes = ", ".join(filter(None, (about, error.condition)))
+        return f"{line} ({notes})" if notes else line
+    said = first_line(error, check.description)
+    if isinstance(error, AssertionError) and str(error).startswith("assert "):
+        # The values that pytest compared say little without the statement.
+        said = f"contradicts: {' '.join(check.description.split())} ({str(error).splitlines()[0]})"
+    return RERUN.line or said
+
+
+def _message_lines(check: Any, target: Target, example: Any, error: BaseException) -> list[str]:
+    message = str(error).splitlines()
+    if isinstance(error, FULL):
+        of_example: CallVariant = getattr(example, "variant", PLAIN)
+        chosen: CallVariant = getattr(error, "variant", None) or of_example
+        variant = chosen.supported_by(target).goals
+        hows = [name.removeprefix("called ") for name in variant]
+        how = f"called {', '.join(hows)}:" if variant else CALLED_WITH
+        lines = [how if line == CALLED_WITH else line for line in message]
+        if isinstance(error, Mismatch) and error.explain is not None:
+            at = lines.index(how) if how in lines else len(lines)
+            lines[at:at] = error.explain()
+        has_call = not isinstance(error, Mismatch) or error.call.arguments
+        return lines if has_call else [*lines, *_example_lines(example)]
+    about = " ".join(check.description.split())
+    lines = [f"{check.function} on {target.name} contradicts: {about}"]
+    lines += _said(error)
+    call = next(calls_in(example), None)
+    if call is not None:
+        named = CALLED_WITH if call.function == check.function else f"{call.function} {CALLED_WITH}"
+        return [*lines, named, *render(call).splitlines()]
+    return [*lines, *_example_lines(example)]
+
+
+def _example_lines(example: Any) -> list[str]:
+    """Return an example in which there is no call."""
+    if example == set():  # of what is given
+        return ["called without arguments"]
+    lines = [] if example is None else value_lines("example = ", example, width=WIDTH - 4)
+    return [f"{INDENT}{line}" for line in lines]
+
+
+def _said(error: BaseException) -> list[str]:
+    """Return the message of an exception, with its class if it is not that of an assertion."""
+    message = str(error) if isinstance(error, AssertionError) else raised(error)
+    return [f"{INDENT}{line}" for line in shortened(message.splitlines(), 12, 3)]
+
+
+def _origin(error: BaseException) -> Iterator[str]:
+    """Yield where an exception was raised, in the code of the implementation."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, FULL):
+        return
+    within = takewhile(lambda frame: not frame.filename.startswith(HARNESS), reversed(frames))
+    outside = [*within][:NUM_FRAMES][::-1]
+    if outside:
+        yield "Raised in"
+    for frame in outside:
+        yield f"{INDENT}{frame.filename}:{frame.lineno}, {frame.name}: {frame.line}"
+
+
+def _flaky_lines(
+    check: Any, target: Target, failure: tuple[Check, Any, BaseException] | None
+) -> Iterator[str]:
+    """Yield how often an example fails that did not fail each time."""
+    yield f"{check.function} on {target.name}: different results for the same arguments"
+    if failure is None or not isinstance(check, Check) or RERUN.process_end is not None:
+        yield f"{INDENT}it failed once, and not when the same was done again; the failure:"
+        return
+    outcomes = [*_outcomes(check, target, failure[1])]
+    failing = [number for number, outcome in enumerate(outcomes, 1) if outcome]
+    wrong = Counter(filter(None, outcomes))
+    times = f"made {len(outcomes)} times again, fails {len(failing)} times"
+    which = ", ".join(map(str, failing[:NUM_FAILING])) + ", ..." * (len(failing) > NUM_FAILING)
+    yield f"{INDENT}the same call, {times}{', as number ' * bool(failing)}{which}"
+    if not wrong:
+        yield f"{INDENT}it may depend on earlier calls"
+    for line, count in wrong.most_common(3):
+        yield f"{INDENT}{count} times: {line}"
+    yield "One of the failures:"
+
+
+def _outcomes(check: Check, target: Target, example: Any) -> Iterator[str]:
+    """Yield what is wrong each time that an example is run again, or an empty text."""
+    end = time.perf_counter() + REPEAT_SECONDS
+    for _ in range(NUM_REPEATS):
+        if time.perf_counter() > end:
+            return
+        try:
+            with check.watching(target):
+                check.body(target, example)
+        except RAISED as error:
+            yield difference_of(error, check)
+        except Unsupported:
+            return
+        else:
+            yield ""
+
+
+def _fitted(line: str) -> list[str]:
+    """Return a line of text, on several if it is wider than a terminal."""
+    if len(line) <= WIDTH:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())] + INDENT
+    found = textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return shortened(found, 8, 2)

@@ -1,0 +1,64 @@
+"""The size axes of a multimodal budget, which all of its functions share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.coverage.size_axes import Axes, Axis, of_ints
+from conformance.strategies.engines import Own
+from conformance.strategies.mm_budget import (
+    CACHE_SIZE,
+    ENCODER_TOKENS,
+    ITEM_TOKENS,
+    ITEMS,
+    MODEL_LENGTH,
+    NUM_MODALITIES,
+    REQUESTS,
+    STEP_TOKENS,
+)
+from conformance.values.call import Call
+
+
+def largest(tokens: Any) -> int:
+    """Return the tokens of the largest item, 0 without any."""
+    return max(tokens.values(), default=0)
+
+
+def _of_scheduler(name: str) -> Any:
+    """Return the size of calls that is a number of the scheduler's configuration."""
+
+    def size(call: Call) -> int:
+        config = _arguments(call)["scheduler_config"]
+        attributes = config.attributes if isinstance(config, Own) else vars(config or object)
+        return int(attributes.get(name, 0))
+
+    return size
+
+
+def _arguments(call: Call) -> Any:
+    """Return the arguments of a call, or of that which makes the budget."""
+    return call.arguments if call.facts is None else call.facts.arguments
+
+
+def _all_tokens(call: Call) -> Any:
+    given = _arguments(call)
+    return given.get("max_tokens_by_modality") or getattr(given.get("mm_registry"), "tokens", {})
+
+
+COMPUTE_AXES: Axes = {
+    NUM_MODALITIES: Axis(lambda call: len(_all_tokens(call)), 65_537),
+    ITEM_TOKENS: of_ints(lambda call: largest(_all_tokens(call))),
+    ENCODER_TOKENS: of_ints(_of_scheduler("max_num_encoder_input_tokens")),
+    CACHE_SIZE: of_ints(_of_scheduler("encoder_cache_size")),
+}
+
+BUDGET_AXES: Axes = {
+    **COMPUTE_AXES,
+    NUM_MODALITIES: Axis(
+        lambda call: len(_all_tokens(call)), 4097, "to compare more modalities takes seconds"
+    ),
+    ITEMS: of_ints(lambda call: largest(_arguments(call)["mm_registry"].limits)),
+    MODEL_LENGTH: of_ints(lambda call: _arguments(call)["model_config"].max_model_len, 1),
+    REQUESTS: of_ints(_of_scheduler("max_num_seqs"), 1),
+    STEP_TOKENS: of_ints(_of_scheduler("max_num_batched_tokens"), 1),
+}

@@ -1,0 +1,203 @@
+"""Converts drawn calls: arguments stay NumPy arrays for `reference`, and become tensors for others.
+
+Arrays are converted with the memory in which they lie. A strided view stays one, and the memory
+next to it (the guard bands of the strategies) is converted too. So after the call, everything that
+the call could have written can be compared with what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.arrays.change_tracking import ChangeTracker, Memory, argument_of, flat_tensor
+from conformance.arrays.guard_bands import Array, base_of
+from conformance.targets.factories import Factory
+from conformance.targets.implementations import Implementation
+from conformance.values.call import drawn_scalar
+from conformance.values.comparison import NUMPY_IN_BOTH_TWINS, torch_dtype
+from conformance.values.parts import (
+    PLAIN,
+    child_path,
+    children,
+    has_entries,
+    has_only_plain,
+    is_reference_object,
+    rebuilt,
+)
+from conformance.values.stubs import stub_class
+
+NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
+"""The dtypes of tensors that may be lazy negations."""
+
+_DTYPES = (np.dtype, type)
+_CONTAINERS = (list, tuple, dict)
+
+
+class Converter:
+    """Copies values for one implementation, with the memory after them.
+
+    Args:
+        implementation: What has classes in the place of `reference`'s, by name.
+        device: The device of tensors, or None where arrays stay NumPy arrays (`reference`).
+        has_own_objects: Whether objects are a caller's own, of classes with the same names and
+            with the same attributes, in place of the implementation's.
+        negates: Whether tensors of signed numbers are lazy negations (`torch._neg_view`): their
+            memory holds the other sign.
+        written: Names of arguments that the function writes, which are never lazy negations.
+
+    Attributes:
+        tracker: What finds changes of the copies.
+    """
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        device: str | None,
+        *,
+        has_own_objects: bool = False,
+        negates: bool = False,
+        written: frozenset[str] = frozenset(),
+    ) -> None:
+        self.implementation = implementation
+        self.device = device
+        self.has_own_objects = has_own_objects
+        self.negates = negates
+        self.written = written
+        self.tracker = ChangeTracker()
+        self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def convert(self, value: Any, path: str) -> Any:
+        """Return the implementation's copy of a value; the copies of one object are one object.
+
+        Objects of `reference`'s classes become objects of the implementation's class of the same
+        name, or a caller's own. A factory becomes what it makes, a dtype torch's. Other objects of
+        a caller (an input batch) are deep copies. The last part of `path`, the name in messages,
+        decides the device.
+        """
+        if type(value) in PLAIN:  # most of what is converted
+            return value
+        if isinstance(value, np.generic):
+            return drawn_scalar(value)
+        if isinstance(value, _DTYPES) and _is_dtype(value):
+            return value if self.device is None else torch_dtype(np.dtype(value))
+        key = id(value), self._place(value, path)
+        if key not in self._made:
+            # The drawn value is stored too, so that its id is not reused.
+            self._made[key] = value, self._convert(value, path)
+        return self._made[key][1]
+
+    @contextlib.contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Forget afterwards what is converted inside."""
+        made = dict(self._made)
+        with self.tracker.forgetting():
+            try:
+                yield
+            finally:
+                self._made = made
+
+    def _convert(self, value: Any, path: str) -> Any:
+        converted: Any
+        if isinstance(value, np.ndarray):
+            return self._convert_array(value, path)
+        if isinstance(value, _CONTAINERS) or type(value) is SimpleNamespace:
+            converted = rebuilt(value, self._convert_children(value, path))
+        elif isinstance(value, set):
+            converted = set(value)
+        elif isinstance(value, Factory):
+            converted = value.make(self)
+        elif is_reference_object(value):
+            converted = self._convert_object(value, path)
+        else:
+            return copy.deepcopy(value)
+        self.tracker.track_holder(path, converted)
+        return converted
+
+    def _convert_children(self, value: Any, path: str) -> dict[Any, Any]:
+        inside, is_entry = children(value), has_entries(value)
+        if has_only_plain(value):  # they may be many
+            return dict(inside)
+        return {
+            k: v if type(v) in PLAIN else self.convert(v, child_path(path, k, is_entry=is_entry))
+            for k, v in inside.items()
+        }
+
+    def _convert_object(self, value: Any, path: str) -> Any:
+        """Return an object of `reference` as the implementation's, or as a caller's own."""
+        fields = self._convert_children(value, path)
+        name = type(value).__name__
+        is_made = not self.has_own_objects or path == "self"  # a method's own is never a caller's
+        if is_made and self.implementation.offers(name):
+            return self.implementation.adapter.new(name, **fields)
+        converted: Any = object.__new__(stub_class(type(value)))
+        properties = {n: self.convert(v, f"{path}.{n}") for n, v in _properties(value).items()}
+        vars(converted).update(fields, **properties)
+        return converted
+
+    def _place(self, value: object, path: str) -> str:
+        """Return where an array is to lie, which its name decides, or whose an object is."""
+        if not isinstance(value, np.ndarray):
+            return "self" if path == "self" else ""
+        name = path.rsplit(".", 1)[-1]
+        if self.device is None or name in NUMPY_IN_BOTH_TWINS:
+            return "numpy"
+        return "cpu" if name.endswith("_cpu") or name == "cpu" else self.device
+
+    def _convert_array(self, array: Array, path: str) -> Array | torch.Tensor:
+        where = self._place(array, path)
+        drawn = base_of(array)
+        if not drawn.flags.c_contiguous:
+            raise ValueError(f"{path} lies in memory that is not C-contiguous; draw it in such")
+        memory = self.tracker.memories.get((id(drawn), where))
+        if memory is None:
+            memory = self.tracker.memories[id(drawn), where] = self._convert_memory(
+                drawn, path, where
+            )
+        return self.tracker.track_array(path, array, memory)
+
+    def _convert_memory(self, drawn: Array, path: str, where: str) -> Memory:
+        is_numpy = where == "numpy"
+        is_negated = not is_numpy and self._negates(drawn, path, where)
+        values = np.asarray(np.negative(drawn)) if is_negated else drawn
+        copied = self._copied(values)
+        converted = copied if is_numpy else flat_tensor(copied, where)
+        as_numpy = copied if is_numpy or where == "cpu" else None
+        return Memory(path, values, converted, as_numpy, is_negated, drawn)
+
+    def _copied(self, drawn: Array) -> Array:
+        """Return a copy of drawn memory; a subclass decides where it lies."""
+        return drawn.copy()
+
+    def _negates(self, array: Array, path: str, device: str) -> bool:
+        """Return whether an array becomes a lazy negation.
+
+        Not NaNs on a GPU, which leaves their sign as it is.
+        """
+        if not self.negates or array.dtype not in NEGATED or argument_of(path) in self.written:
+            return False
+        return device == "cpu" or array.dtype.kind != "f" or not np.isnan(array).any()
+
+
+def _properties(value: object) -> dict[str, Any]:
+    """Return the values of an object's properties, but for abstract ones."""
+    found = {}
+    for cls in type(value).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, property):
+                with contextlib.suppress(NotImplementedError):
+                    found[name] = getattr(value, name)
+    return found
+
+
+def _is_dtype(value: Any) -> bool:
+    """Return whether a dtype or class is a NumPy dtype or scalar type that torch has too."""
+    if isinstance(value, type) and not issubclass(value, np.generic):
+        return False
+    return isinstance(getattr(torch, np.dtype(value).name, None), torch.dtype)

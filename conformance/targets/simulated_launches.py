@@ -1,0 +1,102 @@
+"""Launches of kernels on the CPU: how targets run them, and how many there are."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from conformance.arrays.fresh_memory import filled_tensors
+from conformance.arrays.guard_bands import POISON_BYTE
+from fast import launch
+
+Simulate: TypeAlias = Callable[..., object]
+"""Runs a kernel, as `simulator.simulate` and `native.launch_natively` do."""
+
+ON_CPU: Final = torch.empty(0)
+"""A tensor that takes the device path only inside a simulator."""
+
+OWN_THREADS: Final = 1024
+"""So many or fewer, as a kernel declares."""
+
+_OBSERVERS: Final[list[Callable[[Any, int, Any], None]]] = []
+
+
+@contextlib.contextmanager
+def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
+    """Run kernels in the simulator inside, in the order of blocks and threads of a seed.
+
+    Args:
+        seed: The seed.
+        threads: Threads in a block; None: few, as the seed says.
+    """
+    from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
+
+    with _launching(simulate, seed, (threads,) if threads else (2, 8, 32)):
+        yield
+
+
+@contextlib.contextmanager
+def native_launches(
+    seed: int, threads: int | None = None, *, arch: str = "sm_90"
+) -> Iterator[None]:
+    """Run kernels as machine code inside; see `simulated_launches`.
+
+    They are compiled for the GPU that `arch` names.
+    """
+    from conformance.native import launch_natively  # noqa: PLC0415  # it needs numba-cuda
+
+    sizes = (threads,) if threads else (2, 32, 64, 128, OWN_THREADS)
+    with _launching(functools.partial(launch_natively, arch=arch), seed, sizes):
+        yield
+
+
+@contextlib.contextmanager
+def launches_seen(see: Callable[[Any, int, Any], None]) -> Iterator[None]:
+    """Call `see` with the kernel, threads and arguments of every launch on the CPU inside."""
+    _OBSERVERS.append(see)
+    try:
+        yield
+    finally:
+        _OBSERVERS.remove(see)
+
+
+def counting_launches(count: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Call `count` for every kernel that is launched on the CPU inside."""
+    return launches_seen(lambda *_: count())
+
+
+@contextlib.contextmanager
+def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterator[None]:
+    """Run kernels on the CPU inside, with blocks of one of some sizes."""
+    chance = random.Random(seed)  # noqa: S311  # no secret
+    threads = chance.choice(sizes)
+    # A GPU that holds few threads, so that each has several things to do.
+    at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
+    before = launch.uses_kernels(ON_CPU)
+    poison = chance.choice((POISON_BYTE, 0))
+    with (
+        filled_tensors(poison),
+        launch.simulated_by(_Launcher(simulate, seed), threads, at_once),
+    ):
+        assert launch.uses_kernels(ON_CPU), "a tensor does not take the device path"
+        yield
+    assert before == launch.uses_kernels(ON_CPU), "the simulator outlives its block"
+
+
+class _Launcher:
+    """A launcher that runs each kernel on the CPU, with a new seed for each launch."""
+
+    def __init__(self, simulate: Simulate, seed: int) -> None:
+        self._simulate = simulate
+        self._seed = seed
+
+    def __call__(self, kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
+        self._seed += 1
+        for see in _OBSERVERS:
+            see(kernel, threads, args)
+        self._simulate(kernel, grid, threads, args, seed=self._seed)

@@ -1,0 +1,319 @@
+"""Targets: an implementation on a device, and how its functions are called there.
+
+| target | what runs |
+|---|---|
+| `host` | the implementation on CPU tensors, its CPU path |
+| `sim` | on CPU tensors, the Python source of every kernel in the project's own simulator |
+| `native` | on CPU tensors, the machine code that numba-cuda makes of every kernel |
+| `cuda` | on CUDA tensors |
+
+Every function is looked up at call time, in the implementation, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Any, Final, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import fast
+import reference
+from conformance.adapters.deviation import Deviation
+from conformance.arrays.fresh_memory import filled_memory
+from conformance.coverage.presets import (
+    MINIMAL,
+    REAL,
+    REAL_IN_NATIVE,
+    REAL_IN_SIMULATOR,
+    TRAFFIC,
+    Preset,
+)
+from conformance.name_lists import names_in
+from conformance.targets.conversion import Converter
+from conformance.targets.implementations import FAST, NAMES, Implementation, is_of_fast
+from conformance.targets.progress import PROGRESS
+from conformance.targets.simulated_launches import native_launches, simulated_launches
+
+STATEFUL_TEST: Final = "stateful test"
+"""What the stateful test is called where a check has the name of a function."""
+
+RAISED = (Exception, SystemExit)
+"""What a call may raise and is compared for: `sys.exit` in an implementation does not end a run."""
+
+NEEDS: Final = {
+    "sim": ("greenlet", "test"),
+    "native": ("numba_cuda", "cuda"),
+    "cuda": ("numba_cuda", "cuda"),
+}
+"""The package that a target runs the kernels of `fast` with, and the extra that installs it."""
+
+LOOKED_UP: set[str] = set()
+"""The functions that were looked up in a target since this was last cleared: what a test used."""
+
+
+Answer: TypeAlias = Any
+"""What an implementation returns, of whatever kind."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """An implementation on a device.
+
+    Attributes:
+        name: `host`, `sim`, `native`, `cuda`; or `reference` for the definition itself.
+        implementation: Whose functions are called.
+        device: The type of device of its tensors; None for NumPy arrays.
+        simulation: Runs kernels on the CPU inside a block, in the order of threads of a seed;
+            None where they run on a GPU, or not at all.
+        presets: The presets whose examples it is given.
+
+    >>> target = TARGETS["host"]
+    >>> target.call("get_dcp_local_seq_lens", target.array(np.arange(4, dtype=np.int32)), 2, 0)
+    tensor([0, 1, 1, 2], dtype=torch.int32)
+    """
+
+    name: str
+    implementation: Implementation = FAST
+    device: str | None = "cpu"
+    simulation: Callable[..., AbstractContextManager[None]] | None = None
+    presets: tuple[Preset, ...] = (MINIMAL, REAL, TRAFFIC)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether kernels run on the CPU."""
+        return self.simulation is not None
+
+    def find(self, name: str) -> Any:
+        """Return the class, constant or function that the implementation now has by this name.
+
+        Raises:
+            Absent: The implementation has no such thing.
+        """
+        return self.implementation.find(name)
+
+    def lookup(self, function: str) -> Callable[..., Any]:
+        """Return the function, or the method written `Class.method`, that now has this name.
+
+        It takes and returns our objects. A property, written likewise, is a function of `self`.
+
+        Raises:
+            Absent: The implementation has no such thing.
+        """
+        if self.device is not None:
+            LOOKED_UP.add(function)
+            PROGRESS.note(function)
+        return self.implementation.function(function)
+
+    def call(self, name: str, *args: object, **kwargs: object) -> Answer:
+        """Call a function or a method of a class, `Class.method`, or make an object of a class."""
+        return self._run(name, self.lookup(name), *args, **kwargs)
+
+    def method(self, owner: object, name: str, *args: object, **kwargs: object) -> Answer:
+        """Call a method of an object that the implementation made."""
+        method = f"{type(owner).__name__}.{name}"
+        PROGRESS.note(method)
+        return self._run(method, getattr(owner, name), *args, **kwargs)
+
+    def attribute(self, owner: object, name: str) -> Answer:
+        """Read a property of an object that the implementation made."""
+        return self._run(f"{type(owner).__name__}.{name}", getattr, owner, name)
+
+    def _run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Answer:
+        """Call a function of a name; a subclass may record it."""
+        del name
+        return function(*args, **kwargs)
+
+    def array(self, array: np.ndarray[Any, Any]) -> Answer:
+        """Return an array as a tensor on the device, or the array itself where there is none."""
+        return array if self.device is None else torch.from_numpy(array).to(self.device)
+
+    def dtype(self, name: str) -> Answer:
+        """Return torch's dtype of a name, or NumPy's where there is no device.
+
+        >>> REFERENCE.dtype("bfloat16"), TARGETS["host"].dtype("bfloat16")
+        (dtype(bfloat16), torch.bfloat16)
+        """
+        if self.device is None:
+            return np.dtype(getattr(ml_dtypes, name, name))
+        return getattr(torch, name)
+
+    def lacks(self, function: str) -> list[str]:
+        """Return the names without which a function cannot be checked here: its own, or many.
+
+        `STATEFUL_TEST` uses all names.
+        """
+        if not hasattr(reference, function.partition(".")[0]):
+            if function == STATEFUL_TEST:
+                return [name for name in NAMES if not self.implementation.offers(name)]
+            if not hasattr(fast, function):  # a toy
+                return []
+        return [] if self.implementation.offers(function) else [function]
+
+    @property
+    def missing_fields(self) -> frozenset[str]:
+        """Fields that the implementation's objects do not have."""
+        return self.implementation.adapter.lacks
+
+    @property
+    def validates(self) -> bool:
+        """Whether the implementation rejects invalid calls."""
+        return self.implementation.adapter.validates
+
+    def launches(self, function: str) -> bool:
+        """Return whether the function is `fast`'s own, whose kernels the simulator must run."""
+        if not self.implementation.offers(function):
+            return True
+        return is_of_fast(self.find(function))
+
+    def deviations(self, function: str) -> list[Deviation]:
+        """Return the declared deviations of a function."""
+        return [known for known in self.implementation.deviations if known.function == function]
+
+    def of(self, ours: object, name: str, *args: object) -> Answer:
+        """Call the implementation's method, or read its property, of one of our objects."""
+        return self.call(f"{type(ours).__name__}.{name}", ours, *args)
+
+    def own(self, ours: object) -> Answer:
+        """Return the implementation's own object for one of ours, which an adapter converts."""
+        return self.implementation.adapter.theirs(ours)
+
+    def undeclared(self) -> Target:
+        """Return this target with no deviations declared."""
+        implementation = copy.copy(self.implementation)
+        implementation.deviations = ()
+        return dataclasses.replace(self, implementation=implementation)
+
+    def excuses(self, function: str, error: BaseException) -> bool:
+        """Return whether a failure of a function is one that is declared."""
+        return any(known.explains(error) for known in self.deviations(function))
+
+    def converter(self, **options: Any) -> Converter:
+        """Return a new converter of arguments for this target, with `Converter`'s options."""
+        return Converter(self.implementation, self.device, **options)
+
+    @contextlib.contextmanager
+    def running(self, *, checked: bool = False, seed: int = 0) -> Iterator[None]:
+        """Make the calls inside run as this target's, with the order of threads of a seed."""
+        nothing = contextlib.nullcontext()
+        is_ours = self.implementation.module in {fast, reference}
+        is_poisoned = self.device == "cpu"  # a GPU lacks some operations in this mode
+        has_mode = self.implementation.has_checked_mode
+        with (
+            nothing if is_ours else _ignoring_warnings(),
+            deterministic("warn") if is_poisoned else nothing,
+            filled_memory() if is_poisoned else nothing,
+            self.find("checks")(checked) if has_mode else nothing,
+            nothing if self.simulation is None else self.simulation(seed),
+        ):
+            yield
+
+
+@contextlib.contextmanager
+def _ignoring_warnings() -> Iterator[None]:
+    """Ignore warnings, which are no wrong answers; those of `fast` are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def deterministic(mode: str) -> Iterator[None]:
+    """Let torch fill what it allocates, with NaN or the greatest int.
+
+    Otherwise what is never written may hold an earlier call's right answer.
+
+    Args:
+        mode: What torch does where an operation is not deterministic: `warn` or `error`.
+    """
+    # `use_deterministic_algorithms` does the same, but imports torch.compile: 1.7 s of a process.
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+REFERENCE = Target("reference", Implementation("reference", reference), None)
+"""The definition, as if it were a target."""
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("host"),
+        Target("sim", simulation=simulated_launches, presets=(MINIMAL, REAL_IN_SIMULATOR)),
+        Target("native", simulation=native_launches, presets=(MINIMAL, REAL_IN_NATIVE)),
+        Target("cuda", device="cuda"),
+    )
+}
+
+
+def default_targets(implementation: Implementation = FAST) -> list[str]:
+    """Return the names of the targets that run here when none are named.
+
+    The kernels of `fast`, and those of an implementation that re-exports them, run as machine code
+    where numba-cuda can compile them, and in the simulator elsewhere.
+    """
+    if torch.cuda.is_available():
+        return ["host", "cuda"]
+    if not implementation.is_fast:
+        return ["host"]
+    return ["host", "sim" if find_spec("numba_cuda") is None else "native"]
+
+
+def choose_targets(
+    names: str | None, implementations: Sequence[Implementation] = (FAST,)
+) -> list[Target]:
+    """Return the targets that a comma-separated list names, the default ones for None.
+
+    Each implementation is tested on each target. With several, the names are
+    `implementation:target`.
+
+    Raises:
+        ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, `sim`
+            or `native` for an implementation without kernels of `fast`, or a target whose package
+            is not installed.
+
+    >>> [target.name for target in choose_targets("sim,host")]
+    ['sim', 'host']
+    >>> choose_targets("gpu")
+    Traceback (most recent call last):
+        ...
+    ValueError: target 'gpu' is unknown; there are host, sim, native, cuda
+    """
+    found = []
+    try:
+        chosen = None if names is None else names_in(names)
+    except ValueError as error:
+        raise ValueError(f"--target {error}; there are {', '.join(TARGETS)}") from error
+    for implementation in implementations:
+        for name in default_targets(implementation) if chosen is None else chosen:
+            if name not in TARGETS:
+                raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
+            if name == "cuda" and not torch.cuda.is_available():
+                raise ValueError("target 'cuda' needs a GPU, and torch sees none")
+            package, extra = NEEDS.get(name, ("", ""))
+            if implementation.is_fast and package and find_spec(package) is None:
+                raise ValueError(
+                    f"target {name!r} needs {package}, which is not installed:"
+                    f" pip install kvtwin[{extra}]"
+                )
+            if name in {"sim", "native"} and not implementation.is_fast:
+                raise ValueError(
+                    f"target {name!r} runs kernels of fast, of which {implementation.name} has none"
+                )
+            label = name if len(implementations) == 1 else f"{implementation.name}:{name}"
+            found.append(
+                dataclasses.replace(TARGETS[name], name=label, implementation=implementation)
+            )
+    return found
