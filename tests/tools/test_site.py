@@ -49,6 +49,14 @@ def test_each_public_name_has_a_page(tmp_path: Path) -> None:
     assert "compute_slot_mapping.md" in (folder / "index.md").read_text(encoding="utf-8")
 
 
+def test_a_page_says_what_differs_in_fast() -> None:
+    """The text of the docstring of `fast`, without its summary, sections and pointer."""
+    in_fast = describe("compute_slot_mapping")["in_fast"]
+    assert in_fast.startswith("On a GPU the call does not synchronise")
+    assert in_fast.endswith("enough\npositions.")
+    assert "" == describe("PAD_SLOT_ID")["in_fast"] == describe("UBatchSlice")["in_fast"]
+
+
 def test_a_class_has_the_checks_of_its_methods() -> None:
     """The page of a class shows what is checked of its methods."""
     assert "block_sizes" in str(describe("BlockTables")["refused"].keys())

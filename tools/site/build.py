@@ -1,4 +1,4 @@
-"""Puts the pages of the site into a folder, and lets Sphinx make HTML of them."""
+"""Copy the pages of the site into a folder, and build HTML from them with Sphinx."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def copy_pages(source: Path) -> None:
     """Copy all pages, and the files that they link to, to the same places in another folder.
 
     Raises:
-        BrokenLinkError: A file is not there.
+        BrokenLinkError: A linked file does not exist.
     """
     for page in pages():
         _copy(page, source)

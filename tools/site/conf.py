@@ -1,4 +1,4 @@
-"""What Sphinx is told about the site."""
+"""The Sphinx configuration of the site."""
 
 from importlib.metadata import version as version_of
 from typing import Final

@@ -48,7 +48,7 @@ def write_function_pages(folder: Path) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return what the page of a public name shows."""
+    """Return the contents of the page of a public name."""
     found = getattr(reference, name)
     is_class, is_data = inspect.isclass(found), not callable(found)
     known = [*_entries_of(name)]
@@ -84,14 +84,13 @@ def _entries_of(name: str) -> Iterator[Entry]:
 
 
 def _in_fast(name: str) -> str:
-    """Return what the docstring of `fast` says beyond its pointer to the definition."""
+    """Return what the docstring of `fast` says between its summary and its sections."""
     found = getattr(fast, name, None)
     if found is None:
         return "`fast` does not have it."
-    text = inspect.getdoc(found) if callable(found) else None
-    _, pointer, rest = (text or "").partition(f"Definition: `reference.{name}`.")
-    rest = re.split(r"\n\n(?:Args|Attributes|Returns|Raises|Example):", rest.strip())[0]
-    return rest if pointer else ""
+    text = (inspect.getdoc(found) or "") if callable(found) else ""
+    _, _, rest = text.partition("\n\n")
+    return re.split(r"(?:^|\n\n)(?:Args|Attributes|Returns|Raises|Example|Definition):", rest)[0]
 
 
 def _cost(name: str) -> Iterator[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The pictures of the documentation, drawn of what `reference` returns.
+"""The pictures of the documentation, drawn from results of `reference`.
 
 `python -m tools.site --pictures` writes them to `docs/pictures`, where GitHub shows them too.
 """
@@ -111,7 +111,7 @@ def tokens_of(
 
 
 def rank_of(batch: reference.CommonAttentionMetadata, rank: int) -> Picture:
-    """Return a picture of what one of two context-parallel ranks holds of a batch."""
+    """Return a picture of the part of a batch that one of two context-parallel ranks holds."""
     arguments = {
         "query_start_loc": batch.query_start_loc,
         "seq_lens": batch.seq_lens,
@@ -167,7 +167,7 @@ def draw(pictures: Sequence[Picture]) -> str:
 
 
 def _style() -> str:
-    """Return the rules for pictures of the reports' style sheet, in its light colours."""
+    """Return the rules for pictures from the reports' style sheet, in its light colours."""
     lines = (REPORTS / "report.css").read_text(encoding="utf-8").splitlines()
     variables = lines[: lines.index("}") + 1]
     rules = [line for line in lines if line.startswith("svg")]
