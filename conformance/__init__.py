@@ -1,6 +1,6 @@
 """Differential and property tests: does an implementation do what `reference` defines?
 
 `pytest conformance -n auto` tests `fast`. `test_x.py` has the contracts, properties and worked
-examples of module `x` of the two twins; everything else is in the packages here, of which README.md
-has a map.
+examples of module `x` of the two twins; everything else is in the packages here; README.md has a
+map of them.
 """

@@ -76,7 +76,7 @@ def _is_ours(argument: str) -> bool:
 
 
 def hidden_by() -> tuple[str, str] | None:
-    """Return a package of ours that another module hides, and that module's file; None for none.
+    """Return a package of ours that another module hides, and that module's file, or None.
 
     Python looks in the working directory first: there may be another `fast.py`.
     """
@@ -89,7 +89,7 @@ def hidden_by() -> tuple[str, str] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests and return pytest's exit status; that of a wrong call where it cannot run."""
+    """Run the tests and return pytest's exit status; a usage error if a package is hidden."""
     hidden = hidden_by()
     if hidden is not None:
         name, file = hidden

@@ -1,4 +1,4 @@
-"""How each command line starts and ends: `kvtwin COMMAND` and `python -m tools.NAME`.
+"""Starts and ends command lines alike: `kvtwin COMMAND` and `python -m tools.NAME`.
 
 | what happens | printed to stderr | exit status |
 |---|---|---|
@@ -37,12 +37,12 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 def run(module: str, extra: str = "test", program: str = "") -> NoReturn:
     """Import a module, call its `main()`, and exit with the status that this returns.
 
-    A module that `python -m` runs calls this before it imports anything that takes long.
+    A module that `python -m` runs calls this before any slow import.
 
     Args:
-        module: The module. Where a package is run it is its `command_line` or `__main__`.
+        module: The module; of a package, its `command_line` or `__main__`.
         extra: The extra that installs what the command line needs.
-        program: What messages begin with; by default `python -m` and the name of the module.
+        program: The prefix of messages; by default `python -m` and the name of the module.
     """
     if not program:
         program = f"python -m {module.removesuffix('.__main__').removesuffix('.command_line')}"
@@ -100,7 +100,7 @@ class _Interrupts:
     While modules are imported the process ends at once: inside a compiled package an exception
     may be swallowed, or turned into another one. In `main` the first Ctrl-C raises
     KeyboardInterrupt, so that files are closed and processes ended, and a second one ends this
-    process at once. A SIGINT that is ignored, as under nohup, stays so.
+    process at once. An ignored SIGINT, as under nohup, stays ignored.
 
     Attributes:
         unwinds: Whether Ctrl-C raises KeyboardInterrupt, or ends the process at once.
@@ -131,14 +131,15 @@ class _Interrupts:
 
 
 INTERRUPTS: Final = _Interrupts()
-"""Of this process."""
+"""The Ctrl-C handler of this process."""
 
 
 @contextlib.contextmanager
 def starting_workers() -> Iterator[None]:
-    """Let the processes that are started inside ignore Ctrl-C, which a terminal sends to all.
+    """Make the processes that are started inside ignore Ctrl-C, which a terminal sends to all.
 
-    This process ends them. Otherwise each would print a traceback. Ctrl-C does nothing inside.
+    This process ends them. Otherwise each would print a traceback. Inside, this process ignores
+    Ctrl-C too.
     """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -154,7 +155,7 @@ def _report(program: str, message: str) -> None:
 
 
 def _what_to_install(extra: str) -> str:
-    """Return what to give `pip install` for an extra: of a checkout, where this is one."""
+    """Return the argument of `pip install` for an extra, from the checkout if this is one."""
     is_checkout = Path(__file__).parents[1].joinpath("pyproject.toml").is_file()
     return f"-e '.[{extra}]'" if is_checkout else f"'kvtwin[{extra}]'"
 
@@ -176,7 +177,7 @@ def _has_closed_pipe() -> bool:
 
 
 def _close_output() -> None:
-    """Drop what cannot be written: Python would try once more at its end, and complain."""
+    """Discard output that cannot be written: Python would retry at exit, and print an error."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

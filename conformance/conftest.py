@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Explain a function in place of running tests."""
+    """Explain a function instead of running tests."""
     name = config.getoption("--explain")
     if name is None:
         return None
@@ -81,7 +81,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import modules that have no check of the chosen functions, nor any for a replay."""
+    """Skip modules without a check of the chosen functions; for a replay, skip all of them."""
     run = config.stash[RUN]
     functions = () if run.is_replay else run.functions
     if functions is None or collection_path.parent != Path(__file__).parent:
@@ -228,7 +228,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_report_teststatus(
     report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
 ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Report a failed test that does not fail the run by its finding."""
+    """Show the finding of a failed test in place of FAILED, if it does not fail the run."""
     if not isinstance(report, pytest.TestReport) or "target" not in properties_of(report):
         return None
     finding = config.stash[RUN].tolerated(report)

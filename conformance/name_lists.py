@@ -1,4 +1,4 @@
-"""The comma-separated lists of names that options take."""
+"""Parses the comma-separated lists of names in options, and suggests names for typos."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LIMIT = 5
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names of a list, each once, in their order.
+    """Return the names in a comma-separated list, without duplicates, in order.
 
     Raises:
-        ValueError: A list that names nothing.
+        ValueError: The list is empty.
 
     >>> names_in("host, sim,host,")
     ['host', 'sim']
@@ -25,7 +25,7 @@ def names_in(text: str) -> list[str]:
 
 
 def near(name: str, known: Collection[str]) -> str:
-    """Return a few of the known names, those nearest to one that is unknown.
+    """Return a few known names, those most similar to an unknown one.
 
     >>> near("slot", ["blocks", "slots", "compute_slot_mapping"])
     'slots, compute_slot_mapping'

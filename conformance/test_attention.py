@@ -1,9 +1,9 @@
-"""Attention itself: what the batch functions are for, computed in float64 and compared.
+"""Attention through the results of the batch functions, computed in float64 and compared.
 
-Every context is written by an earlier step, through slots, into a cache that is NaN everywhere
-else; then the step's tokens are, and then attention reads through the metadata under test. Here
-are the functions that rewrite a batch; `test_attention_slots`, `test_attention_ubatch`,
-`test_attention_tables` and `test_attention_groups` have the others.
+An earlier step writes each context, through slots, into a cache that is NaN everywhere else. The
+current step writes its tokens, and attention reads through the metadata under test. This module
+covers the functions that rewrite a batch; `test_attention_slots`, `test_attention_ubatch`,
+`test_attention_tables` and `test_attention_groups` cover the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from conformance.values.call import Call
 
 
 def _chunks(example: Example) -> list[tuple[int, int]]:
-    """Return the first and the last chunk that each request with tokens has tokens in."""
+    """Return the indices of the first and the last chunk of each request with tokens."""
     chunk, batch = example.layer.chunk or 1, example.batch
     pairs = zip(batch.num_computed_tokens, batch.query_lens, strict=True)
     return [(c // chunk, (c + q - 1) // chunk) for c, q in pairs if q]
@@ -51,7 +51,7 @@ def _chunks(example: Example) -> list[tuple[int, int]]:
     },
 )
 def test_virtual_batches_attend_in_chunks(twin: Target, example: Example) -> None:
-    """Plain attention of the virtual requests is attention under the mask of chunks."""
+    """Plain attention of the virtual requests equals attention with a chunk mask."""
     virtual = as_reference(Invocation(twin, example.call).answer())
     cache = PoisonedCache.with_context(example.layer)
     cache.write(example.batch, virtual.slot_mapping)
@@ -72,7 +72,7 @@ def test_virtual_batches_attend_in_chunks(twin: Target, example: Example) -> Non
     },
 )
 def test_unpadded_attends_alike(twin: Target, example: Example) -> None:
-    """The actual tokens attend to what they did in the whole batch; padding to nothing."""
+    """Actual tokens attend to the same keys as in the padded batch; padding attends to none."""
     layer = example.layer
     num_tokens = layer.batch.starts[example.call["num_actual_reqs"]]
     part = as_reference(Invocation(twin, example.call).answer())
@@ -110,7 +110,7 @@ def _num_logits(example: Example) -> list[tuple[int, int]]:
     has_kernel=True,
 )
 def test_fast_prefill_gives_its_rows(twin: Target, example: Example) -> None:
-    """A layer that reads another's cache computes the same rows with logits as the whole batch."""
+    """For a KV-sharing layer, the rows of the tokens with logits equal those of the whole batch."""
     layer, logits_tokens = example.layer, list(example.logits_tokens)
     made = as_reference(Invocation(twin, example.call).answer())
     cache = PoisonedCache.with_context(layer)
@@ -119,7 +119,7 @@ def test_fast_prefill_gives_its_rows(twin: Target, example: Example) -> None:
 
 
 def _regions(batch: Batch, threshold: int) -> list[int]:
-    """Return of each request whether it is a decode, an extend or a prefill: 0, 1 or 2."""
+    """Return the region of each request: 0 for a decode, 1 for an extend, 2 for a prefill."""
     pairs = zip(batch.query_lens, batch.num_computed_tokens, strict=True)
     return [0 if q <= threshold else 1 if c else 2 for q, c in pairs]
 
@@ -130,7 +130,7 @@ def _is_out_of_order(example: Example) -> bool:
 
 
 def _is_near_threshold(example: Example) -> bool:
-    """Return whether a decode of several tokens, one more of which were too many, is misplaced."""
+    """Return whether a decode at the threshold, of several tokens, follows a longer request."""
     threshold, lens = example.call["decode_threshold"], example.batch.query_lens
     return any(q == threshold > 1 and max(lens[:i], default=0) > q for i, q in enumerate(lens))
 
@@ -154,7 +154,7 @@ def _has_prefills_first(example: Example) -> bool:
     },
 )
 def test_reordering_permutes_rows(twin: Target, example: Example) -> None:
-    """Reordered, all decodes first and run apart, each request's rows are what they were."""
+    """After reordering, with decodes run separately, each request's attention is unchanged."""
     layer, before = example.layer, example.batch
     threshold = example.call["decode_threshold"]
     reordering = Invocation(twin, example.call)
@@ -185,7 +185,7 @@ def test_reordering_permutes_rows(twin: Target, example: Example) -> None:
 def _attend_by_kind(
     cache: PoisonedCache, batch: Batch, decodes: int, decode_tokens: int, tokens: list[int]
 ) -> State:
-    """Return the attention of the first requests and that of the others, each by a kernel."""
+    """Return the attention of the decodes and of the other requests, computed separately."""
     whole = batch.metadata()
     first = cache.attend(whole.unpadded(decode_tokens, decodes), tokens[:decode_tokens])
     if decodes == batch.num_reqs:

@@ -1,4 +1,4 @@
-"""Attention of several KV cache groups: each its own blocks, of one pool, over shared memory."""
+"""Attention of several KV cache groups, with blocks from one pool and shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _given_to(built: Any) -> Any:
 
 @attention_law("build_attn_metadata", grouped_steps, goals=OF_GROUPS)
 def test_each_group_attends_to_its_own(twin: Target, step: GroupedStep) -> None:
-    """Each layer attends over its group's cache as the metadata built for it says."""
+    """Each layer attends over its group's cache through the metadata built for it."""
     built = Invocation(twin, step.call).answer()
     for g, layer in enumerate(step.layers):
         metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
@@ -41,7 +41,7 @@ def test_each_group_attends_to_its_own(twin: Target, step: GroupedStep) -> None:
 
 @contextlib.contextmanager
 def _host(view: Any) -> Iterator[Array]:
-    """Yield a twin's view of a cache as NumPy's; what is written to it is in the twin's then."""
+    """Yield a twin's view of a cache as a NumPy array, and write changes back on exit."""
     if isinstance(view, np.ndarray):
         yield view
         return
@@ -52,7 +52,7 @@ def _host(view: Any) -> Iterator[Array]:
 
 
 class _Run:
-    """A twin's caches of a model, poisoned, the context in them."""
+    """A twin's caches of a model, filled with NaN except for the context."""
 
     def __init__(self, twin: Target, model: Model) -> None:
         self.model = model
@@ -71,7 +71,7 @@ class _Run:
 
     @contextlib.contextmanager
     def cache(self, name: str) -> Iterator[PoisonedCache]:
-        """Yield the cache that a layer sees, which may be its target's."""
+        """Yield the cache that a layer uses: its own, or that of its sharing target."""
         owner = self.model.shared.get(name, name)
         backend = self.model.call["attn_backends"][owner]
         with _host(self.views[name]) as array:
@@ -81,7 +81,7 @@ class _Run:
             yield cache
 
     def write(self, name: str) -> None:
-        """Write what a layer makes of the step's tokens."""
+        """Write a layer's keys and values of the step's tokens."""
         batch = self.model.layers[name].batch
         with self.cache(name) as cache:
             cache.write(batch, batch.slot_mapping())
@@ -122,7 +122,7 @@ def _orders_memory(model: Model) -> bool:
     },
 )
 def test_layers_attend_over_shared_memory(twin: Target, model: Model) -> None:
-    """Layers of two groups, over one tensor or apart, find what they wrote in their own views."""
+    """Layers of two groups, over one tensor or two, read back what they wrote to their views."""
     run = _Run(twin, model)
     for name in run.views:
         run.write(name)
@@ -143,7 +143,7 @@ def test_layers_attend_over_shared_memory(twin: Target, model: Model) -> None:
     },
 )
 def test_sharing_layers_read_their_targets(twin: Target, model: Model) -> None:
-    """A layer without a cache of its own attends over what its target wrote, after it did."""
+    """A layer without its own cache attends over the keys and values that its target wrote."""
     run = _Run(twin, model)
     arguments = {
         "shared_kv_cache_layers": dict(model.shared),

@@ -95,7 +95,7 @@ test_get_layers = Contract(
 
 @law("get_layers_from_vllm_config", get_layers_calls)
 def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
-    """Each layer found is the context's object and of the type; every other is of another type."""
+    """The result has every named layer of the type, and each is the context's own object."""
     invocation = Invocation(target, call)
     found = invocation.answer(checked=False)
     cls = invocation.arguments["layer_type"]
@@ -112,7 +112,7 @@ def _kinds(*kinds: str) -> Any:
 
 
 def _largest(attribute: str) -> Any:
-    """Return the size of calls that is the largest of an attribute of their layers."""
+    """Return a size function: the largest value of an attribute over a call's layers."""
 
     def size(call: Call) -> int:
         layers = context_of(call["vllm_config"]).values()
@@ -163,7 +163,7 @@ test_get_kv_cache_spec = Contract(
 
 @law("get_kv_cache_spec", get_kv_cache_spec_calls)
 def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
-    """Attention layers that share no other's cache have a spec, of a class of one's own choice."""
+    """Attention layers with their own cache have a spec; the window decides its class."""
     found = Invocation(target, call).answer(checked=False)
     classes = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec"}
     expected = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
@@ -238,7 +238,7 @@ def _has_kind(call: Call, kind: str) -> bool:
 
 @law("init_attn_backend", init_attn_backend_calls)
 def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> None:
-    """Layers have the backend that they name, groups a builder each, sharers one workspace."""
+    """Each layer has its backend, each group a builder, and sharing builders one workspace."""
     invocation = Invocation(target, call)
     backends, builders = invocation.answer(checked=False)
     assert len(call.facts) == len({id(builder) for builder in builders}) == len(builders)
@@ -263,7 +263,7 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
     goals={"groups before the bad one": lambda call: len(call.facts) > 1},
 )
 def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
-    """Where the last group is bad, the builders of the first are not made either."""
+    """If the last group is invalid, no builders are made for the groups before it."""
     invalid = next(f for f in INIT_ATTN_BACKEND_INVALID_INPUTS if f.name == "a group is empty")
     bad = invalid.change(call)
     if bad is None:

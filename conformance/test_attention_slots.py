@@ -1,4 +1,4 @@
-"""Attention over slots: what is written to them is what block tables find, on every rank."""
+"""Attention over slots: block tables read back what was written to them, on every rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _slots(twin: Target, step: Batch) -> Any:
     has_kernel=True,
 )
 def test_paged_attention_is_dense(twin: Target, layer: Layer) -> None:
-    """What is written to the slots is what attention finds through the block table, and no more."""
+    """Attention through the block table reads exactly the keys and values written to the slots."""
     cache = PoisonedCache(layer)
     for step in (layer.earlier, layer.batch):
         slots = _slots(twin, step)
@@ -66,7 +66,7 @@ def test_paged_attention_is_dense(twin: Target, layer: Layer) -> None:
     },
 )
 def test_attention_of_ranks_merges(twin: Target, layer: Layer) -> None:
-    """Each rank's attention over what it was given to store merges to that over all of it."""
+    """The ranks' attention over their local keys, merged, equals attention over all keys."""
     layout = layer.batch.layout
     names = ("cp_world_size", "cp_kv_cache_interleave_size")
     world = {name: getattr(layout, name) for name in names}
@@ -85,7 +85,7 @@ def test_attention_of_ranks_merges(twin: Target, layer: Layer) -> None:
     goals=of_layer("kernel blocks", "a context in scattered blocks", "padded tokens"),
 )
 def test_kernel_blocks_are_read_alike(twin: Target, layer: Layer) -> None:
-    """A kernel with smaller blocks reads what was written to the manager's, by the mapped table."""
+    """A kernel with smaller blocks reads the manager's blocks through the mapped table."""
     n = layer.batch.layout.blocks_per_kv_block
     rows = tuple(tuple(block // n for block in row[::n]) for row in layer.batch.rows)
     layout = dataclasses.replace(layer.batch.layout, kernel_block_size=None)
@@ -119,7 +119,7 @@ def _round(layer: Layer) -> int:
     },
 )
 def test_local_lengths_attend_to_all(twin: Target, layer: Layer) -> None:
-    """Decodes that attend, on each rank, over as many keys as it says attend over all of them."""
+    """Decodes that attend over the local lengths on each rank attend over all keys together."""
     batch, layout = layer.batch, layer.batch.layout
     layer = dataclasses.replace(layer, window=None)  # a window counts positions of all ranks
     arguments = {
@@ -138,7 +138,7 @@ def test_local_lengths_attend_to_all(twin: Target, layer: Layer) -> None:
 
 
 def _attend_locally(cache: PoisonedCache, lengths: list[int]) -> State:
-    """Return the attention of each request's one token over what a rank holds of its sequence."""
+    """Return the attention of each request's single token over a rank's local keys."""
     batch = cache.layer.batch
     output = np.zeros((batch.num_tokens, *cache.layer.queries.shape[1:]))
     lse = np.full(output.shape[:2], -np.inf)

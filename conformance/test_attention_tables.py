@@ -1,4 +1,4 @@
-"""Attention by block tables: appended to, moved and gathered, they find every group's context."""
+"""Attention through block tables after appends, moves and gathers, for every group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.targets.target import Target
 
 
 class _Tables:
-    """A twin's block tables, in which the requests of a step have their homes."""
+    """A twin's block tables, and the row of each request of a step."""
 
     def __init__(self, twin: Target, example: MovedLayers) -> None:
         self.twin, self.example = twin, example
@@ -39,7 +39,7 @@ class _Tables:
         return self.perform(Operation(method, arguments))
 
     def perform(self, operation: Operation) -> Any:
-        """Do an operation and return its result."""
+        """Perform an operation and return its result."""
         return perform_or_raise(self.twin, self.tables, operation)
 
     def append(self, rows: list[list[tuple[int, ...]]], *, overwrite: bool) -> None:
@@ -48,7 +48,7 @@ class _Tables:
         self.perform(Operation.appending(list(self.slots), rows, overwrites))
 
     def move(self, first: int, second: int) -> None:
-        """Swap two requests' rows, or move one to an empty place."""
+        """Swap two requests' rows, move one to an unused row, or clear an unused row."""
         if {first, second} <= set(self.slots):
             self.do("swap_rows", a=first, b=second)
             names = {first: second, second: first}
@@ -61,7 +61,7 @@ class _Tables:
         self.slots = [names.get(slot, slot) for slot in self.slots]
 
     def step(self, lens: list[int], computed: list[int], num_padding: int) -> tuple[Any, Any]:
-        """Return the tables and slots of a step, padded requests and tokens among it."""
+        """Return the block tables and slots of a step, including padded requests and tokens."""
         busy = max((i + 1 for i, q in enumerate(lens) if q), default=0)
         mapping = [slot if i < busy else -1 for i, slot in enumerate(self.slots)]
         tables = self.do("gather_block_tables", idx_mapping=np.array(mapping, np.int32))
@@ -76,13 +76,13 @@ class _Tables:
 
 
 def _context(layer: Layer) -> list[int]:
-    """Return how many tokens of each request an earlier step brought, for all groups alike."""
+    """Return the number of tokens of each request in the earlier step, the same for all groups."""
     pairs = zip(layer.batch.query_lens, layer.batch.num_computed_tokens, strict=True)
     return [c if q or not i else 0 for i, (q, c) in enumerate(pairs)]
 
 
 def _slots_unchanged(layer: Layer, slots: Array) -> Array:
-    """Return the slots of those of a step's tokens that a group keeps in blocks of its own."""
+    """Return the slots of those context tokens that a group's earlier step writes."""
     starts = [0, *accumulate(_context(layer))]
     earlier = layer.earlier
     pairs = zip(starts, earlier.num_computed_tokens, earlier.query_lens, strict=False)
@@ -105,7 +105,7 @@ def _slots_unchanged(layer: Layer, slots: Array) -> Array:
     has_kernel=True,
 )
 def test_tables_of_groups_attend(twin: Target, example: MovedLayers) -> None:
-    """Appended to, moved and gathered, tables and slots give each group its context and step."""
+    """After appends, moves and gathers, each group's attention finds its context and step."""
     with twin.running(checked=True):
         _attend_by_tables(_Tables(twin, example))
 

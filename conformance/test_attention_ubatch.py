@@ -1,4 +1,4 @@
-"""Attention of micro-batches, run one after the other, is that of their batch."""
+"""Attention of micro-batches, run one after the other, equals that of the whole batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.values.call import Call
 def _attend_in_turn(
     layer: Layer, slices: Sequence[reference.UBatchSlice], parts: Sequence[Any]
 ) -> None:
-    """Run micro-batches one after the other, each over what was written until then."""
+    """Run micro-batches in order, each over the tokens written so far."""
     cache = PoisonedCache.with_context(layer)
     states = []
     for ubatch, part in zip(slices, map(as_reference, parts), strict=True):
@@ -35,7 +35,7 @@ def _slices(example: Example) -> list[reference.UBatchSlice]:
 
 
 def _pieces(example: Example) -> int:
-    """Return in how many micro-batches the request is that is in most of them."""
+    """Return the largest number of micro-batches that a request is in."""
     batch = example.batch
     edges = [
         (batch.starts[i], batch.starts[i + 1]) for i, q in enumerate(batch.query_lens) if q > 0
@@ -65,7 +65,7 @@ def _pieces(example: Example) -> int:
     },
 )
 def test_micro_batches_concatenate(twin: Target, example: Example) -> None:
-    """What micro-batches attend to, one after the other, is what the batch does."""
+    """The attention of micro-batches, run in order, equals that of the whole batch."""
     parts = Invocation(twin, example.call).answer()
     _attend_in_turn(example.layer, _slices(example), parts)
 
@@ -83,7 +83,7 @@ def test_micro_batches_concatenate(twin: Target, example: Example) -> None:
     },
 )
 def test_its_slices_concatenate(twin: Target, example: Example) -> None:
-    """A batch cut into the slices that it makes attends to what it did, and no token is left."""
+    """The created slices cover all tokens, and splitting at them keeps the batch's attention."""
     num_tokens = example.batch.num_tokens
     if not num_tokens:
         return
@@ -117,7 +117,7 @@ def _tokens(example: Example) -> tuple[int, int]:
     },
 )
 def test_a_slice_attends_to_what_came_before(twin: Target, example: Example) -> None:
-    """A micro-batch sees the tokens before it and its own; those behind are not written yet."""
+    """A micro-batch attends to the tokens before it and its own; later ones are not written."""
     layer, (first, stop) = example.layer, _tokens(example)
     if not stop:
         return

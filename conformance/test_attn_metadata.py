@@ -1,4 +1,4 @@
-"""A step's attention metadata: what each KV cache group's builder gets, and its layers."""
+"""A step's attention metadata: the input of each KV cache group's builder, and its result."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _with_change(call: Call, change: Change) -> Call:
 
 
 GROUPS = Interpretation(_groups, _with_change, groups=lambda call: call.facts.batches)
-"""Of `build_attn_metadata`: a part for each KV cache group."""
+"""Interprets `build_attn_metadata`: one part for each KV cache group."""
 
 
 def _of_batch() -> dict[str, Any]:
-    """Return coverage goals of a call from those of its batch."""
+    """Return the coverage goals of batches and their metadata, for calls."""
     given = {**BATCH_GOALS, **METADATA_GOALS}
-    del given["counts are NumPy's"]  # a manner of the call here
+    del given["counts are NumPy's"]  # a call variant here
     return {
         name: lambda call, holds=holds: holds(call.facts.batch) for name, holds in given.items()
     }
@@ -86,13 +86,13 @@ def _first_longest(lengths: tuple[int, ...]) -> int:
 
 
 def _is_longer_behind(call: Call) -> bool:
-    """Return whether a maximum taken over whole buffers would be another."""
+    """Return whether the whole buffer of sequence lengths has a greater maximum than the batch."""
     step = call.facts
     return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
 
 
 def _raised(call: Call) -> list[int | None]:
-    """Return by how much each bound passes the maximum; None for one that is not given."""
+    """Return how far each bound exceeds the maximum, or None if it is not given."""
     given = [call.get(name) for name in BOUNDS]
     maxima = [call.facts.maximum(name) for name in BOUNDS]
     return [None if g is None else g - m for g, m in zip(given, maxima, strict=True)]
@@ -189,7 +189,7 @@ def test_tables_and_slots_on_another_device_are_refused(target: Target, call: Ca
 
 @law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
 def test_each_builder_builds_once(target: Target, call: Call) -> None:
-    """A group's layers have one object, which its builder built; no two groups have one."""
+    """All layers of a group share one result of its builder; no two groups share one."""
     invocation = Invocation(target, call)
     found = invocation.answer(checked=False)
     assert [name for names in call.facts.names for name in names] == list(found)
@@ -202,7 +202,7 @@ def test_each_builder_builds_once(target: Target, call: Call) -> None:
 
 
 def _real_buffer(target: Target, buffer: Buffer) -> Any:
-    """Return a target's own buffer, both halves as drawn on the host."""
+    """Return a target's own buffer, with the drawn host values in both halves."""
     dtype = np.int32 if target.device is None else torch_dtype(np.dtype(np.int32))
     made = target.lookup("CpuGpuBuffer")(
         len(buffer.cpu), dtype=dtype, device=target.device or "cpu", pin_memory=False
@@ -219,7 +219,7 @@ def _real_buffer(target: Target, buffer: Buffer) -> Any:
     presets=(MINIMAL, FEW_PAIRS),
 )
 def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:
-    """What is written to the buffers afterwards shows in the metadata, on host and device."""
+    """Later writes to the buffers are visible in the metadata, on host and device."""
     invocation, step = Invocation(target, call), call.facts
     buffers = {
         name: _real_buffer(target, call.arguments[name]) for name in ("query_start_loc", "seq_lens")

@@ -141,7 +141,7 @@ def _lacks(call: Call, flag: str) -> bool:
 
 
 def _described(cls: Any) -> dict[str, Any]:
-    """Return what can be seen of a dataclass from outside."""
+    """Return a description of a dataclass's public behaviour."""
     fields = dataclasses.fields(cls)
     lacking = ["-" for field in fields if field.default is dataclasses.MISSING]
     one, same = cls(*lacking), cls(*lacking)
@@ -166,7 +166,7 @@ def _described(cls: Any) -> dict[str, Any]:
 
 @law("subclass_attention_metadata", subclass_metadata_calls)
 def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
-    """It is the same dataclass as reference makes, and the class that it extends is as it was."""
+    """The subclass equals the one that `reference` makes, and its base class is unchanged."""
     descriptions: list[Any] = []
     for invocation in (Invocation(REFERENCE, call), Invocation(target, call)):
         base = invocation.arguments["metadata_cls"]
@@ -187,7 +187,7 @@ def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
 
 @law("subclass_attention_metadata", lambda _: st.sampled_from(("", "Padded")))
 def test_what_reads_alike_may_differ(target: Target, prefix: str) -> None:
-    """The same `dataclasses.field` makes the same class; of 1 and True each makes its own."""
+    """The same `dataclasses.field` gives the same class; defaults 1 and True give two classes."""
     base = dataclasses.make_dataclass("Lengths", [("longest", int)])
     one = dataclasses.field(default=3)
     make = target.lookup("subclass_attention_metadata")

@@ -1,4 +1,4 @@
-"""Splitting a batch by kind, and bringing it in the order that this needs."""
+"""Splitting a batch by request kind, and reordering it for the split."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from conformance.values.call import Call, plain
 
 
 def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield the access relation of the requests of each kind: the batch, cut at the counts."""
+    """Yield the access relation of each kind's requests: the batch cut at the returned counts."""
     answer, metadata = reader.answer(call), call.facts.metadata()
     middle = len(answer) // 2
     request = token = 0
@@ -69,11 +69,11 @@ def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
 KINDS = Interpretation(
     _kinds_of_batch, changing(common_attn_metadata=lambda batch: batch.metadata())
 )
-"""Of the functions that split a batch by kind: a part for each kind."""
+"""Interprets the functions that split a batch by kind: one part for each kind."""
 
 
 def made_order(target: Target, call: Call) -> list[int]:
-    """Return the old index of each request, in the order that a target brings them to."""
+    """Return the old index of each request, in the order after a target reordered them."""
     return _order_of(_reorder(target, call))
 
 
@@ -93,7 +93,7 @@ def _order_of(batch: InputBatch) -> list[int]:
 def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of the reordered batch, with the old token numbers.
 
-    Tokens and blocks follow the request ID; the context is what the reordered arrays say.
+    Tokens and blocks follow the request ID; the reordered arrays give the context lengths.
     """
     after = _reorder(reader.target, call)
     order = _order_of(after)
@@ -125,7 +125,7 @@ def _to_reorder(call: Call, change: Change) -> Call:
 
 
 REORDERED = Interpretation(_reordered, _to_reorder, calls=reordered_batches)
-"""Of the function that reorders a batch: the reordered batch."""
+"""Interprets the function that reorders a batch: the reordered batch."""
 
 
 def _threshold(call: Call) -> int:
@@ -134,7 +134,7 @@ def _threshold(call: Call) -> int:
 
 
 def _first_long(call: Call) -> int:
-    """Return the first request past the threshold, the number of requests where there is none."""
+    """Return the index of the first request above the threshold, or the number of requests."""
     lens = call.facts.query_lens
     return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
 
@@ -241,7 +241,7 @@ test_split_decodes_prefills_and_extends = Contract(
 
 
 def _observed(arguments: Any) -> dict[str, Any]:
-    """Return what a caller sees of its batch after it was reordered."""
+    """Return the fields of a reordered batch that its caller sees."""
     batch = arguments["input_batch"]
     return {
         "req_ids": batch.req_ids,
@@ -256,7 +256,7 @@ def _scheduled(call: Call) -> Any:
 
 
 def _most(call: Call, name: str) -> int:
-    """Return the greatest of the numbers of the requests' tokens."""
+    """Return the largest entry of a per-request array of token counts."""
     batch = call["input_batch"]
     return max(getattr(batch, name)[: len(batch.req_ids)], default=0)
 
@@ -308,7 +308,7 @@ test_reorder = Contract(
 
 
 def _cycles(order: list[int]) -> int:
-    """Return the number of cycles of more than one position in a permutation."""
+    """Return the number of cycles of length 2 or more in a permutation."""
     left, found = {i for i, j in enumerate(order) if i != j}, 0
     while left:
         found += 1
@@ -321,7 +321,7 @@ def _cycles(order: list[int]) -> int:
 
 @law("reorder_batch_to_split_decodes_and_prefills", reorder_calls)
 def test_reordering_changes_as_little_as_possible(target: Target, call: Call) -> None:
-    """Regions do not decrease, who stands right stays, and no swap is one too many."""
+    """Regions ascend, requests already in their region stay, and no swap is superfluous."""
     before = list(call["input_batch"].req_ids)
     expected = sorted(regions_of(call))
     region = dict(zip(before, regions_of(call), strict=True))
@@ -361,7 +361,7 @@ def test_a_counter_needs_all_requests(target: Target, call: Call) -> None:
     goals={"a batch out of order": lambda call: _misplaced(call) > 0},
 )
 def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
-    """In the order that it was brought to, a batch's decodes are those of its first region."""
+    """Splitting a reordered batch finds as many decodes as its first region has requests."""
     after = in_order(call.facts, made_order(target, call))
     arguments = {
         "common_attn_metadata": after.metadata(),
@@ -373,7 +373,7 @@ def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
 
 @law("split_decodes_and_prefills", split_decodes_and_prefills_calls)
 def test_two_kinds_add_up(target: Target, call: Call) -> None:
-    """Requests and tokens of the two kinds sum to the batch, and decodes hold only short ones."""
+    """Requests and tokens of the two kinds sum to the batch's, and all decodes are short."""
     decodes, prefills, decode_tokens, prefill_tokens = Invocation(target, call).answer()
     assert decodes + prefills == call.facts.num_reqs
     assert decode_tokens + prefill_tokens == call.facts.num_actual_tokens
@@ -382,7 +382,7 @@ def test_two_kinds_add_up(target: Target, call: Call) -> None:
 
 @law("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
 def test_three_kinds_add_up(target: Target, call: Call) -> None:
-    """Requests and tokens of the three kinds sum to the batch; the first prefill is new."""
+    """Counts of the three kinds sum to the batch's; extends have a context, or one is short."""
     answer = Invocation(target, call).answer()
     assert sum(answer[:3]) == call.facts.num_reqs
     assert sum(answer[3:]) == call.facts.num_actual_tokens

@@ -1,4 +1,4 @@
-"""The block sizes that kernels work with: what all backends of a group support."""
+"""Kernel block sizes: the sizes that all backends of a group support."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ test_multiple_of = Contract(
 
 @law("MultipleOf", multiple_of_calls)
 def test_multiples_are_values(target: Target, call: Call) -> None:
-    """Two of one base are one to a set; another base, and the int itself, are not."""
+    """`MultipleOf` compares and hashes by its base, and does not equal the int itself."""
     base = call["base"]
     multiple_of = target.lookup("MultipleOf")
     assert {multiple_of(base), multiple_of(base)} == {multiple_of(base)}
@@ -51,7 +51,7 @@ def test_multiples_are_values(target: Target, call: Call) -> None:
 
 
 def _listed(call: Call) -> list[list[Any]]:
-    """Return what each backend lists, with ints as Python's."""
+    """Return the sizes that each backend lists, with NumPy's ints as Python's."""
     found = []
     for group in call["attn_groups"]:
         answer = group.backend.methods.get("get_supported_kernel_block_sizes")
@@ -143,7 +143,7 @@ test_select_common_block_size = Contract(
 
 @law("select_common_block_size", select_calls)
 def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> None:
-    """It divides the manager's, all support it, and no greater listed int would do."""
+    """The size divides the manager's, all support it, and no greater listed int is valid."""
     size = call["kv_manager_block_size"]
     answer = Invocation(target, call).run()
     assert size % answer == 0
@@ -156,7 +156,7 @@ def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> N
 
 @law("select_common_block_size", select_calls)
 def test_order_and_repeats_do_not_matter(target: Target, call: Call) -> None:
-    """Groups in another order, or twice, or with one that takes everything, choose the same."""
+    """Reordering or repeating groups, or adding one that takes any size, changes nothing."""
     groups = call["attn_groups"]
     answer = Invocation(target, call).run()
     anything = SimpleNamespace(backend=Backend(supported=[reference.MultipleOf(1)]))
@@ -242,7 +242,7 @@ def _reference_answer(call: Call) -> list[int]:
 
 @law("prepare_kernel_block_sizes", prepare_calls)
 def test_kernel_blocks_make_whole_blocks(target: Target, call: Call) -> None:
-    """Each group that keeps a cache has a size, which divides its own; Mamba's is its own."""
+    """Each group with a cache has a size that divides its block size; Mamba's equals it."""
     answer = Invocation(target, call).run()
     groups = [
         group.kv_cache_spec

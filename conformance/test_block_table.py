@@ -139,7 +139,7 @@ def _with_change(call: Call, change: Change) -> Call:
 GATHERED_GROUPS = Interpretation(
     _gathered_groups, _with_change, calls=_steps, groups=lambda call: call.facts.batches
 )
-"""Of `BlockTables`: a part for each KV cache group."""
+"""Interprets `BlockTables`: one part for each KV cache group."""
 
 
 def _happens(event: str) -> Callable[[Session], bool]:
@@ -155,7 +155,7 @@ def _mapping_has(session: Session, holds: Any) -> bool:
 
 
 def _everything(tables: Any, session: Session) -> dict[str, Any]:
-    """Hand out all that block tables write."""
+    """Return all buffers that block tables write to."""
     arguments = session.constructor.arguments
     return {
         "gathered block tables": tables.get_dummy_block_tables(arguments["max_num_reqs"]),
@@ -256,7 +256,7 @@ test_block_tables_constructor = Contract(
     lambda preset: block_tables_sessions(preset).map(lambda session: session.constructor),
     {},
     invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
-    shows=lambda _: None,  # what tables do is compared by sessions
+    shows=lambda _: None,  # sessions compare the behaviour of tables
     laws=(
         "slots_are_distinct",
         "writes_are_read_back",

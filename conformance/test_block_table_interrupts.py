@@ -1,4 +1,4 @@
-"""Block tables after an exception out of a signal handler: an operation happens, or it does not."""
+"""Block tables after an exception from a signal handler: an operation happens or it does not."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LONGEST, NUM_TOKENS = 6, 4
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted:
-    """Block tables, and an operation that is interrupted.
+    """Block tables, and an operation on them to interrupt.
 
     Attributes:
-        session: How they are made, and what is done to them before.
-        operation: What is interrupted.
-        parts: Before which of the operation's instructions, in hundredths of their number; one of
-            them each time.
-        later: What is done to them afterwards.
+        session: The constructor call, and the operations before the interrupted one.
+        operation: The operation to interrupt.
+        parts: The instructions of the operation to interrupt it before, one in each run, in percent
+            of their number.
+        later: The operations after it.
     """
 
     session: Session
@@ -48,7 +48,7 @@ def _appending(
     new: bool,
     integer: Callable[[int], Any] = int,
 ) -> Operation:
-    """Return the operation that gives rows so many blocks in each group, or more of them."""
+    """Return an append of so many blocks to rows in each group; `new` overwrites the rows."""
     ids = map(integer, count(first))
     blocks = [[list(islice(ids, number)) for number in of_group] for of_group in counts]
     return Operation.appending(rows, blocks, [new] * len(rows))
@@ -56,7 +56,7 @@ def _appending(
 
 @st.composite
 def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
-    """Draw rows of some lengths, which are gathered, and an operation on two of them."""
+    """Draw rows of some lengths, gather them, and draw an operation on one or two of them."""
     sizes = draw(st.sampled_from(([2], [2, 3])))
     rows = list(range(draw(st.integers(2, 4))))
     a, b = draw(st.permutations(rows))[:2]
@@ -73,7 +73,7 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
             )
         )
     )
-    # Full rows, so that a wrong length refuses what comes later, or not; but an append needs room.
+    # Rows are full, so that a wrong length changes what is refused later; an append needs space.
     room = 1 if operation.method == "append_block_ids" else 0
     counts = [
         [draw(st.sampled_from((-(-LONGEST // size) - room, 1, 0))) for _ in rows] for size in sizes
@@ -87,7 +87,7 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
         "pin_memory": False,
     }
     earlier = _appending(rows, counts, 10, new=False), Operation.gathering(rows)
-    # What comes next must read again how long the rows are; half of the time that is an append.
+    # The next operation must read the row lengths again; half of the time it is an append.
     last = next(row for row in reversed(rows) if row != b)
     following = draw(
         st.sampled_from(
@@ -99,7 +99,7 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
             )
         )
     )
-    # To each of the two rows until it is full.
+    # Append to each of the two rows until it is full.
     integer = draw(st.sampled_from((int, np.int64)))
     more = [
         _appending([row], [[1]] * len(sizes), 50 + row, new=False, integer=integer)
@@ -114,7 +114,7 @@ def interrupted_operations(draw: st.DrawFn, _: Preset) -> Interrupted:
 
 
 class _Tables:
-    """A twin's block tables, with views of all that they write."""
+    """A twin's block tables, with views of all buffers that they write to."""
 
     def __init__(self, twin: Target, session: Session) -> None:
         self.twin, self.tables = twin, construct(twin, session)
@@ -133,7 +133,7 @@ class _Tables:
         return type(result).__name__ if isinstance(result, Exception) else ""
 
     def is_like(self, other: _Tables) -> bool:
-        """Return whether another's tables and slots hold the same."""
+        """Return whether its tables and slots equal another's."""
         return first_difference(self.held, other.held, "held", other.twin.device or "cpu") is None
 
 
@@ -149,7 +149,7 @@ class _Tables:
     presets=[MINIMAL],
 )
 def test_interrupted_operations_happen_or_not(target: Target, example: Interrupted) -> None:
-    """An exception out of a signal handler leaves the tables as before the operation or after."""
+    """An exception from a signal handler leaves the tables as before or after the operation."""
     with target.running(checked=True):
         counted = Interrupter(target.implementation.module, 0)
         uninterrupted = _Tables(target, example.session)

@@ -1,4 +1,4 @@
-"""Block tables: misplaced entries, foreign writes to views, other devices, rows used again."""
+"""Block tables: out-of-range entries, writes to views, other devices, reused rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conformance.values.comparison import first_difference
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)
 def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
-    """Without checked mode, a row that does not exist has null blocks; a bad position, slot -1."""
+    """Without checked mode, a missing row gives null blocks, and an invalid position slot -1."""
     num_rows = session.constructor.arguments["max_num_reqs"]
     num_tokens = session.constructor.arguments["max_num_batched_tokens"]
     bad = [num_rows, -2, 2**31 - 1, *range(num_rows)][:num_rows]
@@ -59,11 +59,11 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)
 def test_more_tokens_than_positions_stay_inside(target: Target, session: Session) -> None:
-    """Without checked mode, starts past the positions are refused or give no slot."""
+    """Without checked mode, starts past the positions are refused or give slot -1."""
     num_tokens = session.constructor.arguments["max_num_batched_tokens"]
     tables = construct(target, session)
     slots = tables.get_dummy_slot_mappings(num_tokens)
-    slots[:] = 2**40  # of an earlier step
+    slots[:] = 2**40  # from an earlier step
     arguments = {
         "query_start_loc": np.array([0, num_tokens + 1], np.int32),
         "positions": np.zeros(num_tokens - 1, np.int64),
@@ -72,7 +72,7 @@ def test_more_tokens_than_positions_stay_inside(target: Target, session: Session
         perform(target, tables, Operation.gathering([0]))
         outcome = perform(target, tables, Operation("compute_slot_mappings", arguments))
     assert type(outcome) is ValueError or not isinstance(outcome, Exception)
-    if type(outcome) is not ValueError:  # which leaves the slots as they were
+    if type(outcome) is not ValueError:  # a refusal leaves the slots as they were
         assert bool((slots[:, num_tokens - 1 :] == reference.PAD_SLOT_ID).all())
         assert not bool((slots[:, : num_tokens - 1] == 2**40).any())
 
@@ -83,7 +83,7 @@ EMPTY_STEP = {"query_start_loc": np.array([0], np.int32), "positions": np.array(
 
 @law("BlockTables", block_tables_sessions)
 def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
-    """What another call writes to a view, as its `out`, is gone after the next step."""
+    """Values that another call writes to a view, as its `out`, are gone after the next step."""
     if not session.constructor.arguments["block_sizes"]:
         return
     tables = construct(target, session)
@@ -104,7 +104,7 @@ def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session)
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)
 def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
-    """What another call writes to a gathered table, as its `out`, is gone after the next step."""
+    """Values that another call writes to a gathered table are gone after the next step."""
     tables = construct(target, session)
     gather = target.lookup("gather_mm_placeholders")
     with target.running(checked=False):
@@ -119,7 +119,7 @@ def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session
 
 @law("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
 def test_large_tables_fit_into_an_address_space(target: Target, example: int) -> None:
-    """Tables of 2**55 bytes can be made on `meta`: allocation adds little room."""
+    """Tables of 2**55 bytes can be made on `meta`: allocation adds little overhead."""
     if target.device is None:
         return  # only implementations with tensors
     num_reqs, length = 2**22 // example, 2**31 - 1
@@ -140,7 +140,7 @@ EMPTY_BATCH_CALLS: dict[str, dict[str, Any]] = {
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)
 def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
-    """A tensor that is not where the tables are is refused, by its name."""
+    """A tensor on another device than the tables is refused by name."""
     __tracebackhide__ = True
     tables = construct(target, session)
     for method, arrays in EMPTY_BATCH_CALLS.items():
@@ -170,7 +170,7 @@ def test_tables_are_on_their_device(target: Target, session: Session) -> None:
 
 @law("BlockTables", block_tables_sessions)
 def test_an_emptied_row_is_gathered_anew(target: Target, session: Session) -> None:
-    """A row that is emptied and filled again between two steps has its new blocks alone."""
+    """A row that is emptied and refilled between two steps has only its new blocks."""
     num_groups = len(session.constructor.arguments["block_sizes"])
     last = session.constructor.arguments["max_num_reqs"] - 1
     emptied = [Operation("clear_row", {"r": 0}), Operation("move_row", {"src": 0, "dst": last})]

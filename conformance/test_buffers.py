@@ -30,10 +30,10 @@ from conformance.values.comparison import torch_dtype
 from conformance.values.wording import compare_wording
 
 LIMIT = 2**63 - 1
-"""The longest axis that there is."""
+"""The longest possible axis."""
 
 NUM_COPIES = 1000
-"""Copies of one buffer: counters of a byte wrap."""
+"""The number of copies of one buffer, enough for an 8-bit counter to wrap."""
 
 
 def _make(target: Target, example: Copies, **changes: Any) -> Any:
@@ -55,7 +55,7 @@ def _synchronize(target: Target) -> None:
 
 
 def _play(target: Target, example: Copies) -> list[Any]:
-    """Return everything that is defined of a buffer's halves in the course of its life.
+    """Return the defined contents of a buffer's halves after each copy.
 
     Each array is in a dict whose key says which half it is: `cpu` must be on the CPU.
     """
@@ -69,7 +69,7 @@ def _play(target: Target, example: Copies) -> list[Any]:
         copied = copy(number)
         _synchronize(target)  # the copy returns before the pinned half is written
         seen += [{other: _copy(copied)}, {half: _copy(getattr(buffer, half))}]
-        copied[...] = 1  # by the caller, who so writes a part of the other half
+        copied[...] = 1  # the caller writes to a part of the other half
         back = copy_back(number)
         _synchronize(target)
         seen.append({half: _copy(back)})
@@ -77,7 +77,7 @@ def _play(target: Target, example: Copies) -> list[Any]:
 
 
 def _copy(array: Any) -> Any:
-    """Return what a half holds now; later writes do not show in it."""
+    """Return a copy of a half's current contents."""
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
@@ -95,9 +95,9 @@ def _copy(array: Any) -> Any:
     },
 )
 def test_buffers_copy(target: Target, example: Copies) -> None:
-    """A buffer begins as zeros, and what is copied is what the other half then holds.
+    """A buffer starts as zeros, and a copied part is then equal in both halves.
 
-    What a caller writes into what a copy returned is in that half, and is copied back.
+    The result of a copy is a view: a caller's writes to it are copied back.
     """
     with target.running(checked=True):
         expected, got = _play(REFERENCE, example), _play(target, example)
@@ -117,14 +117,14 @@ test_buffers_copy_of_all_sizes = along_axes(
 
 @law("CpuGpuBuffer", copies, presets=[MINIMAL], kind=Kind.CONDITIONS)
 def test_buffers_copy_a_thousand_times(target: Target, example: Copies) -> None:
-    """A buffer holds what is copied after many copies, too."""
+    """Copies are still correct after many copies."""
     number = NUM_COPIES // max(len(example.copies), 1)
     test_buffers_copy.body(target, dataclasses.replace(example, copies=example.copies * number))
 
 
 @law("CpuGpuBuffer", copies)
 def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
-    """`.np` shows what `.cpu` holds, and is refused for what NumPy lacks."""
+    """`.np` is a view of `.cpu`, and is refused for dtypes that NumPy lacks."""
     buffer = _make(target, example)
     if example.dtype in NO_NUMPY:
         assert type(exception_of(lambda: buffer.np)) is TypeError
@@ -166,7 +166,7 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
 
 @law("CpuGpuBuffer", copies)
 def test_an_axis_is_as_long_as_an_int64_counts(target: Target, example: Copies) -> None:
-    """A buffer without elements may have an axis of any length that there is."""
+    """A buffer without elements may have an axis of the greatest length."""
     for twin in (REFERENCE, target):
         dtype = np.uint8 if twin.device is None else torch_dtype(np.dtype(np.uint8))
         assert (0, LIMIT) == tuple(_make(twin, example, size=(0, LIMIT), dtype=dtype).cpu.shape)

@@ -47,7 +47,7 @@ SUPPORT = {"ALWAYS": 3, "UNIFORM_BATCH": 2, "UNIFORM_SINGLE_TOKEN_DECODE": 1, "N
 
 @law("AttentionCGSupport", lambda _: st.sampled_from(tuple(SUPPORT)))
 def test_support_of_graphs(target: Target, name: str) -> None:
-    """More support is a greater value; its members are not ints."""
+    """More support has a greater value; the members are not ints."""
     found: Any = target.lookup("AttentionCGSupport")
     assert found[name] is found(SUPPORT[name])
     assert SUPPORT == {member.name: member.value for member in found}
@@ -57,7 +57,7 @@ def test_support_of_graphs(target: Target, name: str) -> None:
 
 @law("AttentionMetadata", lambda _: st.booleans())
 def test_metadata_is_an_empty_base(target: Target, is_frozen: bool) -> None:
-    """What builders return may extend it, by any means, and finds nothing there."""
+    """`AttentionMetadata` is an empty base that dataclasses, frozen or not, can extend."""
     base: Any = target.lookup("AttentionMetadata")
     assert [] == [name for name in dir(base) if not name.startswith("__")]
     assert {} == vars(base())
@@ -73,7 +73,7 @@ def _builds(namespace: dict[str, Any]) -> None:
 
 @law(BUILDER, threshold_calls)
 def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> None:
-    """A builder must say how it builds, and nothing else; it keeps the four objects it is given."""
+    """A builder only has to define `build`; it stores the four objects that it is made with."""
     base: Any = target.lookup(BUILDER)
     given = (Invocation(target, call).arguments["self"], ["layers.0"], object(), object())
     builder = types.new_class("Lengths", (base[int],), {}, _builds)(*given)
@@ -91,7 +91,7 @@ def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> No
     goals={"said by the subclass": bool, "said by the base": lambda support: not support},
 )
 def test_a_class_says_which_graphs_it_supports(target: Target, support: str | None) -> None:
-    """What a class says holds for it and for its builders, and for no other class."""
+    """A class's graph support applies to it and to its builders, and to no other class."""
     converter = target.converter()
     cls, other = (converter.convert(BuilderClass(support=s), "cls") for s in (support, None))
     expected = target.lookup(f"AttentionCGSupport.{support or 'NEVER'}")
@@ -102,7 +102,7 @@ def test_a_class_says_which_graphs_it_supports(target: Target, support: str | No
 
 
 def _wishes(call: Call) -> tuple[bool, bool]:
-    """Return whether drafts count as decodes, and whether context-parallel ranks bear them."""
+    """Return whether drafts count as decodes, and whether context parallelism supports them."""
     names = ("supports_spec_as_decode", "supports_dcp_with_varlen")
     with_drafts, with_varlen = (bool(call.get(name)) for name in names)
     return with_drafts, with_varlen
@@ -160,7 +160,7 @@ def _lacks_all(config: Any) -> bool:
 
 @law(f"{BUILDER}._init_reorder_batch_threshold", threshold_calls)
 def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
-    """It lies between 1 and what was wished or drafted, and its class keeps its own."""
+    """The threshold is between 1 and the requested or drafted number; its class keeps None."""
     invocation = Invocation(target, call)
     assert invocation.answer(checked=False) is None
     builder, wish = invocation.arguments["self"], call.facts
@@ -246,7 +246,7 @@ def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     assert invocation.arguments.get("num_metadata_builders", 1) == len({id(b) for b in builders})
     assert {backend.get_builder_cls()} == {type(builder) for builder in builders}
     assert all(builder is group.get_metadata_builder(i) for i, builder in enumerate(builders))
-    with target.running():  # a group makes others as the class does
+    with target.running():  # an instance can create groups, as the class can
         other = group.create_with_metadata_builders(**invocation.arguments)
     assert backend is other.backend
     assert len(builders) == len(other.metadata_builders)
@@ -254,7 +254,7 @@ def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
 
 @law("AttentionGroup", create_group_calls)
 def test_a_group_is_a_plain_dataclass(target: Target, call: Call) -> None:
-    """It is made by position, checks nothing, compares by value and can be changed."""
+    """A group takes positional arguments, checks nothing, compares by value and is mutable."""
     given = Invocation(target, call).arguments
     fields = [given["backend"], [], given["layer_names"], given["kv_cache_spec"]]
     group, same = (target.lookup("AttentionGroup")(*fields) for _ in range(2))

@@ -64,7 +64,7 @@ def runs_of(target: Target, call: Call) -> list[range]:
 
 
 PROGRAMS = Interpretation(_runs_of_batch, _with_change, shows=Half.WRITES, calls=_of_batches)
-"""Of `compute_causal_conv1d_metadata`: a part for each program."""
+"""Interprets `compute_causal_conv1d_metadata`: one part for each program."""
 
 
 def _programs(call: Call) -> int:
@@ -141,7 +141,7 @@ def _run_program(tokens: Any, weights: Any, run: range, first: int) -> Any:
     },
 )
 def test_programs_make_the_plain_convolution(target: Target, call: Call) -> None:
-    """Run program by program, in integers, a convolution is the plain one of each sequence."""
+    """A convolution run program by program, in integers, equals that of each whole sequence."""
     rng = np.random.default_rng(len(call.facts))
     tokens = rng.integers(-9, 9, (sum(call.facts), 2))
     weights = rng.integers(-9, 9, (4, 2))

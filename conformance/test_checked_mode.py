@@ -1,4 +1,4 @@
-"""Checked mode: a block holds in its own thread, and leaves the mode as it was."""
+"""Checked mode: a `with` block applies to its own thread, and restores the mode on exit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conformance.values.call import Call
 NUM_THREADS = 3
 
 NUM_BLOCKS = 1000
-"""Blocks of one thread: counters of a byte wrap."""
+"""The number of blocks of one thread, enough for an 8-bit counter to wrap."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Blocks:
     """Blocks that threads enter and leave.
 
     Attributes:
-        steps: Of each step the thread, and the mode of the block that it makes and enters next;
-            None: it leaves its innermost block.
+        steps: The thread of each step, and the mode of the block that it makes and enters next,
+            or None if it leaves its innermost block.
         lags: Whether other threads make their blocks before this one enters its own.
     """
 
@@ -54,7 +54,7 @@ def interleaved_blocks(draw: st.DrawFn, _preset: Preset) -> Blocks:
 
 
 def _overlap(example: Blocks) -> bool:
-    """Return whether blocks of two threads are entered, and the first one is left first."""
+    """Return whether a thread leaves a block while a later one of another thread is open."""
     open_blocks: list[int] = []
     for thread, mode in example.steps:
         if mode is not None:
@@ -79,7 +79,7 @@ def _overlap(example: Blocks) -> bool:
     presets=[MINIMAL],
 )
 def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
-    """In a block a thread's calls are checked as it says; after all blocks nothing has changed."""
+    """Inside a block, its mode applies to its thread only; after all blocks, the old mode does."""
     checks = target.lookup("checks")
     refuses = partial(_refuses, target)
 
@@ -116,10 +116,10 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A call `checks(enabled)` outside blocks, or what is done with the object of an earlier call.
+    """A call `checks(enabled)` outside blocks, or an action on the object of an earlier call.
 
     Attributes:
-        what: `call`, whose object is dropped; `keep` it; `enter` a kept one; `drop` a kept one.
+        what: `call` and drop the object, `keep` it, `enter` a kept one, or `drop` a kept one.
         enabled: The mode of a call.
         of: The number of the step that kept the object.
     """
@@ -131,7 +131,7 @@ class Step:
 
 @st.composite
 def process_steps(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
-    """Draw plain calls; some of them turn out to begin a block, after others."""
+    """Draw plain calls, and blocks that begin with the object of an earlier call."""
     if not draw(st.integers(0, 5)):  # the first of three is dropped, then the last begins a block
         first = draw(st.booleans())
         three = (Step("keep", enabled) for enabled in (first, not first, first))
@@ -223,7 +223,7 @@ def _refuses(target: Target) -> bool:
 
 @law("checks", lambda _: st.sampled_from((0, 1, None, "1")), presets=[MINIMAL], is_of_refusals=True)
 def test_a_mode_is_a_bool(target: Target, example: object) -> None:
-    """What is no bool is refused."""
+    """A mode that is not a bool is refused."""
     error = exception_of(lambda: target.lookup("checks")(enabled=example))
     call = Call("checks", {"enabled": example})
     check_error(target, call, error, (TypeError, "enabled"), "enabled is no bool")
@@ -231,7 +231,7 @@ def test_a_mode_is_a_bool(target: Target, example: object) -> None:
 
 @law("checks", lambda _: st.booleans(), presets=[MINIMAL], kind=Kind.CONDITIONS)
 def test_a_thousand_blocks_hold(target: Target, example: bool) -> None:
-    """Each of many blocks holds, one after the other and one in the other."""
+    """Each of many blocks works, one after the other and nested."""
     checks = target.lookup("checks")
     with target.running(checked=not example):
         for _ in range(NUM_BLOCKS):

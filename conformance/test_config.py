@@ -1,4 +1,4 @@
-"""The engine's configuration: fields that are given by name, and what they are otherwise."""
+"""The engine's configuration: keyword-only fields and their defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _holds_what_it_is_given(function: str) -> Check:
         },
     )
     def holds_what_it_is_given(target: Target, given: set[str]) -> None:
-        """It holds what it is given, by name alone, and what reference holds otherwise."""
+        """A configuration takes its fields by keyword only, with the defaults of `reference`."""
         ours, theirs = (_made(twin, function, names, given) for twin in (REFERENCE, target))
         values = {name: _value(name) for name in names if name in given}
         check_equal(target, Call(function, values), ours, theirs, NAMES)
@@ -41,16 +41,16 @@ NAMES: Final = (
     "its equality with an object of the same arguments",
     "the containers that it shares with that object",
 )
-"""What reports call the parts of an outcome."""
+"""The names in reports of the parts that `_made` returns."""
 
 
 def _value(name: str) -> str:
-    """Return what a field is given."""
+    """Return the value to pass for a field."""
     return f"the {name}"
 
 
 def _made(twin: Target, function: str, names: list[str], given: set[str]) -> tuple[Any, ...]:
-    """Return what two objects made with the same arguments hold, or why they are refused."""
+    """Return the parts that `NAMES` lists, of two objects made with the same arguments."""
     cls = twin.lookup(function)
     by_position = _refusal(cls, *given) if given else None
     keywords = {name: _value(name) for name in given}

@@ -1,4 +1,4 @@
-"""What each context-parallel rank holds of a sequence."""
+"""The part of a sequence that each context-parallel rank stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from conformance.values.call import Call
 def _on_ranks(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw the local lengths of a batch whose blocks lie on several ranks.
 
-    It is not causal: each token reads its whole sequence, so that a length that is too large shows.
+    It is not causal: each token reads its whole sequence, which reveals a length that is too large.
     """
     batch = draw(batches(preset, layout=draw(layouts(preset))))
     whole = dataclasses.replace(batch, causal=False)
@@ -51,7 +51,7 @@ def _lengths_of(call: Call, batch: Batch) -> Call:
 
 
 def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield the reads of a rank: the first positions that it holds, as many as its local length."""
+    """Yield the reads of a rank: of the positions that it stores, as many as its local length."""
     batch, layout = call.facts, call.facts.layout
     lengths = reader.answer(call)[:, layout.cp_rank].tolist()
     interleave = layout.cp_kv_cache_interleave_size
@@ -71,7 +71,7 @@ HELD_KEYS = Interpretation(
     shows=Half.READS,
     calls=_on_ranks,
 )
-"""Of `get_dcp_local_seq_lens`: the keys of one rank; their slots are not defined."""
+"""Interprets `get_dcp_local_seq_lens`: the keys of one rank; their slots are undefined."""
 
 
 def _round(call: Call) -> int:
@@ -140,7 +140,7 @@ def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
 
 @law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
 def test_a_parameter_is_a_tensor_too(target: Target, call: Call) -> None:
-    """Lengths in a `torch.nn.Parameter` are counted as those in a tensor."""
+    """A `torch.nn.Parameter` of lengths gives the same result as a tensor."""
     if target.device is None:
         return  # only implementations with tensors
     call = call.replacing(out=None)

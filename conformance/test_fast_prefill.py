@@ -83,7 +83,7 @@ LOGITS_TOKENS = Interpretation(
     calls=_calls_at_ends,
     selects=lambda call, access: access.of_tokens(_tokens(call)),
 )
-"""Of the metadata of fast prefill: the tokens with logits, or all if it is returned unchanged."""
+"""Interprets fast prefill metadata: the tokens with logits, or all if it is unchanged."""
 
 
 def _counts(call: Call) -> list[tuple[int, int]]:
@@ -94,7 +94,7 @@ def _counts(call: Call) -> list[tuple[int, int]]:
 
 
 def _of_indices(holds: Any) -> Any:
-    """Return a coverage goal of the indices of an armed call."""
+    """Return a coverage goal for the logits indices of an armed call."""
     return lambda call: (
         not comes_back(call) and bool(holds(metadata_of(call).logits_indices_padded))
     )
@@ -197,7 +197,7 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
     goals={"armed": lambda call: not comes_back(call)},
 )
 def test_a_subclass_keeps_its_own_fields(target: Target, call: Call) -> None:
-    """The metadata of a subclass is cut to one of its class, with its own fields as they were."""
+    """Metadata of a subclass stays of that class, and keeps the subclass's fields."""
     base: Any = target.lookup("CommonAttentionMetadata")
     if not isinstance(base, type):
         raise Unsupported("metadata of a subclass")
@@ -220,7 +220,7 @@ def test_a_subclass_keeps_its_own_fields(target: Target, call: Call) -> None:
     is_of_refusals=True,
 )
 def test_indices_on_another_device_are_refused(target: Target, call: Call) -> None:
-    """Logits indices, or their copy, that are not where they should be are refused, by name."""
+    """Logits indices, or their CPU copy, on a wrong device are refused by name."""
     if comes_back(call):
         return
     for checked in (True, False):
@@ -246,7 +246,7 @@ test_any_order_of_threads_counts_alike = same_in_any_order(
 
 @law("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))
 def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
-    """The list names two fields, with their types and defaults, and extends any metadata."""
+    """The list has two fields with types and defaults, and can extend any metadata."""
     fields: Any = target.lookup("KV_SHARING_FAST_PREFILL_METADATA_FIELDS")
     assert list is type(fields)
     assert [tuple] * 2 == [type(field) for field in fields]
@@ -270,7 +270,7 @@ def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
     },
 )
 def test_metadata_with_both_fields_knows_its_logits_tokens(target: Target, names: set[str]) -> None:
-    """Any object with the two attributes is one, whatever they hold; it need not say so."""
+    """Any object with the two attributes matches the protocol, whatever their values."""
     protocol: Any = target.lookup("KVSharingFastPrefillMetadata")
     metadata = SimpleNamespace(**dict.fromkeys(names))
     assert (set(FIELD_NAMES) <= names) == isinstance(metadata, protocol)

@@ -1,4 +1,4 @@
-"""Backends that compute only the tokens with logits, made of others."""
+"""Fast prefill backends: other backends, extended to compute only the tokens with logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _kind(call: Call) -> str:
 
 
 def _kinds(kinds: Iterable[str]) -> dict[str, Any]:
-    """Return the coverage goals that each of these is built."""
+    """Return a coverage goal for each kind of metadata that builders build."""
 
     def is_built(kind: str) -> Any:
         return lambda call: _kind(call) == kind
@@ -75,7 +75,7 @@ class _Built:
         return self.backend.get_builder_cls()(None, ["layers.0"], None, None)
 
     def build_with(self, builder: Any) -> Any:
-        """Return what a builder builds."""
+        """Return the metadata that a builder builds for the step."""
         step = self.step
         extra = {} if step.fast_build is None else {"fast_build": step.fast_build}
         if step.is_positional:
@@ -85,7 +85,7 @@ class _Built:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return what must be equal in both twins."""
+        """Return the values that must be equal in both twins."""
         classes = self.backend, type(self.builder), type(self.given)
         attributes = {name: getattr(self.given, name, "absent") for name in ATTRIBUTES}
         logits = {name: getattr(self.given, name) for name in FIELD_NAMES}
@@ -142,20 +142,20 @@ def test_its_builders_build_for_the_logits_tokens(target: Target, call: Call) ->
 
 
 def _defaults(built: Any) -> dict[str, Any]:
-    """Return the defaults of a dataclass's fields; nothing of what is not a dataclass."""
+    """Return the defaults of a dataclass's fields; nothing for other objects."""
     is_one = dataclasses.is_dataclass(built)
     return {field.name: field.default for field in dataclasses.fields(built)} if is_one else {}
 
 
 def _own_fields(built: Any) -> list[str]:
-    """Return the fields of a dataclass; none of what is not a dataclass."""
+    """Return the names of a dataclass's fields; none for other objects."""
     is_one = dataclasses.is_dataclass(built)
     return [field.name for field in dataclasses.fields(built)] if is_one else []
 
 
 @law("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
 def test_its_classes_are_made_once(target: Target, call: Call) -> None:
-    """The same backend again is the same class; so are its builders' and what these build."""
+    """The same prefix and backend give the same classes of backend, builder and metadata."""
     built = _Built(Invocation(target, call))
     base = built.invocation.arguments["underlying_attn_backend"]
     create, prefix = target.lookup(call.function), call["prefix"]
@@ -199,7 +199,7 @@ def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> Non
     goals=_kinds(UNEXTENDABLE),
 )
 def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
-    """A builder whose result has no attributes is refused by name, with a `TypeError`."""
+    """A builder whose result cannot be extended is refused by name, with a `TypeError`."""
     for twin in (REFERENCE, target):
         error: Any = None
         try:
@@ -215,7 +215,7 @@ def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
 
 @law("create_fast_prefill_custom_backend", large_build_calls)
 def test_all_attributes_are_kept(target: Target, call: Call) -> None:
-    """The result has all attributes of what is built, and the class its name behind the prefix."""
+    """The result keeps all attributes of the built metadata; the backend's name has the prefix."""
     both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]
     expected, got = (built.backend.__name__ for built in both)
     check_equal(target, call, expected, got, "the name")

@@ -70,7 +70,7 @@ test_extract_layer_index = Contract(
 
 @law("extract_layer_index", extract_calls)
 def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
-    """Components that are not integers change no index, wherever they stand."""
+    """Components of a name that are not integers do not change its index."""
     index = Invocation(target, call).run()
     assert type(index) is int
     parts = call["layer_name"].split(".")
@@ -81,7 +81,7 @@ def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
 
 
 def bound(arguments: Mapping[str, Any]) -> object:
-    """Return whose caches the runner and the layers have, by the names in `kv_caches`."""
+    """Return the names in `kv_caches` of the caches that the runner and each layer have."""
     caches = dict(arguments["kv_caches"]) if isinstance(arguments["kv_caches"], dict) else {}
     names = {id(cache): name for name, cache in reversed(caches.items())}
 
@@ -105,7 +105,7 @@ def _indices(call: Call) -> list[int]:
 
 
 def _is_split(call: Call) -> bool:
-    """Return whether layers of one index stand apart, and not in the order of their names."""
+    """Return whether two layers of one index are not in the order of their names."""
     indices = _indices(call)
     names = list(call["kv_caches"])
     return any(
@@ -157,7 +157,7 @@ test_bind_kv_cache = Contract(
 
 @law("bind_kv_cache", bind_calls)
 def test_caches_stand_in_layer_order(target: Target, call: Call) -> None:
-    """Indices ascend, equal ones as they came; each layer has its cache in a list of its own."""
+    """The runner's caches are stably sorted by index; each layer has its cache in its own list."""
     invocation = Invocation(target, call)
     assert invocation.run() is None
     caches, context = invocation.arguments["kv_caches"], invocation.arguments["forward_context"]

@@ -1,4 +1,4 @@
-"""The KV cache of a model: memory is allocated, seen by each layer in its way, and bound."""
+"""The KV cache of a model: allocation, a view for each layer, and binding."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ test_allocate_kv_cache = Contract(
 
 @law("_allocate_kv_cache", allocate_calls)
 def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
-    """Layers of one tensor have one zeroed object, others other memory, of the bytes requested."""
+    """Layers of one tensor share one zeroed array of the requested size; others are disjoint."""
     invocation = Invocation(target, call)
     found = invocation.run()
     tensors = [tensor for tensor in tensors_of(call) if tensor.shared_by]
@@ -87,7 +87,7 @@ def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
 
 
 def observed(arguments: Mapping[str, Any]) -> object:
-    """Return what the runner and each layer have: the views, in plain words, and which is whose."""
+    """Return a description of the views of the runner and each layer, and whose each one is."""
     context = arguments["forward_context"]
     layers = context if isinstance(context, dict) else {}
     names: dict[int, str] = {}
@@ -111,7 +111,7 @@ def observed(arguments: Mapping[str, Any]) -> object:
 
 
 def _words(array: Any, memories: dict[int, int]) -> tuple[object, ...]:
-    """Return how an array lies in memory, and whether anything is there."""
+    """Return an array's dtype, shape and place in memory, and whether any byte is not 0."""
     shape = tuple(map(int, array.shape))
     dtype = str(array.dtype).removeprefix("torch.")
     if 0 in shape:
@@ -147,7 +147,7 @@ test_init_kv_cache = Contract(
 
 @law("init_kv_cache", init_calls)
 def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
-    """Allocating, viewing and binding one after the other gives each layer the same."""
+    """`init_kv_cache` gives the same caches as allocating, reshaping and binding in order."""
     whole, apart = Invocation(target, call), Invocation(target, call)
     assert whole.run() is None
     given = apart.arguments
@@ -165,7 +165,7 @@ def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
 
 @law("init_kv_cache", init_calls)
 def test_a_write_is_seen_by_those_that_share(target: Target, call: Call) -> None:
-    """What is written all over one layer's cache is in those over its tensor, and no others."""
+    """Filling one layer's cache changes the caches over the same tensor, and no others."""
     invocation = Invocation(target, call)
     invocation.run()
     context = invocation.arguments["forward_context"]

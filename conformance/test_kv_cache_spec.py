@@ -69,7 +69,7 @@ def _given(name: str) -> Callable[[Call], Any]:
 
 
 def _field(name: str) -> Callable[[Call], int]:
-    """Return the size of calls that is a field of the spec that they make, or are about."""
+    """Return a size function: a field of the spec that a call makes, or is a method of."""
 
     def size(call: Call) -> int:
         value = call.get(name) if "self" not in call else getattr(call["self"], name, None)
@@ -198,7 +198,7 @@ def _read(path: str) -> Callable[[Call], int]:
 
 
 def _limit(call: Call) -> int:
-    """Return the most tokens that a bounded kind keeps of a long request; 0 of another kind."""
+    """Return the most tokens that a bounded kind keeps of a long request; 0 for other kinds."""
     spec, kind = call["self"], kind_of(call)
     step = _config(call, "scheduler_config.max_num_batched_tokens")
     if class_of(call) == UNIFORM or kind not in {"SlidingWindowSpec", "ChunkedLocalAttentionSpec"}:
@@ -305,7 +305,7 @@ def _converted(target: Target, value: Any) -> Any:
 
 @law("KVCacheSpec", lambda preset: specs(preset, *KINDS))
 def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
-    """Specs made twice are one to a dict, and cannot be changed."""
+    """Equal specs have equal hashes, and specs are frozen."""
     made = _converted(target, spec)
     other = target.of(made, "copy_with_new_block_size", spec.block_size + 1)
     first, second = (target.own(_converted(target, spec)) for _ in range(2))
@@ -319,7 +319,7 @@ def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
 
 @law("MambaSpec", lambda preset: specs(preset, "MambaSpec"))
 def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
-    """Lists and tuples make one spec; its states fit in its page, and fill one that is unpadded."""
+    """Lists and tuples make equal specs; the states fit in a page, and fill an unpadded one."""
     made = _converted(target, spec)
     given = {**vars(made), "shapes": [list(shape) for shape in spec.shapes]}
     lists = target.own(target.call("MambaSpec", **{**given, "dtypes": [*made.dtypes]}))
@@ -379,7 +379,7 @@ def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Cal
 
 @law("KVCacheSpec.copy_with_new_block_size", copy_calls)
 def test_a_copy_differs_in_its_block_size_alone(target: Target, call: Call) -> None:
-    """A copy of a copy is the spec; pages of attention grow with their blocks, states do not."""
+    """Copying back restores the spec; pages of attention scale with the block, Mamba's do not."""
     invocation = Invocation(target, call)
     spec, copy = invocation.arguments["self"], invocation.run()
     assert call["block_size"] == copy.block_size

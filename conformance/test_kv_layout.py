@@ -1,4 +1,4 @@
-"""The order of tokens and heads inside a block: what is set, and what is then in force."""
+"""The KV cache layout, the order of tokens and heads inside a block: setting and reading it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ test_is_valid_kv_cache_layout = Contract(
 
 @contextlib.contextmanager
 def _as_found(target: Target) -> Iterator[Any]:
-    """Leave the environment and what is set as they were; both are empty inside."""
+    """Clear the environment variable and the override inside, and restore them on exit."""
     module = _holder(target)
     set_layout = target.lookup("set_kv_cache_layout")
     is_seen = module is not None
@@ -73,13 +73,13 @@ def _holder(target: Target) -> Any:
 
 
 def _possible(target: Target, history: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps that a target can do: without our attribute, those by public names."""
+    """Return the steps that a target supports: only public ones, if it lacks our attribute."""
     has_attribute = _holder(target) is not None
     return tuple(step for step in history if has_attribute or step.what != "attribute")
 
 
 class _Error(str):
-    """What is answered by an exception, for a report."""
+    """The answer of a step that raised an exception, for a report."""
 
     __slots__ = ()
 
@@ -92,15 +92,15 @@ def _check_history(
     got: list[object],
     where: str = "",
 ) -> None:
-    """Raise `Mismatch` at the first step of a history that is not answered as expected.
+    """Raise `Mismatch` at the first step of a history whose answer is not the expected one.
 
     Args:
-        target: What was called.
+        target: The implementation that was called.
         function: The function that the check is about.
         history: The steps.
-        expected: The answer to each step; or that and the override after it, step by step.
-        got: What the target answered.
-        where: In which thread the steps were done, if not in this one.
+        expected: The answer to each step, or the answer and the override after each step.
+        got: The target's answers.
+        where: The thread of the reads, as text after each step, if not this one.
     """
     __tracebackhide__ = True
     if first_difference(expected, got) is None:
@@ -121,13 +121,13 @@ def _play(
     shows_override: bool = False,
     reading: Callable[[Callable[[], object]], object] = lambda read: read(),
 ) -> list[object]:
-    """Return what each step answers.
+    """Return the answer to each step.
 
     Args:
-        target: What is called.
+        target: The implementation to call.
         history: The steps.
         shows_override: Whether the override after each step is returned, too.
-        reading: What each read is done by.
+        reading: Calls the function that reads, possibly in another thread.
     """
     seen: list[object] = []
     with _as_found(target) as module:
@@ -203,7 +203,7 @@ def _do(target: Target, module: Any, step: Step) -> object:
 
 
 def _after(history: tuple[Step, ...], first: Step) -> bool:
-    """Return whether a step is read right after it happened."""
+    """Return whether a read directly follows a step."""
     pairs = itertools.pairwise(history)
     return any(a == first and b.what == "get" for a, b in pairs)
 
@@ -239,7 +239,7 @@ def _is_strange(history: tuple[Step, ...], what: str) -> bool:
     },
 )
 def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
-    """Each read answers what is in force then, or refuses it by both names, as reference does."""
+    """Each read returns the layout in force, or an error with both names, as reference does."""
     history = _possible(target, history)
     shows = _holder(target) is not None
     expected, got = (_play(one, history, shows_override=shows) for one in (REFERENCE, target))
@@ -255,12 +255,12 @@ def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
     },
 )
 def test_what_is_set_is_read(target: Target, history: tuple[Step, ...]) -> None:
-    """After each set a read answers it, whatever was before; a refused set changes nothing."""
+    """A read returns the layout that was set last; a refused set changes nothing."""
     set_layout = target.lookup("set_kv_cache_layout")
     done: list[Step] = []
 
     def check(step: Step, expected: object) -> None:
-        """Do a step, and check what it answers."""
+        """Do a step, and check its answer."""
         done.append(step)
         try:
             is_set = step.what == "set"

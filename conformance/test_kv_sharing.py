@@ -23,7 +23,7 @@ from conformance.values.call import Call
 
 
 def shared(arguments: Mapping[str, Any]) -> object:
-    """Return the layers of each group, and of each cache the first layer that has it."""
+    """Return each group's layers, the first layer with each cache, and the runner-only layers."""
     caches = arguments.get("kv_caches", {})
     caches = caches if isinstance(caches, dict) else {}
     first = {id(cache): name for name, cache in reversed(caches.items())}
@@ -135,7 +135,7 @@ def test_sharing_twice_is_sharing_once(target: Target, call: Call) -> None:
 
 @law("add_kv_sharing_layers_to_kv_cache_groups", add_calls)
 def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
-    """A group keeps its layers in their order; what is added comes after, as it was given."""
+    """A group keeps its layers in their order; added layers follow in the given order."""
     invocation = Invocation(target, call)
     invocation.run()
     known = invocation.arguments.get("runner_only_attn_layers")

@@ -1,4 +1,4 @@
-"""Views: how the raw bytes of a layer's cache are seen, by attention backends and as states."""
+"""Views of the raw bytes of a layer's cache, for attention backends and as Mamba states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_uniform(spec: Any) -> bool:
 
 
 def _shares_within_group(call: Call) -> bool:
-    """Return whether a tensor is seen in two ways by layers of one uniform group."""
+    """Return whether two layers of one group have different specs over one tensor."""
     seen: dict[tuple[int, int], set[Any]] = {}
     for layer in call.facts.layers:
         seen.setdefault((layer.group, layer.tensor), set()).add(layer.spec)
@@ -61,7 +61,7 @@ def _sharing_comes_first(call: Call) -> bool:
 
 
 def _without_order(call: Call) -> set[tuple[str, bool]]:
-    """Return how backends say that they have no stride order, and whether they are a caller's."""
+    """Return how backends report that they have no stride order, and whether each is a caller's."""
     return {
         (backend.without_order, backend.is_own)
         for backend in _backends(call)

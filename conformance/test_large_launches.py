@@ -53,7 +53,7 @@ PROPERTIES: Final = (
     MANY_REQUESTS,
     MANY_ELEMENTS,
 )
-"""What the launches of each kernel must have, one or another."""
+"""The properties that the launches of each kernel must cover."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Launches:
     Attributes:
         threads: The threads in a block.
         num_reqs: The requests, sequences or placeholders of the call.
-        row: The entries of its longest row, or the mask: what the threads of a block share.
+        row: The length of the longest row, or of the mask, that the threads of a block share.
         call: The call; of `BlockTables`, its constructor, with a session of `_play_tables`.
     """
 
@@ -74,7 +74,7 @@ class Launches:
 
 
 def _batch(query_lens: Sequence[int], computed: int, block_size: int) -> Batch:
-    """Return a batch whose requests have as many computed tokens, and blocks of their own."""
+    """Return a batch whose requests have equally many computed tokens, and separate blocks."""
     layout, rows, next_id = Layout(block_size), [], 3
     for query_len in query_lens:
         count = layout.num_blocks(query_len + computed)
@@ -146,7 +146,7 @@ def _tables(threads: int, num_reqs: int, row: int, num_tokens: int) -> Launches:
 
 
 def _play_tables(target: Target, launches: Launches) -> list[Any]:
-    """Return what block tables hold after each operation."""
+    """Return the gathered tables after a move and after a swap, and the slots of a step."""
     num_reqs, row = launches.num_reqs, launches.row
     num_tokens = launches.call["max_num_batched_tokens"]
     tables = target.call("BlockTables", **launches.call.arguments)
@@ -198,7 +198,7 @@ LAUNCHES: Final[dict[str, Callable[[], Sequence[Launches]]]] = {
 
 
 class LaunchCheck(FixedCheck):
-    """A check of fixed launches, where kernels run on the CPU."""
+    """A check of fixed launches, for targets that run kernels on the CPU."""
 
     def runs_on(self, target: Target) -> bool:
         """Return whether a target runs kernels on the CPU."""
@@ -229,7 +229,7 @@ def large_launches(function: str) -> LaunchCheck:
 
 
 def _check(function: str, launches: Launches, target: Target) -> None:
-    """Raise `Mismatch` where an answer is another one; count what the launches had."""
+    """Raise `Mismatch` if an answer is wrong, and count the properties of the launches."""
     __tracebackhide__ = True
     seen: list[tuple[Any, int, Sequence[Any]]] = []
     threads = launches.threads
@@ -251,7 +251,7 @@ def _check(function: str, launches: Launches, target: Target) -> None:
 
 
 def _properties(launches: Launches, threads: int, args: Sequence[Any]) -> Iterator[str]:
-    """Yield what a launch has."""
+    """Yield the properties of a launch."""
     yield f"blocks of {threads} threads"
     if launches.row > threads:
         yield LONG_ROW

@@ -27,12 +27,12 @@ from conformance.values.call import Call
 LAYER: Final = "layers.0.attn"
 
 LAST: Final = 2**31 + 1
-"""The largest size: keys and values of one byte take more than 2**32 bytes then."""
+"""The largest size, at which keys and values of one byte take more than 2**32 bytes."""
 
 
 @st.composite
 def _large_views(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `_reshape_kv_cache` of one layer; the facts are its size along the axis."""
+    """Draw calls of `_reshape_kv_cache` for one layer; the facts are the size of each axis."""
     lengths = {
         axis: draw(preset.sizes(axis, st.just(1)))
         for axis in (BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE, STATE_LENGTH)
@@ -55,7 +55,7 @@ def _large_views(draw: st.DrawFn, preset: Preset) -> Call:
 
 @law("_reshape_kv_cache", _large_views)
 def _of_untouched_bytes(target: Target, call: Call) -> None:
-    """The views of a tensor of any size have the strides and offsets that reference says."""
+    """Views of a tensor of any size have the shapes, strides and offsets of `reference`'s."""
     [group] = call["kv_cache_config"].kv_cache_groups
     num_bytes = call.facts[BLOCKS] * group.kv_cache_spec.page_size_bytes
     untouched = np.zeros(num_bytes, np.int8)

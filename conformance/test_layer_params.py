@@ -1,4 +1,4 @@
-"""What attention layers compute with, and whether all of a model's agree."""
+"""The parameters of attention layers, and whether all layers of a model agree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ test_per_layer_parameters = Contract(
 
 @law("PerLayerParameters", per_layer_parameters_calls)
 def test_parameters_compare_by_the_layer_s_own(target: Target, call: Call) -> None:
-    """What is said of all layers takes no part in comparison; every other field does."""
+    """Comparison ignores the two fields about all layers, and uses every other field."""
     with target.running():
         made, same, unlike = (Invocation(target, call).run() for _ in range(3))
         same.has_same_window_lefts, same.has_same_all_params = True, False
@@ -156,7 +156,7 @@ test_infer_global_hyperparameters = Contract(
 
 @law("infer_global_hyperparameters", infer_global_hyperparameters_calls)
 def test_the_first_layer_speaks_for_all(target: Target, call: Call) -> None:
-    """The answer is the first layer's; another order of the others says the same of all."""
+    """The result has the first layer's values; the order of the other layers does not matter."""
     given = call["per_layer_params"]
     first, *others = given.items()
     turned = dict([first, *reversed(others)])

@@ -29,7 +29,7 @@ def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
 VIRTUAL_REQUESTS = Interpretation(
     _virtual_requests, changing(common_attn_metadata=lambda batch: batch.metadata())
 )
-"""Of `make_local_attention_virtual_batches`: the virtual requests together."""
+"""Interprets `make_local_attention_virtual_batches`: the virtual requests together."""
 
 
 def _requests(call: Call) -> list[tuple[int, int, int]]:

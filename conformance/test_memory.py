@@ -83,7 +83,7 @@ test_request_memory = Contract(
 
 @law("request_memory", request_calls)
 def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
-    """It is the smallest int that is at least the product in double precision."""
+    """The result is the smallest int that is at least the product in double precision."""
     found = Invocation(target, call).run()
     product = float(_total(call)) * float(_share(call))  # type: ignore[arg-type]  # a number
     assert type(found) is int
@@ -104,7 +104,7 @@ def test_a_snapshot_holds_what_it_is_given(target: Target, device: str) -> None:
 
 
 DEVICES = ("cpu", "meta", "cuda:99", "nonsense", 0, b"cpu")
-"""A device that can be measured, devices that cannot, and what is none."""
+"""A device that can be measured, devices that cannot, and values that are not devices."""
 
 
 @law("MemorySnapshot", lambda _: st.sampled_from(DEVICES))
@@ -120,7 +120,7 @@ def test_what_is_measured_is_what_the_system_says(target: Target, device: Any) -
     snapshot = make.measure(device)
     page = os.sysconf("SC_PAGE_SIZE")
     assert snapshot.total_memory == os.sysconf("SC_PHYS_PAGES") * page
-    # Available memory is free memory, and caches that can be dropped.
+    # Available memory is free memory plus caches that can be dropped.
     assert os.sysconf("SC_AVPHYS_PAGES") * page // 2 <= snapshot.free_memory
     assert snapshot.free_memory <= snapshot.total_memory
     assert snapshot.free_memory % 1024 == 0  # the system counts in KiB, or in pages

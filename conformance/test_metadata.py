@@ -63,7 +63,7 @@ def _actual_requests(reader: Reader, call: Call) -> Iterator[Access]:
 
 
 ACTUAL_REQUESTS = Interpretation(_actual_requests, _with_change, selects=_select_actual)
-"""Of `CommonAttentionMetadata.unpadded`: the actual requests and tokens."""
+"""Interprets `CommonAttentionMetadata.unpadded`: the actual requests and tokens."""
 
 
 OPTIONAL_FIELDS: dict[str, Any] = {
@@ -149,7 +149,7 @@ LACKING: dict[str, tuple[str, ...]] = {
         if name.removesuffix("_cpu") not in {"query_start_loc", "seq_lens"}
     },
 }
-"""What an engine's own metadata may lack; of a field and its copy on the CPU, a twin reads one."""
+"""The fields to remove from an engine's own metadata; two of them together with their CPU copy."""
 
 
 def _own(target: Target, call: Call, lacking: str) -> Any:
@@ -164,7 +164,7 @@ def _own(target: Target, call: Call, lacking: str) -> Any:
 
 
 def _check_without(target: Target, call: Call, lacking: str) -> None:
-    """Raise `Mismatch` where a target and `reference` differ for metadata that lacks a field."""
+    """Raise `Mismatch` if a target and `reference` differ for metadata that lacks a field."""
     expected, got = _own(REFERENCE, call, lacking), _own(target, call, lacking)
     done = raised(got) if isinstance(got, RAISED) else f"returned {got!r}"
     without = f"(the metadata has no {lacking})"
@@ -193,7 +193,7 @@ def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrate
         presets=(MINIMAL, FEW_PAIRS),
     )
     def reads_as_reference(target: Target, example: tuple[Call, list[str]]) -> None:
-        """Any object with the fields that are read serves as metadata; another is refused."""
+        """Any object with the fields that are read works as metadata; any other is refused."""
         if not target.implementation.adapter.takes_own_objects:
             raise Unsupported("metadata of a caller's own class")
         call, names = example
@@ -225,7 +225,7 @@ test_own_metadata_becomes_virtual = _reads_as_reference(
     is_of_refusals=True,
 )
 def test_starts_on_the_cpu_alone_are_counted(target: Target, call: Call) -> None:
-    """Starts on the CPU are refused by name if they are one short, where there are no others."""
+    """Without starts on the device, CPU starts that are one entry short are refused by name."""
     if target.device is None or not target.implementation.adapter.takes_own_objects:
         return  # only implementations with copies on the CPU
     invocation = Invocation(target, call)
@@ -241,7 +241,7 @@ def test_starts_on_the_cpu_alone_are_counted(target: Target, call: Call) -> None
 
 @law("CommonAttentionMetadata", metadata_calls)
 def test_metadata_is_compared_by_identity(target: Target, call: Call) -> None:
-    """Two metadata are equal only if they are one: their tensors could not say."""
+    """Metadata compares by identity, since comparing tensors gives no single truth value."""
     one, other = (
         target.own(target.converter().convert(call["metadata"], "metadata")) for _ in range(2)
     )

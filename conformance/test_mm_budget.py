@@ -143,7 +143,7 @@ def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
 
 @law("MultiModalBudget", budget_calls)
 def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> None:
-    """Where there are items, each fits what the encoder computes and what the cache holds."""
+    """The encoder budget fits the largest item, and allows one of each modality with tokens."""
     budget = Invocation(target, call).answer(checked=False)
     tokens = call["mm_registry"].tokens
     assert largest(tokens) <= budget.get_encoder_budget()

@@ -31,7 +31,7 @@ from conformance.targets.target import REFERENCE, Target
 from conformance.values.call import Call
 
 NUM_RESETS = 1000
-"""Resets of one budget: counters of a byte wrap."""
+"""The number of resets of one budget, enough for an 8-bit counter to wrap."""
 
 
 def _cache(kind: str) -> Any:
@@ -97,7 +97,7 @@ def _order(call: Call) -> list[int]:
 
 @law("MultiModalBudget.get_modality_with_max_tokens", modality_calls)
 def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
-    """In whatever order the dicts of ranks are, all ranks choose one modality, of the largest."""
+    """Whatever the order of their dicts, all ranks choose the same modality with largest items."""
     tokens = _tokens(call)
     chosen = set()
     for names in (list(tokens), list(tokens)[::-1], sorted(tokens)):
@@ -126,7 +126,7 @@ def _items(holds: Any) -> Any:
 
 
 def _prompts(call: Call) -> tuple[int, int]:
-    """Return how many prompts a step may have, and how many of one such item each it holds."""
+    """Return how many prompts a step may have, and how many with one item each fit into it."""
     scheduler = call.facts.arguments["scheduler_config"]
     size = call["max_tokens_per_item"] or 1
     return scheduler.max_num_seqs, scheduler.max_num_batched_tokens // size
@@ -178,7 +178,7 @@ test_get_max_items = Contract(
 
 @law("MultiModalBudget.get_max_items", max_items_calls)
 def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
-    """But for one item, which is always allowed, no bound is passed; a batch has at least one."""
+    """One item is always allowed, in a prompt and in a batch; more must be within every bound."""
     invocation = Invocation(target, call)
     with target.running():
         per_prompt, per_batch = invocation.run()
@@ -229,7 +229,7 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     kind=Kind.CONDITIONS,
 )
 def test_each_of_a_thousand_resets_clears_the_cache(target: Target, call: Call) -> None:
-    """The cache is cleared by each reset, however many there were, and in between is empty."""
+    """Each of a thousand resets clears the cache exactly once."""
     invocation = Invocation(target, call)
     registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
     for times in range(1, NUM_RESETS + 1):

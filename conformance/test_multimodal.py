@@ -1,4 +1,4 @@
-"""Placeholders: embeddings put where they stand, and taken out again."""
+"""Multimodal placeholders: embeddings are scattered to them, and gathered again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _rows(holds: Any) -> Any:
 
 
 def _has_run(rows: Rows) -> bool:
-    """Return whether several embeddings stand together, with a separator and more behind."""
+    """Return whether adjacent embeddings are followed by a separator and another embedding."""
     text = "".join("x" if entry else "." for entry in rows.mask)
     return "xx.x" in text
 
@@ -160,7 +160,7 @@ test_sanity_check_mm_encoder_outputs = Contract(
 
 @law("gather_mm_placeholders", scatter_calls, has_kernel=True)
 def test_gather_undoes_scatter(target: Target, call: Call) -> None:
-    """What was scattered is gathered bit for bit, into memory of its own."""
+    """Gathering returns the scattered embeddings bit for bit."""
     invocation = Invocation(target, call)
     gather = target.lookup("gather_mm_placeholders")
     with target.running(checked=True):
@@ -175,7 +175,7 @@ def test_gather_undoes_scatter(target: Target, call: Call) -> None:
 
 @law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
 def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
-    """Where the mask is False all is NaN of the dtype's one pattern; where it is True, the rows."""
+    """Rows are NaN, of one bit pattern per dtype, if the mask is False, and embeddings if True."""
     rows = call.facts
     if rows is None:
         return

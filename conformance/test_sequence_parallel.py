@@ -1,4 +1,4 @@
-"""Sequence parallelism: where the residual stream is scattered over the ranks."""
+"""Sequence parallelism: whether the residual stream is scattered over the ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _is_whole(call: Call) -> bool:
 
 
 def _is_by_size(call: Call) -> bool:
-    """Return whether the sizes decide."""
+    """Return whether the compile sizes decide."""
     is_cut = not _is_whole(call) and not call.facts["use_inductor_graph_partition"]
     return _is_armed(call) and is_cut
 
@@ -80,7 +80,7 @@ test_is_residual_scattered_for_sp = Contract(
 
 @law("is_residual_scattered_for_sp", is_scattered_calls)
 def test_who_is_scattered(target: Target, call: Call) -> None:
-    """Scattered are only multiples of several ranks, where it is on; a size more changes one."""
+    """Scattering needs the pass, several ranks and, if the graph is split, a compile size."""
 
     def answer(**parts: Any) -> bool:
         changed = call.replacing(vllm_config=whole({**call.facts, **parts}))

@@ -50,7 +50,7 @@ from conformance.values.call import Call
 
 
 def _with_change(call: Call, change: Change) -> Call:
-    """Return the call about a changed batch, with an `out` that is as much longer."""
+    """Return the call for a changed batch; an `out` keeps its number of extra entries."""
     batch = change(call.facts)
     arguments: dict[str, Any] = {
         "block_table": batch.block_table(),
@@ -97,10 +97,10 @@ def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
 
 
 SLOTS = Interpretation(_slots_of_batch, _with_change, shows=Half.WRITES, calls=calls_in_place)
-"""Of `compute_slot_mapping`: what the batch writes through the slots."""
+"""Interprets `compute_slot_mapping`: the batch's writes through the slots."""
 
 MAPPED_TABLE = Interpretation(_mapped_batch, _mapping, shows=Half.READS, calls=_mapped_batches)
-"""Of `map_to_kernel_blocks`: what the batch reads through the table."""
+"""Interprets `map_to_kernel_blocks`: the batch's reads through the table."""
 
 
 def _ends_on_a_block(batch: Batch, shift: int) -> bool:
@@ -188,7 +188,7 @@ def _pieces(call: Call) -> int:
 
 
 def _numbers(call: Call) -> int:
-    """Return how many blocks the dtype can number."""
+    """Return the number of block IDs that the dtype can represent."""
     return int(np.iinfo(call["block_ids"].dtype).max) + 1
 
 
@@ -231,12 +231,12 @@ def _just_past(call: Call) -> int:
 
 @st.composite
 def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw a call one of whose tokens is at a position that no block holds."""
+    """Draw a call in which some tokens may be at positions that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
     batch, positions = call.facts, call["positions"].copy()
     places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
     misplaced = st.sampled_from(places)
-    # Positions of a whole request stay a run, which a loop may take at once.
+    # A whole request's positions stay consecutive, which a loop may process as one run.
     are_requests = draw(st.booleans())
     for start, stop in itertools.pairwise(
         batch.starts if are_requests else range(batch.num_tokens + 1)
@@ -253,7 +253,7 @@ def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 def _slot_or_none(call: Call, token: int) -> int:
-    """Return a token's slot by `reference`, taken alone, -1 where it is refused."""
+    """Return `reference`'s slot for a single token, or -1 if it is refused."""
     starts = call.facts.starts
     request = next(i for i in range(call.facts.num_reqs) if starts[i] <= token < starts[i + 1])
     alone = call.replacing(
@@ -295,7 +295,7 @@ def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
 
 @st.composite
 def _in_the_largest_virtual_block(draw: st.DrawFn, _: Preset) -> Call:
-    """Draw a call of one token in the second block, of as many positions as there may be."""
+    """Draw a call of one token in the second of two virtual blocks of the largest size."""
     size = 2**31 - 1  # a prime
     block_size, world = draw(st.sampled_from(((size, 1), (1, size))))
     position = draw(st.sampled_from((0, 1, size - 1)))
@@ -312,14 +312,14 @@ def _in_the_largest_virtual_block(draw: st.DrawFn, _: Preset) -> Call:
 
 @law("compute_slot_mapping", _in_the_largest_virtual_block, presets=[MINIMAL], has_kernel=True)
 def test_the_largest_virtual_block_is_taken(target: Target, call: Call) -> None:
-    """A block of all ranks may have as many positions as an int32 counts."""
+    """A virtual block may have 2**31 - 1 positions over all ranks."""
     expected = Invocation(REFERENCE, call).run()
     check_equal(target, call, expected, Invocation(target, call).answer())
 
 
 @law("map_to_kernel_blocks", map_to_kernel_blocks_calls)
 def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
-    """Kernel blocks are the manager's blocks, each in as many pieces, in order."""
+    """Each of the manager's blocks is mapped to its kernel blocks, in order."""
     count = call["blocks_per_kv_block"]
     mapped = Invocation(target, call).answer().tolist()
     flat = np.array(mapped, dtype=object).reshape(-1)
@@ -330,7 +330,7 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
 
 @law("compute_slot_mapping", calls_in_place)
 def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> None:
-    """A token has a slot exactly on the rank that its position falls to."""
+    """A token has a slot on the rank that its position belongs to, and on no other."""
     slots = Reader(target).answer(call).tolist()
     for token, slot in enumerate(slots[: call.facts.num_tokens]):
         is_held = rank_of(call.facts, int(call["positions"][token])) == call.facts.layout.cp_rank

@@ -98,7 +98,7 @@ def _corners(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @law("reshape_query_for_spec_decode", reshape_query_calls)
 def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
-    """Each request's tokens are where the query has them, and back again each is where it was."""
+    """Reshaping a query and back keeps the memory address of every element."""
     invocation = Invocation(target, call)
     query = invocation.arguments["query"]
     with target.running(checked=True):
@@ -119,7 +119,7 @@ def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
 
 @law("reshape_attn_output_for_spec_decode", reshape_output_calls)
 def test_tokens_stay_where_they_are(target: Target, call: Call) -> None:
-    """The tokens of the requests, one after another, are where the output has them."""
+    """Reshaping an output to tokens keeps the memory address of every element."""
     invocation = Invocation(target, call)
     output = invocation.arguments["attn_output"]
     made = invocation.answer()

@@ -60,7 +60,7 @@ test_containers = Contract(
 
 @law("KVCacheConfig", container_calls)
 def test_containers_can_be_changed(target: Target, call: Call) -> None:
-    """They hold the very objects that they are given, compare by value, and can be changed."""
+    """Containers store the given objects themselves, compare by value, and can be changed."""
     invocation, again = Invocation(target, call), Invocation(target, call)
     held = invocation.run()
     assert held == again.run()
@@ -112,7 +112,7 @@ def _is_uniform(call: Call) -> bool:
 
 
 def _differ(call: Call, kind: str) -> bool:
-    """Return whether specs differ in nothing but what specs of their one kind must agree in."""
+    """Return whether specs of one kind and block size are not uniform."""
     block_sizes = {spec.block_size for spec in call["specs"].values()}
     return len(block_sizes) == 1 and {*_kinds(call)} == {kind} and not _is_uniform(call)
 
@@ -157,7 +157,7 @@ test_from_specs = Contract(
 
 @law("KVCacheSpec.merge", merge_calls)
 def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
-    """The order of specs does not matter, nor how often each is there, nor the merged one."""
+    """Reordering or repeating specs, or adding the merged one, does not change the result."""
     invocation = Invocation(target, call)
     merged, entries = invocation.run(), invocation.arguments["specs"]
     merge = target.lookup(call.function)
@@ -171,7 +171,7 @@ def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
 
 @law(f"{UNIFORM}.from_specs", uniform_calls("from_specs"))
 def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
-    """The uniform spec holds each layer's own and a page of each; None where there is none."""
+    """The uniform spec has all layers' specs and a page of each; if there is none, it is None."""
     invocation = Invocation(target, call)
     uniform, own = invocation.run(), invocation.arguments["specs"]
     assert (uniform is not None) == target.lookup(f"{UNIFORM}.is_uniform_type")(own)
@@ -193,7 +193,7 @@ def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
 
 @st.composite
 def _alike(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
-    """Draw specs by layer name of which any could be the first."""
+    """Draw specs by layer name, all of kinds that may be the first."""
     names = ("layers.0.attn", "layers.1.attn", "layers.2.attn")
     size = draw(st.integers(1, 3))
     kinds = (*UNIFORM_FIELD, "MLAAttentionSpec")
@@ -202,7 +202,7 @@ def _alike(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
 
 @law(f"{UNIFORM}.is_uniform_type", _alike)
 def test_whether_specs_are_uniform_is_of_pairs(target: Target, drawn: dict[str, Any]) -> None:
-    """Specs are uniform in any order, and exactly when each two of them are."""
+    """Specs are uniform if and only if every pair of them is, in any order."""
     is_uniform_type = target.lookup(f"{UNIFORM}.is_uniform_type")
     own = target.converter().convert(drawn, "value")
     pairs = [

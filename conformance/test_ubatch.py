@@ -35,7 +35,7 @@ from conformance.values.call import Call
 
 
 def _sliced_starts(call: Call, change: Change) -> Call:
-    """Return the call about the same requests, as far as the changed batch has them."""
+    """Return the call for the same requests, without those that the changed batch lacks."""
     batch, requests = change(call.facts), call["request_slice"]
     start, stop = (min(edge, batch.num_reqs) for edge in (requests.start, requests.stop))
     starts = batch.query_start_loc()
@@ -85,7 +85,7 @@ def _slices_with_tokens(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 def _sliced(call: Call, change: Change) -> Call:
-    """Return the call about the same tokens of a changed batch."""
+    """Return the call for the same tokens of a changed batch."""
     batch, ubatch = change(call.facts), call["ubatch_slice"]
     requests, tokens = ubatch.request_slice, ubatch.token_slice
     # A slice that reaches the padding, or the end of the batch, gets the new padding.
@@ -141,7 +141,7 @@ STARTS = Interpretation(
     _sliced_starts,
     selects=lambda call, access: access.of_tokens(_tokens_of_requests(call)),
 )
-"""Of `slice_query_start_locs`: the requests of the slice."""
+"""Interprets `slice_query_start_locs`: the requests of the slice."""
 
 
 SLICE = Interpretation(
@@ -150,11 +150,11 @@ SLICE = Interpretation(
     calls=_slices_with_tokens,
     selects=lambda call, access: access.of_tokens(_tokens_of_slice(call)),
 )
-"""Of `_make_metadata_with_slice`: the tokens of the slice."""
+"""Interprets `_make_metadata_with_slice`: the tokens of the slice."""
 
 
 MICRO_BATCHES = Interpretation(_micro_batches, _cut_changed, calls=_calls_with_valid_points)
-"""Of `split_attn_metadata`: a part for each micro-batch."""
+"""Interprets `split_attn_metadata`: one part for each micro-batch."""
 
 
 test_slice_query_start_locs = Contract(

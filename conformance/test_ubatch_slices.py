@@ -66,11 +66,11 @@ CREATED = Interpretation(
     lambda call, change: _cut_at(call, change(call.facts), points_of(call)),
     calls=_cut_lengths,
 )
-"""Of `create_ubatch_slices`: the metadata of its slices, made by `reference`."""
+"""Interprets `create_ubatch_slices`: the metadata of its slices, made by `reference`."""
 
 
 def _cuts_request(call: Call, times: int) -> bool:
-    """Return whether a request is cut that often or more."""
+    """Return whether any request is cut at least that many times."""
     edges = np.cumsum([0, *call["num_scheduled_tokens"]])
     return any(
         sum(a < p < b for p in points_of(call)) >= times for a, b in itertools.pairwise(edges)
@@ -109,7 +109,7 @@ test_create_ubatch_slices = Contract(
 
 
 HUGE_COUNTS = (MAX_INT64, 2**61, 2**62, 0x5555555555555555, 0, 1)
-"""Numbers of tokens whose sums pass int64; three times the fourth is all ones."""
+"""Token counts whose sums overflow int64; three times the fourth is 2**64 - 1."""
 
 
 @st.composite
@@ -140,14 +140,14 @@ def _huge_batches(draw: st.DrawFn, _: Preset) -> Call:
     },
 )
 def test_more_tokens_than_an_int64_holds(target: Target, call: Call) -> None:
-    """Split points are ints of any size, as the sum of the tokens is."""
+    """The split points and the sum of the tokens may be greater than int64."""
     expected = Invocation(REFERENCE, call).run()
     check_equal(target, call, expected, Invocation(target, call).answer())
 
 
 @law("create_ubatch_slices", create_ubatch_slices_calls)
 def test_counts_may_be_mapped_from_a_file(target: Target, call: Call) -> None:
-    """An array of a subclass of NumPy's, such as `np.memmap`, is cut as others are."""
+    """A subclass of `np.ndarray`, such as `np.memmap`, gives the same slices."""
     expected = Invocation(REFERENCE, call).run()
     invocation = Invocation(target, call)
     counts = invocation.arguments["num_scheduled_tokens"]
@@ -176,7 +176,7 @@ def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
 def test_a_micro_batch_knows_whether_it_is_empty(
     target: Target, ends: tuple[int, int, int, int]
 ) -> None:
-    """It is empty without a request or without a token, and cannot be changed."""
+    """A slice is empty without requests or without tokens, and cannot be changed."""
     r0, r1, t0, t1 = ends
     call = Call("UBatchSlice", {"request_slice": slice(r0, r1), "token_slice": slice(t0, t1)})
     ubatch = target.lookup("UBatchSlice")(**call.arguments)

@@ -1,4 +1,4 @@
-"""Which bytes of its tensor each layer's view shows: each once, and no others."""
+"""The bytes of its tensor that each layer's view covers: each once, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conformance.values.parts import arrays_in
 
 @st.composite
 def _writes(draw: st.DrawFn, preset: Preset) -> tuple[Call, int, float]:
-    """Draw a call, and the layer and the part of its view that is written to."""
+    """Draw a call, the number of a layer, and the relative position of the element to write."""
     return draw(reshape_calls(preset)), draw(st.integers(0, 9)), draw(st.floats(0, 1))
 
 
@@ -45,7 +45,7 @@ def _bytes_of(memory: Any) -> Array:
 
 
 def _address(call: Call, layer: Layer, index: tuple[int, ...]) -> int:
-    """Return where an element lies in its tensor, by the definition: rows in the physical order."""
+    """Return an element's byte offset in its tensor, by the definition: axes in physical order."""
     cache: Cache = call.facts
     shape, order = cache.shape(layer), list(cache.backends[layer.name].order)
     if cache.has_mamba:
@@ -74,7 +74,7 @@ def test_a_write_shows_where_it_is_defined_to(
     index = tuple(map(int, np.unravel_index(element, shape)))
     memories = _memories(invocation, call)
     before = {t: _bytes_of(memory) for t, memory in memories.items()}
-    # All bits of the element turn over, whatever its dtype.
+    # Flip all bits of the element, whatever its dtype.
     one = view[index].reshape(1).view(torch.uint8)
     one.copy_(~one)
     start = GUARD_BYTES + _address(call, layer, index)
@@ -85,7 +85,7 @@ def test_a_write_shows_where_it_is_defined_to(
 
 
 def _places(view: Any, raw: Any) -> Array:
-    """Return where in its tensor each element of a view begins, in bytes."""
+    """Return the byte offset in its tensor of each element of a view."""
     size = view.element_size()
     found = np.array(view.data_ptr() - raw.data_ptr())
     for length, stride in zip(view.shape, view.stride(), strict=True):
@@ -95,7 +95,7 @@ def _places(view: Any, raw: Any) -> Array:
 
 @law("_reshape_kv_cache", reshape_calls)
 def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
-    """A view of attention covers its tensor, states their part of each page, each byte once."""
+    """Attention views cover their tensor, and states their part of each page, each byte once."""
     invocation = Invocation(target, call)
     views = invocation.run()
     assert [layer.name for layer in call.facts.layers] == list(views)
@@ -129,7 +129,7 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
     goals={"a hybrid cache of several blocks": lambda call: call.facts.moves_blocks},
 )
 def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> None:
-    """Where there are states, block k of any layer is page k of its tensor."""
+    """If a model has Mamba layers, block k of any layer is page k of its tensor."""
     if not call.facts.has_mamba:
         return
     invocation = Invocation(target, call)
@@ -147,7 +147,7 @@ def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> 
 
 @law("_reshape_kv_cache", reshape_calls)
 def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> None:
-    """What one layer writes everywhere, all over its tensor read; those over others do not."""
+    """Layers over one tensor all read what one of them writes; other tensors do not change."""
     if not call.facts.attention_layers:
         return
     invocation = Invocation(target, call)
@@ -166,9 +166,9 @@ def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> No
 
 
 def _views_over(target: Target, call: Call, make: Callable[[Target, int], Any]) -> object:
-    """Return the shapes of the views, or the error's class, over other tensors.
+    """Return the shapes of views over other tensors, or the name of the error's class.
 
-    `make` makes one of a target, in the place of a tensor of so many bytes.
+    `make` takes a target and a number of bytes, and returns the replacement of a tensor.
     """
     invocation = Invocation(target, call)
     raws = invocation.arguments["kv_cache_raw_tensors"]
@@ -181,7 +181,7 @@ def _views_over(target: Target, call: Call, make: Callable[[Target, int], Any]) 
 
 
 def _check_views_over(target: Target, call: Call, make: Callable[[Target, int], Any]) -> None:
-    """Raise an error if `reference` has other views over such tensors, or refuses them."""
+    """Raise an error if a target's views over such tensors, or its errors, are not reference's."""
     expected, got = (_views_over(one, call, make) for one in (REFERENCE, target))
     if isinstance(expected, str) and not isinstance(got, str):
         raise Mismatch(call, target.name, outcome(f"returned {got}", f"raise {expected}"))
@@ -190,7 +190,7 @@ def _check_views_over(target: Target, call: Call, make: Callable[[Target, int], 
 
 @law("_reshape_kv_cache", reshape_calls)
 def test_empty_tensors_need_no_alignment(target: Target, call: Call) -> None:
-    """A tensor of no bytes need not be aligned, even at an address that no dtype is aligned to."""
+    """An empty tensor may begin at any address, aligned or not."""
 
     def make(one: Target, _size: int) -> Any:
         return one.array(np.zeros(8, np.int8))[1:1]

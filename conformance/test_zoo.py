@@ -1,4 +1,4 @@
-"""The model zoo: every model is deployed in both twins, and all that comes of it is compared."""
+"""The model zoo: every model is deployed in both twins, and the results are compared."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """A way of serving: so many blocks of memory on each of so many ranks, in a layout."""
+    """The size of a deployment: the blocks of memory per rank, the ranks, and the layout."""
 
     num_blocks: int
     tensor_parallel_size: int
     layout: str
 
     def serving(self, model: str) -> Serving:
-        """Say how a model is served with the budget."""
+        """Return a model's serving configuration for the budget."""
         has_fp8_format = any(layer.fp8_format for layer in MODELS[model].layers)
         return Serving(
             model=MODELS[model],
@@ -66,7 +66,7 @@ class Budget:
 
 @contextmanager
 def in_layout(target: Target, layout: str) -> Iterator[None]:
-    """Set the KV cache layout of an implementation inside."""
+    """Set the KV cache layout of an implementation, and reset it on exit."""
     target.call("set_kv_cache_layout", layout)
     try:
         yield
@@ -93,7 +93,7 @@ def test_a_model_is_deployed_alike(target: Target, model: str, budget: Budget) -
 @pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool) -> None:
-    """Every layer is given the metadata that reference gives it, one object for a group."""
+    """Every layer gets the same metadata as in reference, one object for each group."""
     results: list[dict[str, Any]] = []
     handed_in: list[dict[str, Any]] = []
     for twin in (REFERENCE, target):
@@ -110,19 +110,19 @@ def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool)
 
 
 def check_none(difference: Difference | None) -> None:
-    """Raise with a difference, if there is one."""
+    """Raise an `AssertionError` if there is a difference."""
     if difference is not None:
         raise AssertionError(difference.line)
 
 
 def first_of_each(built: dict[str, Any]) -> list[str]:
-    """Return for each layer the first that was given the same object."""
+    """Return for each layer the first layer with the same metadata object."""
     first: dict[int, str] = {}
     return [first.setdefault(id(metadata), name) for name, metadata in built.items()]
 
 
 def tables_and_slots(metadata: Any) -> list[Any]:
-    """Return what of a metadata is handed on, and not made again."""
+    """Return the arrays of a metadata that are passed on rather than copied."""
     return [
         metadata.common.block_table_tensor,
         metadata.common.slot_mapping,
@@ -172,7 +172,7 @@ def make_step(target: Target, deployment: Deployment) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> None:
-    """Allocating, viewing, sharing and binding one by one is what `init_kv_cache` does at once."""
+    """Allocating, reshaping, sharing and binding step by step equals `init_kv_cache`."""
     for twin in (REFERENCE, target):
         deployment = HALVES.deploy(twin, model)
         config = deployment.kv_cache_config
@@ -198,14 +198,14 @@ def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> No
 
 
 def names_in_order(caches: dict[str, Any], runner_kv_caches: list[Any]) -> list[str]:
-    """Return the layer of each cache of a runner, the one that owns it where several share it."""
+    """Return the layer of each of a runner's caches; the owner, if several layers share it."""
     names = {id(cache): name for name, cache in reversed(caches.items())}
     return [names[id(cache)] for cache in runner_kv_caches]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_caches_are_bound_by_layer(target: Target, model: str) -> None:
-    """Caches that come last layer first are bound in ascending order, of modules in a layer too."""
+    """Caches in reverse order are bound in ascending order of layers, and of modules in a layer."""
     deployment = ONE_BLOCK.deploy(target, model)
     backwards = dict(reversed(deployment.kv_caches.items()))
     bound: list[Any] = []
@@ -225,12 +225,12 @@ PLAIN = [
     for name, model in MODELS.items()
     if all(layer.kind in (FULL, SLIDING_WINDOW) for layer in model.layers)
 ]
-"""Models whose layers are those that `get_kv_cache_spec` knows."""
+"""Models that have only kinds of layers that `get_kv_cache_spec` supports."""
 
 
 @pytest.mark.parametrize("model", PLAIN)
 def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model: str) -> None:
-    """Where all layers are of a decoder, with windows or without, their specs are read off them."""
+    """If all layers are decoder layers, with or without windows, their specs follow from them."""
     layers = MODELS[model].layers
     for twin in (REFERENCE, target):
         deployment = ONE_BLOCK.deploy(twin, model)
@@ -260,7 +260,7 @@ def test_a_group_needs_one_backend(target: Target) -> None:
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_bytes_add_up(target: Target, model: str, budget: Budget) -> None:
-    """Tensors have the bytes that a count layer by layer comes to, and each layer sees its own."""
+    """Tensor sizes equal a count layer by layer, and each layer's views have its own bytes."""
     serving = budget.serving(model)
     for twin in (REFERENCE, target):
         deployment = budget.deploy(twin, model)
@@ -286,7 +286,7 @@ def bytes_of_a_block(serving: Serving) -> int:
 
 
 def bytes_of_a_page(serving: Serving, layer: Layer) -> int:
-    """Count the bytes of what a layer keeps in a block; states without what they are padded to."""
+    """Count the bytes that a layer keeps in a block, without the padding of states."""
     if layer.kind == "encoder_only":
         return 0
     if layer.kind == MAMBA:
@@ -305,7 +305,7 @@ def bytes_of_a_token(layer: Layer) -> int:
 
 
 def tokens_of_a_block(serving: Serving) -> int:
-    """Count the tokens of a block: in hybrid models so many that they take more than the states."""
+    """Count the tokens of a block: in hybrid models, enough to take at least the states' bytes."""
     states = [bytes_of_a_page(serving, layer) for layer in serving.layers if layer.kind == MAMBA]
     if not states:
         in_64s = ("FLASHMLA", "FLASHMLA_SPARSE")

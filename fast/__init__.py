@@ -1,8 +1,8 @@
 """The batch plumbing of a paged-KV-cache inference engine, optimised for the CPU and the GPU.
 
-The functions are defined by the `reference` package: a docstring here has a summary, says what
-differs or is added, and ends with the name of its definition. `checks` and `warmup` exist only
-here. In general:
+The functions are defined by the `reference` package: a docstring here has a summary, the
+differences and additions, and a pointer to its definition. `checks` and `warmup` exist only here.
+In general:
 
 - Arrays are torch tensors, on the CPU or on a CUDA device; dtypes are torch dtypes. NumPy arrays
   remain where a scheduler passes them (`num_scheduled_tokens`, `encoder_seq_lens`, an input batch).

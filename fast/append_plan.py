@@ -1,4 +1,4 @@
-"""Check what is appended to block tables, and pack it into a plan."""
+"""Check the block IDs to append to block tables, and pack them into an append plan."""
 
 from itertools import chain
 from operator import countOf
@@ -100,7 +100,7 @@ def pack_lists(
 
     Returns:
         The plan; `NOTHING` if no row is listed; None if a type or length is wrong or an int is
-        NumPy's: then the checks of this module raise or accept.
+        NumPy's: then the caller runs the checks of this module, which raise or accept.
     """
     if not (
         type(req_indices) is list

@@ -1,4 +1,4 @@
-"""Find the attention layers of a model, what each keeps in the cache, and their backends."""
+"""Find the attention layers of a model, their KV cache specs, and their backends."""
 
 from typing import Any, Final, TypeVar
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AttentionType:
-    """What the tokens of a layer attend to: the values of a layer's `attn_type`.
+    """The types of attention: the values of a layer's `attn_type`.
 
     Definition: `reference.AttentionType`.
     """
@@ -70,7 +70,7 @@ def get_kv_cache_spec(
     vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
     kv_cache_dtype: torch.dtype,
 ) -> dict[str, KVCacheSpec]:
-    """Return what each attention layer of a model keeps in the cache.
+    """Return the KV cache spec of each attention layer of a model.
 
     `kv_cache_dtype` is a torch dtype.
 
@@ -94,7 +94,7 @@ def get_kv_cache_spec(
 
 
 def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KVCacheSpec:  # noqa: ANN401  (an engine's own layer)
-    """Return what an attention layer keeps in the cache."""
+    """Return the KV cache spec of an attention layer."""
     num_kv_heads = check_int(f"num_kv_heads of layer {name!r}", layer.num_kv_heads, 1, None)
     head_size = check_int(f"head_size of layer {name!r}", layer.head_size, 1, None)
     if layer.sliding_window is None:

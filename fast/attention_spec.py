@@ -1,4 +1,4 @@
-"""Describe what layers keep that attend to all positions: full attention and MLA."""
+"""Define the KV cache specs of layers that attend to all positions: full attention and MLA."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -17,7 +17,7 @@ BOUND_FIELDS: Final = ("sliding_window", "attention_chunk_size")
 
 @dataclass(frozen=True)
 class AttentionSpec(KVCacheSpec):
-    """What an attention layer keeps: a key and a value for each position and head.
+    """The KV cache format of an attention layer: a key and a value for each position and head.
 
     `dtype` is a torch dtype.
 
@@ -45,7 +45,7 @@ class AttentionSpec(KVCacheSpec):
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to all tokens before them.
+    """The KV cache format of full attention, in which tokens attend to all tokens before them.
 
     Definition: `reference.FullAttentionSpec`.
     """
@@ -88,7 +88,7 @@ class FullAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class MLAAttentionSpec(FullAttentionSpec):
-    """What a layer of multi-head latent attention keeps: one latent for each position.
+    """The KV cache format of multi-head latent attention: one latent for each position.
 
     Definition: `reference.MLAAttentionSpec`.
     """

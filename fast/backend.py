@@ -93,7 +93,7 @@ class AttentionBackend(ABC):
 def subclass_attention_backend(
     name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
 ) -> type[Any]:
-    """Make a backend that extends another one and has other builders.
+    """Make a subclass of a backend that has another builder class.
 
     Definition: `reference.subclass_attention_backend`.
     """
@@ -107,7 +107,7 @@ def subclass_attention_backend(
 def _make_backend(
     name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
 ) -> type[Any]:
-    """Make a backend that has other builders."""
+    """Make a subclass of a backend that has another builder class."""
 
     def get_builder_cls() -> type[Any]:
         """Return the class of the builders."""

@@ -1,4 +1,4 @@
-"""Describe what one layer keeps in the KV cache: the base of all kinds of spec.
+"""Define `KVCacheSpec`, the KV cache format of one layer and the base class of all specs.
 
 Kinds are compared by the names of their classes, so that an engine's own specs are accepted.
 """
@@ -13,7 +13,7 @@ from fast._checks import check_int, check_list, describe, is_kind, show
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """What one layer keeps in the KV cache: the base of all kinds of spec.
+    """The KV cache format of one layer: the base class of all specs.
 
     Definition: `reference.KVCacheSpec`.
     """

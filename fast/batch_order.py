@@ -1,4 +1,4 @@
-"""Split a batch by kind of request, and bring it into the order that this needs."""
+"""Split a batch into decodes, extends and prefills, and reorder it for the split."""
 
 from collections.abc import Hashable
 from contextlib import suppress
@@ -159,7 +159,7 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
         raise TypeError(f"num_scheduled_tokens must be a mapping, got {get_type_name(scheduled)}")
     if type(scheduled) is dict and len(req_ids) > 1:
         # All are looked up and packed at once, without a Python step for each.
-        with suppress(KeyError, TypeError):  # which request it is, is said below
+        with suppress(KeyError, TypeError):  # the error below says which request it is
             tokens = pack_ints(itemgetter(*req_ids)(scheduled))
             if tokens is not None:
                 return tokens

@@ -39,11 +39,11 @@ class BlockTables(RequestRows):
 
     Methods return views of persistent buffers whose addresses never change, so a CUDA graph can be
     captured over them. On a GPU no method synchronises, except in checked mode. The host counts the
-    blocks of each row itself, for a captured call once: replays that move, swap or clear rows are
-    not counted.
+    blocks of each row itself. It counts a captured call only once: replays that move, swap or clear
+    rows are not counted.
 
-    A caller may write into the views with torch operations: the next call notices and rewrites the
-    whole buffer. Writes that torch does not see are not allowed: through NumPy arrays of the
+    A caller may write into the views with torch operations: the next call detects it and rewrites
+    the whole buffer. Writes that torch does not see are not allowed: through NumPy arrays of the
     memory, `tensor.data`, foreign kernels, or replays of a graph that captured such a write. They
     may persist; checked mode finds them and raises ValueError.
 

@@ -75,7 +75,7 @@ class RequestRows(TableMemory):
         new_block_ids: list[list[int]],
         overwrite: list[bool],
     ) -> npt.NDArray[np.int64]:
-        """Raise what is wrong with the arguments of an append; return the plan if nothing is."""
+        """Check the arguments of an append and return the plan, or raise."""
         rows, replaced = check_listed(req_indices, overwrite, self.max_num_reqs)
         ends, ids = check_new_blocks(
             cu_num_new_blocks, new_block_ids, len(self.block_sizes), len(rows)

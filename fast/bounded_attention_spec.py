@@ -1,4 +1,4 @@
-"""Describe what layers keep that attend to some positions only: a chunk, a window, an encoder."""
+"""Define the KV cache specs of layers that attend only to a chunk, a window or an encoder."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from fast.base_spec import read_size, set_int
 
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to those before them in their own chunk.
+    """The KV cache format of chunked local attention: tokens attend to earlier ones in their chunk.
 
     Definition: `reference.ChunkedLocalAttentionSpec`.
     """
@@ -35,7 +35,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class SlidingWindowSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to a window that ends with themselves.
+    """The KV cache format of sliding-window attention: the window ends with the token itself.
 
     Definition: `reference.SlidingWindowSpec`.
     """
@@ -68,7 +68,7 @@ class SlidingWindowSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class CrossAttentionSpec(AttentionSpec):
-    """What a decoder layer keeps of the encoder's tokens.
+    """The KV cache format of cross-attention: a decoder layer caches the encoder's tokens.
 
     Definition: `reference.CrossAttentionSpec`.
     """
@@ -84,7 +84,7 @@ class CrossAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class EncoderOnlyAttentionSpec(AttentionSpec):
-    """What an encoder layer keeps: nothing after a step.
+    """The KV cache format of an encoder layer, which keeps nothing after a step.
 
     Definition: `reference.EncoderOnlyAttentionSpec`.
     """

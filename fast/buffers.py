@@ -13,10 +13,10 @@ MAX_BYTES: Final = 2**63 - 1
 
 
 class CpuGpuBuffer:
-    """Keep one zeroed array twice: on the CPU and on a device.
+    """A zeroed buffer that exists twice: on the CPU and on a device.
 
     `cpu` and `gpu` are two tensors even if `device` is the CPU. `dtype` is a torch dtype.
-    `pin_memory` pins `cpu` where there is a GPU, so that copies do not block.
+    `pin_memory` pins `cpu` if there is a GPU, so that copies do not block.
 
     Definition: `reference.CpuGpuBuffer`.
     """

@@ -12,14 +12,14 @@ M = TypeVar("M")
 
 
 class AttentionMetadata:
-    """The base class of what builders return: a backend's own metadata of a batch.
+    """The base class of a backend's own metadata of a batch, which builders return.
 
     Definition: `reference.AttentionMetadata`.
     """
 
 
 class AttentionCGSupport(Enum):
-    """How far a builder supports CUDA graphs of whole steps.
+    """The levels of a builder's support for CUDA graphs of whole steps.
 
     Definition: `reference.AttentionCGSupport`.
     """
@@ -57,7 +57,7 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         vllm_config: Any,  # noqa: ANN401, ARG003  (an engine's own; a subclass may read it)
         kv_cache_spec: Any,  # noqa: ANN401, ARG003  (likewise)
     ) -> AttentionCGSupport:
-        """Return how far builders of this class support CUDA graphs.
+        """Return the level of support for CUDA graphs of builders of this class.
 
         Definition: `reference.AttentionMetadataBuilder.get_cudagraph_support`.
         """

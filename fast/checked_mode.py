@@ -1,7 +1,7 @@
 """Checked mode: whether `fast` reads the values of tensors to validate them.
 
-A `with fast.checks(True):` block holds for the running thread or asyncio task. Outside such blocks
-the mode of the process holds: that of the last plain call `fast.checks(...)`, or of `FAST_CHECKS`.
+A `with fast.checks(True):` block applies to the running thread or asyncio task. Outside such blocks
+the mode of the process applies: the last plain call `fast.checks(...)` sets it, or `FAST_CHECKS`.
 """
 
 import os
@@ -66,10 +66,10 @@ class checks:  # noqa: N801  (called like a function)
 class ProcessMode:
     """The mode outside of blocks.
 
-    `checks(True)` switches the mode of the process before it can know whether it starts a `with`
-    block, and a block must leave the process unchanged. So each switch is remembered while its
-    object lives: entering the object undoes the switch, dropping it makes the switch permanent.
-    Until it is entered, other threads see the switch too, outside of their own blocks.
+    `checks(True)` switches the mode of the process even at the start of a `with` block, but a block
+    must leave the process unchanged. So each switch is recorded while its object lives: entering
+    the object undoes the switch, and dropping it makes the switch permanent. Until it is entered,
+    the switch applies to other threads too, outside of their own blocks.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -86,7 +86,7 @@ class ProcessMode:
             self.enabled = enabled
 
     def take_back(self, by: checks) -> None:
-        """Undo the switch of an object, if it is still remembered."""
+        """Undo the switch of an object, if it is still recorded."""
         with self._lock:
             self._forget_dropped()
             self._switches = self._others(by)
@@ -101,7 +101,7 @@ class ProcessMode:
         return [switch for switch in self._switches if switch[0]() is not by]
 
     def _forget_dropped(self) -> None:
-        """Forget the last switch whose object was dropped, and all switches before it."""
+        """Make the last switch whose object was dropped permanent, and forget earlier switches."""
         for at in reversed(range(len(self._switches))):
             if self._switches[at][0]() is None:
                 self._permanent = self._switches[at][1]

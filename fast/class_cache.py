@@ -8,8 +8,8 @@ from weakref import WeakValueDictionary
 _MADE: Final[WeakValueDictionary[tuple[Hashable, ...], type[Any]]] = WeakValueDictionary()
 """The classes that are still referenced, by key.
 
-A key contains the `id` of a class, which the class made for it keeps alive, so that its `id` is not
-reused.
+A key contains the `id` of a class. The class made for the key keeps that class alive, so that its
+`id` is not reused.
 """
 
 

@@ -1,4 +1,4 @@
-"""Describe the engine's configuration, as far as the functions of this package read it.
+"""Define the parts of an engine's configuration that the functions of this package read.
 
 Every class is keyword-only. An engine's own objects are accepted if they have the attributes that a
 function reads.

@@ -22,9 +22,9 @@ from fast.kernels.cuda import Kernel
 from fast.numba_cuda import Argument, Flatten, UnfitError
 
 TESTED: Final = {**numba_cuda.TESTED, "cuda-core": ("0.5.1", "2.0")}
-"""Of each package, the first version that is trusted, and the first that is not. With a driver that
-does nothing it ran with numba-cuda 0.30.4, and with cuda-core 0.5.1, 0.6.0, 0.7.0, 1.0.0 and 1.2.2,
-whose names are public."""
+"""For each package, the first version that is trusted, and the first that is not. With a driver
+that does nothing, this launcher ran with numba-cuda 0.30.4, and with cuda-core 0.5.1, 0.6.0, 0.7.0,
+1.0.0 and 1.2.2. It uses only public names of cuda-core."""
 
 NAMES: Final = (
     "Device",
@@ -49,7 +49,7 @@ _THREAD: Final = _Thread()
 
 
 def check_installed() -> None:
-    """Raise UnfitError if what is installed differs from what this launcher was tested with."""
+    """Raise UnfitError if this launcher was not tested with the installed packages."""
     numba_cuda.import_cuda()
     for package, (first, end) in TESTED.items():
         version = _version(package)
@@ -94,7 +94,7 @@ def launch(
 
 
 def _enter_context(index: int) -> None:
-    """Enter a GPU's context in a new thread; neither a launch nor all of torch does it."""
+    """Enter a GPU's context in a new thread; a launch does not, nor do all torch operations."""
     _core().Device(index).set_current()
     _THREAD.entered.add(index)
 

@@ -58,8 +58,8 @@ def create_fast_prefill_custom_backend(
 
 def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
     """Make a builder class that builds from the tokens whose logits are needed."""
-    # By the id of the class of what the underlying builder built, which the value keeps alive: a
-    # metaclass may define equality.
+    # By the id of the class of the underlying metadata, since a metaclass may define equality. The
+    # value keeps that class alive.
     classes: dict[int, type[Any]] = {}
 
     def build(
@@ -120,7 +120,7 @@ def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:
 
 
 def _extend(built: Any, cls: type[Any], **fields: Any) -> Any:  # noqa: ANN401  (whatever was built)
-    """Return an instance of a subclass with all attributes of an object, and some fields more.
+    """Return an instance of a subclass with all attributes of an object and additional fields.
 
     Neither `__init__` nor `__setattr__` is called: the class may have no default constructor, or be
     frozen. Raises TypeError for objects that hold more than attributes, such as a dict.

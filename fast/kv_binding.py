@@ -43,7 +43,7 @@ def bind_kv_cache(
 
 def _hand_out(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
     """Set each layer's `kv_cache`; if one layer raises, restore the others."""
-    taken: list[tuple[Any, tuple[Any, ...]]] = []  # each layer, and what it had before, if anything
+    taken: list[tuple[Any, tuple[Any, ...]]] = []  # each layer, and its old `kv_cache`, if any
     try:
         for name, cache in kv_caches.items():
             layer = forward_context[name]
@@ -65,7 +65,7 @@ def order_layers(
     runner_kv_caches: list[Any],
     num_attn_module: int | None,
 ) -> list[str]:
-    """Return layers by ascending index, after all checks that binding them needs."""
+    """Check the arguments of `bind_kv_cache`, and return the layers by ascending index."""
     check_type("forward_context", forward_context, dict, "a dict")
     check_list("runner_kv_caches", runner_kv_caches)
     if runner_kv_caches:

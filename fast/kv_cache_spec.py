@@ -1,4 +1,4 @@
-"""Describe what the layers of a model keep in the KV cache: specs, tensors and groups."""
+"""Describe the KV cache of a model: the specs of its layers, its tensors, and its groups."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ UNIFORM_KINDS: Final = {
 
 @dataclass(frozen=True)
 class UniformTypeKVCacheSpecs(KVCacheSpec):
-    """What the layers of one group keep that have the same kind but different sizes.
+    """The KV cache format of a group whose layers have one kind of spec but different sizes.
 
     Definition: `reference.UniformTypeKVCacheSpecs`.
     """
@@ -85,7 +85,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         return num_pages * self.page_size_bytes
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
-        """Return the same spec with another block size, which its inner specs have too.
+        """Return the same spec with another block size, also in its inner specs.
 
         Definition: `reference.UniformTypeKVCacheSpecs.copy_with_new_block_size`.
         """
@@ -162,7 +162,7 @@ class KVCacheConfig:
 
 
 def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
-    """Return the inner specs of a uniform spec, at least one; of another spec itself."""
+    """Return the inner specs of a uniform spec, at least one; for another spec, itself."""
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return [spec]
     if not spec.kv_cache_specs:
@@ -171,9 +171,9 @@ def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
 
 
 def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
-    """Return whether a group keeps no cache.
+    """Return whether a group is encoder-only, so that it keeps no cache.
 
-    A uniform spec is of the kind of its first inner spec.
+    A uniform spec has the kind of its first inner spec.
     """
     return is_kind(find_inner_specs(group.kv_cache_spec)[0], "EncoderOnlyAttentionSpec")
 

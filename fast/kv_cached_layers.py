@@ -12,7 +12,7 @@ from fast.kv_cache_spec import KVCacheConfig, is_encoder_only
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """One layer of a group, and what its view is made from.
+    """One layer of a group, with all that its view depends on.
 
     Attributes:
         name: The layer's name.

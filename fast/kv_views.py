@@ -43,7 +43,7 @@ def _reshape_kv_cache(
 def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) -> torch.Tensor:  # noqa: ANN401  (an engine's own)
     """Return the view of an attention layer.
 
-    With `pages_are_blocks` the block dimension is outermost in memory, whatever the backend says.
+    With `pages_are_blocks` the block dimension is outermost in memory, whatever the stride order.
     """
     spec = layer.spec
     block_size = spec.block_size if layer.kernel_block_size is None else layer.kernel_block_size
@@ -140,7 +140,7 @@ def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: in
 
 
 def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:  # noqa: ANN401  (an engine's own)
-    """Return the order in which memory holds a backend's dimensions, outermost first."""
+    """Return a backend's dimensions in the order of memory, outermost first."""
     ask = getattr(backend, "get_kv_cache_stride_order", None)
     identity = list(range(ndim))
     if ask is None:
@@ -158,7 +158,7 @@ def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:
 
 
 def _find_block_dimension(layer: CachedLayer, shape: list[int], larger: list[int]) -> int:
-    """Return the dimension that grows by one more block."""
+    """Return the dimension that is larger with one more block."""
     grown = [
         d for d, (before, after) in enumerate(zip(shape, larger, strict=False)) if after > before
     ]

@@ -22,7 +22,7 @@ MANY_THREADS: Final = 2**18
 
 
 class _Simulator(NamedTuple):
-    """The replacement of a GPU."""
+    """A simulator that replaces the GPU."""
 
     launch: Launcher
     threads: int
@@ -111,7 +111,7 @@ def _common_device(kernel: Kernel, args: tuple[Argument, ...]) -> int:
                     index = None
                     break
                 index = there
-    if index is None or index < 0:  # as the CPU's is
+    if index is None or index < 0:  # the CPU's is -1
         devices = sorted({str(arg.device) for arg in args if isinstance(arg, torch.Tensor)})
         raise ValueError(f"{kernel.name} needs tensors on one CUDA device, got {devices}")
     return index

@@ -1,4 +1,4 @@
-"""Choose the launcher: without numba's dispatcher where that is tested, else with it.
+"""Choose the launcher: the direct one if it is tested with what is installed, else numba's.
 
 The first launch chooses, once. The environment variable `FAST_LAUNCHER` (`direct` or `numba`)
 overrides the choice, and so does `launched_by`, temporarily.
@@ -15,7 +15,7 @@ from fast.kernels.cuda import Kernel
 from fast.numba_cuda import Argument, UnfitError
 
 VARIABLE: Final = "FAST_LAUNCHER"
-"""The environment variable that names a launcher."""
+"""The environment variable that selects a launcher."""
 
 
 class SlowLaunchWarning(UserWarning):
@@ -86,7 +86,7 @@ def launched_by(name: str) -> Iterator[None]:
 
 
 def _choose() -> Launcher:
-    """Return the launcher that the environment names, else the first that can be used."""
+    """Return the launcher that the environment selects, else the first that can be used."""
     name = os.environ.get(VARIABLE) or "direct"
     if name not in LAUNCHERS:
         raise ValueError(f"{VARIABLE} is {name!r}, expected {' or '.join(LAUNCHERS)}")

@@ -9,7 +9,7 @@ from fast._checks import check_int, check_type, get_type_name
 from fast.attention_layers import get_layers, read_context
 
 NO_WINDOW = -1
-"""The `window_left` of a layer that sees all earlier tokens."""
+"""The `window_left` of a layer whose tokens attend to all earlier tokens."""
 
 
 @dataclass

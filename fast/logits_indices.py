@@ -87,7 +87,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         metadata, CommonAttentionMetadata
     ):
         return cut
-    return dataclasses.replace(metadata, **vars(cut))  # a subclass keeps what it has besides
+    return dataclasses.replace(metadata, **vars(cut))  # a subclass keeps its additional fields
 
 
 def _find_starts(

@@ -1,4 +1,4 @@
-"""Describe what a state-space layer keeps in the KV cache: its states."""
+"""Define the KV cache spec of a state-space layer, which keeps its states."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fast.base_spec import KVCacheSpec, read_size, set_int
 
 @dataclass(frozen=True)
 class MambaSpec(KVCacheSpec):
-    """What a state-space layer keeps: its states, once in each block.
+    """The KV cache format of a state-space layer: its states, once in each block.
 
     `dtypes` are torch dtypes.
 

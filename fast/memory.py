@@ -83,7 +83,7 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:  # 
 
 
 def read_meminfo(path: Path) -> tuple[int, int]:
-    """Return free and total memory in bytes from Linux's list, in KiB; or raise OSError."""
+    """Return free and total memory in bytes from Linux's `meminfo`; or raise OSError."""
     text = path.read_text(encoding="ascii")
     kib = dict(re.findall(r"^(MemAvailable|MemTotal): *([0-9]+) kB$", text, re.MULTILINE))
     try:

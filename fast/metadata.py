@@ -122,9 +122,9 @@ def build_attn_metadata(
     """Build the metadata of every layer for a step.
 
     The call does not synchronise, except in checked mode. The groups' batches share views of the
-    buffers, so a captured graph reads what is written there later. The maxima come from the `cpu`
-    halves; with both `max_query_len` and `max_seq_len` no value of the buffers is read. Only
-    checked mode rejects an invalid batch, and a bound below what it bounds.
+    buffers, so a captured graph reads values that are written there later. The maxima come from the
+    `cpu` halves; with both `max_query_len` and `max_seq_len` no value of the buffers is read. Only
+    checked mode rejects an invalid batch, and a maximum that a value exceeds.
 
     Definition: `reference.build_attn_metadata`.
     """
@@ -189,7 +189,7 @@ def _build(
         try:
             for name in group.layer_names:
                 built[name] = metadata
-        except TypeError:  # no list, or of names that cannot be keys
+        except TypeError:  # not a list, or its names cannot be keys
             check_layer_names(groups)
             raise
     return built

@@ -1,4 +1,4 @@
-"""Compute how much multimodal work a step may have. `fast.multimodal` exports the names."""
+"""Compute the multimodal budget of a step. `fast.multimodal` exports the names."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ class MultiModalBudget:
         return min(self.encoder_compute_budget, self.encoder_cache_size)
 
     def get_modality_with_max_tokens(self) -> str:
-        """Return the modality with the largest item; of equals the last by name.
+        """Return the modality with the largest item; of equal ones the last by name.
 
         Definition: `reference.MultiModalBudget.get_modality_with_max_tokens`.
         """

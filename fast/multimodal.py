@@ -254,7 +254,7 @@ def _told_num_embeds(
 ) -> tuple[str, int | None]:
     """Return the number of embeddings that an argument gives, None if none does.
 
-    The text before it names the argument, for messages.
+    Before the number, return the start of a message about that argument.
     """
     most = placeholders.shape[0]
     if num_embeds is not None:

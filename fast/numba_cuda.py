@@ -1,14 +1,14 @@
-"""All that depends on numba-cuda: compile kernels, and launch them with its dispatcher.
+"""Compile kernels with numba-cuda, and launch them with its dispatcher.
 
-numba-cuda is imported when a kernel is first compiled, so `import fast` is quick and works without
-it. A successor with the same kernel language, such as numba-cuda-mlir, takes the place of this
-module, with these functions:
+Only this module depends on numba-cuda, and imports it when a kernel is first compiled. So
+`import fast` is quick and works without it. To use a successor with the same kernel language, such
+as numba-cuda-mlir, replace this module by one with these functions:
 
 - `is_installed`, and `compile_ptx`, which compiles a kernel.
 - `check_arrays`, `check_entry` and `make_flatten`, the words that a compiled kernel takes, and
   `TESTED`, the versions for which they are known: for `fast.direct_launch`.
-- `load` and `launch`, with numba's own dispatcher: 40 times as slow on the host, nothing private.
-  It is used where `fast.direct_launch` was not tested with what is installed.
+- `load` and `launch`, with numba's dispatcher: 40 times as slow on the host, but without private
+  names. It is used if `fast.direct_launch` was not tested with the installed versions.
 """
 
 import importlib
@@ -95,7 +95,7 @@ def compiling() -> Iterator[None]:
             f" {np.__version__}: pip install kvtwin[cuda] ({error})"
         ) from error
     except RuntimeError as error:
-        # By name: cuda.pathfinder is there only where numba-cuda is.
+        # By name: cuda.pathfinder is installed only with numba-cuda.
         if all(kind.__name__ != "DynamicLibNotFoundError" for kind in type(error).__mro__):
             raise
         raise ImportError(f"{TOOLKIT} ({error})") from error
@@ -106,7 +106,7 @@ def compile_ptx(
 ) -> tuple[str, str]:
     """Compile a kernel without a GPU; return the PTX, and the name of the entry in it.
 
-    With `lineinfo` the PTX names the lines of the source that instructions come from.
+    With `lineinfo` the PTX has the source lines of its instructions.
     """
     cuda = import_cuda()
     with compiling():
@@ -135,12 +135,12 @@ def bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from its
 
 
 def compile_called(function: DeviceFunction) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return a device function as kernels that numba compiles call it."""
+    """Compile a device function for kernels that numba compiles."""
     return import_cuda().jit(device=True)(bind(function.py_func))
 
 
 def lower(instruction: Instruction) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return an instruction, in the compiler's IR, as kernels that numba compiles call it."""
+    """Write an instruction in the compiler's IR, for kernels that numba compiles."""
     return import_intrinsic()(INSTRUCTIONS[instruction.name](instruction.size))
 
 
@@ -204,11 +204,11 @@ def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, size: i
 
 
 INSTRUCTIONS: Final = {"copy": _copy_instruction, "fill": _fill_instruction}
-"""What writes an instruction in the compiler's IR, by its name."""
+"""The functions that write an instruction in the compiler's IR, by its name."""
 
 
 def check_arrays() -> None:
-    """Raise UnfitError if numba-cuda does not say that an array is what `flatten` makes of one."""
+    """Raise UnfitError unless numba-cuda passes an array as the words that `flatten` makes."""
     try:
         members = array_members(Array(num_dims=2, item_bytes=4))
     except (ImportError, AttributeError) as error:
@@ -218,16 +218,16 @@ def check_arrays() -> None:
 
 
 def array_members(array: Array) -> tuple[str, ...]:
-    """Return what a compiled kernel takes for an array, member by member in order.
+    """Return the names of the members that a compiled kernel takes for an array, in order.
 
-    Raises ImportError or AttributeError if this version of numba-cuda does not tell.
+    Raises ImportError or AttributeError if this version of numba-cuda does not have them.
     """
     import_cuda()
     types: Any = importlib.import_module("numba.cuda.types")
     target: Any = importlib.import_module("numba.cuda.descriptor").cuda_target
     item = getattr(types, f"int{8 * array.item_bytes}")
     model = target.target_context.data_model_manager[types.Array(item, array.num_dims, "C")]
-    return tuple(model._fields)  # numba says so nowhere else
+    return tuple(model._fields)  # no public attribute has them
 
 
 def check_entry(kernel: Kernel, ptx: str, entry: str) -> None:

@@ -74,7 +74,7 @@ def _implement(name: str, function: Callable[..., object]) -> None:
 
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, run, device)
-    # No derivative, and no gradient requested, as of the function itself: results are detached.
+    # No derivative: results are detached, as those of the function itself.
     _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 

@@ -92,7 +92,7 @@ class Ring:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._buffers: deque[Buffer] = deque()  # used longest ago first
+        self._buffers: deque[Buffer] = deque()  # least recently used first
 
     def send(self, array: Array) -> torch.Tensor:
         """Copy an array to the device, and return the tensor there.
@@ -196,8 +196,8 @@ def prepare_graphs() -> None:
 def upload(array: Array, device: torch.device, *, pin_memory: bool) -> torch.Tensor:
     """Copy an array to a device, on torch's current stream there, without waiting.
 
-    Captured into a CUDA graph, the copy uploads at each replay what the array held at the capture;
-    the memory for that is never freed.
+    Captured into a CUDA graph, the copy uploads at each replay the values of the array at the time
+    of the capture; the memory for them is never freed.
 
     While another thread captures a graph in torch's default mode, `capture_error_mode="global"`,
     CUDA forbids two things that an upload does: querying an event, and allocating device or pinned

@@ -54,7 +54,7 @@ def _rank_embeds(is_embed: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"is_embed has {num_placeholders} entries, expected at most {MAX_SIZE}")
     mask = flat(is_embed).view(torch.uint8), is_embed.stride(0), num_placeholders
     num_threads = -(-num_placeholders // kernels.PER_THREAD)
-    # A tile has at least one thread, so this is room for the counts of all.
+    # A tile has at least one thread, so this is large enough for the counts of all tiles.
     counts = is_embed.new_empty(num_threads, dtype=torch.int32)
     ranks = is_embed.new_empty(num_placeholders + 1, dtype=torch.int32)
     launch_threads(kernels.count_embeds, num_threads, 1, *mask, counts)

@@ -54,9 +54,9 @@ def compute_slot_mapping(
     graph. Under `torch.compile` it is one operator (`fast.operators`). All tensors must be on one
     device.
 
-    Outside checked mode a token has the slot -1 where its position is negative, outside the table
-    or in a negative block, and these are not checked: that `query_start_loc` starts at 0 and does
-    not decrease, that `out` shares no memory with an input, and on a GPU that there are enough
+    Outside checked mode a token has the slot -1 if its position is negative, outside the table or
+    in a negative block. Only checked mode checks that `query_start_loc` starts at 0 and does not
+    decrease, that `out` shares no memory with an input, and on a GPU that there are enough
     positions.
 
     Definition: `reference.compute_slot_mapping`.
@@ -218,12 +218,12 @@ _known_layout: Final = lru_cache(typed=True)(_check_layout)
 
 
 def _find_layout(*sizes: Any) -> Layout:  # noqa: ANN401  (not evaluated yet)
-    """Return what `_check_layout` does, in half the time for sizes that were checked before.
+    """Return the result of `_check_layout`, in half the time for sizes that were checked before.
 
-    Not for Dynamo, which would trace into the cache.
+    It is not called under Dynamo, which would trace into the cache.
     """
     try:
         layout = _known_layout(*sizes)
-    except TypeError:  # or what cannot be kept, such as a list
+    except TypeError:  # a wrong type, or an unhashable value such as a list
         layout = None
     return layout or _check_layout(*sizes)

@@ -1,4 +1,4 @@
-"""Allocate the buffers of `BlockTables`, and copy an object with them."""
+"""Allocate the buffers of `BlockTables`, and copy and pickle them."""
 
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ MADE_ANEW: Final = (
     *("_groups", "_widths", "_num_gathered", "_state", "_counts", "_is_counted", "_host"),
     *("_gathered_views", "_gathered_version", "_slots_version"),
 )
-"""The attributes that a copy makes again."""
+"""The attributes that a copy makes anew."""
 
 
 class TableMemory:
@@ -78,7 +78,7 @@ class TableMemory:
         self._counts = RowCounts(groups, self.max_num_reqs)
         self._is_counted = True
         self._host: HostTables | None = None
-        # Where a simulator stands for the GPU, its branches run.
+        # If a simulator replaces the GPU, the branches for the GPU run.
         if self._tables.device.type == "cpu" and not uses_kernels(self._tables):
             self._host = HostTables(
                 groups,
@@ -133,7 +133,7 @@ class TableMemory:
         return self._host
 
     def _begin_launch(self) -> None:
-        """Prepare a launch that changes rows, after which the counts are changed.
+        """Prepare a launch that changes rows, before the counts on the host are changed too.
 
         A signal handler may raise between the two. Then `_is_counted` stays False, and the next
         method reads the counts from the device.
@@ -152,10 +152,10 @@ class TableMemory:
 def make_full(
     shape: tuple[int, ...], value: int, dtype: type[np.integer[Any]], device: torch.device
 ) -> torch.Tensor:
-    """Return a tensor filled with one value, on the CPU in huge pages where the system has them.
+    """Return a tensor filled with one value, on the CPU in huge pages if the system has them.
 
     A step reads a few entries of each row: with pages of 4 KiB, computing the slots of 4096
-    requests takes 1.3 times as long. NumPy asks for huge pages from 4 MiB on, torch does not.
+    requests takes 1.3 times as long. NumPy requests huge pages from 4 MiB on, torch does not.
     Everything is written here, so no step has a page fault.
     """
     if device.type != "cpu":

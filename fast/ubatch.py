@@ -196,12 +196,12 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
     vectors, longest = host.cut(r0, r1, t0, t1)
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
-    if longest == 0:  # padding alone: only then is the bound read, which an engine's may lack
+    if longest == 0:  # only padding: read the bound, which an engine's metadata may lack
         longest = read_count("max_query_len", batch.metadata.max_query_len)
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     starts, seq_lens = starts_cpu, seq_lens_cpu
-    if batch.device is not None:  # starts and lengths travel in one copy
+    if batch.device is not None:  # starts and lengths are uploaded in one copy
         on_device = upload(vectors[: 2 * size + 1], batch.device, pin_memory=True)
         starts, seq_lens = on_device[: size + 1], on_device[size + 1 :]
     encoder_seq_lens = batch.encoder_seq_lens
@@ -250,7 +250,7 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
     if type(value) is slice and value.step is None:
         start, stop = value.start, value.stop
         if type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
-            return start, stop  # what most callers hand over, at a third of the time
+            return start, stop  # the usual case, in a third of the time
     if not isinstance(value, slice):
         raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
     if value.step is not None and not is_int(value.step):

@@ -9,9 +9,9 @@ batch of requests, in which request `i` brings `q_i` new tokens (its query) afte
 `s_i` in all (its sequence length). A *position* is a token's index in its request's sequence. A
 *block* is `block_size` consecutive positions of a request, stored together; a *slot* is a token's
 place in the physical cache. *Padding* is requests without tokens at the end of a batch, and tokens
-past those of the last request, that the replay of a captured CUDA graph needs. A *spec* says what a
-layer keeps in the cache, a *page* is the bytes of one block of it, and a *group* is layers that
-share a block table.
+past those of the last request, that the replay of a captured CUDA graph needs. A *spec* describes
+what a layer keeps in the cache, a *page* is the bytes of one block of it, and a *group* is layers
+that share a block table.
 
 Errors: a wrong value, shape, length or combination is a `ValueError`; a wrong type or dtype a
 `TypeError`; an unknown name a `KeyError`; an index out of range an `IndexError`; a missing

@@ -89,7 +89,7 @@ def is_int(value: object) -> TypeGuard[int | np.integer[Any]]:
 def check_int(
     name: str, value: object, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """Return an integer as a Python int; refuse bools, other types, and what is out of bounds."""
+    """Return an integer as a Python int; reject bools, other types, and values out of bounds."""
     if not is_int(value):
         raise TypeError(f"{name} must be an int, got {describe(value)}")
     is_small = minimum is not None and value < minimum

@@ -1,6 +1,6 @@
 """Attention in float64: over all keys, over a paged cache, merged from parts.
 
-`paged_attention` finds keys and values as a kernel does, through the block table alone, and
+`paged_attention` finds keys and values as a kernel does, only through the block table, and
 independently of `access` and `compute_slot_mapping`.
 """
 
@@ -117,7 +117,7 @@ def paged_attention(
     own, or only the last `sliding_window` of these, its own included; if the batch is not causal,
     it sees the whole sequence. Of these the rank holds the positions `p` with
     `p // interleave % cp_world_size == cp_rank`, one after another in the blocks that the request's
-    row lists. Nothing else of the table and the cache is read, and nothing of `slot_mapping`.
+    row lists. Nothing else of the table and the cache is read, and `slot_mapping` is not read.
 
     Args:
         q: [at least num_actual_tokens, num_heads, head_size], the queries, of any float dtype.
@@ -261,8 +261,8 @@ def write_kv_cache(key: Array, value: Array, kv_cache: Array, slot_mapping: Int6
     Raises:
         TypeError: An argument of the wrong type or dtype.
         ValueError: Shapes that do not fit together, a cache that is read-only or shares memory with
-            what is written, a slot outside the cache, two tokens with the same slot. After an error
-            nothing is written.
+            `key` or `value`, a slot outside the cache, two tokens with the same slot. After an
+            error nothing is written.
 
     Example:
         >>> import numpy as np

@@ -254,7 +254,7 @@ def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: 
 
 
 def _get_spec_for_builder(name: str, group: Any) -> Any:  # noqa: ANN401  # an engine's own
-    """Return the spec of a group; of a `UniformTypeKVCacheSpecs` the inner spec of its layers."""
+    """Return the spec of a group; for a `UniformTypeKVCacheSpecs`, the inner spec of its layers."""
     if not is_kind(group.kv_cache_spec, "UniformTypeKVCacheSpecs"):
         return group.kv_cache_spec
     specs = group.kv_cache_spec.kv_cache_specs

@@ -1,4 +1,4 @@
-"""What layers keep in the KV cache that attend to all positions: full attention and MLA."""
+"""KV cache specs of layers that attend to all positions: full attention and MLA."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AttentionSpec(KVCacheSpec):
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to all tokens before them.
+    """What a layer keeps if its tokens attend to all tokens before them.
 
     A layer with a window or a chunk may have this spec too, if its group keeps everything anyway.
 

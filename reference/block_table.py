@@ -44,7 +44,7 @@ class BlockTables:
     order of the batch. A step gathers the rows of its requests, in batch order, into a second set
     of tables, the *gathered tables*, and computes slots from these. Methods return views of two
     persistent buffers, the gathered tables and the slots. A caller may write into a view: the next
-    call returns what is defined here all the same.
+    call still returns the values that are defined here.
 
     Args:
         block_sizes: Positions in a block of each group; may be empty.
@@ -126,7 +126,7 @@ class BlockTables:
             overwrite: For each request slot, whether the IDs become the whole row.
 
         Raises:
-            TypeError: What is not a list, or an entry of the wrong type.
+            TypeError: A value that is not a list, or an entry of the wrong type.
             IndexError: A request slot that does not exist.
             ValueError: A request slot listed twice, lengths that disagree, starts that do not run
                 from 0 to the number of IDs, an ID outside 0 .. 2**31 - 1, a row that would have

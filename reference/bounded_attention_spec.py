@@ -1,4 +1,4 @@
-"""What layers keep that attend to some positions only: a chunk, a window, an encoder."""
+"""KV cache specs of layers that attend to some positions only: a chunk, a window, an encoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reference.base_spec import read_config
 
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to those before them in their own chunk.
+    """What a layer keeps if its tokens attend to those before them in their own chunk.
 
     Attributes:
         block_size: Positions in a block, at least 1.
@@ -56,7 +56,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class SlidingWindowSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to a window that ends with themselves.
+    """What a layer keeps if its tokens attend to a window that ends with themselves.
 
     Attributes:
         block_size: Positions in a block, at least 1.

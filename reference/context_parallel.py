@@ -23,7 +23,7 @@ def get_dcp_local_seq_lens(
     *,
     out: Int32Array | None = None,
 ) -> Int32Array:
-    """Count the positions of each sequence that a context-parallel rank holds, or each rank.
+    """Count the positions of each sequence that one context-parallel rank, or each rank, holds.
 
     A rank holds the positions `p` with `p // interleave % dcp_size == rank`. The local length of a
     sequence is the number of its positions `0 .. s_i - 1` that the rank holds.

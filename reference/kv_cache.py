@@ -124,8 +124,8 @@ def _reshape_kv_cache(
     that grows when the backend is called with one more block) is moved to the front of the order,
     so that every block fills its own page.
 
-    In a `UniformTypeKVCacheSpecs` each layer has its own spec; a layer without one has that of the
-    first layer of its group that has one and the same array. Encoder-only groups are skipped.
+    In a `UniformTypeKVCacheSpecs` each layer has its own spec; a layer without one gets that of the
+    first layer of its group with a spec and the same array. Encoder-only groups are skipped.
 
     Args:
         kv_cache_config: The KV cache; its groups are read.

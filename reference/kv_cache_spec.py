@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class UniformTypeKVCacheSpecs(KVCacheSpec):
-    """What the layers of one group keep that have the same kind but different sizes.
+    """What the layers of one group keep if they have the same kind but different sizes.
 
     Its page consists of one page of each layer.
 

@@ -183,9 +183,9 @@ class MultiModalBudget:
         return min(self.encoder_compute_budget, self.encoder_cache_size)
 
     def get_modality_with_max_tokens(self) -> str:
-        """Return the modality with the largest item; of equals the last by name.
+        """Return the modality with the largest item; the last by name if several are largest.
 
-        So all ranks agree, whatever the order of their dicts.
+        All ranks therefore agree, whatever the order of their dicts.
 
         Raises:
             ValueError: There are no modalities.

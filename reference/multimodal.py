@@ -24,8 +24,8 @@ NAN_BITS = {
     "float8_e4m3fn": 0x7F,
     "float8_e5m2": 0x7E,
 }
-"""The bits of each dtype's NaN: positive, quiet, all other bits of the mantissa 0 (where it has
-such a one). Other dtypes hold no embeddings."""
+"""The bits of each dtype's NaN: positive, quiet, all other bits of the mantissa 0 (if it has such a
+NaN; float8_e4m3fn does not). Other dtypes hold no embeddings."""
 
 
 def scatter_mm_placeholders(

@@ -13,7 +13,7 @@ def is_residual_scattered_for_sp(
 ) -> bool:
     """Return whether the residual stream is scattered over the tensor-parallel ranks.
 
-    The first of these that applies gives the result; what comes after it is not read:
+    The first case that applies gives the result; the attributes of later cases are not read:
 
     - `compilation_config.pass_config.enable_sp` is False: no.
     - `parallel_config.tensor_parallel_size` is 1: no.

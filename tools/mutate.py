@@ -2,21 +2,21 @@
 
     python -m tools.mutate [--modules slots,ubatch] [--workers 2] [--budget-minutes N]
 
-makes mutants of each module, one change in each (`tools/mutation/operators.py` lists the changes),
-and runs conformance tests on them, in the simulator too, until one fails. The tests are those of
-the functions in the module, and in all modules that import it; of these, the ones that reach the
-changed lines. To find them, a few examples of each run once before the first mutant; if
-`--budget-minutes` ends before that, nothing is evaluated.
+makes mutants of each module, one change in each (`tools/mutation/operators.py` lists the changes).
+It runs conformance tests on each mutant, in the simulator too, until one fails. The tests are those
+of the functions in the module, and in all modules that import it, that reach the changed lines. To
+find these, a few examples of each test run once before the first mutant; if `--budget-minutes` ends
+before that, no mutant is evaluated.
 
 A few examples of each test run first, all examples of the module's own tests early (see
-`tools/mutation/evaluator.py`), until `--survivor-seconds` are used up. A mutant that no test fails
-on survives. Mutants that are equivalent to the original, or in functions whose work the definition
-leaves open, are declared in `tools/equivalents.toml`; on these, only the few examples run.
+`tools/mutation/evaluator.py`), until `--survivor-seconds` are used up. A mutant survives if no test
+fails. Mutants that are equivalent to the original, or in functions whose work the definition leaves
+open, are declared in `tools/equivalents.toml`; on these, only the few examples run.
 
-Mutants are evaluated in a random order, so the part of them that an interrupted run has evaluated
-is a random sample. Outcomes are stored, and stay valid while the source of the module is unchanged.
-The exit status is 0; 1 if under 95% of the mutants that are not declared are killed, or under 90%
-in a module, or if a declaration is wrong; 2 for a wrong command line.
+Mutants are evaluated in a random order, so an interrupted run has evaluated a random sample.
+Outcomes are stored, and stay valid while the source of the module is unchanged. The exit status is
+0; 1 if under 95% of the undeclared mutants are killed, or under 90% in a module, or if a
+declaration is wrong; 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
     """Run the command line, and return its exit status.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
-        project: What is mutated, and what checks it; None: `fast`, by `conformance`.
+        arguments: The command line; None: the process' own.
+        project: The mutated package and its checks; None: `fast` and `conformance`.
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
         if not options.list_survivors:
             try:
                 run.evaluate(project, options)
-            except RuntimeError as error:  # with tests that fail nothing can be evaluated
+            except RuntimeError as error:  # a test fails on the original
                 parser.error(str(error))
             except KeyboardInterrupt:
                 status = 130
@@ -98,12 +98,12 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
 
 
 class Run:
-    """The mutants of a run, and what is known of them.
+    """The mutants of a run, with their outcomes and declarations.
 
     Args:
         mutants: The mutants.
-        session: What was found.
-        declarations: What is declared of them.
+        session: The stored outcomes.
+        declarations: The declarations about mutants.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Run:
         self._declarations = declarations
 
     def evaluated(self) -> list[tuple[Mutant, Outcome]]:
-        """Return the mutants that were evaluated, and what was found of each."""
+        """Return the mutants that were evaluated, with their outcomes."""
         known = [(mutant, self._session.outcome(mutant)) for mutant in self._mutants]
         return [(mutant, outcome) for mutant, outcome in known if outcome is not None]
 
@@ -122,8 +122,8 @@ class Run:
         """Evaluate the mutants that are not evaluated yet.
 
         Args:
-            project: Has the tests.
-            options: Of the command line.
+            project: The project.
+            options: The parsed command line.
 
         Raises:
             RuntimeError: A test fails without a mutant, or cannot be imported.
@@ -188,7 +188,7 @@ class Run:
 
 
 def first_of_each_module(mutants: Iterable[Mutant], number: int) -> list[Mutant]:
-    """Return the first mutants of each module, up to a number, in their order."""
+    """Return the first `number` mutants of each module, in order."""
     found: Counter[str] = Counter()
     chosen = []
     for mutant in mutants:

@@ -1,7 +1,7 @@
 """Adapters: they convert between the objects of an implementation and those of `reference`.
 
-`base` has the class to extend. `--adapter` names a module or file that has it as `ADAPTER`.
-Otherwise it is the attribute `CONFORMANCE_ADAPTER` of the implementation.
+`base` has the class to extend. `--adapter` takes a module or file whose `ADAPTER` is the subclass.
+Without it, the implementation's attribute `CONFORMANCE_ADAPTER` is used.
 """
 
 from conformance.adapters.base import Adapter, FastAdapter, Unsupported, is_given, supplied

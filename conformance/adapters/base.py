@@ -38,15 +38,15 @@ KINDS = {
     "AttentionMetadataBuilder": "builder",
     "AttentionGroup": "attention_group",
 }
-"""The kind of an object, by the name of its class or of one that this extends.
+"""The kind of an object, by the name of its class or of a base class.
 
-Two kinds are found by their attributes: an `input_batch` has `swap_states`, and a `layer` is any
-other object with attributes. They occur in arguments only.
+Two more kinds have no class name: an `input_batch` has `swap_states`, and a `layer` is any other
+object with attributes. They occur in arguments only.
 """
 
 
-class Unsupported(BaseException):  # no check may take it for an answer
-    """A call needs what the implementation does not support, as its adapter declares.
+class Unsupported(BaseException):  # checks that catch Exception must not catch it
+    """Raised for a call that the implementation does not support, as its adapter declares.
 
     The run counts the call as not made, with the message as the reason.
     """
@@ -58,40 +58,39 @@ def is_given(value: object) -> bool:
 
 
 class Adapter:
-    """Translates between our objects and an implementation's.
+    """Converts between our objects and an implementation's.
 
-    Our objects have the names and attributes of `reference`'s, and tensors in the place of arrays.
-    For each of `KINDS`, a subclass may define a method `KIND(ours)` that returns the
-    implementation's object for one of ours, and `our_KIND(theirs)` that returns ours: `made` makes
-    it, and `supplied` the tensors that the implementation does not have. Objects of kinds without
-    these methods are passed as they are. A call is translated at its boundary: the arguments on the
-    way in, the result on the way out. Tensors are never copied, so that writes through them and the
-    memory of results are seen.
+    Our objects have the class names and attributes of `reference`'s, with tensors in place of
+    arrays. For each kind in `KINDS`, a subclass may define a method `KIND(ours)` that returns the
+    implementation's object for one of ours, and `our_KIND(theirs)` that returns ours. The latter
+    calls `made` to make the object, and `supplied` for tensors that the implementation does not
+    have. Objects of other kinds are passed unchanged. Arguments are converted before a call, and
+    the result after it. Tensors are never copied, so that checks can observe writes and aliasing.
 
-    If the module has a context manager `checks(enabled)`, it only has to refuse bad values in
-    tensors inside `checks(True)`. A module without it must always refuse them.
+    If the module has a context manager `checks(enabled)`, it only has to reject bad tensor values
+    inside `checks(True)`. A module without it must always reject them.
 
     Attributes:
         module: The implementation.
-        names: Its names of functions, classes and methods, `StepMetadata` by
-            `CommonAttentionMetadata`, where these are not ours.
-        parameters: Its names of parameters by ours, by our name of the function, where these are
-            not ours. A function that stands here is called with keywords alone, and is given our
-            defaults for parameters of which it has none.
-        lacks: Fields of ours that its objects do not have, such as copies on the CPU. Nothing that
-            is wrong in them alone can be refused; in results the adapter supplies them.
-        deviations: What it does differently on purpose.
+        names: Its names of functions, classes and methods, by ours, if they differ:
+            `{"CommonAttentionMetadata": "StepMetadata"}`.
+        parameters: Its names of parameters, by our names of the function and the parameter, if they
+            differ. A function listed here is called with keyword arguments only, and gets our
+            default for each parameter that has no default of its own.
+        lacks: Fields of ours that its objects do not have, such as copies on the CPU. It need not
+            reject calls in which only these are invalid; in results the adapter supplies them.
+        deviations: Its intended differences from `reference`.
         validates: Whether it rejects invalid calls. If not, calls that must be rejected are not
-            made, and the run says so.
-        exceptions: Its classes of exceptions, each with the class of `reference`'s that it stands
-            for, `{AssertionError: ValueError}`.
-        unsupported: Values of parameters that it does not support, by our name of the function and
-            of the parameter, as predicates: `{"get_dcp_local_seq_lens": {"out": is_given}}`. Calls
-            with them are not made, and the run counts them. Where this depends on more than one
-            value, a method of the adapter raises `Unsupported`.
-        takes_numpy_scalars: Whether it takes NumPy's scalars in place of Python's numbers.
-        takes_own_objects: Whether it takes objects of a caller's own classes with the attributes
-            of its own.
+            made, and the run reports that.
+        exceptions: Its exception classes, each with the class that `reference` raises instead:
+            `{AssertionError: ValueError}`.
+        unsupported: Predicates for argument values that it does not support, by our names of the
+            function and the parameter: `{"get_dcp_local_seq_lens": {"out": is_given}}`. Such calls
+            are not made, and the run counts them. If more than one value decides, a method of the
+            adapter raises `Unsupported`.
+        takes_numpy_scalars: Whether it accepts NumPy scalars in place of Python numbers.
+        takes_own_objects: Whether it accepts objects of a caller's own classes that have the
+            attributes of its classes.
 
     Args:
         module: The implementation.
@@ -129,10 +128,10 @@ class Adapter:
         old.new = lambda self, name, **fields: getattr(self.namespace(), name)(**fields)
 
     def find(self, name: str) -> Any:
-        """Return what the implementation now has by our name, `Class.method` included.
+        """Return the implementation's current object for our name, which may be `Class.method`.
 
         Raises:
-            AttributeError: It has no such thing.
+            AttributeError: It has none.
         """
         if not self.names:
             return operator.attrgetter(name)(self.module)
@@ -143,26 +142,26 @@ class Adapter:
         return found
 
     def dtype(self, ours: torch.dtype) -> Any:
-        """Return a dtype."""
+        """Return the implementation's dtype for one of ours."""
         return ours
 
     def tensor(self, ours: torch.Tensor) -> Any:
-        """Return a tensor, in the same memory."""
+        """Return the implementation's tensor for one of ours, in the same memory."""
         return ours
 
     def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
-        """Return what a function returned as `reference`'s would be, with tensors.
+        """Convert the result of a function to what `reference` would return, with tensors.
 
         Args:
             function: Our name of the function.
-            theirs: What the implementation's returned.
-            arguments: Our arguments by name, as far as the call named them.
+            theirs: The implementation's result.
+            arguments: Our keyword arguments.
         """
         del function, arguments
         return self.ours(theirs)
 
     def refusal(self, function: str, error: Exception) -> Exception:
-        """Return the exception with which a function refused a call, in our words.
+        """Return the exception of a rejected call with our class and our parameter names.
 
         Its class must be the one that `reference` raises, and its message must name our argument:
         the classes in `exceptions` and the names in `parameters` are replaced by ours here.
@@ -177,7 +176,7 @@ class Adapter:
     def supported(
         self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return a call's arguments by name, without those of `unsupported` that have defaults.
+        """Return a call's keyword arguments, except for `unsupported` ones that are the default.
 
         Args:
             function: Our name of the function.
@@ -200,7 +199,7 @@ class Adapter:
         }
 
     def new(self, class_name: str, **fields: Any) -> Any:
-        """Return an object for an argument: of ours where it is converted, else of the module's.
+        """Return an object for an argument: ours if its class is converted, else the module's.
 
         Raises:
             AttributeError: The implementation has no such class.
@@ -209,9 +208,9 @@ class Adapter:
         return self.made(class_name, **fields) if self.is_data(class_name) else found(**fields)
 
     def made(self, class_name: str, **fields: Any) -> Any:
-        """Return an object of ours, of a class of `reference`'s, with these fields.
+        """Return a stub of one of `reference`'s classes with these fields.
 
-        What is not given has the default that it has in `reference`.
+        The other fields have their default in `reference`.
         """
         given = inspect.signature(getattr(reference, class_name)).bind(**fields)
         given.apply_defaults()
@@ -220,11 +219,11 @@ class Adapter:
         return made
 
     def theirs(self, ours: Any, done: dict[int, Any] | None = None) -> Any:
-        """Return a value of ours as the implementation's, entries of lists and dicts included.
+        """Convert a value of ours to the implementation's, including entries of lists and dicts.
 
         Args:
-            ours: It. A list or dict in which nothing is translated is handed on itself.
-            done: What was translated already, by id: one object stays one.
+            ours: The value. A list or dict in which nothing is converted is returned itself.
+            done: The converted values by the id of ours: each object is converted once.
         """
         done = {} if done is None else done
         if id(ours) not in done:
@@ -232,7 +231,7 @@ class Adapter:
         return done[id(ours)]
 
     def ours(self, theirs: Any) -> Any:
-        """Return a value of the implementation's as ours, entries of lists and dicts included."""
+        """Convert a value of the implementation's to ours, including entries of lists and dicts."""
         return self._translated(theirs, "our_", self.ours)
 
     def _translated(self, value: Any, prefix: str, inner: Callable[[Any], Any]) -> Any:
@@ -254,7 +253,7 @@ class Adapter:
         return value if convert is None else convert(value)
 
     def kind_of(self, value: Any) -> str | None:
-        """Return the kind of an object of ours or of the implementation's, None for no object."""
+        """Return the kind of an object of ours or of the implementation's, or None."""
         cls = value if isinstance(value, type) else type(value)
         own = {theirs: ours for ours, theirs in self.names.items()}
         for base in cls.__mro__:
@@ -268,10 +267,10 @@ class Adapter:
         return "layer" if hasattr(value, "__dict__") else None
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function, method or class by our name, which takes and returns what is ours.
+        """Return a function, method or class by our name, which takes and returns our objects.
 
         Raises:
-            AttributeError: The implementation has no such thing.
+            AttributeError: The implementation has none.
         """
         found = self.find(name)
         found = found.fget if isinstance(found, property) else found
@@ -307,8 +306,8 @@ class Adapter:
         return call
 
     def _write_back(self, ours: Any, done: Mapping[int, Any]) -> None:
-        """Put what a function left in a list or dict made of one of ours into ours."""
-        theirs = done.get(id(ours), ours)  # a method that overrides `theirs` may not note it
+        """Copy a function's changes to a converted list or dict back into ours."""
+        theirs = done.get(id(ours), ours)  # an override of `theirs` may not record it
         if theirs is ours or not isinstance(ours, list | dict):
             return
         known = {id(theirs): ours for ours, theirs in _pairs(ours, done)}
@@ -321,24 +320,24 @@ class Adapter:
                 ours[key] = known[id(value)] if id(value) in known else self.ours(value)
 
     def is_data(self, name: str) -> bool:
-        """Return whether a name is of a class whose objects are data, and translated as such."""
+        """Return whether a name is that of a dataclass whose objects are converted."""
         return name in KINDS and dataclasses.is_dataclass(getattr(reference, name, None))
 
 
 def _pairs(ours: Any, done: Mapping[int, Any]) -> list[tuple[Any, Any]]:
-    """Return the entries of a list or dict of ours, each with what was made of it."""
+    """Return the converted entries of a list or dict of ours, as pairs (ours, theirs)."""
     entries = ours.values() if isinstance(ours, dict) else ours
     return [(entry, done[id(entry)]) for entry in entries if id(entry) in done]
 
 
 def _bound(adapter: Adapter, name: str, args: Sequence[Any], fields: Mapping[str, Any]) -> Any:
-    """Return an object of ours from the arguments of its class, by position too."""
+    """Return a stub from the arguments of its class, by position or by name."""
     given = inspect.signature(getattr(reference, name)).bind(*args, **fields)
     return adapter.made(name, **given.arguments)
 
 
 def _by_name(function: str, args: Sequence[Any]) -> dict[str, Any]:
-    """Return arguments by the names that `reference` has for their positions."""
+    """Return positional arguments by `reference`'s names for them."""
     found = operator.attrgetter(function)(reference)
     return dict(zip(inspect.signature(found).parameters, args, strict=False))
 
@@ -361,7 +360,7 @@ def _defaults(
 
 
 class FastAdapter(Adapter):
-    """The adapter of `fast`, and of implementations without one: it passes everything as it is.
+    """The adapter of `fast`, and of implementations without one: it passes everything unchanged.
 
     `fast` has the classes of `reference` under the same names and with the same fields, with
     tensors in place of arrays, and takes a caller's own objects with these attributes.
@@ -375,7 +374,7 @@ class FastAdapter(Adapter):
     takes_own_objects = True
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the implementation's own function; of a property, the function of `self`."""
+        """Return the implementation's own function; for a property, its getter."""
         found: Any = self.find(name)
         function: Any = found.fget if isinstance(found, property) else found
         return function  # type: ignore[no-any-return]  # a module's attribute

@@ -10,21 +10,21 @@ from conformance.values.call import Call
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    r"""What an implementation does otherwise than `reference`, and means to.
+    r"""An intended difference between an implementation and `reference`.
 
-    Examples that fail as declared do not fail the run, and the search for others goes on. The
-    witness must fail as declared: once it does not, the run fails until the declaration is gone.
+    Examples that fail as declared do not fail the run, and the search for other failures goes on.
+    If the witness no longer fails as declared, the run fails until the declaration is removed.
 
-    An implementation whose messages do not name the element and the value at fault, as
-    `reference`'s do, declares so with the `fails` of `"wrong error message"`.
+    If the messages of an implementation do not contain the invalid element and value, as those of
+    `reference` do, it declares a deviation whose `fails` is `"wrong error message"`.
 
     Attributes:
         function: The function that deviates.
         reason: Why it does, as the run prints it.
-        witness: A call, valid or bad, that shows it.
-        fails: A regular expression that is found in the message of each failure that this is the
-            reason of: `result.dtype = torch.int64`. The narrower it is, the less it hides.
-        names: For a bad call as witness, of which the message of its refusal must name one.
+        witness: A call, valid or invalid, that shows it.
+        fails: A regular expression that matches in the message of each failure that this explains:
+            `result.dtype = torch.int64`. The narrower it is, the less it hides.
+        names: If the witness is invalid: its error message must contain one of these names.
 
     >>> from conformance.values.call import Call
     >>> wide = Deviation("f", "kernels want int64", Call("f", {}), r"dtype = torch\.int64")
@@ -46,7 +46,7 @@ class Deviation:
         re.compile(self.fails)
 
     def explains(self, error: BaseException) -> bool:
-        """Return whether a failure, or what it came from, is this deviation."""
+        """Return whether a failure, or its cause, is this deviation."""
         difference = getattr(error, "difference", None)  # its message breaks long lines
         texts = (str(error), getattr(difference, "line", ""))
         if any(re.search(self.fails, text) for text in texts):

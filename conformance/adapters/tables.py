@@ -14,7 +14,7 @@ from conformance.adapters.base import Adapter
 
 
 def mistyped(adapter: Adapter) -> Iterator[str]:
-    """Yield the names in an adapter's tables that nothing has."""
+    """Yield a message for each name in an adapter's tables that does not exist."""
     for table in ("names", "parameters", "unsupported"):
         for name in getattr(adapter, table):
             if not _is_ours(name):
@@ -44,7 +44,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _parameters(module: ModuleType, function: str) -> Iterable[str]:
-    """Return the parameters of a function of one of the twins; none where it has no signature."""
+    """Return the parameters of a function of one of the twins; none if it has no signature."""
     try:
         return inspect.signature(operator.attrgetter(function)(module)).parameters
     except (AttributeError, TypeError, ValueError):
@@ -52,7 +52,7 @@ def _parameters(module: ModuleType, function: str) -> Iterable[str]:
 
 
 def _fields(found: Any) -> set[str]:
-    """Return what objects of a class have; of a function, what it takes."""
+    """Return the attributes of a class's objects, or the parameters of a function."""
     if not isinstance(found, type):
         return set(inspect.signature(found).parameters) if inspect.isfunction(found) else set()
     names = set(dir(found))

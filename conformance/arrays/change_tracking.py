@@ -1,4 +1,4 @@
-"""What became of converted arguments: each change of them, and of the memory around them."""
+"""Detects changes of converted arguments, and of the memory around them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conformance.values.comparison import as_bytes, first_unequal, torch_dtype
 from conformance.values.differences import Difference, Verdict
 
 _Held: TypeAlias = list[Any] | dict[Any, Any]
-"""What a list, a dict, a set or an object held."""
+"""A snapshot of the contents of a list, a dict, a set or an object."""
 
 
 @dataclasses.dataclass
@@ -27,8 +27,8 @@ class Memory:
 
     Attributes:
         path: The first argument that lies in it.
-        drawn: It, as drawn, with the other sign where it is negated.
-        converted: It, as converted.
+        drawn: The drawn memory, with the opposite sign if it is negated.
+        converted: The converted memory.
         as_numpy: The converted memory as NumPy sees it; None on a device.
         is_negated: Whether the arguments are lazy negations of it.
         source: The memory of the drawn arrays, which keeps its id from being reused.
@@ -44,20 +44,20 @@ class Memory:
     shown: list[tuple[tuple[int, ...], int, list[int]]] = dataclasses.field(default_factory=list)
 
     def view(self, array: Array) -> Array | torch.Tensor:
-        """Return what a drawn array is in the converted memory."""
+        """Return the view of the converted memory that corresponds to a drawn array."""
         offset = offset_of(array) // array.itemsize
         strides = [stride // array.itemsize for stride in array.strides]
         self.shown.append((array.shape, offset, strides))
         if isinstance(self.converted, torch.Tensor):
             tensor = self.converted.as_strided(array.shape, strides, offset)
-            # torch names it so
+            # torch has no public name for it
             return torch._neg_view(tensor) if self.is_negated else tensor  # noqa: SLF001
         view = same_view(array, self.converted)
         view.flags.writeable = array.flags.writeable
         return view
 
     def is_seen(self) -> Array:
-        """Return which of its elements an argument shows; the others are guard bands."""
+        """Return a mask of the elements that arguments cover; the others are guard bands."""
         seen = np.zeros(self.drawn.shape, np.bool_)
         for shape, offset, strides in self.shown:
             np.ndarray(shape, np.bool_, seen.data, offset, strides)[...] = True
@@ -70,7 +70,7 @@ class Memory:
         return self.drawn.tobytes() == self.as_numpy.tobytes()
 
     def write(self, values: Array) -> None:
-        """Write values to all of the converted memory, by NumPy where it can: unseen by torch."""
+        """Overwrite the converted memory, through NumPy if possible: torch does not notice that."""
         if self.as_numpy is not None:
             self.as_numpy[...] = values
         elif isinstance(self.converted, torch.Tensor):
@@ -87,11 +87,11 @@ class _TrackedArray:
     """An array that was converted.
 
     Attributes:
-        path: The argument that it is.
-        drawn: It, as drawn.
-        converted: It, as converted.
+        path: Its path.
+        drawn: The drawn array.
+        converted: The converted array.
         memory: The memory that it lies in.
-        layout: Where in that, as it was converted.
+        layout: Its address, shape and strides when it was converted.
     """
 
     path: str
@@ -102,10 +102,10 @@ class _TrackedArray:
 
 
 class ChangeTracker:
-    """Remembers converted arguments as they were.
+    """Records the state of converted arguments, and finds later changes.
 
     Attributes:
-        memories: The memories of arrays, by the drawn one's id and by where it is converted to.
+        memories: The memories of arrays, by the id of the drawn one and the place of the copy.
     """
 
     def __init__(self) -> None:
@@ -115,13 +115,13 @@ class ChangeTracker:
         self._paths: dict[int, str] = {}
 
     def track_array(self, path: str, drawn: Array, memory: Memory) -> Array | torch.Tensor:
-        """Return an array in its converted memory, and remember where it lies."""
+        """Return the converted array, and record its layout."""
         converted = memory.view(drawn)
         self._arrays.append(_TrackedArray(path, drawn, converted, memory, _layout(converted)))
         return converted
 
     def track_holder(self, path: str, value: Any) -> None:
-        """Remember what a list, a dict, a set or an object holds; others hold nothing."""
+        """Record the contents of a list, a dict, a set or an object; ignore other values."""
         if isinstance(value, type | tuple):
             return
         if isinstance(value, list | dict | set) or hasattr(value, "__dict__"):
@@ -130,7 +130,7 @@ class ChangeTracker:
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:
-        """Forget afterwards what is converted inside."""
+        """Forget the arguments converted inside the block when it ends."""
         memories, paths = dict(self.memories), dict(self._paths)
         num_arrays, num_holders = len(self._arrays), len(self._holders)
         views = [(memory, len(memory.shown)) for memory in memories.values()]
@@ -144,7 +144,7 @@ class ChangeTracker:
 
     @contextlib.contextmanager
     def idle_step(self) -> Iterator[None]:
-        """Make all that arguments show 0 inside, as an idle step leaves a runner's buffers."""
+        """Set all elements of arguments to 0 inside, like a runner's buffers after an idle step."""
         contents = {}
         for memory in self.memories.values():
             zero = np.zeros((), memory.drawn.dtype)
@@ -154,10 +154,10 @@ class ChangeTracker:
 
     @contextlib.contextmanager
     def holding(self, contents: Mapping[int, Array]) -> Iterator[None]:
-        """Let memory hold something else inside, as when a caller fills its buffers again.
+        """Write other contents to memories inside, as a caller that fills its buffers again.
 
         Args:
-            contents: What it holds, by the id of the drawn memory.
+            contents: The contents, by the id of the drawn memory.
         """
         for memory in self.memories.values():
             memory.write(contents.get(id(memory.source), memory.drawn))
@@ -168,7 +168,7 @@ class ChangeTracker:
                 memory.write(memory.drawn)
 
     def scribble(self) -> None:
-        """Overwrite all arguments, as a caller may that uses its buffers again."""
+        """Overwrite all arguments, as a caller that reuses its buffers may do."""
         for memory in self.memories.values():
             memory.write(poisoned(memory.drawn.shape, memory.drawn.dtype))
         for _, holder, _ in self._holders:
@@ -176,7 +176,7 @@ class ChangeTracker:
                 holder.clear()
 
     def owner(self, value: Any) -> str | None:
-        """Return the argument that an object is, or in whose memory an array lies; None if none."""
+        """Return the path of the argument that an object is, or whose memory it is in, or None."""
         if not isinstance(value, np.ndarray | torch.Tensor):
             return self._paths.get(id(value))
         address = address_of(value)
@@ -184,7 +184,7 @@ class ChangeTracker:
         return next(owners, None) if address else None
 
     def unwritten(self, allowed: frozenset[str]) -> Iterator[Memory]:
-        """Yield the memories in which no argument lies that the function may change."""
+        """Yield the memories without any argument that the function may change."""
         written = {id(one.memory) for one in self._arrays if argument_of(one.path) in allowed}
         return (one for one in self.memories.values() if id(one) not in written)
 
@@ -193,7 +193,7 @@ class ChangeTracker:
         return next(self._changes_of_holders(allowed), None)
 
     def changed(self, allowed: frozenset[str]) -> Difference | None:
-        """Return the first difference of the converted arguments from what was drawn.
+        """Return the first difference of the converted arguments from the drawn ones.
 
         Args:
             allowed: Names of arguments that the function may change.
@@ -245,14 +245,14 @@ def argument_of(path: str) -> str:
 
 
 def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:
-    """Return where an array lies, and how."""
+    """Return the address, the shape and the strides of an array."""
     if isinstance(array, torch.Tensor):
         return array.data_ptr(), array.shape, array.stride()
     return array.__array_interface__["data"][0], array.shape, array.strides
 
 
 def _held(holder: Any) -> _Held:
-    """Return what a list, a dict, a set or an object holds now."""
+    """Return a snapshot of the contents of a list, a dict, a set or an object."""
     if isinstance(holder, list):
         return holder.copy()
     if isinstance(holder, set):
@@ -283,7 +283,7 @@ def _holder_differences(path: str, old: _Held, new: _Held) -> Iterator[Differenc
 def _array_differences(
     path: str, drawn: Array, converted: Array | torch.Tensor
 ) -> Iterator[Difference]:
-    """Yield where an array is no longer of its shape, or else its first changed element."""
+    """Yield the changed shape of an array, or else its first changed element."""
     if tuple(converted.shape) != drawn.shape:
         yield Difference(Verdict.SHAPE, f"{path}.shape", None, tuple(converted.shape), drawn.shape)
         return

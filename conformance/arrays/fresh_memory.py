@@ -1,8 +1,7 @@
-"""Fill the memory that NumPy, numba and torch allocate: it holds no earlier call's right answer.
+"""Fills memory that NumPy, numba and torch allocate, so that it has no earlier call's answer.
 
 torch fills its own in deterministic mode, always with the same value. NumPy and numba have no such
-mode, but they take their memory from allocators that can be replaced: here by one that fills what
-it returns.
+mode, but their allocators can be replaced: here by one that fills the memory it returns.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ HANDLER: Final = b"mem_handler"
 """The name of the capsules in which NumPy passes allocators."""
 
 SET_HANDLER, GET_HANDLER = 304, 305
-"""Where `PyDataMem_SetHandler` and `PyDataMem_GetHandler` are in NumPy's C API."""
+"""The indices of `PyDataMem_SetHandler` and `PyDataMem_GetHandler` in NumPy's C API table."""
 
 RAW: Final = 0
 """The domain of `PyMem_RawMalloc`."""
@@ -53,7 +52,7 @@ _HANDLERS: Final[list[_Handler]] = []
 def filled_memory() -> Iterator[None]:
     """Fill the arrays that NumPy allocates in this thread with poison.
 
-    From the first time on, those that numba's compiled loops allocate are filled, too.
+    From the first use on, arrays that numba's compiled loops allocate are always filled.
     """
     set_handler, filling = _numpy_handler()
     before = set_handler(filling)
@@ -65,11 +64,11 @@ def filled_memory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def filled_tensors(byte: int) -> Iterator[None]:
-    """Fill what `new_empty` allocates inside with a byte: poison, or 0.
+    """Fill CPU tensors that `new_empty` allocates inside with a byte: poison, or 0.
 
-    Poison is a negative int, so it may stand for "none", as a row's rank does; 0 is the first row.
-    The greatest int, which torch takes in deterministic mode, is greater than every number of rows,
-    so that a kernel may compare with it and go on as if it were right.
+    Poison is a negative int, which a kernel may take for "none", as in a row's rank; 0 is the first
+    row. The largest int, torch's own value in deterministic mode, exceeds every number of rows, so
+    that a kernel may compare with it and still be right by chance.
     """
     new_empty = torch.Tensor.new_empty
 
@@ -88,7 +87,7 @@ def filled_tensors(byte: int) -> Iterator[None]:
 
 @functools.cache
 def _numpy_handler() -> tuple[Callable[[Any], Any], Any]:
-    """Return the function that sets NumPy's allocator, and one that fills; fill numba's memory."""
+    """Return the setter of NumPy's allocator, and a filling allocator; install it for numba."""
     from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]  # noqa: PLC0415
     from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # noqa: PLC0415
 
@@ -120,7 +119,7 @@ def _numpy_handler() -> tuple[Callable[[Any], Any], Any]:
 
 @functools.cache
 def _filling_malloc() -> Any:
-    """Return a compiled `malloc` that takes a context first, and fills what it returns."""
+    """Return a compiled `malloc` that takes a context first, and fills the memory it returns."""
     from numba import cfunc, types  # noqa: PLC0415  # numba takes 0.3 s to import
 
     libc = ctypes.CDLL(None)

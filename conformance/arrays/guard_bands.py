@@ -17,7 +17,7 @@ GUARD = 2
 
 
 def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return an array whose every byte is poison; of bools, which have two values, all True.
+    """Return an array with poison in every byte; an array of bools is all True.
 
     >>> poisoned((2,), np.int32).tolist()
     [-1431655766, -1431655766]
@@ -28,9 +28,9 @@ def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def is_poisoned(array: Array) -> bool:
-    """Return whether an array has elements, and each is poison; not of a dtype of 1 or 2 bytes.
+    """Return whether all elements of an array are poison; False without any, or below 4 bytes.
 
-    A call may well be drawn with the 170 that a byte of poison is.
+    Small dtypes have too few values: a call may well be drawn with 170, the byte of poison.
 
     >>> is_poisoned(poisoned((2,), np.int32)), is_poisoned(np.array([170], np.uint8))
     (True, False)
@@ -41,7 +41,7 @@ def is_poisoned(array: Array) -> bool:
 
 
 def base_of(array: Array) -> Array:
-    """Return the array that owns the memory of an array: the last `base` that is one.
+    """Return the array that owns the memory of an array: the last `base` that is an array.
 
     >>> base_of(guarded([1, 2], np.int64)).shape
     (6,)
@@ -64,7 +64,7 @@ def offset_of(array: Array) -> int:
 
 
 def same_view(array: Array, memory: Array) -> Array:
-    """Return the view of a copy of an array's memory that the array is of its own memory.
+    """Return the view of a copied memory that corresponds to an array of the original memory.
 
     >>> same_view(guarded([1, 2], np.int64), np.arange(6)).tolist()
     [2, 3]
@@ -88,7 +88,7 @@ def guarded(values: Sequence[int], dtype: type[np.generic], stride: int = 1) -> 
 def guarded_table(
     rows: Sequence[Sequence[int]], num_rows: int, width: int, filler: int, stride: int = 1
 ) -> Array:
-    """Return a block table inside a larger one, the filler past each row's end.
+    """Return a block table between guard bands, with the filler past each row's end.
 
     A row's entries are `stride` elements apart in memory.
 
@@ -115,12 +115,12 @@ def poisoned_out(length: int, dtype: type[np.generic], stride: int = 1) -> Array
 
 
 def poisoned_rows_out(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
-    """Return rows to write to, in one piece, full of poison between guard bands.
+    """Return a contiguous output buffer of rows, full of poison between guard bands.
 
     Args:
-        shape: Of the rows.
-        dtype: Of an element.
-        offset: Elements that the rows begin later, so that they begin at no multiple of 16 bytes.
+        shape: The shape of the rows.
+        dtype: The dtype of an element.
+        offset: Elements by which the rows are shifted, so that they are not aligned to 16 bytes.
     """
     size = int(np.prod(shape))
     first = 16 + offset

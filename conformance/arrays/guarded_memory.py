@@ -2,7 +2,7 @@
 
 An array that is placed here ends at the page after it, or begins at the page before it: a read or
 write one element outside raises SIGSEGV. Pages can be made read-only. The signal ends the process,
-or is noticed inside `noticing_faults`.
+or is recorded inside `noticing_faults`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NO_ACCESS: Final = 0
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 HANDLER: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-"""A handler of a signal: it gets the signal, a `siginfo_t`, and the state of the thread."""
+"""A signal handler: its arguments are the signal, a `siginfo_t`, and the thread's state."""
 
 GETS_INFO: Final = 4
 """Linux' `SA_SIGINFO`."""
 
 ADDRESS: Final = 16
-"""Where `si_addr` is in a `siginfo_t` on 64-bit Linux."""
+"""The offset of `si_addr` in a `siginfo_t` on 64-bit Linux."""
 
 
 class _SignalAction(ctypes.Structure):
@@ -44,7 +44,7 @@ class _SignalAction(ctypes.Structure):
 
 
 class GuardedMemory:
-    """Address space from which arrays are placed between inaccessible pages.
+    """Address space in which arrays are placed between inaccessible pages.
 
     Args:
         size: bytes of address space, a multiple of the page size.
@@ -83,24 +83,24 @@ class GuardedMemory:
         return copied, first, length
 
     def make_read_only(self, first: int, length: int) -> None:
-        """Let writes to these pages raise SIGSEGV."""
+        """Make writes to these pages raise SIGSEGV."""
         self._protect(first, length, mmap.PROT_READ)
 
     def forget(self) -> None:
-        """Make all that was placed inaccessible, and begin again.
+        """Make all placed arrays inaccessible, and start again with an empty space.
 
-        So the use of a stale address is noticed too.
+        So an access through a stale address raises SIGSEGV too.
         """
         self._protect(0, self._next, NO_ACCESS)
         self._next = PAGE
 
     @contextlib.contextmanager
     def noticing_faults(self) -> Iterator[list[int]]:
-        """Notice the first forbidden access inside; it goes on, and afterwards all are allowed.
+        """Record the first invalid access inside; it continues, and later ones are allowed.
 
         Yields:
-            The address of that access, counted from the beginning of this memory, once there is
-            one. Other faults end the process, as outside.
+            A list, which gets the offset of that access in this memory. Other faults end the
+            process, as outside the block.
         """
         found: list[int] = []
         before = _SignalAction()
@@ -109,7 +109,7 @@ class GuardedMemory:
             address = ctypes.c_size_t.from_address(info + ADDRESS).value - self._address
             if not 0 <= address < self._size:
                 _LIBC.sigaction(signal.SIGSEGV, ctypes.byref(before), None)
-                return  # to the same instruction
+                return  # the instruction faults again, with the former handler
             found.append(address)
             self._protect(0, self._size, mmap.PROT_READ | mmap.PROT_WRITE)
 

@@ -1,4 +1,4 @@
-"""What a caller writes into the results of earlier calls, as runners do with padded rows."""
+"""Writes of a caller into the results of earlier calls, as runners pad rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "through a detached tensor": lambda target, values: target.detach().copy_(values),
     "as out": lambda target, values: torch.add(values, 0, out=target),
 }
-"""How a tensor is written through torch, by name."""
+"""Ways to write a tensor through torch, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Overwrite:
     """One value, written into a part of an array that an earlier call returned.
 
     Attributes:
-        array: The array's index among those that the object's calls return views of.
-        axis: The axis along which the part begins somewhere.
-        first: Where it begins; it ends with the array.
+        array: The index of the array, among those that the object's calls return views of.
+        axis: The axis along which the part is a slice.
+        first: The first index of the slice, which extends to the end of the axis.
         value: The value.
         way: How a tensor is written, one of `WAYS`.
     """

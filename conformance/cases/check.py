@@ -1,4 +1,4 @@
-"""Stored cases as checks: reads the case of a file, of any kind, and replays it on a target."""
+"""Reads stored cases of any kind, and makes checks that replay them on a target."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CaseCheck(Check):
         return ["stored"]
 
     def runs_on(self, target: Target) -> bool:
-        """Return whether a target can replay it: any, but for rejections that it does not make."""
+        """Return whether a target can replay it; a refusal needs one that validates."""
         return target.validates or self.kind is not Kind.SAME_REFUSAL
 
     def bind(self, target: Target, *_: object, **__: object) -> Callable[[], None]:
@@ -75,7 +75,7 @@ class CaseCheck(Check):
 def replay(case: Json, target: Target, function: str = "") -> None:
     """Raise if a target fails a stored case, except for declared deviations.
 
-    `function` is that of its contract, if the case does not name it.
+    `function` is that of a test vector's contract; by default, the one in the case.
     """
     __tracebackhide__ = True
     if case["kind"] == "example":
@@ -93,7 +93,7 @@ def replay(case: Json, target: Target, function: str = "") -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a ValueError of one line that names the file if its content is not a stored case."""
+    """Turn an error inside into a ValueError of one line that names the damaged file."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -131,9 +131,9 @@ def case_check(
     Args:
         path: The file, which is read again when the check runs: a folder of cases may be large.
         case: Its content.
-        name: The name of the test; the default is that of the file.
-        function: The function of its contract; the default is what the case says.
-        about: What is particular about it; the default is what the case says.
+        name: The name of the test; by default that of the file.
+        function: The function of its contract; by default that of the case or of its folder.
+        about: Its description; by default the reason or the invalid input in the case.
     """
     function = function or case.get("contract") or _contract_of_folder(path, case)
 

@@ -31,21 +31,21 @@ from conformance.targets.target import RAISED, REFERENCE, Target
 from conformance.values.call import Call
 
 TRIES = Profile("corpus", 8, 4)
-"""How often a call is made: by position, with NumPy's scalars, after an idle step, ..."""
+"""The profile of a replayed call, which is repeated in different call variants."""
 
 
 def case_of_failure(check: Check, where: str, example: Any, error: BaseException) -> Json:
-    """Return what failed a check as a stored case.
+    """Return a failing example of a check as a stored case.
 
     Args:
         check: The check.
-        where: Where it stands, `conformance.test_ubatch:test_split`.
-        example: What its strategy drew.
-        error: What it raised.
+        where: Its location, `conformance.test_ubatch:test_split`.
+        example: The example.
+        error: The exception that it raised.
 
     Raises:
-        TypeError: An example of a kind that has no form in JSON.
-        ValueError: A check that is not there.
+        TypeError: The example cannot be encoded as JSON.
+        ValueError: There is no check at this location.
     """
     # A plain `assert` has no message: then the check's description is the reason.
     reason = (str(error) or check.description).partition("\n")[0]
@@ -70,23 +70,23 @@ def case_of_failure(check: Check, where: str, example: Any, error: BaseException
 
 
 def already_invalid(*_: object) -> None:
-    """Change nothing: what a case stores is invalid already."""
+    """Change nothing: a stored call is already invalid."""
 
 
 def case_of_call(
     call: Call, reason: str, *, contract: str | None = None, names: Sequence[str] = ()
 ) -> dict[str, Json]:
-    """Return a call that an implementation failed as a stored case.
+    """Return a call for which an implementation failed as a stored case.
 
     Args:
         call: The call, valid or bad.
-        reason: What was wrong; shown when the case fails again.
-        contract: The function of the contract that it is drawn by; None for the call's own.
+        reason: The first failure, which is shown when the case fails again.
+        contract: The function whose contract draws it; None for the call's own.
         names: For an invalid call, names of which the message must have one; empty for any.
 
     Raises:
-        KeyError: A function without a contract.
-        TypeError: An argument of a kind that has no form in JSON.
+        KeyError: The function has no contract.
+        TypeError: An argument cannot be encoded as JSON.
     """
     function = contract or call.function
     contract_of(function)
@@ -97,18 +97,18 @@ def case_of_call(
 
 
 def case_of_example(check: str, example: object, reason: str, *, function: str) -> dict[str, Json]:
-    """Return an example that an implementation failed, of a law or a session, as a stored case.
+    """Return a failing example of a law or a session as a stored case.
 
     Args:
-        check: Where the check stands, `conformance.test_block_table:test_block_tables`; a law of a
-            function, `conformance.test_ubatch:test_split_laws[split_partitions]`.
-        example: What its strategy drew.
-        reason: What was wrong.
+        check: The location of the check, `conformance.test_block_table:test_block_tables`; for a
+            law of a function, `conformance.test_ubatch:test_split_laws[split_partitions]`.
+        example: The example.
+        reason: The first failure.
         function: The function that it is about.
 
     Raises:
-        ValueError: A check that is not there.
-        TypeError: An example of a kind that has no form in JSON.
+        ValueError: There is no check at this location.
+        TypeError: The example cannot be encoded as JSON.
     """
     check_of(check)
     encoder = Encoder()
@@ -125,7 +125,7 @@ def contract_of(function: str) -> Contract:
     """Return the contract of a function.
 
     Raises:
-        KeyError: A function without one.
+        KeyError: It has none.
     """
     found = find_contract(function)
     if found is None:
@@ -134,15 +134,15 @@ def contract_of(function: str) -> Contract:
 
 
 def check_of(where: str) -> Check:
-    """Return the check that stands somewhere.
+    """Return the check at a location.
 
     Raises:
-        ValueError: A place where no check stands.
+        ValueError: There is none.
     """
     module, _, rest = where.partition(":")
     name, _, law = rest.rstrip("]").partition("[")
     values = {}
-    if module.startswith("conformance."):  # a case imports nothing else
+    if module.startswith("conformance."):  # a case must not import anything else
         with contextlib.suppress(ImportError):
             values = vars(importlib.import_module(module))
     for found, check in checks_in(values):
@@ -157,7 +157,7 @@ def decode_example(case: Json) -> tuple[Check, Any]:
 
 
 def replay_example(case: Json, target: Target) -> None:
-    """Raise where an example still fails its check."""
+    """Raise if an example still fails its check."""
     __tracebackhide__ = True
     check, example = decode_example(case)
     try:
@@ -168,10 +168,10 @@ def replay_example(case: Json, target: Target) -> None:
 
 
 def replay_call(case: Json, target: Target) -> None:
-    """Raise where a target differs from `reference` in a call, made as it was and in other ways.
+    """Raise if a target differs from `reference` in a call, in its stored variant and in others.
 
-    An invalid call must be refused as it was meant to be, or, where that is not stored, as
-    `reference` refuses it today.
+    An invalid call must be refused as stored, or, if no refusal is stored, as `reference` refuses
+    it today.
     """
     __tracebackhide__ = True
     call, contract = decode_call(case), contract_of(case["contract"])
@@ -190,13 +190,13 @@ def replay_call(case: Json, target: Target) -> None:
 def check_of_call(
     contract: Contract, call: Call, names: Sequence[str] = (), invalid: InvalidInput | None = None
 ) -> Check:
-    """Return the check of one call: that it is answered, or refused, as `reference` does it.
+    """Return the check that a target answers, or refuses, one call as `reference` does.
 
     Args:
-        contract: What is stated about the function.
+        contract: The contract of the function.
         call: The call, valid or bad.
         names: For an invalid call, names of which the message must have one; empty for any.
-        invalid: What is wrong with a bad call; None for whatever `reference` refuses.
+        invalid: The invalid input; None to infer it from `reference`'s exception, if any.
     """
     if invalid is None:
         made = Invocation(REFERENCE, call)
@@ -208,7 +208,7 @@ def check_of_call(
                 "it was got wrong once", type(error), f"({named})", already_invalid, is_value=True
             )
         else:
-            # The definition may depend on the facts of a call, which are not stored.
+            # `applies` may depend on the facts of a call, which are not stored.
             aliases = [
                 dataclasses.replace(alias, applies=lambda _: True)
                 for alias in contract.aliases
@@ -226,5 +226,5 @@ def check_of_call(
 
 
 def _of_one(contract: Contract, call: Call) -> Contract:
-    """Return a contract of one call; its coverage goals look at facts, too."""
+    """Return a contract of one call, without goals: they read facts, which are not stored."""
     return dataclasses.replace(contract, calls=lambda _: st.just(call), goals={}, axes={}, pairs=())

@@ -1,7 +1,6 @@
-"""The corpus: inputs that an implementation once failed, stored, and tried first in every run.
+"""The corpus: stored inputs for which an implementation once failed; every run replays them first.
 
-Each is a file in `corpus/`, a stored case without its result: that is what `reference` does, each
-time it is tried.
+Each is a file in `corpus/`, a stored case without a result: `reference` computes it in each replay.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ CORPUS = Path(__file__).parents[1] / "corpus"
 
 
 def add_to_corpus(case: dict[str, Json], directory: Path | None = None) -> Path:
-    """Store an input that an implementation failed.
+    """Store an input for which an implementation failed.
 
     Args:
-        case: It, as `conformance.cases.compared` makes it: `case_of_call(call, reason)`,
+        case: A case from `conformance.cases.compared`: `case_of_call(call, reason)`,
             `case_of_example(...)` or `case_of_failure(...)`.
-        directory: The corpus; None for this project's, or, where the package is installed, for a
+        directory: The corpus; None for this project's, or, if the package is installed, for a
             `conformance-corpus` in the working directory.
 
     Returns:
-        The file, named after the input: what is stored already stays as it is.
+        The file, named after the input; an existing file is not changed.
     """
     directory = folder_for(CORPUS) if directory is None else directory
     notes = {"reason", "date", "variant", "seed", "refusal"}  # it is the same input without them
@@ -47,7 +46,7 @@ def read_corpus(directory: Path | None = None) -> list[tuple[Path, Json]]:
             `--corpus-add` stores cases if the package is installed.
 
     Raises:
-        ValueError: A file that is none of this schema.
+        ValueError: A file is not a stored case of this schema.
     """
     folders = [CORPUS, folder_for(CORPUS)] if directory is None else [directory]
     paths = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.json"))]
@@ -55,10 +54,10 @@ def read_corpus(directory: Path | None = None) -> list[tuple[Path, Json]]:
 
 
 def corpus_checks(directory: Path | None = None) -> list[CaseCheck]:
-    """Return the checks of a corpus, as `read_corpus` has it: they are run before all others.
+    """Return the checks of a corpus, from `read_corpus`; they run before all others.
 
     Raises:
-        ValueError: A file that is none of this schema.
+        ValueError: A file is not a stored case of this schema.
     """
     return [
         case_check(path, case, name=f"corpus/{path.stem}") for path, case in read_corpus(directory)

@@ -1,6 +1,6 @@
 """Cases with their results: test vectors, which are replayed without calling `reference`.
 
-The classes of `reference` hold what is expected.
+The expected values are objects of `reference`'s classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_recorded(case: Json) -> None:
     """Decode all of a case.
 
     Raises:
-        ValueError: A kind of case that there is not.
+        ValueError: The kind of case is unknown.
     """
     if case["kind"] == "session":
         _Session(case)
@@ -48,11 +48,11 @@ def read_recorded(case: Json) -> None:
 
 
 KINDS = ("call", "example", "answer", "refusal", "session")
-"""The kinds of stored cases, those that `compared` replays among them."""
+"""The kinds of stored cases, including those that `compared` replays."""
 
 
 def replay_recorded(case: Json, target: Target, contract: Contract | None = None) -> None:
-    """Raise `Mismatch` if a target does not do what a test vector says."""
+    """Raise `Mismatch` if a target's results differ from a test vector."""
     __tracebackhide__ = True
     contract = contract or _NO_CONTRACT
     if case["kind"] == "session":
@@ -69,7 +69,7 @@ _NO_CONTRACT = Contract("", lambda _: st.nothing(), {})
 
 
 def _expected(case: Json, contract: Contract) -> Expected:
-    """Return what a case says of a valid call, in memory of `reference`'s."""
+    """Return the expected outcome that a case stores, converted for `reference`."""
     decoder, converter = Decoder(case.get("memories", ())), REFERENCE.converter()
     call = decode_call(case, decoder)
     decoder.check_arrays()
@@ -86,7 +86,7 @@ def _expected(case: Json, contract: Contract) -> Expected:
         argument = arguments.get(name)
         if isinstance(argument, np.ndarray) and any(array is argument for array in returned):
             argument[...] = value
-    # The definition may depend on facts, which are not stored: then the case shows what holds.
+    # `applies` may depend on facts, which are not stored: the stored result decides instead.
     aliases = [
         alias
         for alias in contract.aliases
@@ -96,7 +96,7 @@ def _expected(case: Json, contract: Contract) -> Expected:
 
 
 def holds(alias: Alias, result: object, arguments: Arguments) -> bool:
-    """Return whether a result is to an argument what a definition says; it must be given at all."""
+    """Return whether a result conforms to an alias of an argument, which must be given."""
     is_given = alias.argument.partition(".")[0] in arguments
     return is_given and next(alias.differences(result, arguments), None) is None
 
@@ -138,7 +138,7 @@ def _replay_session(case: Json, target: Target) -> None:
 
 
 def _play(session: _Session, target: Target, *, checked: bool) -> None:
-    """Do the steps of a session; raise `Mismatch` if one ends otherwise than the case says."""
+    """Run the steps of a session; raise `Mismatch` if an outcome differs from the case."""
     __tracebackhide__ = True
     subject = construct(target, session.constructor)
     for place, (step, expected) in enumerate(session.steps):

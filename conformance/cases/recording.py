@@ -1,4 +1,4 @@
-"""The cases of a function: answers and refusals of `reference`, recorded as plain JSON."""
+"""Records the answers and refusals of `reference` as cases in plain JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.values.call import Call
 
 
 class _Pairing(Converter):
-    """Copies values for `reference`, and remembers which is the copy of which."""
+    """Copies values for `reference`, and stores each value with its copy."""
 
     def __init__(self) -> None:
         super().__init__(REFERENCE.implementation, None)
@@ -37,7 +37,7 @@ def answer_case(contract: Contract, call: Call, goals: list[str]) -> dict[str, J
     """Return the case of a valid call with the result of `reference` and the goals that it reaches.
 
     Raises:
-        ValueError: A case that does not read as it was written.
+        ValueError: The case does not decode to the call.
     """
     encoder, converter = Encoder(), _Pairing()
     case: dict[str, Json] = {"kind": "answer", "meets": goals, **start_call(encoder, call)}
@@ -55,11 +55,11 @@ def answer_case(contract: Contract, call: Call, goals: list[str]) -> dict[str, J
 
 
 def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[str, Json]:
-    """Return the case of a bad call: what it is given, and how it is refused.
+    """Return the case of an invalid call: its arguments, and the expected exception.
 
     Raises:
-        Mismatch: A call that `reference` does not refuse as the invalid input says.
-        ValueError: A case that does not read as it was written.
+        Mismatch: `reference` does not refuse the call as the invalid input describes.
+        ValueError: The case does not decode to the call.
     """
     case = encode_call(call)
     case = {"kind": "refusal", **case, "refusal": refusal_of(invalid)}
@@ -71,7 +71,7 @@ def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[
 
 
 def refusal_of(invalid: InvalidInput) -> dict[str, Json]:
-    """Return how an invalid input is refused, as JSON: the class, and what the message names.
+    """Return the expected exception as JSON: its class, and the names in its message.
 
     >>> refusal_of(InvalidInput("it is 0", ValueError, "(a|b)", lambda call: call))
     {'what': 'it is 0', 'error': 'ValueError', 'names': ['a', 'b']}
@@ -95,7 +95,7 @@ def invalid_input_of(refusal: Json) -> InvalidInput:
     """Return the invalid input that a refusal describes.
 
     Raises:
-        ValueError: A class of exception that no function raises.
+        ValueError: The class of the exception is unknown.
     """
     error = _ERRORS.get(refusal["error"])
     if error is None:
@@ -122,8 +122,8 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def _checked(case: dict[str, Json], call: Call) -> dict[str, Json]:
-    """Return the case of a call, which is checked to decode to that call."""
-    # As text: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+    """Return the case of a call, after verifying that it decodes to that call."""
+    # Compared as text, since 1, 1.0 and True are equal, and so are 0.0 and -0.0.
     if json.dumps(encode_call(decode_call(case))) != json.dumps(encode_call(call)):
         raise ValueError(f"a call of {call.function} does not read as it was written")
     return case

@@ -1,4 +1,4 @@
-"""The cases of objects that keep state: what is done to one, in order, and what it answers."""
+"""The cases of stateful objects: a sequence of operations, with their results."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from conformance.values.parts import copied
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
 
 Step = dict[str, Any]
-"""One thing that is done, with Python's values: what the JSON of a step is made of."""
+"""One operation of a session, with Python values, before it is encoded as JSON."""
 
 
 def construct(target: Target, constructor: Call | None) -> Any:
-    """Return the object of a session; without a constructor, one with the layout's functions."""
+    """Return the object of a session; without a constructor, one with the layout functions."""
     if constructor is not None:
         return sessions.construct(target, Session(constructor, ()))
     names = "get_kv_cache_layout", "set_kv_cache_layout"
@@ -43,7 +43,7 @@ def construct(target: Target, constructor: Call | None) -> Any:
 
 
 def perform(target: Target, subject: Any, step: Step) -> Any:
-    """Do one step of a session with its object, and return the result, or the exception."""
+    """Run one step of a session on its object, and return the result or the exception."""
     if step["do"] == "set environment":
         os.environ.pop(step["variable"], None)
         if step["value"] is not None:
@@ -60,7 +60,7 @@ def perform(target: Target, subject: Any, step: Step) -> Any:
 
 
 def is_as_meant(outcome: object, invalid: InvalidInput | None) -> bool:
-    """Return whether a step ended as it should: with a result, or refused as an invalid input."""
+    """Return whether a step has the expected outcome: a result, or the expected refusal."""
     if invalid is None:
         return not isinstance(outcome, BaseException)
     return is_named(invalid.error, invalid.argument, outcome)
@@ -68,7 +68,7 @@ def is_as_meant(outcome: object, invalid: InvalidInput | None) -> bool:
 
 @contextlib.contextmanager
 def untouched(target: Target) -> Iterator[None]:
-    """Leave the environment and the layout as they were; inside, neither says anything at first."""
+    """Unset the layout, before and after, and its environment variable, which is restored."""
     before = os.environ.pop(LAYOUT_VARIABLE, None)
     has_layout = target.implementation.offers("set_kv_cache_layout")
     set_layout = target.lookup("set_kv_cache_layout") if has_layout else lambda _: None
@@ -85,16 +85,16 @@ def untouched(target: Target) -> Iterator[None]:
 def session_case(
     function: str, constructor: Call | None, steps: list[Step], goals: list[str]
 ) -> dict[str, Json]:
-    """Return the case of a session, played by `reference`.
+    """Return the case of a session, with the results of `reference`.
 
     Args:
-        function: What it is about.
-        constructor: How its object is made, if there is one.
-        steps: What is done; an invalid step has a "refusal", from `refusal_of`.
-        goals: What happens in it.
+        function: The function or class under test.
+        constructor: The call of the constructor, if there is one.
+        steps: The operations; an invalid one has a "refusal", from `refusal_of`.
+        goals: The coverage goals that it reaches.
 
     Raises:
-        ValueError: A step that ended otherwise than it was meant to.
+        ValueError: A step does not have the expected outcome.
     """
     encoder = Encoder()
     case: dict[str, Json] = {"kind": "session", "meets": goals, "function": function}
@@ -110,7 +110,7 @@ def session_case(
 
 
 def _performed(subject: Any, step: Step, encoder: Encoder) -> dict[str, Json]:
-    """Do a step; return it as JSON with its present result, which later steps may change."""
+    """Run a step; return it as JSON with a copy of its result, which later steps may change."""
     written = dict(step)
     if "arguments" in step:
         written["arguments"] = encoder.encode_fields(step["arguments"])
@@ -169,7 +169,7 @@ def _buffer_case(session: Copies) -> dict[str, Json]:
 
 
 def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str, Json]:
-    """Return the case of a history, whose every step that JSON has a form for is played."""
+    """Return the case of a history, without the steps that cannot be encoded as JSON."""
     steps = list(filter(None, map(_layout_step, history)))
     with untouched(REFERENCE):
         subject = construct(REFERENCE, None)
@@ -195,7 +195,7 @@ def _layout_step(step: kv_layout.Step) -> Step | None:
 
 
 def session_strategies(function: str) -> list[tuple[SearchStrategy[Any], Any]]:
-    """Return strategies of what is done to an object, each with what makes a case of it."""
+    """Return strategies of sessions, each with a function that makes a case of a session."""
     if function == "BlockTables":
         refusing = block_tables_sessions(MINIMAL, tried=INVALID_OPERATIONS)
         return [(block_tables_sessions(MINIMAL), _tables_case), (refusing, _tables_case)]

@@ -1,1 +1,1 @@
-"""The tests that are made from contracts; `functions` has the list of all functions."""
+"""Checks that are made from contracts; `functions` finds them by function."""

@@ -54,7 +54,7 @@ def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
 
 
 def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
-    """Yield the checks of a contract, with what is added to its name in the names of tests."""
+    """Yield the checks of a contract, each with the suffix of its test names."""
     yield "", same_answer(contract)
     if contract.axes:
         yield "_of_all_sizes", same_large_answer(contract)
@@ -132,7 +132,7 @@ def along_axes(check: Check, axes: Axes, measured: Callable[[Any], object]) -> C
 
 
 def _valid(call: Call, seed: int, variant: CallVariant) -> ValidExample:
-    """Return a valid call and how to make it; with every fourth seed, with negated tensors."""
+    """Return an example; every fourth seed has negated tensors."""
     return ValidExample(call, seed, dataclasses.replace(variant, has_negated_tensors=seed % 4 == 3))
 
 
@@ -143,7 +143,7 @@ class ValidExample:
     Attributes:
         call: The call.
         seed: The order of threads.
-        variant: The choices of the caller.
+        variant: The variant of the call.
     """
 
     call: Call
@@ -159,11 +159,11 @@ class ValidExample:
 def same_refusal(contract: Contract) -> Check:
     """Return the check that a target refuses invalid calls as `reference` does.
 
-    Every example makes one valid call invalid in every way that the contract names. The exception
+    Every example makes one valid call invalid in every way that the contract lists. The exception
     must have the same class and name the argument, and nothing may have changed. Messages are
-    compared too (see `conformance.values.wording`): those of `fast` have the text of `reference`,
-    those of others name the same element and value. The gravest failure of an example is reported,
-    and one that is declared last.
+    compared too (see `conformance.values.wording`): those of `fast` must have the text of
+    `reference`, those of others must mention the same element and value. The gravest failure of an
+    example is reported; declared deviations come last.
     """
 
     @st.composite
@@ -188,7 +188,7 @@ def same_refusal(contract: Contract) -> Check:
                 except Mismatch as error:
                     failure = error
                     failures.append(error)
-                except Unsupported as error:  # of this invalid input alone
+                except Unsupported as error:  # of this invalid input only
                     unsupported = error
             if invalid.is_value or failure is not None:  # the arguments may have been written to
                 right[target] = Invocation(target, example.call)
@@ -236,14 +236,14 @@ def _check_refusals(
 
 
 def _order_of_report(target: Target, mismatch: Mismatch) -> tuple[bool, int, bool]:
-    """Return what sorts failures: the gravest first, then wording, and what is declared last."""
+    """Return a sort key: the gravest failure first, wording after others, declared ones last."""
     is_wording = mismatch.difference.verdict is Verdict.WORDING
     is_declared = target.excuses(mismatch.call.function, mismatch)
     return is_declared, -mismatch.finding.weight, is_wording
 
 
 def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool:
-    """Return whether a target gets the invalid input: whether it has the field or the hint."""
+    """Return whether a target has the field or the hint that is invalid."""
     if invalid.argument in invocation.target.missing_fields:
         return False
     valid = invocation.call.hints

@@ -1,8 +1,8 @@
-"""Checks that tensors on the wrong device are refused: each tensor of a call in turn.
+"""Checks that tensors on the wrong device are refused: each tensor of a call separately.
 
-`reference` has no devices, so there is no result to compare with: by definition, a `ValueError`
-names the tensor that is on another device than the others. The checks use torch's device `meta`,
-which exists without a GPU. Code that reads a tensor on it gets a different error, or no values.
+`reference` has no devices, so there is no result to compare with. A target must raise a
+`ValueError` that names the tensor. The checks use torch's device `meta`, which exists without a
+GPU. Code that reads a tensor on it gets a different error, or no values.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def _check_refused(target: Target, call: Call, path: str, *, checked: bool) -> N
 def check_refuses_wrong_device(
     target: Target, call: Call, path: str, run: Callable[[], object], *, checked: bool
 ) -> None:
-    """Raise `Mismatch` unless a call is refused for a tensor that is not where the others are.
+    """Raise `Mismatch` unless a call is refused for a tensor on another device than the others.
 
     Args:
-        target: What is called.
-        call: With what, but for where the tensor is.
-        path: The tensor.
+        target: The target under test.
+        call: The call before the tensor was moved.
+        path: The path of the tensor.
         run: Makes the call.
         checked: Whether in checked mode.
     """

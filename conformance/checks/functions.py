@@ -1,4 +1,4 @@
-"""Which functions have checks and contracts, by name; what `--functions` may name."""
+"""Finds the checks and contracts of functions by name, for `--functions` and others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RENAMED = {"a runner's life": STATEFUL_TEST}
 
 
 def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
-    """Return the functions that some conformance modules, or all, have checks of, sorted."""
+    """Return the functions with checks in some conformance modules, or in all, sorted."""
     found = [
         importlib.import_module(f"conformance.{path.stem}")
         for path in (conformance_modules() if modules is None else modules)
@@ -32,7 +32,7 @@ def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
 def is_about(module: Path, functions: Iterable[str]) -> bool:
     """Return whether a conformance module may have checks of some functions.
 
-    It is not imported for that: a module has no check of a function that its text does not name.
+    The module is not imported: its text contains the names of the functions that it checks.
     """
     text = module.read_text(encoding="utf-8")
     return any(
@@ -56,12 +56,12 @@ def conformance_modules() -> list[Path]:
 
 
 def choose_functions(names: str | None) -> Sequence[str] | None:
-    """Return the functions that a comma-separated list names; None, which is all, for None.
+    """Return the functions of a comma-separated list; None means all.
 
-    A class stands for its methods too.
+    The name of a class includes its methods.
 
     Raises:
-        ValueError: A name of which there is no check, or no name at all.
+        ValueError: The list is empty, or has a name without checks.
     """
     if names is None:
         return None
@@ -83,10 +83,10 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
 
 @cache
 def contracts() -> dict[str, Contract]:
-    """Return the contracts of all conformance modules, by the function that they are about.
+    """Return the contracts of all conformance modules, by function.
 
     Raises:
-        ValueError: Two contracts of one function.
+        ValueError: A function has two contracts.
     """
     return _contracts_in(conformance_modules())
 
@@ -120,4 +120,4 @@ CONSTRUCTOR = Contract(
     {},
     invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
 )
-"""How block tables refuse to be made. Sessions test their methods."""
+"""The refusals of the constructor of block tables. Sessions test the methods."""

@@ -1,4 +1,4 @@
-"""The tests of laws: one for each function and each law that its contract names."""
+"""The checks of laws: one for each law of each contract."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LawViolation(AssertionError):  # noqa: N818  # a finding, not an error of 
         law_case: The call, shrunk, and the target.
         law: The law.
         how: How it is violated.
-        finding: Which finding that is.
+        finding: The kind of finding.
     """
 
     def __init__(self, law_case: LawCase, law: Law, how: str, finding: Finding) -> None:
@@ -106,7 +106,7 @@ def _check(contract: Contract, interpretation: Interpretation, law: Law) -> Chec
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A call, and what a law drew in addition."""
+    """A call, and the additional value that a law drew."""
 
     call: Call
     choice: Any

@@ -1,9 +1,9 @@
-"""A paged cache that is NaN wherever a request may not read.
+"""A paged KV cache that is NaN wherever a request may not read.
 
-It gets a layer's keys and values through slots alone, those of the context too, and is read by
-`reference.paged_attention` through a block table alone, for each request apart: all that was not
-written for it is NaN then. Where slots, tables and lengths mean what they should, what comes out is
-the layer's dense attention; where they do not, NaN, or something of the request's other tokens.
+A layer's keys and values, those of the context too, are written only by slot. They are read only
+through a block table, by `reference.paged_attention`, for one request at a time: everything that
+was not written for that request is NaN. If slots, block tables and lengths are right, the output is
+the layer's dense attention; if not, it is NaN or depends on wrong tokens of the request.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class PoisonedCache:
     Args:
         layer: The layer.
         array: Its memory, [2, num_blocks, block_size, num_kv_heads, head_size] of float32, already
-            poisoned; None for memory of its own, in blocks as the layer's table lists them.
-        may_read: bool[num_blocks, block_size, num_reqs + 1], which request may read what was
-            written there before, as `Layer.readers_of` says it; None: nothing was.
+            poisoned; None to allocate it, with the blocks that the layer's table lists.
+        may_read: bool[num_blocks, block_size, num_reqs + 1], which requests may read each slot, as
+            `Layer.readers_of` returns it; None if nothing has been written.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PoisonedCache:
 
     @classmethod
     def with_context(cls, layer: Layer) -> PoisonedCache:
-        """Return a new cache of a layer, with what earlier steps brought."""
+        """Return a new cache of a layer, with the context from earlier steps."""
         cache = cls(layer)
         cache.remember()
         return cache
@@ -64,7 +64,7 @@ class PoisonedCache:
         return PoisonedCache(layer, array, self.may_read.reshape(*array.shape[1:3], -1))
 
     def write(self, step: Batch, slots: Any, tokens: Any = slice(None)) -> None:
-        """Write keys and values of tokens of a step to their slots, of which there may be more."""
+        """Write keys and values of a step's tokens to their slots; further slots are ignored."""
         rows = self.layer.tokens_of(step)[:, tokens]
         slots = as_numpy(slots)[: rows.shape[1]]
         reference.write_kv_cache(rows[0], rows[1], self.array, slots)
@@ -73,13 +73,13 @@ class PoisonedCache:
         self.may_read[blocks, offsets] = self.layer.readers_of(step)[tokens][is_stored]
 
     def remember(self) -> None:
-        """Write the context, to the slots that it had in the step that brought it."""
+        """Write the context, to its slots in the earlier step."""
         self.write(self.layer.earlier, self.layer.earlier.slot_mapping())
 
     def attend(self, metadata: Any, tokens: Any = slice(None), **keywords: Any) -> State:
-        """Return the attention of tokens of the layer's step, as a metadata says it.
+        """Return the attention of tokens of the layer's step, computed from a metadata object.
 
-        The rows of each request are those that come out where it reads alone.
+        The rows of each request come from a call in which all that it may not read is NaN.
         """
         queries, owners = self.layer.queries[tokens], self.layer.owners[tokens]
         output = np.zeros(queries.shape)
@@ -109,7 +109,7 @@ def attention_law(
     goals: Goals,
     has_kernel: bool = False,
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
-    """Make a check of a property of attention, of `reference` and of a target; see `law`."""
+    """Make a check that runs on both `reference` and a target, for attention; see `law`."""
 
     def decorate(body: Callable[[Target, Any], None]) -> Check:
         @functools.wraps(body)
@@ -141,6 +141,6 @@ def joined(states: Sequence[State]) -> State:
 
 
 def merged(states: Sequence[State]) -> State:
-    """Return the attention over all keys, from that over each rank's."""
+    """Merge the attention over each rank's keys into that over all keys."""
     outputs, lses = zip(*states, strict=True)
     return reference.merge_attention_states(np.stack(outputs), np.stack(lses))

@@ -1,4 +1,4 @@
-"""The checks of a contract under conditions, one for each."""
+"""The checks of a contract under conditions, one for each condition."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Condition:
     """A condition that a function's answers must not depend on.
 
     Attributes:
-        name: What the names of its tests end in.
+        name: The suffix of its test names.
         kind: The kind of its checks.
-        scenarios: What is done with a call.
-        goals: The scenarios that a contract's calls must have; none where it does not apply.
-        statement: What it says of a function.
-        num_others: Other calls of the function that are drawn, of which it makes one.
+        scenarios: Yields the scenarios of a call.
+        goals: Returns the scenarios that a contract must reach; none if it does not apply.
+        statement: The requirement, which follows the name of a function.
+        num_others: How many other calls of the function are drawn; one of them is made.
     """
 
     name: str
@@ -56,7 +56,7 @@ def _of_all(*goals: str) -> Callable[[Contract], Sequence[str]]:
 
 
 def _of_results(contract: Contract) -> list[str]:
-    """Return the goals of results that do not lie in arguments that each call writes to."""
+    """Return the goals of held results; none if calls write to the memory of results."""
     if contract.observe is not None or "self" in contract.changes:
         return []
     goals = [sequences.HELD]
@@ -149,12 +149,12 @@ CONDITIONS: Final = (
         num_others=NUM_CANDIDATES,
     ),
 )
-"""The conditions. They do not run in the simulator, but for those of memory: they concern the code
-that launches kernels."""
+"""The conditions. Only those of memory run in the simulator: the others concern the code that
+launches kernels."""
 
 
 def condition_checks(contract: Contract) -> Iterator[tuple[str, Check]]:
-    """Yield the checks of a contract, with what is added to its name in the names of tests."""
+    """Yield the checks of a contract, each with the suffix of its test names."""
     for condition in CONDITIONS:
         if condition.goals(contract):
             yield f"_{condition.name}", _check_of(condition, contract)
@@ -208,7 +208,7 @@ class _Example:
     Attributes:
         call: The call.
         seed: The order of simulated threads; every fourth is in checked mode.
-        others: Calls of the same function, of which one is made in addition.
+        others: Calls of the same function; one of them is made in addition.
     """
 
     call: Call

@@ -1,7 +1,7 @@
-"""Which of several calls would interfere most with another call if they shared their arguments.
+"""Selects the call that interferes most with another call if an argument is shared by mistake.
 
-An implementation may keep an argument where calls of other threads change it. That shows only if
-the other call's value, in place of the call's own, makes another answer.
+An implementation may keep an argument where calls of other threads overwrite it. A test detects
+that only if the other call's value leads to a different answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SINGLE: Final = (bool, int, float, str, np.generic)
 """The types of arguments that are one number or name."""
 
 NUM_CANDIDATES: Final = 4
-"""Calls that are drawn, of which another thread makes one."""
+"""Calls that are drawn for another thread, which makes one of them."""
 
 
 def most_different(expected: KnownAnswer, others: Sequence[Call]) -> Call:
-    """Return the call with the most arguments that would change a call's answer, each alone."""
+    """Return the call with the most arguments that would each change the expected answer."""
     if len(others) == 1:
         return others[0]
     given = expected.call.arguments

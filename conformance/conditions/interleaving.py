@@ -2,8 +2,8 @@
 
 Python may switch threads anywhere. So a call is stopped at each line of the implementation's Python
 code, until another thread has made a whole call of the same function with other arguments. This
-finds buffers and settings that calls share every time. Those that only compiled code shares are
-left to `check_parallel_calls`, which finds them in most runs.
+always finds buffers and settings that calls share. Those that only compiled code shares are left to
+`check_parallel_calls`, which finds them in most runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.execution.invocations import Invocation
 from conformance.targets.target import RAISED, Target
 
 SECONDS_FOR_A_LOCK = 0.2
-"""How long the first call waits for the other; a longer one waits for a lock of the first."""
+"""How long the first call waits for the other, which may itself wait for a lock of the first."""
 
 NUM_PARALLEL = 10
 """Calls of each of two threads, in each mode."""
@@ -48,7 +48,7 @@ def at_each_line(
     Args:
         act: The call.
         look: Called before each line.
-        packages: The packages whose lines are meant, such as `fast`.
+        packages: The packages whose lines are traced, such as `fast`.
         instructions: Whether `look` is called before each instruction of a line.
     """
     seen: set[tuple[CodeType, int]] = set()
@@ -95,19 +95,19 @@ def _in_both_modes(name: str, check: Callable[[Target], None]) -> Iterator[Scena
 
 
 def names_in_both_modes(name: str) -> tuple[str, str]:
-    """Return what a condition is called outside of checked mode and in it."""
+    """Return the names of a condition without and with checked mode."""
     return name, f"{name}, in checked mode"
 
 
 def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where another thread's call, between any two lines, changes an answer.
+    """Raise `Mismatch` if another thread's call, between any two lines, changes an answer.
 
     The arguments are compared at each line, too: other threads may read them at any time.
 
     Args:
         first: A valid call, with its answer.
         second: One of the same function, which the other thread makes.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     contract = first.contract
@@ -115,8 +115,8 @@ def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Tar
     condition = IN_THREADS
     failures: list[BaseException] = []
     with actors(1) as (actor,):
-        # Other threads are in the same mode: blocks that each entered would not restore the mode
-        # of an implementation that has one for the process.
+        # The other thread inherits the checked mode. If each thread entered a block of its own,
+        # they would not restore the mode of an implementation that has one for the process.
         context = copy_context()
 
         def call_other() -> None:
@@ -129,7 +129,7 @@ def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Tar
             try:
                 mine.check_unchanged(contract.changes)
                 actor.do(partial(context.run, call_other), SECONDS_FOR_A_LOCK)
-            except RAISED as error:  # not into the implementation
+            except RAISED as error:  # must not reach the implementation
                 failures.append(error)
 
         packages = packages_of(target, contract.function)
@@ -142,17 +142,17 @@ def check_interleaved_calls(first: KnownAnswer, second: KnownAnswer, target: Tar
 
 
 def check_parallel_calls(first: KnownAnswer, second: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where calls of two threads at the same time change each other's answers.
+    """Raise `Mismatch` if calls of two threads at the same time change each other's answers.
 
     Args:
         first: A valid call, with its answer.
         second: One of the same function, which the other thread makes.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     start = threading.Barrier(2)
     both = (first, second)
-    # Not made in the threads: one that raised there would leave the other at the barrier for ever.
+    # Not made in the threads: an exception there would leave the other at the barrier forever.
     invocations = [[one.invocation(target) for _ in range(NUM_PARALLEL)] for one in both]
 
     def repeat(expected: KnownAnswer, made: list[Invocation]) -> None:

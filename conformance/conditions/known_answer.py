@@ -1,4 +1,4 @@
-"""The result that a call must have under any condition: the one that it has alone."""
+"""The known answer of a call: the result that it must have under any condition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KnownAnswer:
         contract: The contract of the function.
         call: The call.
         answer: What `reference` returns.
-        changed: What `reference` changes, as `changed_by` returns it.
+        changed: The values that `reference` changes, as `changed_by` returns them.
     """
 
     contract: Contract
@@ -91,13 +91,13 @@ class KnownAnswer:
     def compare(
         self, got: object, invocation: Invocation, condition: str, title: str | None = None
     ) -> None:
-        """Raise `Mismatch` if an answer differs, or what the call changed.
+        """Raise `Mismatch` if an answer or a changed argument differs.
 
         Args:
             got: The answer.
             invocation: The call.
             condition: The condition it is made under, for the report.
-            title: What is wrong then; None for what the difference says.
+            title: The title of the report; None for that of the difference.
         """
         __tracebackhide__ = True
         target = invocation.target
@@ -112,14 +112,14 @@ class KnownAnswer:
             raise Mismatch(self.call, target.name, difference, condition, title)
 
     def can_tell_from(self, other: KnownAnswer) -> bool:
-        """Return whether the answer of another call in place of this one's would be seen.
+        """Return whether the answer of another call differs from this one's.
 
-        A call that neither returns nor changes anything has nothing to tell by.
+        It is True for a call that neither returns nor changes anything.
         """
         has_nothing = self.answer is None and not self.changed
         return has_nothing or self._leaves() != other._leaves()
 
     def _leaves(self) -> dict[str, Any]:
-        """Return the values in the answer and in what was changed, with arrays as lists."""
+        """Return the leaves of the answer and of the changed values, with arrays as lists."""
         found = walk([self.answer, self.changed], "")
         return {path: plain(part) for path, part in found if not children(part)}

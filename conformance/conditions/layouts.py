@@ -1,7 +1,7 @@
 """Layouts: the same arrays at other addresses, with other strides.
 
-A caller passes a column of a table, every other row of it, a view of a larger buffer or an expanded
-row. Only the values count.
+A caller may pass a column of a table, every other row of it, a view of a larger buffer or an
+expanded row. Only the values may affect the result.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def third_column(array: Array) -> Array:
 
 
 def expanded(array: Array) -> Array:
-    """Return an array whose equal rows, or entries, are one in memory, or itself if they differ.
+    """Return an array with stride 0 along axes of equal elements, or itself if there are none.
 
     >>> expanded(np.zeros((2, 3), np.int8)).strides, expanded(np.arange(2)).strides
     ((0, 0), (8,))
@@ -74,7 +74,7 @@ def _filled(view: Array, values: Array) -> Array:
 
 
 def from_the_end(array: Array) -> Array:
-    """Return an array whose rows lie in memory from the last to the first, as tensors' cannot.
+    """Return an array with a negative stride along its first axis, which torch does not support.
 
     >>> from_the_end(np.zeros((2, 3), np.int8)).strides
     (-3, 1)
@@ -88,14 +88,14 @@ LAYOUTS: Final[Mapping[str, Callable[[Array], Array]]] = {
     "with columns of larger arrays": third_column,
     "with expanded arrays": expanded,
 }
-"""Layouts of arrays, by what a report calls them."""
+"""Layouts of arrays, by their names in reports."""
 
 
 def with_layout(call: Call, layout: Callable[[Array], Array], fixed: frozenset[str]) -> Call | None:
     """Return a call whose arrays have a layout, or None if none of them changes.
 
-    Arrays that are one stay one. What is a NumPy array for all implementations may also lie from
-    the end to the beginning, which takes the place of every other row.
+    Arguments that are the same array stay the same. For fields that are NumPy arrays in all
+    implementations, `from_the_end` replaces `every_other_row`.
 
     Args:
         call: A valid call.
@@ -134,8 +134,8 @@ def _place(array: Array) -> tuple[int, tuple[int, ...]]:
 def layout_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
     """Yield each layout that the arrays of a call can have.
 
-    `reference` refuses some for what it writes to, which then stays as it is. That is never
-    expanded.
+    `reference` refuses some layouts for arguments that it writes, which then stay as they are.
+    They are never expanded.
     """
     contract = expected.contract
     for name, layout in LAYOUTS.items():
@@ -150,7 +150,7 @@ def layout_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario
 
 
 def _repeating(call: Call) -> Iterator[Callable[[Array], Array]]:
-    """Yield for each array of a call what expands its first row, and leaves all others."""
+    """Yield for each array a layout that expands its first row and keeps all other arrays."""
     rows = {
         (array.shape, array.dtype, array.tobytes())
         for _, array in arrays_in(call.arguments, "")
@@ -166,7 +166,7 @@ def _repeating(call: Call) -> Iterator[Callable[[Array], Array]]:
 
 
 def _known_answer(contract: Contract, call: Call | None) -> KnownAnswer | None:
-    """Return a call with its answer; None where `reference` refuses it."""
+    """Return a call with its answer; None if `reference` refuses it."""
     try:
         return None if call is None else KnownAnswer.of(contract, call)
     except RAISED:
@@ -174,12 +174,12 @@ def _known_answer(contract: Contract, call: Call | None) -> KnownAnswer | None:
 
 
 def check_layout(expected: KnownAnswer, name: str, target: Target) -> None:
-    """Raise `Mismatch` where a call whose arrays have a layout is not answered as it should be.
+    """Raise `Mismatch` if the answer of a call whose arrays have a layout is wrong.
 
     Args:
         expected: A valid call, with its answer.
         name: The layout.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     invocation = expected.invocation(target)

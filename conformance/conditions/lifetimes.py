@@ -39,7 +39,7 @@ PERMANENT: Final = (type, FunctionType, enum.Enum)
 """Types of objects that belong to a module, so that no call frees them."""
 
 NUM_REPEATED: Final = 64
-"""Calls after which memory is compared, with as many before to fill caches."""
+"""Calls whose memory growth is measured, after as many calls that fill caches."""
 
 MAX_POOL: Final = 130
 """Threads that an implementation may keep: a pool has one for each core, or several."""
@@ -51,7 +51,7 @@ NO_THREADS: Final = "with no thread left by each call"
 
 
 def lifetime_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
-    """Yield the call, and a refused one, after which nothing of it may be alive."""
+    """Yield scenarios that find leaks of arguments, results, memory and threads."""
     yield Scenario(FREED, partial(check_lifetimes, expected))
     refused = [bad for _, bad in refused_calls(expected, is_value=False)]
     if refused:
@@ -62,9 +62,9 @@ def lifetime_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenar
 
 
 def _takes_data_only(expected: KnownAnswer) -> bool:
-    """Return whether nothing that a call is given can keep anything by itself.
+    """Return whether a call takes only plain data and writes none of it.
 
-    A caller's own objects may note each use of them.
+    A caller's own objects may record each use of them, and so keep values alive.
     """
     writes = expected.contract.changes & expected.call.arguments.keys()
     return not writes and all(_is_data(part) for _, part in walk(expected.call.arguments, ""))
@@ -76,18 +76,18 @@ def _is_data(value: object) -> bool:
 
 
 def check_lifetimes(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` if something outlives a call that nothing but the implementation has.
+    """Raise `Mismatch` if the implementation keeps an argument or a result alive.
 
     Args:
         expected: A valid call, with its answer.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     _check_freed(expected.call, target, _call_and_forget(expected, target))
 
 
 def _check_refusals(refused: list[Call], target: Target) -> None:
-    """Raise `Mismatch` if arguments of a refused call live on: in an exception that was kept."""
+    """Raise `Mismatch` if arguments of a refused call stay alive, as in a stored exception."""
     __tracebackhide__ = True
     for bad in refused if target.validates else ():
         invocation = Invocation(target, bad)
@@ -101,7 +101,7 @@ def _check_refusals(refused: list[Call], target: Target) -> None:
 def _check_freed(call: Call, target: Target, watched: list[tuple[str, Callable[[], bool]]]) -> None:
     __tracebackhide__ = True
     _wait(target)
-    for generation in (1, 2):  # the youngest objects, which is cheap; all of them before a report
+    for generation in (1, 2):  # first young objects, which is cheap; all before a report
         if any(is_alive() for _, is_alive in watched):
             gc.collect(generation)
     for path, is_alive in watched:
@@ -110,7 +110,7 @@ def _check_freed(call: Call, target: Target, watched: list[tuple[str, Callable[[
 
 
 def _wait(target: Target) -> None:
-    """Wait for the device: what it works on may be held until it is done."""
+    """Synchronise with the device, which may keep memory alive until its work is done."""
     if target.device == "cuda":
         torch.cuda.synchronize()
 
@@ -121,7 +121,7 @@ def _kept_alive(call: Call, target: Target, path: str) -> Mismatch:
 
 
 def _call_and_forget(expected: KnownAnswer, target: Target) -> list[tuple[str, Callable[[], bool]]]:
-    """Make a call, and return what watches its arguments and its result.
+    """Make a call, and return functions that report whether its arguments and result are alive.
 
     Python cannot watch lists, dicts and sets. Those of the arguments have no more references after
     the call than before it.
@@ -150,7 +150,7 @@ def _watched_in(values: Any) -> list[tuple[str, Callable[[], bool]]]:
 
 
 def _watched(value: object, path: str) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yield the arrays and objects of a value, each with a function that says if it is alive.
+    """Yield the arrays and objects of a value, each with a function that tests if it is alive.
 
     Immutable objects are left out: an implementation may make each once and keep it.
     """
@@ -166,13 +166,13 @@ def _watched(value: object, path: str) -> Iterator[tuple[str, Callable[[], bool]
 
 
 def _object_reference(value: object) -> Callable[[], bool]:
-    """Return a function that says whether an object is alive."""
+    """Return a function that tests whether an object is alive."""
     reference = weakref.ref(value)
     return lambda: reference() is not None
 
 
 def _storage_reference(tensor: torch.Tensor) -> Callable[[], bool]:
-    """Return a function that says whether the memory of a tensor is still held."""
+    """Return a function that tests whether the storage of a tensor is alive."""
     storage: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
     return lambda: not storage.expired()
 
@@ -198,7 +198,7 @@ def _check_growth(expected: KnownAnswer, target: Target) -> None:
     repeat()
     if repeat() < NUM_REPEATED:
         return
-    gc.collect()  # what cycles keep alive is no leak
+    gc.collect()  # reference cycles are no leak
     before = sys.getallocatedblocks()
     repeat()
     gc.collect()
@@ -210,7 +210,7 @@ def _check_growth(expected: KnownAnswer, target: Target) -> None:
 
 
 def _check_threads(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` if each call leaves another thread; a pool of threads stops to grow."""
+    """Raise `Mismatch` if each call leaves another thread; a thread pool stops growing."""
     __tracebackhide__ = True
     for _ in range(MAX_POOL):
         before = threading.active_count()

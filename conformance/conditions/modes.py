@@ -1,4 +1,4 @@
-"""Modes of torch and NumPy, in which a call must answer as always, and which it must not change."""
+"""Modes of torch and NumPy: a call must return the same in each, and must not change them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic(device: str) -> Iterator[None]:
-    """Have torch refuse what is not deterministic; on a GPU, where it lacks much, only warn."""
+    """Enable deterministic algorithms; on a GPU, which lacks some, warnings are ignored."""
     with warnings.catch_warnings(), deterministic("error" if device == "cpu" else "warn"):
         if device != "cpu":
             warnings.simplefilter("ignore")
@@ -54,13 +54,13 @@ MODES: Final[Mapping[str, Callable[[str], contextlib.AbstractContextManager[obje
     "with gradients enabled": lambda _: torch.enable_grad(),
     "with torch.float64 as default dtype": lambda _: default_dtype(torch.float64),
     "with torch.bfloat16 as default dtype": lambda _: default_dtype(torch.bfloat16),
-    # No other device is there on every machine. What is made on it by mistake has no data.
+    # `meta` exists on every machine. A tensor created on it by mistake has no data.
     "with another default device": lambda _: torch.device("meta"),
     "with deterministic algorithms": _deterministic,
     "in torch.autocast()": lambda device: torch.autocast(device, torch.bfloat16),
     "with NumPy's errors raised": lambda _: np.errstate(all="raise"),
 }
-"""Modes in which a caller may be, by what a report calls them, for a type of device."""
+"""Functions that return a mode's context manager for a device type, by names in reports."""
 
 UNCHANGED: Final = "with random states and the environment unchanged"
 
@@ -73,12 +73,12 @@ def mode_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
 
 
 def check_mode(expected: KnownAnswer, name: str, target: Target) -> None:
-    """Raise `Mismatch` where a mode changes an answer, or a call changes the process.
+    """Raise `Mismatch` if a mode changes an answer, or a call changes the process.
 
     Args:
         expected: A valid call, with its answer.
         name: The name of the mode.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     invocation = expected.invocation(target)
@@ -92,7 +92,7 @@ def check_mode(expected: KnownAnswer, name: str, target: Target) -> None:
 
 
 def _check_inference(expected: KnownAnswer, got: object, name: str, target: Target) -> None:
-    """Raise `Mismatch` for tensors made in an earlier call, in inference mode, which it left."""
+    """Raise `Mismatch` for inference tensors outside of inference mode, from an earlier call."""
     __tracebackhide__ = True
     if torch.is_inference_mode_enabled():
         return
@@ -104,17 +104,17 @@ def _check_inference(expected: KnownAnswer, got: object, name: str, target: Targ
 
 
 def check_unchanged_process(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where a call changes random states, the environment or another setting.
+    """Raise `Mismatch` if a call changes random states, the environment or another setting.
 
     Args:
         expected: A valid call, with its answer.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     invocation = expected.invocation(target)
     before = read_settings(SLOW_SETTINGS)
     try:
-        torch.rand((), device="cpu")  # so that a call that sets the states is seen again
+        torch.rand((), device="cpu")  # so that a call that sets the states changes them
         np.random.random()  # noqa: NPY002  # the global generator
         random.random()  # noqa: S311  # likewise
         with unchanged_settings(ALL_SETTINGS, expected.call, target.name):

@@ -1,7 +1,7 @@
-"""Names, classes and numbers that look alike: what is remembered by too little of them shows.
+"""Names, classes and numbers that look alike, to find caches whose keys are too coarse.
 
-Names of layers differ in case only, or are equal when they are normalized, stripped or cut. Classes
-that differ have one name. Numbers that differ have one hash.
+Names of layers differ only in case, or are equal when they are normalized, stripped or truncated.
+Different classes have the same name. Different numbers have the same hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conformance.values.parts import is_reference_object
 
 
 def differing_in_case(number: int) -> str:
-    """Return one of the names that are equal in small letters.
+    """Return one of the names that are equal in lower case.
 
     >>> differing_in_case(0), differing_in_case(2)
     ('decoder.attention', 'dEcoder.attention')
@@ -52,7 +52,7 @@ def prefixes(number: int) -> str:
 
 
 def with_empty_parts(number: int) -> str:
-    """Return one of the names that differ in dots at their end.
+    """Return one of the names that differ in the number of dots at their end.
 
     >>> with_empty_parts(2)
     '.attn...'
@@ -66,7 +66,7 @@ ALIKE: Final[Mapping[str, Callable[[int], str]]] = {
     "with long names that begin alike": prefixes,
     "with names that differ in empty parts": with_empty_parts,
 }
-"""Names by their numbers, by what a report calls them."""
+"""Functions that return a name for each number, by their names in reports."""
 
 ONE_NAME: Final = "with classes of one name"
 ONE_HASH: Final = "with floats of one hash"
@@ -109,7 +109,7 @@ TAKE_FLOATS: Final = frozenset(
 """Functions that take floats."""
 
 HASH_PERIOD: Final = 2.0**61
-"""The product with it has the hash of a float, since CPython's is modulo 2^61 - 1."""
+"""A factor that keeps the hash of a float, since CPython hashes modulo 2^61 - 1."""
 
 
 def goals_of_names(contract: Contract) -> list[str]:
@@ -120,9 +120,9 @@ def goals_of_names(contract: Contract) -> list[str]:
 
 
 def name_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
-    """Yield a call with other names of layers, and of classes, where it has some.
+    """Yield calls with other names of layers, other names of classes, and other floats.
 
-    Names have no index, or that which they had, where `reference` needs it.
+    The old name of a layer, with its index, is appended to the new one if `reference` needs it.
     """
     names = {name: number for number, name in enumerate(_keys(expected.call.arguments))}
     for condition, alike in ALIKE.items():
@@ -143,14 +143,14 @@ def name_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
 
 
 def _check(first: KnownAnswer, second: KnownAnswer, condition: str, target: Target) -> None:
-    """Raise `Mismatch` where a target mistakes one call for the other."""
+    """Raise `Mismatch` if a target mistakes one call for the other."""
     __tracebackhide__ = True
     for expected in (first, second, first):
         expected.check(expected.invocation(target), condition)
 
 
 def _keys(value: Any) -> list[str]:
-    """Return the texts that are keys of the dicts in a value, if they have a dot."""
+    """Return the keys of all dicts in a value that are strings with a dot."""
     found: dict[str, None] = {}
 
     def look(part: Any) -> None:
@@ -165,7 +165,7 @@ def _keys(value: Any) -> list[str]:
 
 
 def _parts(value: Any) -> Mapping[Any, Any]:
-    """Return what is in a value; of a factory, its fields."""
+    """Return the entries or the fields of a value; empty for a leaf."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list | tuple):
@@ -206,12 +206,12 @@ class _Rewriting:
     """Copies values with other names or numbers; the copies of one object are one object.
 
     Args:
-        kind: The type of what is changed.
-        change: Returns the new value; None: it stays.
-        class_name: The new name of all classes; empty: they keep theirs.
+        kind: The type of the leaves to change.
+        change: Returns the new value, or None to keep the old one.
+        class_name: The new name of all classes; empty to keep their names.
 
     Attributes:
-        has_changed: Whether something is another now.
+        has_changed: Whether any value has changed.
     """
 
     def __init__(self, kind: type, change: Callable[[Any], object | None], class_name: str) -> None:
@@ -222,7 +222,7 @@ class _Rewriting:
         self.has_changed = False
 
     def changed(self, value: Any) -> Any:
-        """Return a value with others in it."""
+        """Return a value with its leaves changed."""
         if type(value) is self._kind:
             new = self._change(value)
             self.has_changed |= new is not None and new != value

@@ -1,7 +1,7 @@
 """Other valid calls with arguments of the same shapes, in the same memory.
 
-An implementation that recognises its arguments by address, shape or sum, and returns an earlier
-answer, is right until a caller fills the same buffers with another batch.
+An implementation that caches answers by the address, shape or sum of its arguments is right until a
+caller fills the same buffers with another batch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from conformance.values.call import Call
 from conformance.values.parts import arrays_in
 
 Contents: TypeAlias = Mapping[int, Array]
-"""What memory is to hold, by the id of the drawn memory."""
+"""The new contents of memory, by the id of the drawn memory."""
 
 
 def neighbours(call: Call, written: frozenset[str]) -> Iterator[Contents]:
-    """Yield contents with which the arguments of a call may be those of another valid call.
+    """Yield new contents for the memory of a call's arguments, which may make another valid call.
 
-    The entries of an array are reversed; of query starts, the query lengths are. So shapes, totals
-    and sums stay the same. Then they are rotated, and then their lowest bits flipped, which other
-    definitions allow and which changes arrays of one entry. Equal arrays stay equal, since one may
-    be a copy of the other. All arrays change, then each alone.
+    The entries of an array are reversed; for query starts, the query lengths are. So shapes, totals
+    and sums stay the same. Next they are rotated, and last their lowest bits are flipped: other
+    functions accept these changes, and flips change arrays of one entry too. Equal arrays stay
+    equal, since one may be a copy of the other. First all arrays change, then one at a time.
 
     Args:
         call: A valid call.
@@ -53,7 +53,7 @@ def _changed_contents(arrays: list[Array], change: Callable[[Array], Array]) -> 
 
 
 def _reversed(array: Array) -> Array:
-    """Return an array from back to front; of starts, the lengths between them.
+    """Return an array reversed; for starts, with the lengths between them reversed.
 
     >>> _reversed(np.array([0, 3, 4])).tolist(), _reversed(np.array([5, 3])).tolist()
     ([0, 1, 4], [3, 5])
@@ -65,7 +65,7 @@ def _reversed(array: Array) -> Array:
 
 
 def _rotated(array: Array) -> Array:
-    """Return an array with its first entry last; of starts, with the first length last.
+    """Return an array with its first entry last; for starts, with the first length last.
 
     >>> _rotated(np.array([0, 3, 4, 9])).tolist(), _rotated(np.array([5, 3, 4])).tolist()
     ([0, 1, 6, 9], [3, 4, 5])
@@ -96,7 +96,7 @@ def _lengths_between(array: Array) -> Array | None:
 
 
 def _starts_of(lengths: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the starts of pieces of some lengths, and the end of the last."""
+    """Return the cumulative starts of some lengths, with their sum at the end."""
     starts = np.zeros(len(lengths) + 1, dtype)
     np.cumsum(lengths, out=starts[1:])
     return starts

@@ -1,6 +1,6 @@
-"""Arguments during a call: those that a function may not change are not changed for a moment.
+"""Checks that a call never writes to arguments that it may not change, not even temporarily.
 
-Arrays lie in read-only pages: a write is noticed wherever it comes from, from compiled code too.
+Arrays lie in read-only pages, so that writes by compiled code are detected too.
 Lists, dicts and objects are compared at each instruction of the implementation's Python code.
 """
 
@@ -27,16 +27,16 @@ READ_ONLY: Final = "with arguments that are read-only"
 
 
 def read_only_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
-    """Yield the call, with arguments that raise or are compared when they are written."""
+    """Yield the call with read-only arguments."""
     yield Scenario(READ_ONLY, partial(check_read_only, expected))
 
 
 def check_read_only(expected: KnownAnswer, target: Target) -> None:
-    """Raise `Mismatch` where a call writes an argument that it may not change, or next to one.
+    """Raise `Mismatch` if a call writes an argument that it may not change, or next to one.
 
     Args:
         expected: A valid call, with its answer.
-        target: What is called.
+        target: The target under test.
     """
     __tracebackhide__ = True
     contract = expected.contract
@@ -64,17 +64,17 @@ def check_read_only(expected: KnownAnswer, target: Target) -> None:
 
 
 class _GuardedTarget(Target):
-    """A target whose arguments lie in guarded memory, where there is such."""
+    """A target whose arguments lie in guarded memory, if that is available."""
 
     def converter(self, **options: Any) -> Converter:
-        """Return a new converter, into guarded memory on Linux."""
+        """Return a new converter, into guarded memory for the CPU on Linux."""
         if self.device != "cpu" or sys.platform != "linux":
             return super().converter(**options)
         return _GuardedConverter(self.implementation, self.device, **options)
 
 
 class _GuardedConverter(Converter):
-    """Copies arguments into guarded memory, each array to pages of its own, at their end."""
+    """Copies arguments into guarded memory, each array to the end of its own pages."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -83,7 +83,7 @@ class _GuardedConverter(Converter):
 
     @contextlib.contextmanager
     def reading(self, changes: frozenset[str]) -> Iterator[list[Difference]]:
-        """Make arguments read-only inside; yield the forbidden access, once there is one.
+        """Make arguments read-only inside; yield a list that gets the forbidden access at the end.
 
         Args:
             changes: The arguments that may be written.

@@ -13,7 +13,7 @@ class Scenario(NamedTuple):
     """One way to make a call under a condition.
 
     Attributes:
-        name: What it is, which is also the name of its coverage goal.
+        name: Its description, which is also the name of its coverage goal.
         check: Makes the call on a target, and raises `Mismatch` if its answer is not the known one.
     """
 
@@ -22,5 +22,5 @@ class Scenario(NamedTuple):
 
 
 Scenarios: TypeAlias = Callable[[KnownAnswer, KnownAnswer], Iterator[Scenario]]
-"""Returns those scenarios of a condition that apply to a call; the other call is of the same
-function, with arguments of its own."""
+"""Yields the scenarios of a condition that apply to a call; the second argument is another call of
+the same function."""

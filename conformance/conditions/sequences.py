@@ -1,7 +1,7 @@
 """Calls in sequence: other batches in the same memory, refusals, and results that are held.
 
-What an implementation remembers of earlier calls (answers, by address, shape or sum of their
-arguments; buffers that results lie in) must not show.
+An implementation may cache answers, by the address, shape or sum of the arguments, and may reuse
+the buffers of results. Neither may change a later answer or a result that a caller holds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_HELD = 1100
 """Results that are held at a time: more than rings and pools of buffers have."""
 
 TESTS: Final = "conformance.test_"
-"""How the names of the modules begin that define contracts."""
+"""The prefix of the names of modules that define contracts."""
 
 NUM_CALLS_OF_OTHERS = 3
 """Calls of each other function while a result is held."""
@@ -59,9 +59,9 @@ HELD_AMONG_OTHERS: Final = "with a result held while other functions are called"
 
 
 def other_batch_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenario]:
-    """Yield one of two calls after other batches in the same memory, which have other answers.
+    """Yield a call after other batches in the same memory, which have other answers.
 
-    It is the first of the two for which there are such batches: for an empty batch there are none.
+    It is the first of the two calls for which there are such batches: an empty batch has none.
     """
     for known in (expected, other):
         batches = (batch for batch in _other_batches(known) if batch[1].can_tell_from(known))
@@ -84,24 +84,24 @@ def _check_other_batches(
 
 
 def _other_batches(expected: KnownAnswer) -> Iterator[tuple[Contents, KnownAnswer]]:
-    """Yield contents of a call's memory that make another valid call; its answer may be equal."""
+    """Yield contents of a call's memory that make another valid call, with its known answer."""
     contract, invocation = expected.contract, expected.invocation(REFERENCE)
     for contents in neighbours(invocation.call, contract.changes):
         with invocation.converter.tracker.holding(contents):
-            # The facts are those of the batch that was drawn.
+            # Without facts: those describe the batch that was drawn.
             made = Call(expected.call.function, copy.deepcopy(invocation.arguments))
             try:
                 other = KnownAnswer.of_invocation(contract, invocation, made)
-            except RAISED:  # no valid call
+            except RAISED:  # not a valid call
                 continue
         yield contents, other
 
 
 def refusal_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
-    """Yield the call after refused calls: of each argument, one of its type and one of its values.
+    """Yield the call after refused calls, and refused calls after a valid call that equals them.
 
-    Values are refused in checked mode, late, when much has been computed. Then refused calls after
-    the call, which a cache takes for it.
+    For each argument, one call is always refused, and one only in checked mode, late, when much
+    has been computed. A cache may mistake equal calls for each other.
     """
     if not expected.contract.observes_refusals:
         return
@@ -122,7 +122,7 @@ def refused_calls(expected: KnownAnswer, *, is_value: bool) -> Iterator[tuple[In
 
     Args:
         expected: The valid call.
-        is_value: Whether values in arrays are invalid, which checked mode alone refuses.
+        is_value: Whether values in arrays are invalid, which only checked mode refuses.
     """
     seen: set[str] = set()
     for invalid in expected.contract.invalid_inputs:
@@ -180,7 +180,7 @@ def _check_equal_calls(
 def held_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenario]:
     """Yield the results of a call, held while others are computed.
 
-    None where the call writes to its arguments: its results may lie there.
+    Nothing is yielded if the call writes to its arguments, since its results may lie there.
     """
     if expected.contract.changes & expected.call.arguments.keys():
         return
@@ -199,7 +199,7 @@ def _check_held_neighbours(
 ) -> None:
     """Hold a result while another batch of the same shapes, in its memory, is computed.
 
-    Results that lie in the arguments are right again when these are.
+    Results that lie in the arguments are right again once the arguments are restored.
     """
     __tracebackhide__ = True
     invocation = expected.invocation(target)
@@ -241,7 +241,7 @@ def _check_held_among_others(expected: KnownAnswer, target: Target) -> None:
 
 
 def _run_calls(target: Target, calls: Iterable[Call]) -> None:
-    """Call functions, whatever comes of it."""
+    """Call functions, and ignore what they return or raise."""
     for call in calls:
         with suppress(*RAISED, Absent, Unsupported):  # their own checks report it
             Invocation(target, call).run()
@@ -251,7 +251,7 @@ def _run_calls(target: Target, calls: Iterable[Call]) -> None:
 def _calls_that_return(target: Target) -> list[Call]:
     """Return some small calls of each function, without functions that end or hang the process.
 
-    The checks of these functions report that; here it would be reported for another function. So
+    Their own checks report that; here it would be attributed to another function. So
     the calls are tried in forked children, but not in a process that has used a GPU.
     """
     calls = [one for one in _calls_of_all() if target.implementation.offers(one.function)]
@@ -264,7 +264,7 @@ def _calls_that_return(target: Target) -> list[Call]:
 
 
 def _dies(target: Target, calls: list[Call], place: ctypes.c_int64) -> bool:
-    """Return whether a forked child that makes calls dies; `place` is that of the last call."""
+    """Return whether a forked child that makes calls dies; `place` gets the last call's index."""
 
     def run() -> None:
         for place.value, call in enumerate(calls):
@@ -276,7 +276,7 @@ def _dies(target: Target, calls: list[Call], place: ctypes.c_int64) -> bool:
 
 @cache
 def _calls_of_all() -> list[Call]:
-    """Return some small calls of each function of arrays that the run checks."""
+    """Return some small calls of each function with arrays that the run checks."""
     tested = [module for name, module in sys.modules.items() if name.startswith(TESTS)]
     contracts = [
         value

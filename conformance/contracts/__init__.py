@@ -1,5 +1,5 @@
-"""What is stated about functions, without the tests that are made from it.
+"""Contracts and checks: what each function is tested for.
 
-`contract` describes one function, `properties` a check with drawn examples; `evaluation` compares
-one call with `reference`, and `sessions` a sequence of operations on an object.
+`contract` describes one function, and `properties` a check with drawn examples. `evaluation`
+compares one call with `reference`, and `sessions` a sequence of operations on an object.
 """

@@ -1,7 +1,7 @@
-"""Contracts: what is tested about each function of both twins.
+"""Contracts: the tested behaviour of each function of both twins.
 
-A `Contract` has the strategy of valid calls, the coverage goals, the invalid inputs, the arguments
-that the function may change, and the memory that its result may share. `checks` makes tests of it.
+A `Contract` has a strategy of valid calls, coverage goals, invalid inputs, the arguments that the
+function may change, and the memory that its result may share. `conformance.checks` tests it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Change: TypeAlias = Callable[[Call], Call | None]
 """Makes a valid call invalid; returns None if it does not apply to the call."""
 
 ANY_NAME = r"\w+"
-"""The argument of an invalid input whose message may mention anything."""
+"""The `argument` of an invalid input whose message may mention any name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class InvalidInput:
     Attributes:
         name: What is wrong, such as "interleave does not divide the block size".
         error: The exact class of the exception.
-        argument: The name that the message must mention.
+        argument: The name that the message must mention, as a regular expression.
         change: Makes a valid call invalid.
-        is_value: Whether it is in the values of an array, a tensor or a metadata, which are only
-            checked in checked mode. Everything else is always refused.
+        is_value: Whether it is a value in an array, a tensor or a metadata object. These are only
+            checked in checked mode; everything else is always refused.
         is_hint: Whether it is in a hint, which `reference` does not have.
         also: What else the message must mention, if the argument alone does not identify the
             problem: the name of the layer, the value.
@@ -63,41 +63,41 @@ class InvalidInput:
 
     @property
     def expected(self) -> str:
-        """What a call with it should do, as reports say it."""
+        """The expected outcome of a call with it, in the words of reports."""
         return f"raise {self.error.__name__} naming {self.naming} ({self.name})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """What is tested about one function.
+    """The tested behaviour of one function.
 
     Attributes:
         function: Its name in both twins; a method is written `Class.method`.
-        calls: Valid calls of a preset's sizes.
+        calls: The strategy of valid calls, by preset.
         goals: Named predicates on a call; a run must reach each.
         axes: Its size axes; a run must reach each band of each, see `size_axes`.
         pairs: Coverage goals that one call must reach together.
-        invalid_inputs: Each violated precondition; a run must reach each.
-        changes: Names of the arguments that the function changes, which are compared too.
-        observe: What to compare of a caller's own objects after the call, by `changes`.
-        observes_refusals: Whether a refused call must leave what `observe` shows as it was.
+        invalid_inputs: The ways to violate a precondition; a run must reach each.
+        changes: Names of the arguments that the function changes. Their values are compared too.
+        observe: Returns the state of the caller's own objects, which is compared after the call
+            instead of the values of `changes`.
+        observes_refusals: Whether a refused call must not change what `observe` returns.
         refusal_presets: The presets that invalid calls are drawn from; None for the target's.
         on_device: Tensors that must be on the device of the others: an argument or a hint, or a
             field of one, such as `self.seq_lens`.
-        aliases: What the definition says of the result's memory.
-        compares_views: Whether the result's arrays are compared as views too: strides, where in
-            which memory they lie, and which of them are one object. `aliases` is not looked at.
-        shows: What is compared of a result that is no tree of data, such as an object with methods.
-        returns: What reports call the result; of a tuple, the names of its entries.
-        has_kernel: Whether it has a kernel, so that it is run in the simulator again.
-        has_device_path: Whether it goes another way on a device without a kernel of its own, so
-            that this way is run on `sim` again.
-        has_arrays: Whether its arguments hold arrays whose layout and contents a caller may choose.
-        takes_objects: Whether it takes objects (a metadata, slices) for which a caller's own with
-            the same attributes serve.
+        aliases: The parts of the result that are an argument, or a view of one.
+        compares_views: Whether the result's arrays are compared as views too: strides, memory,
+            offset, and object identity. `aliases` is ignored then.
+        shows: Converts a result such as an object with methods to data that can be compared.
+        returns: The name of the result in reports; for a tuple, the names of its entries.
+        has_kernel: Whether it has a kernel, and is therefore run in the simulator too.
+        has_device_path: Whether it takes another path on a device, without a kernel, and is
+            therefore run on `sim` too.
+        has_arrays: Whether its arguments contain arrays whose layout and contents are free.
+        takes_objects: Whether it accepts a caller's own objects with the same attributes in place
+            of its classes (metadata, slices).
         laws: Names of the laws that hold for it; `law_checks` tests them.
-        interpretation: How its arguments and results are read as a batch, which is what laws are
-            about.
+        interpretation: How its arguments and results describe a batch, for the laws.
     """
 
     function: str
@@ -124,5 +124,5 @@ class Contract:
 
     @property
     def observe_refused(self) -> Callable[[Mapping[str, Any]], object] | None:
-        """What to compare of a caller's own objects after a refused call."""
+        """`observe` for refused calls; None if their effects are not compared."""
         return self.observe if self.observes_refusals else None

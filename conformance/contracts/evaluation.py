@@ -1,6 +1,6 @@
 """Compares one call: a target's result, or the error that it raises, with `reference`'s.
 
-`checks` makes tests of many drawn calls from this. Without pytest, use it for calls of your own.
+`conformance.checks` uses it for drawn calls. Without pytest, use it for calls of your own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from conformance.values.views import first_view_difference
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What a valid call should do.
+    """The expected result and effects of a valid call.
 
     Attributes:
-        result: The result, as the contract shows it.
-        roots: The arguments and hints, in whose memory the result may lie.
-        changed: What the call changed, as `changed_by` returns it.
-        aliases: What the definition says of the result's memory.
+        result: The result, as `shown` returns it.
+        roots: The arguments of `reference`, in whose memory the result may lie.
+        changed: The changed values, as `changed_by` returns them.
+        aliases: The parts of the result that are an argument, or a view of one.
     """
 
     result: object
@@ -46,9 +46,9 @@ def check_answers(
 ) -> None:
     """Raise `Mismatch` if a target's result of a valid call differs from `reference`'s.
 
-    The target is called twice, first in checked mode: there an access out of bounds raises, and
-    does not crash. The two results must not share memory. `seed` decides the order of threads.
-    Whatever of the variant the difference does not need is left out of the report.
+    The target is called twice, first in checked mode, where an out-of-bounds access raises instead
+    of crashing. The two results must not share memory. `seed` determines the order of threads. The
+    report has only the options of the variant that are needed to reproduce the difference.
     """
     __tracebackhide__ = True
     variant = variant.supported_by(target)
@@ -68,7 +68,7 @@ def check_answers(
 def _mismatch(
     contract: Contract, target: Target, call: Call, variant: CallVariant, seed: int
 ) -> Mismatch | None:
-    """Return what is wrong with a target's result, None if nothing is."""
+    """Return the mismatch of a target's result, or None."""
     try:
         _check_twice(contract, target, call, variant, seed)
     except Mismatch as error:
@@ -104,7 +104,7 @@ def _check_twice(
 def check_answer(
     contract: Contract, expected: Expected, actual: Invocation, *, checked: bool, seed: int = 0
 ) -> object:
-    """Return the result of a valid call; raise `Mismatch` if it does not do what it should."""
+    """Return the result of a valid call; raise `Mismatch` if it or its effects are wrong."""
     __tracebackhide__ = True
     call, target = actual.call, actual.target
     with target.running(checked=checked, seed=seed):
@@ -126,7 +126,7 @@ def check_answer(
 def _effects(
     contract: Contract, expected: Expected, actual: Invocation, found: Difference
 ) -> Iterator[str]:
-    """Yield what a call changed as it should, where only its result is wrong."""
+    """Yield lines about correctly changed values, if only the result is wrong."""
     if contract.observe is None or found.path != "result":
         return
     if changes_difference(contract, expected.changed, actual) is not None:
@@ -148,7 +148,7 @@ def _effects(
 def _differences(
     contract: Contract, expected: Expected, actual: Invocation, got: object
 ) -> Iterator[Difference | None]:
-    """Yield what differs in a result, in its memory, and in what the call changed."""
+    """Yield the differences of a result, of its memory, and of the changed values."""
     device = actual.target.device or "cpu"
     found = first_difference(expected.result, shown(contract, got), contract.returns, device)
     yield found
@@ -159,16 +159,16 @@ def _differences(
 
 
 def shown(contract: Contract, result: object) -> object:
-    """Return what is compared of a result."""
+    """Return a result in the form that is compared."""
     return result if contract.shows is None else contract.shows(result)
 
 
 OBSERVED = "observed"
-"""The key in `changed_by` of what a contract observes of a caller's own objects."""
+"""The key of what `Contract.observe` returns, in `changed_by`."""
 
 
 def changed_by(contract: Contract, arguments: Arguments) -> dict[str, object]:
-    """Return what a function changed, with its present values: arguments, or what is observed."""
+    """Return the present values of the changed arguments, or of the observed objects."""
     if contract.observe is not None:
         return {OBSERVED: contract.observe(arguments)}
     return {name: arguments[name] for name in sorted(contract.changes) if name in arguments}
@@ -187,11 +187,11 @@ def _aliasing(
 def changes_difference(
     contract: Contract, expected: Mapping[str, object], actual: Invocation
 ) -> Difference | None:
-    """Return the first difference in what the function changed.
+    """Return the first difference in the values that the function changed.
 
     Args:
         contract: The contract of the function.
-        expected: What `reference` changed, as `changed_by` returns it.
+        expected: The values that `reference` changed, as `changed_by` returns them.
         actual: The call on a target, after it was made.
     """
     changed = changed_by(contract, actual.arguments)
@@ -208,14 +208,14 @@ def changes_difference(
 def check_equal(
     target: Target, call: Call, expected: object, got: object, path: ResultName = "result"
 ) -> None:
-    """Raise `Mismatch` where values of a target differ from the expected ones.
+    """Raise `Mismatch` if values of a target differ from the expected ones.
 
     Args:
-        target: What was called.
+        target: The target that was called.
         call: The call that is reported.
-        expected: Arrays, or a tree of them, as `reference` has it.
+        expected: The arrays of `reference`, or a tree of them.
         got: Those of the target.
-        path: What they are called in the message; or, of a tuple, the names of its entries.
+        path: Their name in the message; for a tuple, the names of its entries.
     """
     __tracebackhide__ = True
     difference = first_difference(expected, got, path, target.device or "cpu")
@@ -232,8 +232,8 @@ def check_refusal(
 ) -> BaseException:
     """Return the exception with which an invalid call is refused.
 
-    Raise `Mismatch` if it is not refused as `invalid` says, or changes anything. `observe` returns
-    what is compared of a caller's own objects.
+    Raise `Mismatch` if it is not refused as `invalid` describes, or changes anything. `observe`
+    returns the state of the caller's own objects.
     """
     __tracebackhide__ = True
     expected = invalid.expected
@@ -266,13 +266,13 @@ def check_error(
     expected: tuple[type[Exception], str],
     what: str,
 ) -> None:
-    """Raise `Mismatch` if a call was not refused as it should have been.
+    """Raise `Mismatch` if a call did not raise the expected exception.
 
     Args:
-        target: What was called.
-        call: What is reported.
-        error: What the call raised; None for nothing.
-        expected: The class that it should raise, and the argument that it should name.
+        target: The target that was called.
+        call: The call that is reported.
+        error: The exception that the call raised, if any.
+        expected: The class of the exception, and the argument that its message must name.
         what: What is wrong with the call.
     """
     __tracebackhide__ = True
@@ -284,7 +284,7 @@ def check_error(
 
 
 def is_named(expected_result: type[Exception] | None, argument: str, error: object) -> bool:
-    """Return whether an exception is of a class, exactly, and its message names an argument.
+    """Return whether an exception has exactly this class and its message names an argument.
 
     >>> is_named(ValueError, "a", ValueError("a is -1"))
     True
@@ -297,7 +297,7 @@ def is_named(expected_result: type[Exception] | None, argument: str, error: obje
 def check_stays_inside(
     invocation: Invocation, invalid: InvalidInput, changes: frozenset[str]
 ) -> None:
-    """Raise `Mismatch` if an invalid call, with checks off, reaches outside its memory.
+    """Raise `Mismatch` if an invalid call, with checks off, accesses memory outside its arguments.
 
     Its result is undefined. `changes` are the arguments that the function may change.
     """
@@ -312,18 +312,18 @@ def check_stays_inside(
                 raise Mismatch(invocation.call, invocation.target.name, difference) from error
     arrays = {n: a for n, a in invocation.call.arguments.items() if isinstance(a, np.ndarray)}
     written = [arrays[name] for name in changes & arrays.keys()]
-    # A bad `out` may be an input; then that changes with it.
+    # A bad `out` may be an input too, which then changes.
     changing = {n for n, a in arrays.items() if any(np.shares_memory(a, w) for w in written)}
     invocation.check_unchanged(changes | changing)
 
 
 def outcome(got: str, expected: str) -> Difference:
-    """Return the difference of what a call did and what it should do."""
+    """Return the difference between the actual and the expected outcome of a call."""
     return Difference(Verdict.OUTCOME, "the call", None, got, expected)
 
 
 def exception_of(act: Callable[[], object]) -> Exception | None:
-    """Return what a call raises, None for nothing.
+    """Return the exception that a call raises, or None.
 
     >>> exception_of(lambda: 1 // 0), exception_of(lambda: 1)
     (ZeroDivisionError('integer division or modulo by zero'), None)

@@ -1,9 +1,8 @@
 """Properties of functions, checked with many examples on each target.
 
 A `Check` is defined in a conformance module under a name that begins with `test_`, mostly by
-`law`; `checks` makes those of a contract. The pytest plugin (`conftest.py`) makes tests of them for
-each target, with small and with large examples; without pytest, call
-`check.bind(target, profile, size)()`.
+`law`; `conformance.checks` makes those of a contract. The pytest plugin (`conftest.py`) makes a
+test of it for each target and size. Without pytest, call `check.bind(target, profile, size)()`.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Check:
         has_kernel: Whether it must launch a kernel in the simulator.
         has_device_path: Whether it takes another path on a device, without a kernel.
         presets: The presets to draw from; None for the target's.
-        is_of_refusals: Whether all of its calls must be rejected, so that an implementation that
-            does not validate is not tested.
+        is_of_refusals: Whether all of its calls must be rejected. Implementations that do not
+            validate are not tested.
         axes: The size axes along which its examples are large, one at a time.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
         description: The statement in one sentence.
@@ -88,13 +87,13 @@ class Check:
         return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
 
     def presets_of_whole_range(self, target: Target) -> Sequence[Preset]:
-        """Return presets of all sizes, smallest first, of which a random run draws some."""
+        """Return presets of all sizes, smallest first; a random run draws from some of them."""
         if self.axes:
             return [*presets_of_bands(self.axes)]
         if self.presets is None:
             return whole_range.IN_SIMULATOR if target.is_simulated else whole_range.ON_HOST
         if all(SIZES["minimal"](preset) for preset in self.presets):
-            return (MINIMAL,)  # it makes no sense of others
+            return (MINIMAL,)  # it does not support others
         return whole_range.OF_PAIRS
 
     def bind(
@@ -103,8 +102,8 @@ class Check:
         """Return a test of this statement on a target, a function of no arguments.
 
         Args:
-            target: What is under test.
-            profile: How many examples the test spends.
+            target: The target under test.
+            profile: The profile, with the number of examples.
             size: `minimal` or `real`, the size of its examples.
             shrink: Whether to shrink a failing example.
 
@@ -235,8 +234,8 @@ def numbers_for(target: Target) -> contextlib.AbstractContextManager[None]:
 def seed_of(profile: Profile, name: str) -> int | None:
     """Return the seed of a test, from a profile's seed and the test's name; None for a new one.
 
-    Hypothesis would seed all tests alike, by the seed of the run or the source of the test, so that
-    all would draw the same.
+    Hypothesis takes the seed of the run or hashes the source of the test. Both are the same for all
+    tests here, so all would draw the same examples.
     """
     return None if profile.seed is None else zlib.crc32(f"{profile.seed} {name}".encode())
 
@@ -246,7 +245,7 @@ def _run_for_gravest(test: Callable[[], None], tolerated: set[Finding]) -> None:
 
     Args:
         test: The test.
-        tolerated: The findings for which it does not fail.
+        tolerated: The findings that the test ignores; updated here.
     """
     __tracebackhide__ = True
     tolerated.clear()
@@ -264,7 +263,7 @@ def _run_for_gravest(test: Callable[[], None], tolerated: set[Finding]) -> None:
 
 
 class FixedCheck(Check):
-    """A check of one example, which is always the same, so that it is made once."""
+    """A check whose only example is constant, so that it runs once."""
 
     def bind(
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
@@ -275,7 +274,7 @@ class FixedCheck(Check):
 
 
 def seeded(profile: Profile, name: str) -> Callable[[Any], Any]:
-    """Return a decorator that gives a test the examples of a profile's seed and its own name."""
+    """Return a decorator that seeds a Hypothesis test by a profile's seed and a name."""
     seed = seed_of(profile, name)
     return hypothesis.seed(seed) if seed is not None else lambda test: test
 
@@ -298,7 +297,7 @@ def law(
         goals: The coverage goals, as predicates on an example.
         has_kernel: Whether the function has a kernel.
         presets: The presets to draw from; None for the target's.
-        kind: What the check looks at, which says how many examples it gets.
+        kind: The kind of check, which determines the number of examples.
         is_of_refusals: Whether all of its calls must be rejected.
 
     Returns:
@@ -329,7 +328,7 @@ def same_in_any_order(
     calls: Callable[[Preset], SearchStrategy[Call]],
     shows: Callable[[Any], object],
 ) -> Check:
-    """Return the check that threads in any order give what `shows` shows of a result."""
+    """Return the check that the order of threads does not change what `shows` returns."""
 
     @law(function, calls, has_kernel=True)
     def any_order_of_threads(target: Target, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""The check of objects that keep state: both twins' agree after every operation of a session."""
+"""The check of stateful objects: they agree with `reference`'s after every operation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from conformance.values.parts import arrays_in
 from conformance.values.wording import compare_wording
 
 NUM_FIRST, NUM_LAST = 6, 20
-"""Operations that a report shows, of the first and of the last before the one that failed."""
+"""How many of the first and of the last operations before a failure are reported."""
 
 
 class SessionMismatch(Mismatch):
@@ -58,7 +58,7 @@ class SessionMismatch(Mismatch):
 
 
 def _counted(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines, and those that are repeated once, with their number.
+    """Yield lines; equal lines in a row become one, with their number.
 
     >>> list(_counted(["a", "b", "b", "a"]))
     ['a', 'b, 2 times', 'a']
@@ -69,7 +69,7 @@ def _counted(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _steps_of(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield a line for each operation and each overwrite; one for refused calls in a row."""
+    """Yield a line for each operation and overwrite; of refused calls in a row, only the last."""
     for is_refused, group in groupby(operations, lambda one: one.refused is not None):
         found = list(group)
         if is_refused and len(found) > 1:
@@ -97,24 +97,24 @@ def session_check(
     Args:
         function: The class.
         sessions: The strategy of sessions, by preset.
-        everything: Hands out, right after the object is made, views of all that its operations
-            write, by what a report calls them; they are compared after every operation, and must
-            not move.
+        everything: Returns views of all memory that operations write, by their names in reports.
+            It is called right after the object is made. The views are compared after every
+            operation, and returned tensors must have the same addresses.
         goals: Named predicates on a session that a run must reach.
-        refusals: What is wrong with the bad operations that a run must reach; with any, the check
-            is one of refusals.
+        refusals: The names of the invalid inputs that a run must reach. If there are any, the kind
+            of the check is `Kind.SAME_REFUSAL`.
         has_kernel: Whether the class has kernels.
         presets: The presets to draw from; None for the target's.
-        kind: What the check looks at, where it has no refusals. Conditions are not checked twice,
-            with and without checked mode.
-        reader: Returns an operation that reads the whole state of an object; a report names the
-            first operation of a session after which it shows a difference.
+        kind: The kind of check, if it has no refusals. `Kind.CONDITIONS` does not run in checked
+            mode.
+        reader: Returns an operation that reads the whole state of an object. It serves to report
+            the first operation after which the state is wrong.
     """
     named = goals or {}
 
     def body(target: Target, example: _Example) -> None:
         __tracebackhide__ = True
-        # Checked mode first: there a loop that goes astray raises, and does not crash.
+        # Checked mode first: there an out-of-bounds access raises instead of crashing.
         modes = (True,) if refusals and target.is_simulated else (True, False)
         for checked in modes if kind is not Kind.CONDITIONS else (False,):
             try:
@@ -148,11 +148,11 @@ def session_check(
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """A session, and how it is lived.
+    """A session, and how it is run.
 
     Attributes:
-        session: What is done.
-        variant: What the caller is free to choose.
+        session: The session.
+        variant: The variant of each call.
         seed: The order of threads.
     """
 
@@ -180,7 +180,7 @@ def _run(
             continue
         if checked or not operation.is_value:
             runs[0].run_step(step, checked=checked)
-    # What one object did is nothing to another of the same making.
+    # Operations on one object must not affect another with the same constructor.
     for step, operation in enumerate(session.operations[:NUM_STEPS_OF_ANOTHER]):
         if runs[1:] and not operation.refused:
             runs[1].run_step(step, checked=checked)
@@ -193,7 +193,7 @@ def _first_wrong(
     everything: Callable[[Any, Session], Mapping[str, Any]],
     reader: Callable[[Session], Operation],
 ) -> Iterator[str]:
-    """Yield which operation before the one that failed first left a state that differs."""
+    """Yield lines about the first operation after which the state is wrong, by bisection."""
 
     def differs(number: int) -> bool:
         pair = _Pair(target, example, everything)
@@ -225,7 +225,7 @@ NUM_STEPS_OF_ANOTHER = 6
 
 
 class _Pair:
-    """An object of a target's and `reference`'s, to which the same is done."""
+    """A target's object and `reference`'s, which run the same operations."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class _Pair:
         self.addresses = [address_of(tensor) for _, tensor in arrays_in(self.seen, "everything")]
 
     def run_step(self, step: int, *, checked: bool) -> None:
-        """Do one operation to both and raise `SessionMismatch` where they differ."""
+        """Run one operation on both, and raise `SessionMismatch` if they differ."""
         __tracebackhide__ = True
         operation, device = self.example.session.operations[step], self.target.device or "cpu"
         variant = PLAIN if operation.refused else self.example.variant.supported_by(self.target)
@@ -263,7 +263,7 @@ class _Pair:
             raise SessionMismatch(self.example.session, step, self.target.name, difference)
 
     def _overwrite(self, operation: Operation) -> None:
-        """Write into what earlier calls of both returned, as a caller may before this one."""
+        """Write into both objects' buffers, as a caller may write into earlier results."""
         for held in (self.held, self.seen):
             written = [array for _, array in arrays_in(held, "everything")]
             for overwrite in operation.overwrites:
@@ -271,7 +271,7 @@ class _Pair:
 
 
 def construct(target: Target, session: Session) -> Any:
-    """Return a session's object, as a target makes it."""
+    """Construct a session's object on a target."""
     call, converter = session.constructor, target.converter()
     arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
     if target.device is not None:
@@ -286,7 +286,7 @@ def construct(target: Target, session: Session) -> Any:
 def perform(target: Target, self: Any, operation: Operation, variant: CallVariant = PLAIN) -> Any:
     """Call the method and return its result, or the exception; check its arguments afterwards.
 
-    Then its arguments are overwritten: a caller may use its lists and buffers again.
+    The arguments are overwritten at the end: a caller may reuse its lists and buffers.
     """
     call = Call(operation.method, operation.arguments)
     call = call.with_numpy_scalars() if variant.has_numpy_scalars else call
@@ -314,7 +314,7 @@ def perform_or_raise(target: Target, self: Any, operation: Operation) -> Any:
 
 
 def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | None:
-    """Return what is wrong with how an operation ended, None where it ended as it should."""
+    """Return the difference of an outcome from the expected one, or None."""
     if operation.refused is None:
         if not isinstance(outcome, BaseException):
             return None
@@ -329,7 +329,7 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
 
 
 def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
-    """Return a difference if a returned tensor has moved since the first call."""
+    """Return a difference if a returned tensor is at none of the addresses."""
     for path, tensor in arrays_in(result, "result"):
         if tensor.numel() and address_of(tensor) not in addresses:
             got, expected = "new memory", "a view of the same buffer in each call"

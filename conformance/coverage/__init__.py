@@ -1,5 +1,5 @@
 """What the examples of a run must cover: hard cases, and sizes along each axis.
 
-`goals` counts the hard cases that were reached; `presets` has the sizes of engines, `size_axes`
-the ranges of sizes that are counted apart.
+`goals` counts the hard cases that were reached; `presets` has the sizes of drawn inputs,
+`size_axes` the bands of sizes that are counted separately.
 """

@@ -1,8 +1,8 @@
 """Coverage goals: the hard cases that a run must reach, and how often it reached them.
 
-A property that never reaches its hard cases proves nothing. Each contract names its coverage goals,
-and the checks count them here. A goal that no example reached fails the run, with its name. Under
-pytest-xdist, the controller adds up the counts of the workers.
+A property that never reaches its hard cases proves nothing. Each contract declares its coverage
+goals, and the checks count them here. The run fails if no example reached a goal, and reports the
+goal. Under pytest-xdist, the controller adds up the counts of the workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Goals: TypeAlias = Mapping[str, Callable[[Any], bool]]
 
 
 def one_for_each(kinds: Iterable[str], kind: Callable[[Any], str]) -> Goals:
-    """Return the goals that an example is of a kind, one for each kind.
+    """Return one goal for each kind: that an example is of this kind.
 
     >>> list(one_for_each(["decode", "prefill"], str))
     ['a decode', 'a prefill']
@@ -46,7 +46,7 @@ class Coverage:
         unsupported: The examples of a function on a target that were not tried, by the reason.
         launches: The number of kernels that a function's checks launched in the simulator.
         expected: The goals that a function's checks must reach.
-        axes: The size axes of a function by name: `bands`, of which each is a goal, the `last` size
+        axes: The size axes of a function by name: `bands`, each of which is a goal, the `last` size
             that is tried, and `why` it is the last.
 
     >>> coverage = Coverage()
@@ -76,7 +76,7 @@ class Coverage:
             self.reached[function, name] += 1
 
     def note_unsupported(self, function: str, target: str, reason: str) -> None:
-        """Note that an example that was counted could not be tried."""
+        """Count an example as not supported, which was counted as tried before."""
         self.examples[function, target] -= 1
         self.unsupported[function, target, reason] += 1
 
@@ -105,7 +105,7 @@ class Coverage:
         self.axes.update(record["axes"])
 
     def take(self) -> dict[str, Any]:
-        """Return the counts as plain values, and count from zero on.
+        """Return the counts as plain values, and reset them to zero.
 
         >>> coverage = Coverage()
         >>> coverage.count("f", "host", [])

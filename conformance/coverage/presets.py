@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """The sizes of what is drawn.
+    """The sizes of drawn inputs.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         block_sizes: Block sizes, in tokens.
         chunk_blocks: Chunk sizes of chunked local attention, in blocks.
-        max_num_reqs: The most requests in a batch, padding apart.
-        max_query_len: The most new tokens of a request.
-        max_context_len: The most computed tokens of a request.
-        max_num_tokens: The most tokens in a batch, padding apart.
+        max_num_reqs: The maximum number of requests in a batch, without padding.
+        max_query_len: The maximum number of new tokens of a request.
+        max_context_len: The maximum number of computed tokens of a request.
+        max_num_tokens: The maximum number of tokens in a batch, without padding.
         is_traffic: Whether batches are cut from a trace of real requests.
         axis: The size axis along which examples are large; empty if there is none.
-        axis_sizes: Their sizes along it: of the simplest example and of the others; or the least
-            and the greatest.
+        axis_sizes: The size along it of the simplest example and that of all others; or, for a
+            range, the smallest and the largest.
         is_range: Whether all sizes between the two are drawn.
     """
 
@@ -85,7 +85,7 @@ TRAFFIC = dataclasses.replace(REAL, name="traffic", is_traffic=True)
 
 
 def log_uniform(least: int, greatest: int) -> st.SearchStrategy[int]:
-    """Return the strategy of ints between two bounds, both included, of any number of bits."""
+    """Return the strategy of ints between two inclusive bounds, drawn by bit length first."""
     return st.integers(least.bit_length(), greatest.bit_length()).flatmap(
         lambda bits: st.integers(max(least, 1 << bits >> 1), min(greatest, (1 << bits) - 1))
     )
@@ -109,4 +109,4 @@ SIZES = {
     "minimal": lambda preset: preset is MINIMAL,
     "real": lambda preset: preset is not MINIMAL,
 }
-"""Every check is two tests, small and large: what small input shows fails with small input."""
+"""Each check is two tests, so that a bug that small inputs can show fails with a small input."""

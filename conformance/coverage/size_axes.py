@@ -1,8 +1,8 @@
 """Size axes: how large inputs are, in bands that a run must reach.
 
-An implementation may be right up to the size of a buffer, a warp or an int. So each contract names
-its axes, and the bands in which some example must lie are coverage goals. The strategy of a
-contract draws each size as `preset.sizes(AXIS, ...)`; see `conformance.coverage.presets`.
+An implementation may be right up to the size of a buffer, a warp or an int. So each contract
+declares its axes, and each band of an axis is a coverage goal. The strategy of a contract draws
+each size as `preset.sizes(AXIS, ...)`; see `conformance.coverage.presets`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 from conformance.coverage.presets import Preset, large_along
 
 BANDS: Final = {0: "0", 1: "1", 2: "2 to 16", 17: "17 to 255", 256: "256 to 65,535", 65_536: "more"}
-"""The names of the bands of sizes, by where each begins."""
+"""The names of the bands of sizes, by the first size of each."""
 
 EDGES: Final = (32, 64, 128, 256, 512, 1024, 4096, 2**16, 2**24, 2**31, 2**32, 2**53)
-"""Where plausible mistakes begin: unrolled loops, warps, blocks of threads, buffers, and numbers
+"""Where bugs plausibly begin: unrolled loops, warps, blocks of threads, buffers, and numbers
 that an int or a float cannot hold."""
 
 FEW: Final = (2, 9, 16)
@@ -28,7 +28,7 @@ FEW: Final = (2, 9, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A dimension along which calls are large, one at a time.
+    """A dimension along which calls are made large, one axis at a time.
 
     Attributes:
         size: Returns the size of a call.
@@ -49,7 +49,7 @@ class Axis:
     def sizes(self, turn: int) -> list[int]:
         """Return the sizes of its examples, in order.
 
-        There is one next to each edge: one less, the edge, or one more, by turns.
+        Each edge gives one: one less, the edge, or one more, depending on its place and `turn`.
 
         >>> Axis(lambda call: len(call["lens"]), 129, why="it takes a second").sizes(0)
         [0, 1, 2, 31, 64, 129]
@@ -63,17 +63,17 @@ class Axis:
         return list(dict.fromkeys(map(band_of, self.sizes(0))))
 
     def to_record(self) -> dict[str, Any]:
-        """Return what reports show of it, as plain values."""
+        """Return its data for reports, as plain values."""
         return {"bands": self.bands(), "last": self.last, "why": self.why}
 
 
 def of_ints(size: Callable[[Any], int], first: int = 0) -> Axis:
-    """Return the axis of an int without an upper bound, up to one that no machine's int holds."""
+    """Return the axis of an int without an upper bound, up to one that exceeds 64 bits."""
     return Axis(size, 2**64 + 1, first=first)
 
 
 def of_objects(size: Callable[[Any], int], first: int = 0, last: int = 1025) -> Axis:
-    """Return the axis of a number of objects, of which each call of a target has its own."""
+    """Return the axis of a number of objects, which are made anew for each call of a target."""
     return Axis(size, last, "to make and compare more objects takes seconds", first)
 
 
@@ -115,7 +115,7 @@ NO_AXES: Final[Mapping[str, str]] = {
     "set_kv_cache_layout": "there are few names; laws are about histories of them",
     "stateful test": "its sessions are long instead: see `conformance.stateful`",
 }
-"""What has no size axis, and why. The models of the zoo have the sizes that they were published
+"""Names without a size axis, and why. The models of the zoo have the sizes that they were published
 with, so `conformance.test_zoo` has no axes either."""
 
 
@@ -134,7 +134,7 @@ def presets_of_axes(axes: Axes, function: str) -> Iterator[Preset]:
 
     Args:
         axes: The axes.
-        function: The function, which decides which sizes next to the edges are taken.
+        function: The function, whose hash selects the sizes next to the edges.
     """
     turn = zlib.crc32(function.encode())
     for place, (name, axis) in enumerate(axes.items()):
@@ -156,7 +156,7 @@ def presets_of_bands(axes: Axes) -> Iterator[Preset]:
 
 
 def goals_of_axes(axes: Axes) -> Iterator[str]:
-    """Yield the coverage goals of axes: each band of each."""
+    """Yield the coverage goals of axes: one for each band of each axis."""
     for name, axis in axes.items():
         yield from (goal_of_band(name, band) for band in axis.bands())
 

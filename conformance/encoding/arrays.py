@@ -18,7 +18,7 @@ Json: TypeAlias = Any
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 MAX_SAFE_INT = 2**53 - 1
-"""The largest int that every JSON reader keeps, also one that has doubles alone."""
+"""The largest int that every JSON reader keeps exactly, also one that only has doubles."""
 
 
 def encode_int(value: int) -> int | str:
@@ -33,8 +33,8 @@ def encode_int(value: int) -> int | str:
 def encode_elements(array: Array) -> list[Json]:
     """Return the elements of an array in C order, each as JSON.
 
-    A float is the number that it is, which every double holds; one that is not finite is the
-    string of its bits. A complex number is a pair.
+    A finite float is a number, which a double represents exactly; any other float is the string of
+    its bits in hex. A complex number is a pair.
 
     >>> encode_elements(np.array([1.5, -0.0, np.nan], np.float16))
     [1.5, -0.0, '0x7e00']
@@ -192,8 +192,8 @@ class Memory:
         owner: The array that owns it.
         content: Its bytes.
         is_shown: Which of these are in an array whose values are written.
-        is_sealed: Whether arrays that are written from now on do not count as showing it: results
-            that lie in the memory of an argument.
+        is_sealed: Whether arrays that are written from now on no longer change `is_shown`, since
+            they are results that lie in the memory of an argument.
         nodes: The arrays in it, as JSON.
     """
 
@@ -211,7 +211,7 @@ class Memory:
         self.is_shown = np.zeros(self.content.size, np.bool_)
 
     def place(self, array: Array, owner: Array) -> dict[str, Json]:
-        """Return where an array lies in it, and note that it is shown there.
+        """Return the offset and the strides of an array in it, and mark its bytes as shown.
 
         Args:
             array: The array.
@@ -227,7 +227,7 @@ class Memory:
 
     @property
     def is_one_array(self) -> bool:
-        """Whether it is the memory of one array alone, in C order: then it need not be written."""
+        """Whether one C-contiguous array covers all of it, so that it need not be written."""
         [node, *others] = self.nodes
         dtype = decode_dtype(node["dtype"])
         if others or dtype != self.owner.dtype or node["offset_bytes"]:
@@ -236,7 +236,7 @@ class Memory:
         for length in reversed(node["shape"]):
             strides.append(step)
             step *= length
-        # Also the stride of an axis of length 1 is compared: it has made a difference.
+        # The stride of an axis of length 1 is compared too: it has made a difference.
         is_dense = strides[::-1] == node["strides_bytes"]
         return step == self.owner.nbytes and bool(is_dense or not self.owner.size)
 
@@ -252,7 +252,7 @@ class Memory:
 
 
 def _is_dense(array: Array) -> bool:
-    """Return whether an array's elements stand side by side, in any order of its axes."""
+    """Return whether an array's elements are contiguous, in any order of its axes."""
     size = array.itemsize
     for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
         if length != 1 and stride != size:
@@ -281,7 +281,7 @@ def encode_array(array: Array) -> dict[str, Json]:
 
 
 def decode_array(node: Json, memories: list[Array]) -> Array:
-    """Return an array in one of the memories of its case, or in memory of its own.
+    """Return an array in one of the memories of its case, or in new memory.
 
     Raises:
         ValueError: An array that reaches outside its memory.
@@ -296,7 +296,7 @@ def decode_array(node: Json, memories: list[Array]) -> Array:
     memory = memories[node["memory"]].view(np.uint8)
     offset, strides = node["offset_bytes"], tuple(node["strides_bytes"])
     try:
-        # Of bytes: NumPy gives no buffer of the dtypes that it does not know.
+        # The buffer is of bytes, since NumPy exports no buffer of the dtypes of `ml_dtypes`.
         array: Array = np.ndarray(shape, dtype, memory, offset, strides)
     except (TypeError, ValueError) as error:
         raise ValueError(f"an array reaches outside memory {node['memory']}: {error}") from error

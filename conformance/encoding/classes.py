@@ -1,4 +1,4 @@
-"""Classes by name: how what is written finds its code again."""
+"""Finds the class that a stored case names, even if it was renamed or moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import reference
 
 MODULES = ("reference", "conformance", "numpy", "ml_dtypes", "builtins", "types")
-"""The packages that a name may lead to: what is read imports nothing else."""
+"""The packages that a class may be from: decoding a case imports nothing else."""
 
 RENAMED = {
     "conformance.checks:_Valid": "conformance.checks:ValidExample",
@@ -27,11 +27,11 @@ MOVED = {
     "conformance.sessions": "conformance.contracts.sessions",
     "conformance.strategies.presets": "conformance.coverage.presets",
 }
-"""Former modules of classes, by which they are still found."""
+"""Former modules of classes, which are still read."""
 
 
 def class_path(cls: type) -> str | None:
-    """Return the name by which a class is found again, None for one that no module has.
+    """Return the name by which `find_class` finds a class; None if it cannot.
 
     >>> class_path(reference.FullAttentionSpec), class_path(int), class_path(type("Own", (), {}))
     ('reference:FullAttentionSpec', 'builtins:int', None)
@@ -50,7 +50,7 @@ def find_class(path: str) -> Any:
     """Return the class of a name.
 
     Raises:
-        ValueError: A name that leads nowhere, or to no class, or out of `MODULES`.
+        ValueError: The name does not exist, is not a class, or is not in `MODULES`.
 
     >>> find_class("reference:UBatchSlice").__name__
     'UBatchSlice'
@@ -71,7 +71,7 @@ def find_exception(path: str) -> type[Exception]:
     """Return the exception class of a name.
 
     Raises:
-        ValueError: As `find_class`; or the class is no exception.
+        ValueError: As `find_class`; or the class is not an exception.
     """
     found: type[Exception] = find_class(path)
     if not issubclass(found, Exception):
@@ -101,4 +101,4 @@ FORMER_CODE = {
     f"{_BACKENDS}:_grows_in_two": f"{_BACKENDS}:SquareOfBlocks",
     f"{_BACKENDS}:_rank_grows.<locals>.get_kv_cache_shape": f"{_BACKENDS}:GrowingRank",
 }
-"""Classes of what version 1.0 stored as functions, by their code."""
+"""The classes that replace functions stored by version 1.0, by the names of these."""

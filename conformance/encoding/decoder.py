@@ -23,18 +23,18 @@ from conformance.values.call import Call
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Made(Factory):
-    """An object of a result, which is known by what it is compared by.
+    """A factory of a result's object, of which only the compared fields are stored.
 
     Attributes:
         cls: The name of its class.
-        fields: What it is compared by.
+        fields: Its compared fields.
     """
 
     cls: str
     fields: Mapping[str, Any]
 
     def make(self, converter: FactoryContext) -> Any:
-        """Return an object of a class of this name, compared by the same."""
+        """Return an object of a new class of this name, with the same compared fields."""
         made = type(self.cls, (), {"compared": tuple(self.fields)})()
         for name, value in self.fields.items():
             setattr(made, name, converter.convert(value, f"result.{name}"))
@@ -60,7 +60,7 @@ class Decoder:
         """Return the value of a node.
 
         Raises:
-            ValueError: A node that the schema does not have, or a class that is not there any more.
+            ValueError: A node that is not in the schema, or a class that no longer exists.
         """
         if isinstance(node, list):
             return [self.decode(entry) for entry in node]
@@ -77,7 +77,7 @@ class Decoder:
         return found
 
     def keep(self, node: Json, value: Any) -> Any:
-        """Keep an object by its id, for those that refer to it; those inside it, too."""
+        """Store an object by its id, for references to it, also from inside it."""
         if "id" in node:
             self._objects.setdefault(node["id"], value)
         return value
@@ -93,14 +93,14 @@ class Decoder:
         return array
 
     def check_arrays(self) -> None:
-        """Raise `ValueError` where arrays of one memory, read since the last time, disagree."""
+        """Raise `ValueError` if arrays of one memory, read since the last check, disagree."""
         for array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 raise ValueError(f"arrays of one memory disagree: {array} should be {values}")
         self._arrays.clear()
 
     def function(self, node: Json) -> Callable[..., Any]:
-        """Return a function that answers as what was written did."""
+        """Return a function that returns or raises the same as the stored one."""
         if "raises" in node:
             error = find_exception(node["raises"]["class"])(node["raises"]["message"])
             return _raising(error)
@@ -145,7 +145,7 @@ def _read_dtype(_: Decoder, node: Json) -> Any:
 
 
 def _read_object(decoder: Decoder, node: Json) -> Any:
-    """Return an object with the attributes that it had, whatever its class checks."""
+    """Return an object with its stored attributes, without the checks of its class."""
     cls = find_class(node["class"])
     found = decoder.keep(node, cls.__new__(cls))
     for name, value in decoder.fields(node["fields"]).items():
@@ -154,7 +154,7 @@ def _read_object(decoder: Decoder, node: Json) -> Any:
 
 
 def _read_own(decoder: Decoder, node: Json) -> Any:
-    """Return an object of a class that no module has, made again."""
+    """Return an object of a new class, in place of one that no module has."""
     members = {"__repr__": lambda _: f"{node['class']}(...)", **decoder.fields(node["members"])}
     found = decoder.keep(node, type(node["class"], (), members)())
     vars(found).update(decoder.fields(node["fields"]))
@@ -199,7 +199,7 @@ _READERS: dict[Any, Callable[[Decoder, Json], Any]] = {
 
 
 def decode_call(case: Json, decoder: Decoder | None = None) -> Call:
-    """Return the call of a case, without facts, which are not stored.
+    """Return the call of a case, without `facts`, which are not stored.
 
     Args:
         case: The case, from `encode_call`.

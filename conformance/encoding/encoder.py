@@ -50,7 +50,7 @@ class Encoder:
         """Return a value as JSON.
 
         Raises:
-            TypeError: The value has no form in JSON.
+            TypeError: The value cannot be written as JSON.
         """
         found = _encode_scalar(value)
         if found is not _NO_SCALAR:
@@ -103,7 +103,7 @@ class Encoder:
         return {**found, "memories": [one.encode() for one in kept]} if kept else found
 
     def same(self, copied: Any, written: Any) -> None:
-        """Write references to an object for a copy of it.
+        """Write a copy of an object as references to that object.
 
         Args:
             copied: The copy, which a `Converter` made.
@@ -141,7 +141,7 @@ class Encoder:
         return {**written, "memory": place, **self._memories[place].place(array, owner)}
 
     def _encode_object(self, value: Any) -> dict[str, Json]:
-        """Return an object that can be in several places."""
+        """Return the JSON of an object that can occur in several places."""
         if isinstance(value, np.ndarray):
             found = self._encode_array(value)
         elif isinstance(value, type):
@@ -216,7 +216,7 @@ def encode_call(call: Call) -> dict[str, Json]:
     """Return a call as JSON: its arguments, its hints, and the memories that they lie in.
 
     Raises:
-        TypeError: An argument has no form in JSON.
+        TypeError: An argument cannot be written as JSON.
 
     >>> encode_call(Call("f", {"block_size": 2}))
     {'function': 'f', 'arguments': {'block_size': 2}}
@@ -235,7 +235,7 @@ _NO_SCALAR = object()
 
 
 def _encode_scalar(value: Any) -> Json:
-    """Return a value that has nothing inside, `_NO_SCALAR` for any other."""
+    """Return a scalar, dtype, class or enum member as JSON; `_NO_SCALAR` for any other value."""
     kind = type(value)
     found: Json = _NO_SCALAR
     if value is None or kind in {bool, str}:
@@ -262,7 +262,7 @@ def _encode_scalar(value: Any) -> Json:
 
 
 def _encode_any_dtype(dtype: np.dtype[Any]) -> Json:
-    """Return any dtype, one of records by its fields."""
+    """Return a dtype as JSON, a structured one by its fields."""
     if dtype.names is None:
         return {"$": "dtype", "name": encode_dtype(dtype)}
     fields = [[name, encode_dtype(dtype[name])] for name in dtype.names]
@@ -270,5 +270,5 @@ def _encode_any_dtype(dtype: np.dtype[Any]) -> Json:
 
 
 def _is_plain(cls: type) -> bool:
-    """Return whether objects of a class are what their attributes are."""
+    """Return whether objects of a class are fully described by their attributes."""
     return dataclasses.is_dataclass(cls) or cls in {types.SimpleNamespace, object}

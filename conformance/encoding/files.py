@@ -1,4 +1,4 @@
-"""Files of cases: JSON in which everything that fits on a line is on one, and their folders."""
+"""Reads and writes files of cases: JSON with each value on one line if it fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA_VERSION = "1.1"
 """The version of the format: the first number changes if old readers would misread it."""
 
 WIDTH = 100
-"""The longest line, where it can be helped."""
+"""The maximum length of a line, if its value can be split."""
 
 
 def to_text(value: Json) -> str:

@@ -4,13 +4,13 @@ Three things run on it: the replay of traces (`conformance.traffic`), the statef
 (`conformance.stateful`) and the runner of real models (`tools.runner`). It imports neither
 `reference` nor `fast`, so each of these can use it with the implementation that it runs.
 
-- `request`, `block_pool`, `cache_group`: what is scheduled, and the blocks that it gets;
+- `request`, `block_pool`, `cache_group`: requests, and the blocks that they get;
 - `prefix_cache`: blocks that requests with a common prefix share;
-- `scheduler`: one step after another, within the `settings` of the engine and the step's policy;
-- `scheduler_output`: a step, as it is given to a worker;
-- `arrivals`: when requests come;
+- `scheduler`: schedules each step within the `settings` of the engine and the step's policy;
+- `scheduler_output`: a step, as the scheduler passes it to a worker;
+- `arrivals`: requests that arrive over simulated time;
 - `input_batch`, `table_rows`: the worker's order of requests, and their rows of the block tables;
 - `padded_batch`: a step's batch in the worker's buffers.
 
-The names are those of vLLM's scheduler and model runner where these have one.
+The names are those of vLLM's scheduler and model runner, if these have one.
 """

@@ -10,10 +10,10 @@ Item = TypeVar("Item")
 
 
 class Arrivals(Generic[Item]):
-    """What arrives over time.
+    """Items that arrive over simulated time.
 
     Args:
-        items: Pairs of a time and what arrives then, by time.
+        items: Pairs of an arrival time and an item, sorted by time.
 
     Attributes:
         clock: The time, in any unit; the caller advances it.
@@ -35,7 +35,7 @@ class Arrivals(Generic[Item]):
         return bool(self._items)
 
     def receive(self, *, is_idle: bool) -> list[Item]:
-        """Return what has arrived since the last call; if idle, wait for the next arrival."""
+        """Return the items that arrived since the last call; if idle, advance to the next one."""
         if is_idle and self._items:
             self.clock = max(self.clock, self._items[0][0])
         received = []

@@ -10,11 +10,11 @@ NULL_BLOCK_ID = 0
 """The block that is never handed out."""
 
 BlockKey: TypeAlias = tuple[int, tuple[int, ...]]
-"""What is in a full block: its KV cache group, and all tokens of the sequence up to its end."""
+"""The content of a full block: its KV cache group, and all tokens of the sequence up to its end."""
 
 
 class BlockPool:
-    """Free blocks, and how many requests hold each of the others.
+    """The free blocks, and the reference counts of the others.
 
     A full block can be cached under a key. It is found by that key until it is handed out again,
     even after it was freed.
@@ -70,13 +70,13 @@ class BlockPool:
         return [self._get_new_block() for _ in range(count)]
 
     def touch(self, block_id: int) -> None:
-        """Let one more request hold a block, which may be free."""
+        """Add a reference to a cached block, which may be free."""
         if not self._ref_counts[block_id]:
             del self._freed[block_id]
         self._ref_counts[block_id] += 1
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Let one request less hold each of its blocks, given in order.
+        """Remove a request's references to its blocks, given in order.
 
         The last ones are handed out first, since fewer sequences begin with them.
         """
@@ -86,7 +86,7 @@ class BlockPool:
                 self._freed[block_id] = None
 
     def cache_block(self, key: BlockKey, block_id: int) -> None:
-        """Let a full block be found, unless it or another with the same content is."""
+        """Cache a full block under a key, unless it or one with the same content is cached."""
         if key not in self._cached_blocks and block_id not in self._key_of:
             self._cached_blocks[key] = block_id
             self._key_of[block_id] = key

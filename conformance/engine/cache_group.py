@@ -1,4 +1,4 @@
-"""KV cache groups, as far as a scheduler must know them."""
+"""The interface of KV cache groups that a scheduler needs."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class BatchBuffers:
     They keep their addresses from step to step, as a captured CUDA graph requires.
 
     Args:
-        settings: Of the engine.
-        make: Makes a `CpuGpuBuffer` of so many elements of a dtype, given by name.
+        settings: The settings of the engine.
+        make: Makes a `CpuGpuBuffer` from its number of elements and the name of its dtype.
 
     Attributes:
         max_num_reqs: The most requests of a batch, including padding.
@@ -76,7 +76,7 @@ class BatchBuffers:
     def fill(
         self, rows: Sequence[int], query_lens: Int32, computed: Int32, num_padded_reqs: int
     ) -> None:
-        """Write a batch into the host halves; positions of padding stay what they were.
+        """Write a batch into the host halves; positions of padding stay unchanged.
 
         Args:
             rows: The row of each request in the block tables, in batch order.

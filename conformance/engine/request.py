@@ -11,12 +11,12 @@ class Request:
 
     Attributes:
         request_id: Its name.
-        token_ids: The tokens that are known: the prompt, then what was generated.
+        token_ids: The known tokens: the prompt, then the generated ones.
         max_new_tokens: How many tokens to generate.
         spec_token_ids: Draft tokens after the known ones, to be verified in the next step.
         num_prompt_tokens: How many of its tokens are the prompt.
         num_computed_tokens: How many of its tokens have their keys in the cache.
-        num_cached_tokens: How many of these were found there when it was admitted.
+        num_cached_tokens: How many of these were in the cache when it was admitted.
         num_rejected_tokens: Slots after the computed tokens that hold keys of rejected drafts.
         block_ids: Its blocks, in order, for each KV cache group; empty unless it is running.
         is_preempted: Whether it lost its blocks and waits to be resumed.
@@ -51,7 +51,7 @@ class Request:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """What was generated."""
+        """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
@@ -76,7 +76,7 @@ class Request:
         return 0 < self.num_computed_tokens < self.num_prompt_tokens
 
     def append(self, sampled_token_ids: list[int], num_scheduled_tokens: int) -> None:
-        """Take the result of a step that computed so many tokens, including drafts.
+        """Update the request after a step that computed so many tokens, including drafts.
 
         The sampled tokens are the accepted drafts and the token after them; there are none if the
         step did not compute all known tokens.

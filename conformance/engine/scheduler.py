@@ -23,7 +23,7 @@ from conformance.engine.settings import FIRST_COME_FIRST_SERVED, EngineSettings,
 
 @dataclass
 class _Step:
-    """A step while it is put together."""
+    """A step under construction."""
 
     policy: Policy
     budget: int
@@ -37,7 +37,7 @@ class Scheduler:
     """Serves requests, step by step.
 
     Args:
-        settings: Of the engine.
+        settings: The settings of the engine.
         groups: The KV cache groups that take blocks.
         pool: The blocks.
         shares_prefixes: Whether full blocks of a common prefix are shared.
@@ -128,13 +128,13 @@ class Scheduler:
         sampled_token_ids: Mapping[str, list[int]],
         draft_token_ids: Mapping[str, list[int]] | None = None,
     ) -> list[Request]:
-        """Take a step's results.
+        """Update the requests with a step's results.
 
         Args:
             output: The step, which was executed.
             sampled_token_ids: For each of its `sampled_req_ids` the accepted drafts and the token
                 that was sampled after them.
-            draft_token_ids: Drafts of what comes next, for the requests that have some.
+            draft_token_ids: New draft tokens, for the requests that have some.
 
         Returns:
             The requests that are finished now.
@@ -171,7 +171,7 @@ class Scheduler:
         self.num_finished += 1
 
     def _schedule_running(self, step: _Step) -> None:
-        """Give running requests their tokens, preempting from the end where blocks lack."""
+        """Give running requests their tokens; if blocks run out, preempt from the end."""
         for position, request in enumerate(tuple(self.running)):
             if step.budget == 0 or request not in self.running:
                 return  # it was preempted, and so were all after it
@@ -203,7 +203,7 @@ class Scheduler:
     def _try_schedule(self, step: _Step, request: Request, *, is_admitted: bool = False) -> bool:
         """Give a request its tokens of the step; return whether there are enough blocks for them.
 
-        `is_admitted` says that the blocks which it has are cached ones that it does not hold yet.
+        With `is_admitted`, its blocks are cached ones to which it has no reference yet.
         """
         maximum = min(
             step.budget,
@@ -250,7 +250,7 @@ class Scheduler:
         request.spec_token_ids = []
 
     def _make_output(self, step: _Step) -> SchedulerOutput:
-        """Write a step down."""
+        """Make the `SchedulerOutput` of a step."""
         starts = {r.request_id: r.num_computed_tokens for r in step.scheduled}
         ends = {name: start + step.num_scheduled_tokens[name] for name, start in starts.items()}
         output = SchedulerOutput(
@@ -282,7 +282,7 @@ class Scheduler:
 def longest_request(
     settings: EngineSettings, groups: Sequence[CacheGroup], num_usable_blocks: int
 ) -> int:
-    """Return the tokens (prompt and output) of the longest request that fits into the pool alone.
+    """Return the tokens (prompt and output) of the longest request that fits into the whole pool.
 
     `num_usable_blocks` does not include the null block.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOutput:
-    """A step.
+    """The requests, tokens and new blocks of a step.
 
     The dicts have the step's requests in the order in which they were admitted, by request id.
 
@@ -42,10 +42,10 @@ class SchedulerOutput:
 
     @property
     def admitted_req_ids(self) -> tuple[str, ...]:
-        """The requests that a worker does not know: new and resumed ones."""
+        """The requests that a worker must add: new and resumed ones."""
         return self.new_req_ids + self.resumed_req_ids
 
     @property
     def removed_req_ids(self) -> tuple[str, ...]:
-        """The requests that a worker forgets: finished and preempted ones."""
+        """The requests that a worker must remove: finished and preempted ones."""
         return self.finished_req_ids + self.preempted_req_ids

@@ -53,10 +53,10 @@ class Policy:
     Attributes:
         token_budget: The most tokens of the step.
         max_tokens_per_request: The most tokens of one request.
-        skipped: Positions among the running requests of those that sit the step out.
+        skipped: Positions in the list of running requests of those that are not scheduled.
         admits: Whether waiting requests are admitted.
-        admits_after_preemption: Whether they are admitted in a step that preempts. What was
-            preempted is first in the queue, so it would be resumed at once.
+        admits_after_preemption: Whether they are admitted in a step that preempts. A preempted
+            request is first in the queue, so it would be resumed at once.
     """
 
     token_budget: int = NO_LIMIT

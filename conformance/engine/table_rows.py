@@ -1,4 +1,4 @@
-"""The rows of block tables: which request has which, and the blocks in them."""
+"""The rows of block tables: which request has which row, and the blocks in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TableRows:
     Attributes:
         req_ids: The request in each row, None in a free one.
         last_req_ids: The request that each row has or had last, None in one never used.
-        moved: From which row to which the last compaction moved requests.
-        swapped: Which rows were swapped since then.
+        moved: The moves of rows in the last `remove`, as pairs (from, to).
+        swapped: The pairs of rows that were swapped since then.
 
     Example:
         >>> rows = TableRows(lambda method, *args: print(method, *args), 4, num_groups=0)
@@ -48,7 +48,7 @@ class TableRows:
         return self.req_ids.index(req_id)
 
     def add(self, req_id: str) -> int:
-        """Give a request the first free row, and return that."""
+        """Give a request the first free row, and return it."""
         row = self.req_ids.index(None)
         self.req_ids[row] = self.last_req_ids[row] = req_id
         return row

@@ -1,5 +1,5 @@
-"""Runs a call on a target, and notices what it does to its process.
+"""Runs calls on targets, and detects their side effects on the process.
 
-`invocations` runs a call with arguments of its own; `process_state` finds settings that it changed;
+`invocations` runs a call with its own arguments; `process_state` finds settings that it changed;
 `forked_calls` and `crashes` survive code that ends the process.
 """

@@ -19,7 +19,7 @@ class Actor:
         self._thread.start()
 
     def do(self, act: Callable[[], object], seconds: float = 60) -> Any:
-        """Have the thread do something, and return what came of it.
+        """Run a function in the thread, and return its result or raise its exception.
 
         Raises:
             queue.Empty: It takes longer than `seconds`. `result` waits for it again.
@@ -28,7 +28,7 @@ class Actor:
         return self.result(seconds)
 
     def result(self, seconds: float = 60) -> Any:
-        """Return what came of the last step, for which `do` did not wait long enough."""
+        """Wait for the result of the last step, after `do` raised `queue.Empty`."""
         answer, error = self._answers.get(timeout=seconds)
         if error is not None:
             raise error
@@ -49,7 +49,7 @@ class Actor:
 
 @contextmanager
 def actors(count: int) -> Iterator[list[Actor]]:
-    """Start threads, and end them."""
+    """Start threads, and end them after the block."""
     started = [Actor() for _ in range(count)]
     try:
         yield started

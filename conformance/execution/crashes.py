@@ -1,9 +1,9 @@
-"""Calls that end the process, or never return, as failures like any other.
+"""Turns calls that end the process, or never return, into ordinary failures.
 
-`supervision` runs tests in a forked child. If a test ends that, it runs again in a new child, which
-tries each example in a forked child of its own first, beginning with the one that crashed. So the
-crash becomes an exception there, which Hypothesis shrinks, and which is stored and reported as
-others are.
+`supervision` runs tests in a forked child. If a test ends the child, it runs again in a new one.
+That one first tries each example in another forked child, beginning with the one that crashed. So
+the crash becomes an exception, which Hypothesis shrinks, and which is stored and reported like any
+other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Stack:
         faulthandler.register(signal.SIGUSR1, self._file, all_threads=True)
 
     def clear(self) -> None:
-        """Forget what was written."""
+        """Empty the file."""
         os.lseek(self._file, 0, os.SEEK_SET)
         os.ftruncate(self._file, 0)
 
@@ -65,7 +65,7 @@ class Stack:
 
 
 def _inner_frames(stack: str) -> list[str]:
-    """Return the innermost frames of a stack, up to the first of the harness, if that is in it."""
+    """Return the innermost frames of a stack, up to the first of the harness; none without one."""
     frames: list[str] = []
     for file, line, function in FRAME.findall(stack):
         if Path(file).is_relative_to(Path(__file__).parents[1]):
@@ -136,18 +136,18 @@ def describe_end(how: str, seconds: float) -> str:
 
 
 def properties_of_end(process_end: ProcessEnd) -> list[tuple[str, object]]:
-    """Return what the summary says of a test that ended its process."""
+    """Return the properties of a test that ended its process, for the summary."""
     return [("crash", "HANGS" if process_end.is_hang else "CRASHES")]
 
 
 class Rerun:
-    """A test that ended its process, while it runs again; there is at most one in a process.
+    """The rerun of a test that ended its process; there is at most one in a process.
 
     Attributes:
-        process_end: How it ended; None while tests run for the first time.
+        process_end: How the process ended; None while tests run for the first time.
         first: The first example that is tried in a forked child.
         suspect: The check, the target and the example that crashed at first.
-        line: The last crash in a line; empty while there was none.
+        line: A description of the last crash on one line; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -163,8 +163,8 @@ class Rerun:
         """Try an example in a forked child, if this is a rerun.
 
         Returns:
-            Whether that is enough. After a crash this process makes no more calls, so that the same
-            example crashes again even if that depends on earlier calls.
+            Whether the example is done. After a crash this process makes no more calls itself, so
+            that the same example crashes again even if that depends on earlier calls.
 
         Raises:
             Crash: The child died.
@@ -185,7 +185,7 @@ class Rerun:
         return has_crashed
 
     def try_in_child(self, act: Callable[[], object]) -> str:
-        """Return how something ends a forked child; empty if it does not, or is not tried."""
+        """Return how a function ends a forked child; empty if it does not, or is not tried."""
         if self.process_end is None or PROGRESS.examples < self.first:
             return ""
         STACK.clear()
@@ -200,7 +200,7 @@ class Rerun:
         return words
 
     def _alone(self, act: Callable[[], object]) -> None:
-        """Do something in a process that ends with it, and prints nothing."""
+        """Run a function without output, in a child process that ends after it."""
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
@@ -222,7 +222,7 @@ RERUN: Final = Rerun()
 
 
 def crash_of(check: Check, target: Target, example: Any, words: str) -> Crash:
-    """Return the crash of an example, with the call that was being made, as far as it is known."""
+    """Return the crash of an example, with the call that was in progress, if it is known."""
     calls = list(calls_in(example))
     call = next((one for one in calls if id(one) == PROGRESS.call_id), None)
     function = PROGRESS.function.decode()

@@ -1,4 +1,4 @@
-"""Calls that may end the process, or never return: they are made in a forked child."""
+"""Makes calls that may end the process, or never return, in a forked child."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Final
 from conformance.execution.gpu_context import ContextLostError, check_can_fork
 
 HANG: Final = "hang"
-"""How a child ended that had to be killed."""
+"""The end of a child that hung and was killed."""
 
 MEMORY_EXIT: Final = 77
 """The exit status of a child that ran out of memory."""
@@ -29,10 +29,10 @@ HOW: Final = {MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context
 """How a child ended, by its exit status."""
 
 POLL_SECONDS: Final = 0.5
-"""How often a child is looked at."""
+"""The interval at which a child is checked."""
 
 STACK_SECONDS: Final = 1.0
-"""What a child that hangs may take to write its stack, if it can."""
+"""The time that a hanging child has to write its stack."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -43,12 +43,12 @@ def run_in_child(
     """Call a function in a forked child.
 
     Args:
-        call: The function; what it raises is ignored.
+        call: The function; exceptions are ignored, except `MemoryError` and `ContextLostError`.
         seconds: How long it may take, or how long `progress` may stay the same.
-        progress: Returns another number whenever the child has got further.
+        progress: Returns a number that changes when the child makes progress.
 
     Returns:
-        How the child died: `SIGSEGV`, `exit 3`, `hang`, ...; empty if it came to its end.
+        How the child died: `SIGSEGV`, `exit 3`, `hang`, ...; empty if it ended normally.
 
     Raises:
         UsedGpuError: This process has used a GPU, so its children cannot.
@@ -86,14 +86,14 @@ def run_in_child(
 
 
 class Watch:
-    """Notices that a child hangs: it computes, or sleeps, for too long without getting further.
+    """Detects that a child hangs: it computes or sleeps for too long without progress.
 
-    On a busy machine, the time for which it waits for a processor does not count.
+    On a busy machine, the time that it waits for a processor does not count.
 
     Args:
         pid: The child.
         seconds: How long it may take, or how long `progress` may stay the same.
-        progress: Returns another number whenever the child has got further.
+        progress: Returns a number that changes when the child makes progress.
     """
 
     def __init__(self, pid: int, seconds: float, progress: Callable[[], int]) -> None:
@@ -102,10 +102,10 @@ class Watch:
         self._waited = self._looked_at = self._computed = 0.0
 
     def hangs(self) -> bool:
-        """Look at the child, and return whether it hangs."""
+        """Check the child, and return whether it hangs."""
         progress, now, before = self._progress(), time.monotonic(), self._computed
         is_running = False
-        with contextlib.suppress(OSError):  # where there is no such file, all time counts
+        with contextlib.suppress(OSError):  # without such a file, all time counts
             fields = self._stat.read_text(encoding="ascii").rpartition(")")[2].split()
             is_running = fields[0] == "R"
             self._computed = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -121,17 +121,17 @@ def fork() -> int:
     """Fork this process, like `os.fork`; the child dies with its parent."""
     parent = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which ours only waits
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads; ours only waits
         pid = os.fork()
     if pid == 0 and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has died since
+        if os.getppid() != parent:  # the parent has died since
             os._exit(1)
     return pid
 
 
 def kill_hanging(pid: int) -> None:
-    """Kill a child, after it wrote its stack if it registered SIGUSR1 for that."""
+    """Kill a child, after time to write its stack if it registered SIGUSR1 for that."""
     os.kill(pid, signal.SIGUSR1)
     select.select([], [], [], STACK_SECONDS)
     os.kill(pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ def kill_hanging(pid: int) -> None:
 
 
 def how_it_ended(status: int) -> str:
-    """Return how a process ended, by what `os.waitpid` says.
+    """Return how a process ended, from its status in `os.waitpid`.
 
     >>> how_it_ended(3 << 8), how_it_ended(signal.SIGSEGV)
     ('exit 3', 'SIGSEGV')

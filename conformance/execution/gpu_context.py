@@ -1,6 +1,6 @@
-"""What a process may no longer do after it has used a GPU.
+"""Detects a lost GPU context, and processes that cannot be forked since they used a GPU.
 
-After an illegal memory access its context is lost: every later call fails. And it cannot be forked.
+After an illegal memory access the context is lost: every later call fails.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 
 
 class ContextLostError(BaseException):  # no check may catch it, and Hypothesis must not shrink
-    """The GPU context is lost, so that what runs in this process from now on shows nothing.
+    """The GPU context is lost, so that later results in this process mean nothing.
 
     Args:
-        error: What CUDA said, in a line.
+        error: CUDA's message, on one line.
     """
 
     def __init__(self, error: str) -> None:
@@ -23,7 +23,7 @@ class ContextLostError(BaseException):  # no check may catch it, and Hypothesis 
 
 
 class UsedGpuError(BaseException):
-    """The process has used a GPU, so a forked child of it cannot."""
+    """The process has used a GPU, so a forked child cannot use one."""
 
     def __init__(self) -> None:
         super().__init__("this process has used a GPU, so it cannot be forked")
@@ -31,13 +31,13 @@ class UsedGpuError(BaseException):
 
 @contextlib.contextmanager
 def noticing_lost_context(device: str | None) -> Iterator[None]:
-    """Turn whatever is raised inside into a `ContextLostError` if the GPU context is lost.
+    """Turn any exception inside into a `ContextLostError` if the GPU context is lost.
 
-    It synchronises after a failure only: after every call that would hide functions that return
-    before their result is there.
+    It synchronises only after a failure. To do so after every call would hide functions that return
+    before their result is ready.
 
     Args:
-        device: The type of device that is used inside.
+        device: The device type used inside.
 
     Raises:
         ContextLostError: Something was raised, and the context is lost.

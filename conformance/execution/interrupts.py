@@ -17,11 +17,11 @@ class Interrupter:
 
     Args:
         package: The package, or a module.
-        at: The number of the instruction, from 1 on, of those that a call runs; the next one that
-            can be interrupted if that one cannot. 0: none.
+        at: The number of the instruction among those that a call runs, from 1; if it cannot be
+            interrupted, the next one that can. 0 for none.
 
     Attributes:
-        seen: The instructions that were run.
+        seen: The number of instructions that were run.
         place: Where the call was interrupted, empty if it was not.
 
     Example:
@@ -45,7 +45,7 @@ class Interrupter:
         """Make a call and return whether it was interrupted."""
         frame = inspect.currentframe()
         if frame is not None:
-            frame.f_trace_opcodes = True  # before Python 3.13, one frame must be so at first
+            frame.f_trace_opcodes = True  # before Python 3.13, one frame must have this first
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
@@ -78,7 +78,7 @@ class Interrupter:
 def exits_of_with(code: CodeType) -> frozenset[int]:
     """Return the offsets of the instructions between a `with` block and its `__exit__`.
 
-    Python runs signal handlers behind calls and jumps, so never there: a lock that a `with` holds
+    Python runs signal handlers after calls and jumps, so never there: a lock that a `with` holds
     is released whatever a handler raises.
     """
     steps = list(dis.get_instructions(code))

@@ -25,12 +25,12 @@ from conformance.values.parts import is_array, is_immutable, is_object, walk
 
 @dataclasses.dataclass(frozen=True)
 class CallVariant:
-    """How a call is made: what a caller is free to choose, and what changes no answer.
+    """How a call is made: choices of the caller that must not change the answer.
 
     Attributes:
         has_numpy_scalars: Whether ints and bools are NumPy's.
         is_positional: Whether arguments are given by position, as far as they can be.
-        has_own_objects: Whether objects are a caller's own, with the same attributes.
+        has_own_objects: Whether objects are stubs, with the same attributes.
         follows_idle_step: Whether the same call was made before with zeros in the same memory, as a
             runner's step follows its dummy run.
         has_negated_tensors: Whether tensors are lazy negations (`torch._neg_view`).
@@ -44,11 +44,11 @@ class CallVariant:
 
     @property
     def goals(self) -> list[str]:
-        """Return the names of what is so, under which a run counts it."""
+        """Return the names of its coverage goals."""
         return [name for field, name in CALL_VARIANTS.items() if getattr(self, field)]
 
     def supported_by(self, target: Target) -> CallVariant:
-        """Return this variant with only what a target takes, as its adapter declares."""
+        """Return this variant without the choices that a target's adapter does not support."""
         adapter = target.implementation.adapter
         return dataclasses.replace(
             self,
@@ -66,7 +66,7 @@ CALL_VARIANTS = {
 }
 
 IDLE_STEP = "of the call with zeros that comes before the call itself"
-"""The note of an exception."""
+"""The note on an exception of that call."""
 
 PLAIN = CallVariant()
 """By name, with Python's ints and the implementation's objects."""
@@ -74,16 +74,16 @@ PLAIN = CallVariant()
 
 @dataclasses.dataclass
 class Invocation:
-    """A call on one target: with its own copies of the arguments, before and after it is made.
+    """A call on one target, with its own copies of the arguments.
 
     Attributes:
-        target: What is called.
+        target: The target.
         call: The call as drawn.
         variant: How it is made.
         written: Names of the arguments that the function writes.
-        converter: What copied the arguments.
+        converter: The converter that copied the arguments.
         arguments: The target's copies of the arguments.
-        hints: And of the hints; `reference` is given none.
+        hints: The target's copies of the hints; `reference` gets none.
     """
 
     target: Target
@@ -116,10 +116,10 @@ class Invocation:
 
     @contextmanager
     def with_call(self, call: Call) -> Iterator[Invocation]:
-        """Yield the invocation of a call that differs a little: what both share is copied once.
+        """Yield the invocation of a similar call; arguments that both share are copied once.
 
-        This invocation must not have run, and calls inside must be refused, so that its arguments
-        are unchanged.
+        This invocation must not have run, and calls inside must be refused, so that they leave its
+        arguments unchanged.
         """
         with self.converter.forgetting():
             invocation = copy.copy(self)
@@ -128,11 +128,11 @@ class Invocation:
             yield invocation
 
     def answer(self, *, checked: bool = True, seed: int = 0) -> Any:
-        """Call the function as its target does, and return what it returns.
+        """Call the function inside `Target.running`, and return its result.
 
         Args:
-            checked: Whether in checked mode.
-            seed: The order of threads.
+            checked: Whether to call it in checked mode.
+            seed: The seed of the thread order.
         """
         with self.target.running(checked=checked, seed=seed):
             return self.run()
@@ -145,7 +145,7 @@ class Invocation:
             return error
 
     def run(self) -> Any:
-        """Call the function and return what it returns, inside `Target.running`."""
+        """Call the function and return its result; the caller must be inside `Target.running`."""
         if self.variant.follows_idle_step and self._may_be_idle():
             with self.converter.tracker.idle_step():
                 self._run_idle()
@@ -188,13 +188,13 @@ class Invocation:
         return hint in _parameters(function)
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
-        """Raise `Mismatch` where an argument that may not change has changed."""
+        """Raise `Mismatch` if an argument that may not change has changed."""
         difference = self.converter.tracker.changed(allowed)
         if difference is not None:
             raise Mismatch(self.call, self.target.name, difference)
 
     def aliasing(self, result: object, aliases: Sequence[Alias]) -> Iterator[Difference]:
-        """Yield where a result shares memory with arguments otherwise than aliases say."""
+        """Yield where a result shares memory with arguments or itself in violation of `aliases`."""
         for alias in aliases:
             yield from alias.differences(result, self.arguments)
         shared = {alias.result for alias in aliases}
@@ -214,7 +214,7 @@ class Invocation:
 
 @functools.lru_cache(1024)
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a function; to find them out takes as long as many a call."""
+    """Return the parameters of a function; cached, since this takes as long as many calls."""
     return inspect.signature(function).parameters
 
 
@@ -231,7 +231,7 @@ def by_position_of(
 
 
 def repeats_itself(tensor: torch.Tensor) -> bool:
-    """Return whether several elements of a tensor are one place in memory.
+    """Return whether several elements of a tensor have the same address.
 
     >>> repeats_itself(torch.zeros(1).expand(3)), repeats_itself(torch.zeros(3))
     (True, False)

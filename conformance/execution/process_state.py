@@ -1,4 +1,4 @@
-"""Settings of the process that a call must leave as they were, each with what sets it again."""
+"""Settings of the process that a call must not change, and functions that restore them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
     Attributes:
         read: Returns its value, which compares equal as long as nothing sets it.
-        write: Sets a value that was read; None where nothing can.
+        write: Sets a value that was read; None if that is impossible.
     """
 
     read: Callable[[], Any]
@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _RandomState:
-    """The state of a generator of random numbers, which is too long for a report."""
+    """The state of a random number generator, which reports show as a checksum."""
 
     value: Any
 
@@ -119,7 +119,7 @@ def _numpy_random_state() -> _RandomState:
 
 
 def _cuda() -> tuple[int, int]:
-    """Return the current device and stream; those at first where CUDA is not in use."""
+    """Return the current device and stream; the initial ones if CUDA is not initialised."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
         return 0, 0
     return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
@@ -180,7 +180,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "gc.get_threshold()": Setting(gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "signal handlers": Setting(lambda: [*map(signal.getsignal, SIGNALS)], _write_signals),
 }
-"""Settings by what shows them; all of them are read in 30 us."""
+"""Settings by the expression that shows them; reading all of them takes 30 us."""
 
 SLOW_SETTINGS: Final[Mapping[str, Setting]] = {
     "torch.get_rng_state()": Setting(_torch_random_state, _set_torch_random_state),
@@ -204,7 +204,7 @@ def read_settings(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def restore_settings(values: Mapping[str, Any]) -> Difference | None:
-    """Set what has changed as it was; return the first change."""
+    """Restore the settings that have changed; return the first change."""
     first = None
     for name, before in values.items():
         now = ALL_SETTINGS[name].read()
@@ -219,7 +219,7 @@ def restore_settings(values: Mapping[str, Any]) -> Difference | None:
 
 
 def _without_common_entries(now: Any, before: Any) -> tuple[Any, Any]:
-    """Return two values; of dicts and lists, what one has and the other lacks.
+    """Return two values; dicts and lists without the entries that both have.
 
     >>> _without_common_entries({"a": 1, "b": 2}, {"a": 1, "b": 3})
     ({'b': 2}, {'b': 3})
@@ -234,10 +234,10 @@ def _without_common_entries(now: Any, before: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def unchanged_settings(settings: Mapping[str, Setting], call: Call, target: str) -> Iterator[None]:
-    """Restore settings after the block; raise `Mismatch` where one changed, and nothing was raised.
+    """Restore settings after the block; raise `Mismatch` if one changed and nothing was raised.
 
     Args:
-        settings: What is looked at.
+        settings: The settings to check.
         call: The call in the block, for the report.
         target: The name of the target.
     """
@@ -245,7 +245,7 @@ def unchanged_settings(settings: Mapping[str, Setting], call: Call, target: str)
     before = read_settings(settings)
     try:
         yield
-    except ContextLostError:  # the GPU cannot be asked for anything any more
+    except ContextLostError:  # every CUDA call fails from now on
         raise
     except BaseException:
         restore_settings(before)

@@ -1,5 +1,5 @@
 """How examples are drawn: as Hypothesis does, in less time.
 
-`profiles` says how many, `examples` draws and runs them, and `shrinking` limits the time in which
+`profiles` sets how many, `examples` draws and runs them, and `shrinking` limits the time in which
 failing ones are shrunk.
 """

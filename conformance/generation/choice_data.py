@@ -1,4 +1,4 @@
-"""Hypothesis' record of what an example draws, with the choices and nothing else.
+"""A fast `ConjectureData` of Hypothesis, which records only the choices of an example.
 
 Hypothesis also records which strategy drew which choices, with what arguments and in what time: for
 its shrinker, its mutations and its messages. An example is drawn without these, which saves two
@@ -34,26 +34,26 @@ class ChoiceData(ConjectureData):
     def draw(
         self, strategy: SearchStrategy[T], label: int | None = None, observe_as: str | None = None
     ) -> T:
-        """Draw a value from a strategy; a strategy that was made wrongly raises where it draws."""
+        """Draw a value from a strategy; an invalid strategy raises when it draws."""
         del label, observe_as
         unwrapped: Any = unwrap_strategies(strategy)  # type: ignore[no-untyped-call]  # Hypothesis'
         drawn: T = unwrapped.do_draw(self)
         return drawn
 
     def start_span(self, label: int) -> None:
-        """Note no span, but its depth, which Hypothesis' collections compare."""
+        """Record only the depth of a span, which Hypothesis' collections compare."""
         del label
         self.depth += 1
 
     def stop_span(self, *, discard: bool = False) -> None:
-        """Note the depth after a span."""
+        """Record the depth after a span."""
         del discard
         self.depth -= 1
 
     def _draw(
         self, choice_type: Any, constraints: Any, *, observe: bool, forced: Any | None
     ) -> Any:
-        """Draw a choice from the provider, unless it is given, or more than an int or a bool."""
+        """Draw an int or a bool from the provider; other kinds and given choices the usual way."""
         is_given = forced is not None or (self.prefix and self.index < len(self.prefix))
         if is_given or not observe or choice_type not in {"boolean", "integer"}:
             return super()._draw(choice_type, constraints, observe=observe, forced=forced)
@@ -65,18 +65,18 @@ class ChoiceData(ConjectureData):
         return value
 
     def _pooled_constraints(self, choice_type: Any, constraints: Any) -> Any:
-        """Return the constraints of a choice, which are not stored."""
+        """Return the constraints of a choice without storing them."""
         del choice_type
         return constraints
 
     def track_arg_label(self, label: str) -> AbstractContextManager[dict[str, Any]]:  # type: ignore[override]  # narrower
-        """Note no argument of `builds`."""
+        """Do not record an argument of `builds`."""
         del label
         return contextlib.nullcontext({})
 
 
 class ChoiceContext(BuildContext):
-    """The context of such a record, which does not remember how objects were built."""
+    """The context of `ChoiceData`, which does not record how objects were built."""
 
     def record_call(self, *args: object, **kwargs: object) -> None:
-        """Note no call."""
+        """Do not record a call."""

@@ -29,7 +29,7 @@ SIMPLEST: Final = (ChoiceTemplate("simplest", count=None),)
 """The choices of the first example: each is the simplest."""
 
 MAX_REJECTED: Final = 20
-"""The most examples of a test that are rejected here; Hypothesis says if more are too many."""
+"""After more rejected examples, Hypothesis runs the test and decides if they are too many."""
 
 PASSED_AGAIN: Final = "The same examples passed when they were run again."
 """The note of a failure that Hypothesis cannot repeat."""
@@ -47,7 +47,7 @@ def run_examples(
         test: The test.
         strategy: The strategy of examples.
         options: Hypothesis' settings. Without `Phase.shrink`, a failure is raised as it is.
-        seed: The seed of what is drawn.
+        seed: The seed of the draws.
     """
     __tracebackhide__ = True
     failure = None
@@ -67,7 +67,7 @@ def run_examples(
 def _all_pass(
     test: Test, strategy: SearchStrategy[Any], options: hypothesis.settings, seed: int
 ) -> bool:
-    """Run a test on its examples; return False where too many are rejected."""
+    """Run a test on its examples; return False if too many are rejected."""
     __tracebackhide__ = True
     random = Random(seed)  # noqa: S311  # no secret
     cases: list[dict[str, Any]] = []
@@ -92,7 +92,7 @@ def _all_pass(
 
 
 def _run_example(test: Test, strategy: SearchStrategy[Any], data: ChoiceData) -> dict[str, Any]:
-    """Draw an example and run a test on it; return what Hypothesis' statistics say of it."""
+    """Draw an example and run a test on it; return its entry in Hypothesis' statistics."""
     __tracebackhide__ = True
     status = "valid"
     began = drawn = time.perf_counter()

@@ -16,7 +16,7 @@ ANEW = "kvtwin-again"
 
 
 class FreshProvider(HypothesisProvider):
-    """Draws as Hypothesis does, under another name: for other backends it makes no mutations.
+    """Draws like the default provider, but as another backend, so Hypothesis makes no mutations.
 
     In return, Hypothesis does not remember which examples were tried, so it does not notice when
     all examples of a small space have been drawn.

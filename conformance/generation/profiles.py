@@ -1,6 +1,6 @@
-"""How many examples a run spends, and whether it is the same run each time.
+"""Profiles: how many examples a run draws, and whether it draws the same ones each time.
 
-`--profile NAME` chooses. The brief run shows whether everything works at all, as with another
+`--profile NAME` selects one. The brief run shows whether everything works at all, as with another
 version of Python. The default run draws the same examples every time, so that its result does not
 change by chance; the nightly run draws new ones, from a seed that it prints.
 """
@@ -17,7 +17,7 @@ from conformance.generation.hypothesis_provider import ANEW
 
 
 class Kind(enum.Enum):
-    """What a check looks at."""
+    """The kind of a check."""
 
     SAME_ANSWER = "same answer"
     SAME_REFUSAL = "same refusal"
@@ -32,15 +32,15 @@ class Kind(enum.Enum):
 STATEFUL_STEPS = 30
 """Steps of a state machine's run, not counting its setup."""
 SMALL_FOR_A_LARGE_ONE = 4
-"""Runs with blocks of an engine's sizes show little that small ones do not, and take longer."""
+"""Small runs for each one with large blocks, which takes longer and finds little more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The size of a run, and whether it repeats.
+    """The number of examples of a run, and whether they are the same each time.
 
     Attributes:
-        name: What `--profile` calls it.
+        name: Its name for `--profile`.
         same_answer_examples: Examples of each "same answer" check, except in the simulator.
         other_examples: Examples of every other check, and of every check in the simulator.
         refusal_examples: Examples of each check of refusals, each made invalid in every way; in the
@@ -51,11 +51,11 @@ class Profile:
         condition_examples: Examples of each check under conditions, each of up to a thousand calls.
         thread_examples: Examples of each check in threads, each with a call for each line.
         is_random: Whether each run draws new examples.
-        seed: What the draws of all checks come from; None for a new one each time.
+        seed: The seed of the draws of all checks; None for a new one each time.
         requires_coverage: Whether a coverage goal that no example reached fails the run.
         stateful_examples: Runs of the state machine, of small sizes.
-        simulated_stateful_examples: Likewise, where kernels run in the simulator.
-        shrink_seconds: What a function's failing tests may take, in a process, to be made small.
+        simulated_stateful_examples: Likewise, if kernels run in the simulator.
+        shrink_seconds: The time for shrinking a function's failing tests, in a process.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Profile:
         )
 
     def _settings(self, max_examples: int, *, shrink: bool) -> hypothesis.settings:
-        """Return settings for so many examples."""
+        """Return settings for a number of examples."""
         phases = [Phase.explicit, Phase.generate]
         if shrink:
             phases.append(Phase.shrink)

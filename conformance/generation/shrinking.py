@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from hypothesis.internal.conjecture import engine
 
 MIN_SECONDS = 0.25
-"""The budget of a test when nothing is left: enough to remove most of a large example."""
+"""The minimum budget of a test: enough to remove most of a large example."""
 
 WARNING = re.compile(r"WARNING: Hypothesis has spent")
 """Hypothesis' warning that shrinking took too long."""
@@ -36,7 +36,7 @@ class ShrinkBudgets:
         seconds: The budget of each function in this process.
 
     Attributes:
-        left: What is left of it, for each function with a failed test.
+        left: The remaining budget of each function with a failed test.
 
     >>> budgets = ShrinkBudgets(16)
     >>> budgets.allowance("f"), budgets.allowance("f", ["g"])
@@ -69,7 +69,7 @@ class ShrinkBudgets:
     def limiting(self, function: str, *, uses_all: bool = False) -> Iterator[None]:
         """Limit shrinking in a test of a function, and charge its time if it fails.
 
-        `uses_all` says that any other failure may be its cause.
+        If `uses_all`, any other failure may be its cause.
         """
         before, began = engine.MAX_SHRINKING_SECONDS, time.perf_counter()
         self._failed_at = None
@@ -86,7 +86,7 @@ class ShrinkBudgets:
             _limit(before)
 
     def note(self, function: str, used: Iterable[str]) -> None:
-        """Note that an example failed, and at the first one which functions the test used."""
+        """Note a failing example; the first one sets the limit, by the functions used so far."""
         if self._failed_at is None:
             self._failed_at = time.perf_counter()
             _limit(min(self._allowed, self.allowance(function, used)))

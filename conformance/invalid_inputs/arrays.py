@@ -24,8 +24,8 @@ class Array(Kind):
         other_dtypes: Dtypes that it must not have.
         ndim: Its number of axes; None for any but 0.
         ndim_error: The exception for another number.
-        length: The entries that a call needs; None where nothing says how many.
-        is_length_value: Whether that is in the elements of an array.
+        length: The number of entries that a call needs; None for any.
+        is_length_value: Whether that number depends on elements of an array.
         is_exact: Whether it must not have more entries.
         minimum: The least element, among those that a call needs; None for any.
     """
@@ -39,7 +39,7 @@ class Array(Kind):
     minimum: int | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is not an array, and one of another dtype, number of axes, length or range."""
+        """Yield non-arrays, and arrays of another dtype, number of axes, length or range."""
         yield from super().violations()
         yield derived("is a list", TypeError, np.ndarray.tolist)
         for dtype in self.other_dtypes:
@@ -61,7 +61,7 @@ class Array(Kind):
             yield Violation(what, ValueError, change, is_value=True)
 
     def _by_length(self, change: Callable[[NumpyArray, int], Any]) -> Callable[[str], Change]:
-        """Return the change of an array that depends on how many entries a call needs."""
+        """Return a change of an array that depends on the number of entries that a call needs."""
 
         @change_maker
         def at(call: Call, path: str) -> Call | None:
@@ -77,10 +77,10 @@ def _with_one_axis_fewer(array: NumpyArray) -> NumpyArray:
 
 @dataclasses.dataclass(frozen=True)
 class Starts(Kind):
-    """Where each request's tokens start, and the end: int32, from 0, never decreasing."""
+    """The start of each request's tokens, and the end: int32, from 0, never decreasing."""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what no vector of int32 is, and values that are not starts."""
+        """Yield values that are not int32 vectors, and vectors that are not starts."""
         yield from Array([np.int64]).violations()
         yield derived("is empty", ValueError, lambda starts: starts[:0])
         yield derived(
@@ -95,14 +95,14 @@ def _with_negative_end(starts: NumpyArray) -> NumpyArray | None:
 
 @dataclasses.dataclass(frozen=True)
 class Output(Kind):
-    """An array that takes the result; every call has a place for one.
+    """An output array, which every call of the function accepts.
 
     Attributes:
-        like: Returns an array that would do for a call.
+        like: Returns a valid output array for a call.
         other_dtype: A dtype that it must not have.
-        is_contiguous: Whether its elements must lie one after another.
+        is_contiguous: Whether it must be contiguous.
         is_exact: Whether it must not be longer.
-        is_length_value: Whether its length is in the elements of an array.
+        is_length_value: Whether its length depends on elements of an array.
     """
 
     like: Callable[[Call], NumpyArray]
@@ -112,7 +112,7 @@ class Output(Kind):
     is_length_value: bool = False
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what takes no result of this kind."""
+        """Yield values that are not valid outputs."""
         yield self._made("is a list", TypeError, np.ndarray.tolist)
         name = np.dtype(self.other_dtype).name
         yield self._made(f"is {name}", TypeError, lambda a: np.zeros(a.shape, self.other_dtype))
@@ -143,7 +143,7 @@ def _one_longer(array: NumpyArray) -> NumpyArray:
 def made(
     call: Call, path: str, like: Callable[[Call], Any], change: Callable[[Any], Any]
 ) -> Call | None:
-    """Put in an argument's place what is made of one that would do."""
+    """Replace an argument with a value that is derived from a valid one."""
     bad = change(like(call))
     return None if bad is None else call.replacing(**{path: bad})
 

@@ -35,16 +35,16 @@ from conformance.strategies.engines import BackendClass, BuilderClass, Own
 from conformance.values.call import Call
 
 NOWHERE = "layers.99.attn"
-"""A layer that there is not."""
+"""The name of a layer that does not exist."""
 
 BAD = "layers.77.attn"
-"""A layer with something wrong, added to those of a valid call."""
+"""The name of an invalid layer, which is added to those of a valid call."""
 
 CONFIG: dict[str, Kind] = {
     "vllm_config": Object(reads="compilation_config"),
     "vllm_config.compilation_config": Object(reads="static_forward_context"),
 }
-"""A configuration, of which the layers are read."""
+"""The kinds of a configuration whose layers are read."""
 
 UNKNOWN_NAME = refusals({(KeyError, "layer_names"): {"a name is unknown": [NOWHERE]}}, also=NOWHERE)
 
@@ -66,7 +66,7 @@ ATTRIBUTES: dict[str, Any] = {
     "head_size": 8,
     "sliding_window": None,
 }
-"""What is read of an attention layer."""
+"""The attributes of an attention layer that are read."""
 
 
 LAYER = f"{LAYERS}[{BAD}]"
@@ -132,12 +132,12 @@ def _group(call: Call, change: Callable[[GroupPlan], Group]) -> Call | None:
 
 
 def _one_more(plan: GroupPlan, backend: Any, spec: Any = None) -> Group:
-    """Return a group with one more layer, of this backend."""
+    """Return a group with one more layer, with this backend."""
     return [*plan.names, BAD], spec or plan.spec, {BAD: Own(ATTENTION, BAD, backend=backend)}
 
 
 def _unlike(plan: GroupPlan, *, is_alike: bool) -> Group:
-    """Return a group with one more layer, of a backend made alike."""
+    """Return a group with one more layer, with another, possibly equal, backend class."""
     ours, theirs = (dataclasses.replace(plan.backend, is_alike=is_alike) for _ in "ab")
     names, spec, layers = _one_more(plan, theirs)
     return names, spec, {**layers, **{n: Own(ATTENTION, n, backend=ours) for n in plan.names}}
@@ -159,12 +159,12 @@ def _foreign_specs(plan: GroupPlan) -> Group:
 
 
 def _only(layer: Own) -> Callable[[GroupPlan], Group]:
-    """Return what makes a group of one bad layer alone."""
+    """Return a function that makes a group of only one layer, a bad one."""
     return lambda _: ([BAD], full_spec(), {BAD: layer})
 
 
 class _Nameless(BackendClass):
-    """A backend that has not been given a name."""
+    """A factory of a backend class without `get_name`."""
 
     def make(self, converter: Any) -> type:
         """Return the class."""

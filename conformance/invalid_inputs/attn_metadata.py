@@ -1,4 +1,4 @@
-"""Invalid inputs of `build_attn_metadata`: wrong counts, and batches that contradict themselves."""
+"""Invalid inputs of `build_attn_metadata`: wrong counts, and inconsistent batches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _invalid_buffer(argument: str, more: int) -> list[InvalidInput]:
 
 
 def _one_more(entries: Any) -> list[Any] | None:
-    """Return the last entry twice, for a group that there is not."""
+    """Repeat the last entry, for a group that does not exist."""
     return None if isinstance(entries, np.ndarray) or not entries else [*entries, entries[-1]]
 
 
@@ -79,7 +79,7 @@ WRONG_COUNTS: Refusals = {
     }
     for name in (BUILDERS, TABLES, SLOTS)
 }
-"""Of arguments that have an entry for each group."""
+"""Wrong numbers of entries in the arguments with an entry for each group."""
 
 ONE_ARRAY_OF_SLOTS: Refusals = {
     (ValueError, SLOTS): {
@@ -111,7 +111,7 @@ LAYER_NAMES = f"{GROUPS}[-1].layer_names"
 
 @dataclasses.dataclass(frozen=True)
 class _NameWithoutHash(Factory):
-    """A str that cannot be a key."""
+    """A factory of a str that is not hashable."""
 
     def make(self, converter: FactoryContext) -> Any:
         """Return the str."""

@@ -1,4 +1,4 @@
-"""Invalid inputs of the functions that make a backend, or its metadata, of another."""
+"""Invalid inputs of the functions that subclass a backend or its metadata class."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ UNIFORM_INVALID_INPUTS = invalid_by_kind(require_uniform=Bool())
 
 
 def _with_prompts(call: Call) -> Call | None:
-    """Return the call with four regions, for which the lengths of prompts are read."""
+    """Return the call with four regions, which makes the function read prompt lengths."""
     return call.replacing(regions=4) if call.arguments["input_batch"].req_ids else None
 
 
@@ -100,7 +100,7 @@ def _num_reqs(call: Call) -> int:
 
 
 COUNTS = Array([np.float64], length=_num_reqs, minimum=0)
-"""Counts by position, of which as many are read as there are requests."""
+"""Counts by position; only those of requests are read."""
 
 SCHEDULED = "scheduler_output.num_scheduled_tokens"
 
@@ -116,7 +116,7 @@ HASH_RAISES = changed(
 
 
 def _of_as_many_bytes(call: Call) -> Call:
-    """Return the call with bools and large ints, which `marshal` writes in the bytes of 5 ints."""
+    """Return the call with bools and large ints that `marshal` writes in as many bytes as ints."""
     counts = [True, True, True, 2**31, 2**31, *[1] * 123]
     names = [f"r{i}" for i in range(len(counts))]
     zeros = np.zeros(len(names), np.int64)
@@ -127,7 +127,7 @@ def _of_as_many_bytes(call: Call) -> Call:
 
 
 def _one_request_of_a_list(call: Call) -> Call:
-    """Return the call with one request, whose scheduled tokens are a list of a number."""
+    """Return the call with one request, whose scheduled tokens are a list instead of an int."""
     batch = InputBatch(["r0"], np.zeros(1, np.int32), np.zeros(1, np.int32))
     return call.replacing(input_batch=batch, scheduler_output=SchedulerOutput({"r0": [1]}))  # type: ignore[dict-item]  # that is invalid
 

@@ -26,7 +26,7 @@ MULTIPLE_OF_INVALID_INPUTS = invalid_by_kind(base=Int())
 
 
 def _listing(supported: object) -> SimpleNamespace:
-    """Return an attention group whose backend answers this."""
+    """Return an attention group whose backend returns this value as its supported sizes."""
     answer = {"get_supported_kernel_block_sizes": lambda: supported}
     return SimpleNamespace(backend=Backend(methods=answer), layer_names=[])
 
@@ -64,7 +64,7 @@ SELECT_REFUSALS: Refusals = {
             for base in (0, True, 2.0, None)
         },
         "a backend supports nothing": _supporting(),
-        # Two sizes that are no multiples of each other, and each a divisor.
+        # Two divisors of the manager's size, neither of which is a multiple of the other.
         "two sizes that never meet": set_arguments(
             kv_manager_block_size=12, attn_groups=[_listing([2]), _listing([3])]
         ),
@@ -97,14 +97,14 @@ SELECT_INVALID_INPUTS = [
 
 @change_maker
 def _with_spec(call: Call, spec: Any) -> Call | None:
-    """Put a group with another spec before the others."""
+    """Insert a group with this spec before the others."""
     group = reference.KVCacheGroupSpec(["layers.9.attn"], spec)
     with_list = call.replacing(attn_groups=[[], *call.arguments["attn_groups"]])
     return changed(GROUPS, lambda groups: [group, *groups])(with_list)
 
 
 def _needing(call: Call) -> list[int]:
-    """Return the KV cache groups that need a list of attention groups."""
+    """Return the indices of the KV cache groups that need a list of attention groups."""
     groups = call.arguments["kv_cache_config"].kv_cache_groups
     return [i for i, group in enumerate(groups) if is_of_attention(group.kv_cache_spec)]
 

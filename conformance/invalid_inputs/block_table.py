@@ -28,7 +28,7 @@ from conformance.values.call import Arguments, Call
 
 
 def _too_many_bytes(width: int, max_num_batched_tokens: int) -> Change:
-    """Return the change to tables of so many columns, of 4 bytes each, and slots of 8 bytes."""
+    """Return the change to tables with `width` columns, of 4 bytes each, and slots of 8 bytes."""
     return set_arguments(
         block_sizes=[1],
         max_num_reqs=MAX_INT32,
@@ -55,7 +55,7 @@ CONSTRUCTOR_INVALID_INPUTS = [
         }
     ),
 ]
-"""Invalid ways to make the tables."""
+"""Invalid arguments of the constructor."""
 
 
 def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
@@ -83,7 +83,7 @@ def _operations(
 
 
 def _append(model: TableModel) -> Arguments:
-    """Return an append of one block to the last slot of every group."""
+    """Return the arguments that append one block to the last slot in every group."""
     return {
         "req_indices": [model.max_num_reqs - 1],
         "cu_num_new_blocks": [[0, 1] for _ in model.block_sizes],
@@ -97,7 +97,7 @@ IDS, COUNTS = "new_block_ids", "cu_num_new_blocks"
 
 @change_maker
 def _of_slots(call: Call, counts: list[int], ids: list[int]) -> Call | None:
-    """Append to the first slots, of these counts and ids in every group."""
+    """Append to the first slots, with these counts and ids in every group."""
     num_slots, groups = len(counts) - 1, call.facts.block_sizes
     if not groups or call.facts.max_num_reqs < num_slots:
         return None
@@ -120,7 +120,7 @@ def _listed_twice(call: Call) -> Call:
 
 @change_maker
 def _outgrown(call: Call, *, overwrite: bool) -> Call | None:
-    """Write or append to the last group's row a block more than there is room for."""
+    """Write or append one block too many to a row of the last group."""
     model = call.facts
     if not model.block_sizes:
         return None
@@ -150,7 +150,7 @@ def _of_no_slot_and_no_list(call: Call) -> Call:
 
 @change_maker
 def _of_one_slot_short(call: Call, counts: list[int]) -> Call | None:
-    """Append nothing to one slot, of counts that are too few in every group."""
+    """Append nothing to one slot, with too few counts in every group."""
     groups = call.facts.block_sizes
     return _appending_nothing(call, [counts for _ in groups], slots=[0]) if groups else None
 
@@ -165,7 +165,7 @@ def _of_no_slot_and_an_array(call: Call) -> Call | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Equal(Factory):
-    """What is no list, but equal to one.
+    """A factory of an object that equals a list, but is not one.
 
     Attributes:
         items: The items of the list.
@@ -174,7 +174,7 @@ class _Equal(Factory):
     items: tuple[int, ...]
 
     def make(self, converter: FactoryContext) -> UserList[int]:
-        """Return it."""
+        """Return the object."""
         del converter
         return UserList(self.items)
 
@@ -205,7 +205,7 @@ APPEND_REFUSALS: Refusals = {
         "one count of a slot": _of_one_slot_short([0]),
         "ids of no slot": _of_slots([0], [5]),
         "counts of no slot": _of_slots([1], []),
-        # The second of three slots has a block less than none; the end is that of the ids.
+        # The second of three slots has -1 blocks; the last count is the number of ids.
         "counts fall by one": _of_slots([0, 1, 0, 1], [5]),
         "a group's counts are missing": changed(COUNTS, lambda c: c[1:] if c else None),
         "a count of no slot is -1": _of_slots([-1], []),
@@ -233,7 +233,7 @@ APPEND = [
 
 
 def _row_operations(method: str, *names: str) -> list[OperationMaker]:
-    """Return makers of operations on rows, with an index that is none, or outside."""
+    """Return makers of operations on rows, with an index that is not an int or out of range."""
     invalid_inputs = invalid_by_kind(**{name: Int(0, range_error=IndexError) for name in names})
     for name in names:
         outside = changed_with_facts(name, lambda _, model: model.max_num_reqs)
@@ -242,7 +242,7 @@ def _row_operations(method: str, *names: str) -> list[OperationMaker]:
 
 
 def _mapping(make: Callable[[TableModel], list[int]]) -> Change:
-    """Return the change of the mapping to what is made of the model."""
+    """Return the change of the mapping to slots that are derived from the model."""
     return changed_with_facts("idx_mapping", lambda _, model: _vector(*make(model)))
 
 
@@ -265,7 +265,7 @@ NO_POSITIONS = _vector(dtype=np.int64)
 
 
 def _one_token(*starts: int) -> Change:
-    """Return the change to slots for one token, of these starts."""
+    """Return the change to slots for one token, with these starts."""
     return set_arguments(query_start_loc=_vector(*starts), positions=_vector(0, dtype=np.int64))
 
 
@@ -308,7 +308,7 @@ SLOTS = [
 
 
 def _counted(name: str, maximum: Callable[[TableModel], int]) -> list[InvalidInput]:
-    """Return the invalid inputs of a number, which the model bounds."""
+    """Return the invalid inputs of a count that has a maximum in the model."""
     too_many = changed_with_facts(name, lambda _, model: maximum(model) + 1)
     return [
         *invalid_by_kind(**{name: Int(0)}),
@@ -345,4 +345,4 @@ REFUSALS = [
     for make in INVALID_OPERATIONS
     if (operation := make(TableModel([2], 3, 2, 2))) and operation.refused
 ]
-"""What is wrong with them, by name."""
+"""The names of the invalid operations."""

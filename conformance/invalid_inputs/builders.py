@@ -12,7 +12,7 @@ from conformance.values.call import Call
 
 
 def _with_drafts(call: Call) -> Call:
-    """Return the call with all that is read of a configuration for a threshold with drafts."""
+    """Return the call with drafts, and a configuration with only the fields that it then reads."""
     config = own_config(
         speculative_config=reference.SpeculativeConfig(num_speculative_tokens=2),
         parallel_config=reference.ParallelConfig(decode_context_parallel_size=1),

@@ -13,9 +13,9 @@ HINT = "query_start_loc_p_cpu"
 
 
 def _none_for_many(call: Call) -> Call | None:
-    """Return the call with no tokens on the CPU, and more programs than there is room for then.
+    """Return the call with no tokens in the hint, but more programs than the outputs then hold.
 
-    The first sequence takes half of the room: what is left for the second depends on that.
+    The first sequence takes half of the space, so the space left for the second depends on it.
     """
     if HINT not in call.hints:
         return None

@@ -1,8 +1,8 @@
-"""Ways to make a valid call invalid: what is at a path is replaced, changed or removed.
+"""Changes that make a valid call invalid: the value at a path is replaced, changed or removed.
 
-A path is an argument's name and what leads on from there: `kv_cache_config.kv_cache_groups[-1]`.
-It leads through attributes, through lists and tuples by index, and through dicts by key or index.
-Where a call has no such place, there is nothing to change, and the result is None.
+A path is an argument, then attributes and subscripts: `kv_cache_config.kv_cache_groups[-1]`. Lists
+and tuples are subscripted by index, dicts by key or index. A change of a call that has no value at
+the path returns None.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from conformance.values.parts import children, has_entries, with_child
 P = ParamSpec("P")
 
 Refusals: TypeAlias = Mapping[tuple[type[Exception], str], Mapping[str, Any]]
-"""Changes of a call, by the exception and what its message must name, and by what is wrong."""
+"""Changes of a call, by the exception and the name in its message, and by description."""
 
 NOTHING: Final = object()
-"""What is at a path that leads nowhere."""
+"""The sentinel for a path without a value, or for no change."""
 
 REMOVED: Final = object()
-"""What is in the place of an attribute that is to be removed."""
+"""The sentinel for an attribute that is to be removed."""
 
 
 def replaced(path: str, value: object) -> Change:
-    """Return the change that puts one fixed value at a path.
+    """Return the change that replaces the value at a path with a fixed one.
 
     >>> replaced("block_size", 0)(Call("f", {"block_size": 2}))
     f(block_size=0)
@@ -44,9 +44,9 @@ def replaced(path: str, value: object) -> Change:
 
 
 def changed(path: str, change: Callable[[Any], Any]) -> Change:
-    """Return the change that puts a changed copy in the place of a value.
+    """Return the change that replaces the value at a path with a changed copy.
 
-    There is nothing to change where the value, or what becomes of it, is None.
+    It returns None if the value, or its changed copy, is None.
 
     >>> changed("x", lambda x: x + 1)(Call("f", {"x": 1}))
     f(x=2)
@@ -64,7 +64,7 @@ def one_fewer(path: str) -> Change:
 
 
 def removed(path: str) -> Change:
-    """Return the change that removes an attribute, by an engine's own object that has the others.
+    """Return the change that replaces an object with an engine's own that lacks one attribute.
 
     >>> import reference
     >>> config = reference.SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
@@ -78,7 +78,7 @@ def removed(path: str) -> Change:
 def change_maker(
     change: Callable[Concatenate[Call, P], Call | None],
 ) -> Callable[P, Change]:
-    """Make a function of a call and options return the change with these options.
+    """Turn a function of a call and options into a function of the options that returns a change.
 
     >>> @change_maker
     ... def longer(call: Call, by: int) -> Call:
@@ -96,7 +96,7 @@ def change_maker(
 
 @change_maker
 def changed_with_facts(call: Call, path: str, change: Callable[[Any, Any], Any]) -> Call | None:
-    """Put a changed copy in the place of a value; the change gets the call's facts too.
+    """Replace a value with a changed copy; the change gets the call's facts too.
 
     >>> changed_with_facts("x", lambda x, facts: x + facts)(Call("f", {"x": 1}, 7))
     f(x=8)
@@ -106,7 +106,7 @@ def changed_with_facts(call: Call, path: str, change: Callable[[Any, Any], Any])
 
 @change_maker
 def hinted(call: Call, name: str, change: Callable[[Any], Any]) -> Call | None:
-    """Change a hint, where a call has it.
+    """Change a hint, if the call has it.
 
     >>> hinted("a_cpu", lambda a: a + 1)(Call("f", {}, hints={"a_cpu": 1}))
     f(hint a_cpu=2)
@@ -129,7 +129,7 @@ def in_turn(call: Call | None, *changes: Change) -> Call | None:
 
 @change_maker
 def set_arguments(call: Call, /, **arguments: object) -> Call:
-    """Put fixed values in the place of several arguments.
+    """Replace several arguments with fixed values.
 
     >>> set_arguments(a=1, b=2)(Call("f", {"a": 0}))
     f(a=1, b=2)
@@ -138,7 +138,7 @@ def set_arguments(call: Call, /, **arguments: object) -> Call:
 
 
 def with_element(array: Any, index: int, value: int) -> Any:
-    """Return a copy of an array with another element; None where there is no such element.
+    """Return a copy of an array with another element; None if there is no such element.
 
     >>> import numpy as np
     >>> with_element(np.array([1, 2]), -1, 3)
@@ -161,11 +161,11 @@ def without_key(entries: Mapping[Any, Any], key: object) -> dict[Any, Any]:
 
 
 def refusals(table: Refusals, **options: Any) -> list[InvalidInput]:
-    """Return invalid inputs as a table: by exception and by what its message must name.
+    """Return the invalid inputs of a table.
 
     Args:
-        table: How a valid call is made invalid, by what is wrong then: a change, or a value that
-            is put in the place of the argument that the message must name.
+        table: Changes of a valid call; a value that is not a change replaces the argument that the
+            message must name.
         **options: Other fields of each `InvalidInput`.
 
     >>> [invalid] = refusals({(ValueError, "rank"): {"the rank is too large": 8}}, is_value=True)
@@ -188,7 +188,7 @@ def prepared(
 
     Args:
         prepare: Returns a valid call in which the invalid input matters, None if there is none.
-        invalid_inputs: What is wrong with it then.
+        invalid_inputs: The invalid inputs of that call.
     """
     return [replace(invalid, change=in_turn(prepare, invalid.change)) for invalid in invalid_inputs]
 
@@ -196,7 +196,7 @@ def prepared(
 def where(
     is_so: Callable[[Call], object], invalid_inputs: Iterable[InvalidInput]
 ) -> list[InvalidInput]:
-    """Restrict invalid inputs to some calls: in others, the function ignores what is invalid."""
+    """Restrict invalid inputs to some calls: in others, the function ignores the invalid value."""
     return prepared(lambda call: call if is_so(call) else None, invalid_inputs)
 
 

@@ -29,20 +29,20 @@ INDICES, NUMBER, HINT = "logits_indices_padded", "num_logits_indices", "logits_i
 
 
 def comes_back(call: Call) -> bool:
-    """Return whether the metadata itself comes back, and nothing else of it is read."""
+    """Return whether the function returns the metadata itself, without reading more of it."""
     metadata = call.arguments[METADATA]
     return bool(metadata.max_query_len == 1 or metadata.logits_indices_padded is None)
 
 
 @change_maker
 def _of_cut(call: Call, change: Change) -> Call | None:
-    """Change metadata that are cut, and still are when changed."""
+    """Change metadata, unless it is returned as it is before or after the change."""
     bad = None if comes_back(call) else change(call)
     return None if bad is None or comes_back(bad) else bad
 
 
 def _alone(name: str, value: object) -> Change:
-    """Return the change that leaves one of the indices and their number."""
+    """Return the change that leaves only the indices or only their number."""
     without = (replaced(f"{METADATA}.{other}", None) for other in (INDICES, NUMBER))
     return in_turn(*without, replaced(f"{METADATA}.{name}", value))
 
@@ -53,9 +53,9 @@ def _too_large_number(metadata: Any) -> Any:
 
 @change_maker
 def _index(call: Call, at: int, value: Callable[[Any, int], int]) -> Call | None:
-    """Change the first (0) or last (-1) of the indices that count.
+    """Change the first (0) or last (-1) of the indices before the padding.
 
-    The new value is returned for the metadata and how many indices count, at least two.
+    `value` takes the metadata and the number of these indices, which is at least two.
     """
     metadata = call.arguments[METADATA]
     count = int(metadata.num_logits_indices)
@@ -67,7 +67,7 @@ def _index(call: Call, at: int, value: Callable[[Any, int], int]) -> Call | None
 
 @change_maker
 def _hinted(call: Call, change: Callable[[Any, int], Any], minimum: int) -> Call | None:
-    """Change the hint, by it and how many indices count, where those are enough."""
+    """Change the hint, given it and the number of indices, if there are at least `minimum`."""
     count = int(call.arguments[METADATA].num_logits_indices or 0)
     return None if count < minimum else hinted(HINT, lambda array: change(array, count))(call)
 
@@ -95,7 +95,7 @@ WRONG_HINTS: Refusals = {
 }
 
 READ = [name for name in KINDS if name not in {"causal", "encoder_seq_lens"}]
-"""The fields that are cut, or kept."""
+"""The fields that the function rewrites or keeps."""
 
 _CUT = [
     *invalid_by_kind(

@@ -1,4 +1,4 @@
-"""Kinds of parameters: what a function takes, from which follows what it must refuse."""
+"""Kinds of parameters: the values that a function accepts, and so those it must refuse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Violation(NamedTuple):
         error: The class of the exception.
         change: Returns the change that makes a call invalid, by the path of the parameter.
         is_value: Whether it is in the elements of an array.
-        names: What the message must name in the parameter's place.
+        names: The name that the message must contain instead of the parameter's.
     """
 
     what: str
@@ -44,19 +44,19 @@ def fixed(what: str, error: type[Exception], value: object) -> Violation:
 def derived(
     what: str, error: type[Exception], change: Callable[[Any], Any], *, is_value: bool = False
 ) -> Violation:
-    """Return the violation that is made of a valid value."""
+    """Return the violation that is derived from a valid value."""
     return Violation(what, error, lambda path: changed(path, change), is_value)
 
 
 def equal(what: str, kind: type, *, otherwise: object) -> Violation:
     """Return the violation that is a value of another type which equals the valid one.
 
-    A cache takes the two for one key.
+    Both are the same cache key.
 
     Args:
         what: What is wrong.
         kind: The other type.
-        otherwise: The value where none of that type is equal.
+        otherwise: The value if none of that type is equal.
 
     >>> change = equal("is a float", float, otherwise=1.0).change("size")
     >>> change(Call("f", {"size": 3})), change(Call("f", {"size": None})), change(Call("f", {}))
@@ -81,12 +81,12 @@ def _equal(value: object, kind: type) -> object | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a parameter takes.
+    """The kind of a parameter.
 
     Attributes:
         is_optional: Whether it takes None.
         is_attribute: Whether it is an attribute that is read, so that it must not be missing.
-        names: What the message must name; empty for the last name of the parameter's path.
+        names: The name in the message; empty for the last name of the parameter's path.
         also: See `InvalidInput`.
     """
 
@@ -123,7 +123,7 @@ def invalid_by_kind(**parameters: Kind) -> list[InvalidInput]:
                 violation.names or argument,
                 violation.change(path),
                 violation.is_value,
-                # A message of Python's own, of a missing attribute, says no more.
+                # Python's own message about a missing attribute contains nothing else.
                 also="" if violation.error is AttributeError else kind.also,
             )
             found.append(invalid)
@@ -131,7 +131,7 @@ def invalid_by_kind(**parameters: Kind) -> list[InvalidInput]:
 
 
 def invalid_hint(name: str, kind: Kind) -> list[InvalidInput]:
-    """Return what follows from the kind of a hint.
+    """Return the invalid inputs that follow from the kind of a hint.
 
     >>> [invalid.name for invalid in invalid_hint("num_embeds", Bool())]
     ['hint: num_embeds is None', 'hint: num_embeds is an int', 'hint: num_embeds is a str']
@@ -152,12 +152,12 @@ def invalid_hint(name: str, kind: Kind) -> list[InvalidInput]:
 
 @dataclasses.dataclass(frozen=True)
 class Int(Kind):
-    """An int, and no bool.
+    """An int that is not a bool.
 
     Attributes:
-        minimum: The least; None for no bound.
-        maximum: The most; None for no bound.
-        range_error: The exception for what is outside.
+        minimum: The least value; None for no bound.
+        maximum: The greatest value; None for no bound.
+        range_error: The exception for a value out of range.
         below: The argument that it must be less than.
         divides: The argument that it must divide.
     """
@@ -169,7 +169,7 @@ class Int(Kind):
     divides: str = ""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield an int too small and too large, and what is not an int."""
+        """Yield ints out of range, and values that are not ints."""
         yield from super().violations()
         if self.minimum is not None:
             yield fixed(f"is {self.minimum - 1}", self.range_error, self.minimum - 1)
@@ -190,18 +190,18 @@ class Int(Kind):
 
 
 def _more_than(other: str, step: int) -> Callable[[str], Change]:
-    """Return the change, by path, to another argument and so much more."""
+    """Return the change, by path, to another argument's value plus a step."""
     return lambda path: lambda call: replaced(path, call.arguments.get(other, 1) + step)(call)
 
 
 def _power(value: int) -> str:
-    """Return a number, a large power of two as such."""
+    """Format a number; a large power of two as `2**n`."""
     exponent = value.bit_length() - 1
     return f"2**{exponent}" if exponent > 16 and value == 2**exponent else str(value)
 
 
 def size(**options: Any) -> Int:
-    """Return the kind of a size: an int from 1 that an int32 holds."""
+    """Return the kind of a size: an int from 1 to the largest int32."""
     return Int(1, MAX_INT32, **options)
 
 
@@ -210,7 +210,7 @@ class Typed(Kind):
     """A value of a type.
 
     Attributes:
-        others: Values of other types, by what they are.
+        others: Values of other types, by description.
     """
 
     others: Mapping[str, object]
@@ -241,7 +241,7 @@ class List(Kind):
     """A list.
 
     Attributes:
-        entry: The kind of its entries; None where they are objects.
+        entry: The kind of its entries; None if they are not checked.
         takes_tuple: Whether it may be a tuple.
     """
 
@@ -249,7 +249,7 @@ class List(Kind):
     takes_tuple: bool = False
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is not a list, and lists whose last entry is not of its kind."""
+        """Yield values that are not lists, and lists whose last entry is not of its kind."""
         yield from super().violations()
         others = {"is a str": "layers.0", "is a set": {8}, "is a dict": {}, "is an int": 3}
         yield from (fixed(what, TypeError, value) for what, value in others.items())
@@ -274,14 +274,14 @@ class Dict(Kind):
 
     Attributes:
         has_str_keys: Whether its keys must be str.
-        value: The kind of its values; None where it is not checked.
+        value: The kind of its values; None if they are not checked.
     """
 
     has_str_keys: bool = False
     value: Kind | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is not a dict, and dicts that have one entry more, not of their kinds."""
+        """Yield values that are not dicts, and dicts with a key or a value of another kind."""
         yield from super().violations()
         yield derived("is a list", TypeError, list)
         if self.has_str_keys:
@@ -291,7 +291,7 @@ class Dict(Kind):
 
 @dataclasses.dataclass(frozen=True)
 class Object(Kind):
-    """An object of any class, of which an attribute is read.
+    """An object of any class with an attribute that is read.
 
     Attributes:
         reads: The attribute.
@@ -300,7 +300,7 @@ class Object(Kind):
     reads: str
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what has no such attribute."""
+        """Yield None, which has no such attribute."""
         yield fixed("is None", AttributeError, None)._replace(names=self.reads)
 
 

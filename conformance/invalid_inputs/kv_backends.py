@@ -28,7 +28,7 @@ from conformance.values.call import Call
 def _backend(
     call: Call, chosen: Chosen, methods: Callable[[Cache, Layer], dict[str, Any] | None]
 ) -> Call | None:
-    """Give the backend of one attention layer other methods, by the cache and the layer."""
+    """Replace methods of one attention layer's backend, given the cache and the layer."""
     layer = choose(call, lambda cache, layer: not layer.is_mamba and chosen(cache, layer))
     other = layer and methods(call.facts, layer)
     if layer is None or other is None:
@@ -48,7 +48,7 @@ def _order(change: Callable[[tuple[int, ...]], object]) -> Change:
 
 
 def _shape(change: Callable[[list[int]], object], chosen: Chosen = anyone) -> Change:
-    """Return the change of the shape that the backend of one attention layer gives."""
+    """Return the change of the shape that the backend of one attention layer returns."""
 
     def methods(cache: Cache, layer: Layer) -> dict[str, Any] | None:
         order = cache.backends[layer.name].order
@@ -69,27 +69,27 @@ def _of_hybrid(cache: Cache, layer: Layer) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SquareOfBlocks:
-    """A `get_kv_cache_shape` of no bytes that has two dimensions of the blocks."""
+    """A `get_kv_cache_shape` that returns an empty shape with two block dimensions."""
 
     def __call__(self, num_blocks: int, *_: object, **__: object) -> tuple[int, ...]:
-        """Return the shape of a number of blocks."""
+        """Return the shape for a number of blocks."""
         return (0, num_blocks, num_blocks)
 
 
 @dataclasses.dataclass(frozen=True)
 class GrowingRank:
-    """A `get_kv_cache_shape` that has one dimension more for any other number of blocks.
+    """A `get_kv_cache_shape` with one more dimension for any other number of blocks.
 
     Attributes:
-        shape: The shape.
-        num_blocks: Of so many blocks.
+        shape: The shape for `num_blocks`.
+        num_blocks: The number of blocks.
     """
 
     shape: tuple[int, ...]
     num_blocks: int
 
     def __call__(self, num_blocks: int, *_: object, **__: object) -> tuple[int, ...]:
-        """Return the shape of a number of blocks."""
+        """Return the shape for a number of blocks."""
         return self.shape if num_blocks == self.num_blocks else (*self.shape, 2)
 
 
@@ -100,11 +100,11 @@ NO_BLOCKS_GROWING_IN_TWO = in_turn(
         lambda *_: {"get_kv_cache_shape": SquareOfBlocks(), "get_kv_cache_stride_order": None},
     ),
 )
-"""Hybrid caches without blocks, so that no one dimension is that of the blocks."""
+"""Hybrid caches without blocks, in which two dimensions may be the block dimension."""
 
 
 def _growing_rank(cache: Cache, layer: Layer) -> dict[str, Any]:
-    """Return methods of a backend for which one block more is one dimension more."""
+    """Return methods of a backend whose shape gets one more dimension with more blocks."""
     num_blocks, _ = cache.kernel_blocks(layer)
     shape = cache.shape(layer)
     return {

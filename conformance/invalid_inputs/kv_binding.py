@@ -1,4 +1,4 @@
-"""Invalid inputs of what finds the index of layers and binds their caches."""
+"""Invalid inputs of `extract_layer_index` and `bind_kv_cache`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULES = Int(is_optional=True)
 
 
 def by_default(change: Change) -> Change:
-    """Return the change of calls that leave the number of attention modules to its default."""
+    """Return a change that also leaves the number of attention modules to its default."""
     return in_turn(change, lambda call: call.without("num_attn_module"))
 
 
@@ -66,7 +66,7 @@ EXTRACT_INVALID_INPUTS = [
 
 @change_maker
 def _last_layer(call: Call, change: Any, *arguments: str) -> Call | None:
-    """Change dicts by layer, by the name of the last that has a cache: others come before it."""
+    """Change dicts by layer name, given the name of the last layer that has a cache."""
     names = list(call.arguments["kv_caches"])
     bad = {name: change(call.arguments[name], names[-1]) for name in arguments if names}
     return call.replacing(**bad) if bad else None

@@ -1,4 +1,4 @@
-"""Invalid inputs of the functions that allocate the KV cache of a model, and that do it all."""
+"""Invalid inputs of `_allocate_kv_cache` and `init_kv_cache`."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def _has_caches(call: Call) -> bool:
 
 
 def _used_tensor_first(call: Call) -> Call | None:
-    """Return the call with the tensors that layers use first; None where there is none."""
+    """Return the call with the tensors that layers use first; None if there are none."""
     tensors = call.arguments["kv_cache_config"].kv_cache_tensors
     used_first = sorted(tensors, key=lambda tensor: not tensor.shared_by)
     return replaced(CONFIG_TENSORS, used_first)(call) if _has_caches(call) else None
 
 
 def _used_group_last(call: Call) -> Call | None:
-    """Return the call with a group whose layers have caches last; None where there is none."""
+    """Return the call with a group whose layers have caches last; None if there is none."""
     used = {layer.name for layer in call.facts.layers}
     groups = sorted(
         cached_groups(call), key=lambda group: bool(used.intersection(group.layer_names))
@@ -129,7 +129,7 @@ def _without_index(call: Call) -> Call:
 
 
 def _numbered_twice(call: Call) -> Call:
-    """Rename the last layer everywhere, so that its name has two integers, and is no other's."""
+    """Rename the last layer everywhere, so that its name has two integers and is unique."""
     names = (f"layers.0.attn.{n}" for n in itertools.count(1))
     new = next(n for n in names if n not in call.arguments["forward_context"])
     return call.replacing(**_renamed(call.arguments, call.facts.layers[-1].name, new))

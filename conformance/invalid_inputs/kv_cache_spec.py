@@ -1,4 +1,4 @@
-"""Invalid inputs of specs: of their classes, and of their methods."""
+"""Invalid inputs of the constructors and methods of KV cache specs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIF
 from conformance.values.call import Call
 
 SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
-"""Some spec, of no kind that can be uniform."""
+"""A spec of a kind that cannot be uniform."""
 
 
 def of_kinds(
@@ -34,12 +34,12 @@ def of_kinds(
 ) -> list[InvalidInput]:
     """Return invalid inputs that only some kinds of specs have.
 
-    A run may seldom draw one of a dozen kinds, so an example replaces one in eight other calls.
+    A run rarely draws one of a dozen kinds, so an example replaces one in eight other calls.
 
     Args:
         kinds: The kinds.
-        invalid_inputs: What is wrong with calls of those.
-        kind_of: Returns the kind of a call; its facts are the chance that was drawn.
+        invalid_inputs: The invalid inputs of calls of these kinds.
+        kind_of: Returns the kind of a call, whose facts are a drawn seed.
         example: Returns a call of a kind.
     """
 
@@ -73,7 +73,7 @@ ATTENTION_INVALID_INPUTS = [
 
 
 def _first(argument: str, *values: object) -> Change:
-    """Return the change that puts values in the place of the first entry of a sequence."""
+    """Return the change that replaces the first entry of a sequence with values."""
     return changed(argument, lambda entries: (*values, *entries[1:]))
 
 

@@ -1,4 +1,4 @@
-"""Invalid inputs of the functions that give sharing layers the caches of others."""
+"""Invalid inputs of the functions that let layers share the KV caches of others."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def _pair(layer: object, target: object) -> Change:
 
 @change_maker
 def _chain(call: Call, *, is_end_last: bool) -> Call:
-    """Let a layer share from one that itself shares."""
+    """Let a layer share from a layer that itself shares."""
     pairs = [(LAYER, "layers.802.attn"), ("layers.802.attn", _targets(call)[0])]
     return _more(call, dict(pairs if is_end_last else pairs[::-1]))
 
 
 def _chain_in_its_group(call: Call) -> Call | None:
-    """Share from a sharing layer that is in a group already, and has a cache."""
+    """Let a layer share from a sharing layer that is already in a group."""
     in_groups = {name for group in call.arguments[GROUPS] for name in group.layer_names}
     sharing = [name for name in call.arguments[SHARED] if name in in_groups]
     return _more(call, {LAYER: sharing[0]}) if sharing else None
 
 
 def _itself(call: Call) -> Call | None:
-    """Let a layer from which no other layer shares share from itself."""
+    """Let a layer that is no target yet share from itself."""
     free = [name for name in _targets(call) if name not in call.arguments[SHARED].values()]
     return _more(call, {free[0]: free[0]}) if free else None
 

@@ -30,16 +30,16 @@ from conformance.values.call import Call
 GROUPS = "kv_cache_config.kv_cache_groups"
 
 Chosen = Callable[[Cache, Layer], bool]
-"""Whether a layer can be broken."""
+"""Returns whether a layer can be made invalid."""
 
 
 def is_attention(_: Cache, layer: Layer) -> bool:
-    """Return whether the backend of a layer is called."""
+    """Return whether a layer has attention, so that its backend is called."""
     return not layer.is_mamba
 
 
 def anyone(_: Cache, __: Layer) -> bool:
-    """Take any layer."""
+    """Accept any layer."""
     return True
 
 
@@ -49,7 +49,7 @@ def has_blocks(cache: Cache, layer: Layer) -> bool:
 
 
 def choose(call: Call, chosen: Chosen) -> Layer | None:
-    """Return the last layer that can be broken."""
+    """Return the last layer that can be made invalid; None if there is none."""
     cache: Cache = call.facts
     return next((layer for layer in reversed(cache.layers) if chosen(cache, layer)), None)
 
@@ -98,7 +98,7 @@ def _longer_by(number: Callable[[Layer], int]) -> Callable[[Array, Layer], Array
 
 @change_maker
 def without_last(call: Call, argument: str, chosen: Chosen = anyone) -> Call | None:
-    """Leave out what an argument has for the last layer that can be broken."""
+    """Remove the argument's entry of the last layer that can be made invalid."""
     layer = choose(call, chosen)
     if layer is None:
         return None
@@ -121,7 +121,7 @@ def cached_groups(call: Call) -> list[Any]:
 
 @change_maker
 def _another_spec(call: Call, change: Callable[[Any], Any], chosen: Chosen = anyone) -> Call | None:
-    """Give the group of one layer, of one spec for all, another spec."""
+    """Replace the spec of one layer's group, which is not a uniform group."""
     groups = cached_groups(call)
 
     def is_of_plain_group(cache: Cache, layer: Layer) -> bool:
@@ -148,7 +148,7 @@ def _shares_with_another_group(cache: Cache, layer: Layer) -> bool:
 
 
 def _half_a_page(spec: Any) -> Any:
-    """Return a spec of pages half as large, whose whole still divides the bytes."""
+    """Return a spec with pages half as large, which still divide the tensor."""
     if spec.head_size % 2 or getattr(spec, "cache_dtype_str", None) == "fp8_ds_mla":
         return None
     return dataclasses.replace(spec, head_size=spec.head_size // 2)
@@ -164,7 +164,7 @@ def _is_mamba(_: Cache, layer: Layer) -> bool:
 
 
 def _odd_offset(spec: Any) -> Any:
-    """Return states of which the second begins at an odd byte, in a page of the same size."""
+    """Return a spec whose second state begins at an odd byte, with pages of the same size."""
     page = spec.page_size_bytes
     if page < 8:
         return None
@@ -174,7 +174,7 @@ def _odd_offset(spec: Any) -> Any:
 
 
 def _of_one_layer(spec: Any) -> Change:
-    """Return the change to a cache of one layer of states, of two blocks."""
+    """Return the change to a cache of one Mamba layer, with two blocks."""
     name = "layers.0.mixer"
     return set_arguments(
         kv_cache_config=reference.KVCacheConfig(2, [], [reference.KVCacheGroupSpec([name], spec)]),
@@ -191,11 +191,11 @@ def foreign_mamba(**members: object) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _ForeignStates(Factory):
-    """Such a spec of states of two elements each.
+    """A factory of a `foreign_mamba` whose states have two elements each.
 
     Attributes:
         page_size_bytes: The bytes of one block.
-        dtypes: Of the states.
+        dtypes: The dtypes of the states.
         num_shapes: How many shapes there are.
     """
 
@@ -215,25 +215,25 @@ class _ForeignStates(Factory):
 
 @change_maker
 def _named_twice(call: Call, change: Callable[[list[Any]], list[Any]]) -> Call | None:
-    """Change the groups of a configuration, of which there must be some."""
+    """Change the groups of a configuration, those of layers with caches first."""
     layers = {layer.name for layer in call.facts.layers}
     groups = sorted(cached_groups(call), key=lambda g: not layers.intersection(g.layer_names))
     return replaced(GROUPS, change(groups))(call) if layers else None
 
 
 def _in_one_group(groups: list[Any]) -> list[Any]:
-    """Return groups of which the first names a layer twice."""
+    """Return the groups, the first of which lists a layer twice."""
     names = groups[0].layer_names
     return [dataclasses.replace(groups[0], layer_names=[*names, names[0]]), *groups[1:]]
 
 
 def _in_two_groups(groups: list[Any]) -> list[Any]:
-    """Return groups of which two name a layer."""
+    """Return the groups, two of which list the same layer."""
     return [*groups, dataclasses.replace(groups[0], layer_names=groups[0].layer_names[:1])]
 
 
 def _uniform_without(call: Call) -> Call | None:
-    """Break a uniform group: a layer that has no spec, and no tensor that another has."""
+    """Give a layer without a spec a tensor that it does not share with another layer."""
     names = [layer.name for layer in call.facts.layers if not layer.has_own_spec]
     if not names:
         return None
@@ -243,7 +243,7 @@ def _uniform_without(call: Call) -> Call | None:
 
 @dataclasses.dataclass(frozen=True)
 class _OddSpec(reference.KVCacheSpec):
-    """A spec of an engine's own, of an unknown kind.
+    """An engine's own spec, of an unknown kind.
 
     Attributes:
         page: The bytes of one block.

@@ -1,4 +1,4 @@
-"""Invalid inputs of the functions about what attention layers compute with."""
+"""Invalid inputs of the functions about the parameters of attention layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conformance.values.call import Call
 
 @change_maker
 def _with_layer(call: Call, /, **attributes: Any) -> Call | None:
-    """Name one more layer, with these attributes."""
+    """Add one more layer, with these attributes, to the requested ones."""
     names = [*call.arguments["layer_names"], BAD]
     named = call.replacing(layer_names=names, cls_=IMPL)
     return with_layers({BAD: Own(ATTENTION, BAD, attributes)})(named)

@@ -21,7 +21,7 @@ def _byte_too_few(call: Call) -> Call | None:
 
 
 def _too_few_of_many(call: Call) -> Call:
-    """Return the call with too little free memory, in numbers that a message shows."""
+    """Return the call with too little free memory, with numbers that the message must show."""
     snapshot = dataclasses.replace(
         call.arguments["init_snapshot"],
         free_memory=5 * 2**28,
@@ -41,7 +41,7 @@ def _shares(*shares: object) -> dict[str, Change]:
 
 
 SHOWN = ("cuda:7", r"1\.25", r"2\.50", r"2\.19", r"0\.875", "lower gpu_memory_utilization")
-"""What the message of too little memory must say."""
+"""Texts that the message about too little memory must contain."""
 
 REQUEST_REFUSALS: Refusals = {
     (ValueError, SHARE): _shares(0, 0.0, -0.5, ABOVE_ONE, 2, math.inf, math.nan),

@@ -1,4 +1,4 @@
-"""Invalid metadata, as every function that takes one must refuse it."""
+"""Invalid metadata, which every function that takes metadata must refuse."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from conformance.strategies.batch import Batch
 from conformance.values.call import Call
 
 Ways: TypeAlias = Mapping[tuple[type[Exception], str], Mapping[str, Callable[[Any, Batch], object]]]
-"""Changes of a field, by the exception and the field, and by what is wrong then.
+"""Changes of a field, by the exception and the field, and by description.
 
-A change takes the field's value and the batch; it returns None where there is nothing to break.
+A change takes the field's value and the batch; it returns None if it does not apply.
 """
 
 
@@ -77,7 +77,7 @@ INVALID_WITH_COPIES: Ways = {
     },
     (TypeError, "seq_lens"): {"seq_lens are int64": lambda a, _: a.astype(np.int64)},
 }
-"""What is wrong in a field and in its copy on the CPU."""
+"""Changes of a field and of its copy on the CPU."""
 
 INVALID_ALONE: Ways = {
     (ValueError, "query_start_loc"): {"starts alone are one short": lambda starts, _: starts[:-1]},
@@ -117,20 +117,20 @@ INVALID_ALONE: Ways = {
     },
     (TypeError, "slot_mapping"): {"slots are int32": lambda slots, _: slots.astype(np.int32)},
 }
-"""What is wrong in one field."""
+"""Changes of only one field."""
 
 ROW_TOO_SHORT = "a row of the table is too short for its sequence"
-"""What is wrong where the block size is known."""
+"""The violation that is checked only if the block size is known."""
 
 
 def invalid_metadata(
     argument: str = "common_attn_metadata", *, has_block_size: bool = False, is_value: bool = True
 ) -> list[InvalidInput]:
-    """Return the invalid inputs of a metadata argument, one for each way to contradict it.
+    """Return the invalid inputs of a metadata argument, one for each inconsistency.
 
     Args:
         argument: The argument's name.
-        has_block_size: Whether the function knows the block size, so that a row of the table that
+        has_block_size: Whether the function has the block size, so that a row of the table that
             is too short for its sequence is refused.
         is_value: Whether the metadata is checked in checked mode only.
     """
@@ -150,7 +150,7 @@ def invalid_metadata(
 def _vector(
     other_dtypes: Sequence[type[np.generic]] = (np.int64,), more: int = 0, **options: Any
 ) -> Kind:
-    """Return the kind of a vector with an entry for each request, and some more."""
+    """Return the kind of a vector with an entry for each request and `more` entries."""
     return Array(
         other_dtypes,
         length=lambda call: call.facts.num_reqs + more,
@@ -182,8 +182,8 @@ KINDS: Mapping[str, Kind] = {
 def invalid_fields(argument: str, *fields: str) -> list[InvalidInput]:
     """Return the invalid inputs of fields that a function always reads.
 
-    Types, dtypes and shapes are refused outside of checked mode too: a loop that does not check
-    them reads memory that is not the tensor's.
+    Wrong types, dtypes and shapes are refused outside of checked mode too: a loop that does not
+    check them reads out of bounds.
     """
     vectors = [field for field in fields if field not in NO_VECTORS]
     by_request = [field for field in vectors if not field.startswith("query_start_loc")]
@@ -214,7 +214,7 @@ def _invalid_together(what: str, argument: str, fields: Sequence[str]) -> list[I
         },
     }
     found = refusals(table)
-    if not any(field.startswith("query_start_loc") for field in fields):  # they are never of 1
+    if not any(field.startswith("query_start_loc") for field in fields):  # never of length 1
         no_axis = of_all(lambda a: a.reshape(()) if len(a) == 1 else None)
         found += refusals({(ValueError, one_of): {f"{what} have no axis": no_axis}})
     return found
@@ -224,7 +224,7 @@ NO_VECTORS = {
     *("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len", "causal"),
     *("block_table_tensor", "slot_mapping", "encoder_seq_lens"),
 }
-"""The fields that are no int32 vectors with an entry for each request."""
+"""The fields that are not int32 vectors with an entry for each request."""
 
 LENGTHS = {
     "metadata: starts are one short",
@@ -235,7 +235,7 @@ LENGTHS = {
     "metadata: the table has fewer rows than requests",
     "metadata: there are fewer slots than tokens",
 }
-"""What contradicts the definition by lengths alone, which `unpadded` checks."""
+"""The names of invalid inputs with wrong lengths, which `unpadded` checks."""
 
 REQS, TOKENS = "num_actual_reqs", "num_actual_tokens"
 

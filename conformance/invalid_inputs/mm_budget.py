@@ -24,12 +24,12 @@ COUNTS = Dict(has_str_keys=True, value=Int(0))
 
 
 def _where_a_step_is_read(call: Call) -> Call | None:
-    """Return the call with items that must stay in a step, so that the step's tokens are read."""
+    """Return the call without chunking of items, so that `max_num_batched_tokens` is read."""
     return replaced(f"{SCHEDULER}.disable_chunked_mm_input", True)(call)  # the value
 
 
 def _with_large_item(call: Call) -> Call | None:
-    """Return the call with an item a token larger than a step, in which it must stay."""
+    """Return the call without chunking, with an item that is one token larger than a step."""
     tokens = {**call.arguments[TOKENS], "image": 2}
     step = replaced(f"{SCHEDULER}.max_num_batched_tokens", max(tokens.values()) - 1)
     return in_turn(set_arguments(**{TOKENS: tokens}), _where_a_step_is_read, step)(call)

@@ -1,4 +1,4 @@
-"""Invalid inputs of the functions for placeholders."""
+"""Invalid inputs of the functions for multimodal placeholders."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ MASK_INVALID_INPUTS = [
 def _invalid_rows(
     argument: str, num_rows: Callable[[NumpyArray], int], *, is_counted: bool
 ) -> list[InvalidInput]:
-    """Return the invalid inputs of rows and of `out`, which has as many rows as a mask says.
+    """Return the invalid inputs of rows and of `out`, whose number of rows depends on the mask.
 
     Args:
-        argument: The rows.
-        num_rows: The rows of `out`, by the mask.
-        is_counted: Whether these are counted in the mask's elements.
+        argument: The argument with the rows.
+        num_rows: Returns the number of rows of `out` for a mask.
+        is_counted: Whether it depends on the mask's elements.
     """
 
     def like(call: Call) -> NumpyArray:
@@ -72,7 +72,7 @@ NO_EMBEDDINGS: tuple[Any, ...] = (
     *(np.int32, np.bool_, np.complex64),
     *(ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz, ml_dtypes.float8_e8m0fnu),
 )
-"""Dtypes without a NaN of those bits."""
+"""Dtypes that embeddings cannot have."""
 
 
 def _of_dtype(dtype: Any) -> Change:
@@ -81,7 +81,7 @@ def _of_dtype(dtype: Any) -> Change:
 
 @change_maker
 def _num_rows(call: Call, change: Callable[[int, int], int | None]) -> Call | None:
-    """Change the number of embeddings, by it and the mask's length."""
+    """Change the number of embeddings, given it and the mask's length."""
     embeds = call.arguments["embeds"]
     number = change(len(embeds), len(call.arguments[MASK]))
     if number is None:
@@ -131,7 +131,7 @@ HINT = "num_embeds"
 
 @change_maker
 def _hinted(call: Call, change: Callable[[int, int], object]) -> Call | None:
-    """Change the hint, by it and the mask's length."""
+    """Change the hint, given it and the mask's length."""
     return hinted(HINT, lambda n: change(n, len(call.arguments[MASK])))(call)
 
 
@@ -162,7 +162,7 @@ GATHER_INVALID_INPUTS = where(
 
 @change_maker
 def _item(call: Call, bad: Any) -> Call | None:
-    """Change the last item, of several that are not arrays."""
+    """Change the last item, unless all items are one array."""
     is_array = isinstance(call.arguments[ITEMS], np.ndarray)
     return None if is_array else replaced(f"{ITEMS}[-1]", bad)(call)
 
@@ -191,7 +191,7 @@ WRONG_SHAPES = {
     "an item too many": _number(-1),
     "an item too few": _number(1),
 }
-"""What is refused with a message that names the argument, and its likely cause."""
+"""Invalid inputs whose message must contain the argument and its likely cause."""
 
 NAMED_TWICE: Refusals = {
     (ValueError, named): {

@@ -19,7 +19,7 @@ READ: dict[str, Any] = {
     "use_inductor_graph_partition": False,
     "compile_sizes": [8],
 }
-"""Parts of a configuration all of which are read."""
+"""Parts of a configuration that are all read."""
 
 
 def _where_all_is_read(call: Call) -> Call:
@@ -28,7 +28,7 @@ def _where_all_is_read(call: Call) -> Call:
 
 @change_maker
 def _with_rest(call: Call, rest: int, parts: dict[str, Any]) -> Call:
-    """Give a number of tokens that leaves a rest when it is divided by the four ranks."""
+    """Set a number of tokens with this remainder when divided by the four ranks."""
     tokens = call.arguments[TOKENS] * 4 + rest
     return call.replacing(vllm_config=whole({**READ, **parts}), num_input_tokens=tokens)
 

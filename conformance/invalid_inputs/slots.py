@@ -22,7 +22,7 @@ from conformance.values.call import Call
 
 
 def _held_token(batch: Batch, positions: np.ndarray[Any, Any]) -> int | None:
-    """Return the first token whose position this rank holds."""
+    """Return the first token whose position is on this rank."""
     for t in range(batch.num_tokens):
         if rank_of(batch, int(positions[t])) == batch.layout.cp_rank:
             return t
@@ -36,7 +36,7 @@ def _column_outside(call: Call) -> Call | None:
         return None
     layout = call.facts.layout
     width = call.arguments["block_table"].shape[1]
-    # Whole rounds of the ranks further on, so that it is still this rank's.
+    # Move by whole rounds of the ranks, so that the position stays on this rank.
     positions[token] += layout.block_size * layout.cp_world_size * (width + 1)
     return call.replacing(positions=positions)
 

@@ -1,4 +1,4 @@
-"""Invalid inputs of the functions that view a uniform batch request by request, and back."""
+"""Invalid inputs of the functions that reshape tensors for speculative decoding."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ QUERY_INVALID_INPUTS = [
 
 
 def _apart(output: NumpyArray) -> NumpyArray:
-    """Return requests that do not lie one after another."""
+    """Return an output whose requests are not adjacent in memory."""
     whole: NumpyArray = laid_out((9, 2, 3), "dense", output.dtype.type).reshape(3, 3, 2, 3)
     return whole[:, :2]
 
 
 def _interleaved(output: NumpyArray) -> NumpyArray:
-    """Return requests whose tokens lie between those of the others."""
+    """Return an output whose requests are interleaved in memory."""
     whole: NumpyArray = laid_out((6, 2, 3), "dense", output.dtype.type).reshape(3, 2, 2, 3)
     return whole.transpose(1, 0, 2, 3)
 

@@ -36,7 +36,7 @@ def _only(*changes: Callable[[Any], Any]) -> Change:
 
 
 def _of_kinds(tables: Mapping[tuple[str, ...], Refusals], also: str = "") -> list[InvalidInput]:
-    """Return what is refused of specs of some kinds, as tables by kinds."""
+    """Return the invalid inputs of specs of some kinds, from tables by kinds."""
 
     def example(kind: str) -> Call:
         return Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]})
@@ -65,10 +65,10 @@ def _other(field: str) -> Callable[[Any], Any]:
 
 @dataclasses.dataclass(frozen=True)
 class EngineSpec(Factory):
-    """A spec of a class of an engine's own, which extends the implementation's.
+    """A factory of a spec of an engine's own subclass of the implementation's class.
 
     Attributes:
-        spec: What it is otherwise.
+        spec: The spec of the base class, with the same fields.
     """
 
     spec: Any
@@ -156,7 +156,7 @@ MERGE_INVALID_INPUTS = [
 
 @change_maker
 def _first_is(call: Call, spec: Any) -> Call:
-    """Put a spec of a kind that is never uniform first."""
+    """Replace the specs with one of a kind that is never uniform."""
     block_size = next(iter(call.arguments["specs"].values())).block_size
     return call.replacing(specs={"layers.7.attn": spec.copy_with_new_block_size(block_size)})
 

@@ -20,16 +20,16 @@ CONFIG = reference.VllmConfig(
     parallel_config=reference.ParallelConfig(),
     scheduler_config=reference.SchedulerConfig(max_num_batched_tokens=5, max_num_seqs=2),
 )
-"""One that all kinds can read."""
+"""A configuration with the fields that all kinds of specs read."""
 
 
 def kind_of(call: Call) -> str:
-    """Return the kind of a call's spec; of a uniform spec that of its first."""
+    """Return the kind of a call's spec; of a uniform spec, the kind of its first layer."""
     return kv_cache_spec.kind_of(call.arguments["self"])
 
 
 def _of_kinds(kinds: Sequence[str], invalid_inputs: Sequence[InvalidInput]) -> list[InvalidInput]:
-    """Return invalid inputs of a configuration, in what only some kinds of specs read."""
+    """Return the invalid inputs of configuration fields that only some kinds of specs read."""
 
     def example(kind: str) -> Call:
         arguments = {"self": EXAMPLES[kind], "vllm_config": CONFIG}
@@ -68,7 +68,7 @@ MODE = "vllm_config.cache_config.mamba_cache_mode"
 
 
 def _of_all_blocks(invalid: InvalidInput) -> InvalidInput:
-    """Return an invalid length in the mode that caches the states of all blocks, which reads it."""
+    """Return an invalid `max_model_len` in the Mamba cache mode "all", which reads it."""
     length = replaced("vllm_config.model_config", reference.ModelConfig(max_model_len=1))
     change = in_turn(replaced(MODE, "all"), length, invalid.change)
     return dataclasses.replace(invalid, name=f"{invalid.name} in mode all", change=change)

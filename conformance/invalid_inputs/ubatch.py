@@ -35,7 +35,7 @@ COUNTS, POINTS, REQUESTS = "num_scheduled_tokens", "split_points", "request_slic
 
 @change_maker
 def _split_points(call: Call, make: Callable[[int], object]) -> Call | None:
-    """Change the split points to what is made of the number of tokens."""
+    """Change the split points to values derived from the number of tokens."""
     points = make(int(call.arguments[COUNTS].sum()))
     return None if points is None else call.replacing(split_points=points)
 
@@ -103,7 +103,7 @@ SLICE_STARTS_INVALID_INPUTS = [
 
 
 Cut: TypeAlias = Callable[[reference.UBatchSlice, Batch], "reference.UBatchSlice | None"]
-"""Makes a micro-batch's slices invalid; None where they offer nothing to break."""
+"""Makes a micro-batch's slices invalid; None if it does not apply."""
 
 
 def _begins_before(ubatch: reference.UBatchSlice, batch: Batch) -> reference.UBatchSlice | None:

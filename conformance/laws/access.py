@@ -1,4 +1,4 @@
-"""An access relation: which slots the tokens of a batch read and write, as a value."""
+"""The access relation of a batch: the slots that its tokens read and write."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Token: TypeAlias = Any
 """The number of a token in its batch; or the name of its request, and its position there."""
 
 Slot: TypeAlias = Any
-"""The number of a slot; where there are several caches, that of its cache, and its own."""
+"""The number of a slot; with several caches, the number of the cache, and that of the slot."""
 
 Read: TypeAlias = tuple[Token, int, Slot]
-"""A token, a key position of its request, the slot in which it finds the key."""
+"""A token, a key position of its request, and the slot from which it reads the key."""
 
 Write: TypeAlias = tuple[Token, Slot]
-"""A token, the slot in which its own key is put."""
+"""A token, and the slot to which its own key is written."""
 
 
 class Half(enum.Flag):
@@ -67,8 +67,8 @@ class Access:
         """Return the access relation of a batch, as `reference` defines it.
 
         Args:
-            metadata: The batch, as an implementation or `reference` holds it.
-            layout: How its positions lie in blocks, and on which rank.
+            metadata: The batch, as metadata of an implementation or of `reference`.
+            layout: The layout of its positions in blocks, and its rank.
             half: The half to compute; the other is left empty.
 
         Raises:
@@ -232,7 +232,7 @@ def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
 
 
 def _token(token: Token) -> str:
-    """Describe a token, by its request if it is known by that.
+    """Describe a token, by its request and position if it has that name.
 
     >>> _token(5), _token(("request-0", 3))
     ('token 5', 'token 3 of request-0')

@@ -49,7 +49,7 @@ class Interpretation:
     Attributes:
         parts: The access relation of each part of the result (micro-batch, group, program; or the
             whole result if it has no parts), with the batch's token numbers and key positions.
-        with_change: Makes the same call about a changed batch.
+        with_change: Returns the same call for a changed batch.
         shows: The half of the relation that the result determines.
         calls: The calls that laws are tested with, if they differ from the contract's.
         groups: The batch of each KV cache group, if the parts of a result are groups with a cache
@@ -109,9 +109,9 @@ def requests_of(
 
     Args:
         metadata: The batch.
-        requests: Which ones.
+        requests: The slice of the requests.
         query_start_loc: Their starts, relative to the first one.
-        tokens: Their tokens in the batch.
+        tokens: The slice of their tokens.
     """
     return dataclasses.replace(
         metadata,

@@ -1,4 +1,4 @@
-"""What a law is, and a case of one: a target's result of a call, read as an access relation."""
+"""Laws, and their cases: a target's result of one call, read as an access relation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LawCase:
         call: The call.
         interpretation: How arguments and results are read as a batch.
         half: The half of the relation that the law is about.
-        choice: What the law drew in addition to the call.
+        choice: The additional value that the law drew.
     """
 
     target: Target
@@ -97,7 +97,7 @@ class Law:
         half: The half of the relation that it is about.
         presets: The sizes of its examples. None for the target's own sizes, or for small ones if
             the law is about reads: large examples have millions of pairs of a token and a key.
-        choices: What it draws in addition to the call.
+        choices: The strategy of `LawCase.choice`.
         goals: The coverage goals of each function, as predicates on a law case.
         in_simulator: Whether it is also tested with kernels in the simulator.
     """
@@ -121,7 +121,7 @@ class Law:
 
 
 def law(*, goals: Goals, **options: Any) -> Callable[[Body], Law]:
-    """Make a law of a body, with the fields of `Law`; goals are counted under the law's name."""
+    """Return a decorator that makes a `Law`, with the law's name as the prefix of its goals."""
 
     def declare(body: Body) -> Law:
         named = {f"{body.__name__}: {name}": holds for name, holds in goals.items()}

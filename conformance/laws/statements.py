@@ -2,7 +2,7 @@
 
 A batch has an access relation, which each function preserves or changes in a stated way. A law is
 a statement about a `LawCase`: the result of one call, read as an access relation. A function's
-`Interpretation`, next to its contract, says how its arguments and results are read.
+`Interpretation`, next to its contract, describes how its arguments and results are read.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def ranks_partition(case: LawCase) -> None:
 
 
 def _assert_held_once(words: str, holders: Counter[Any], expected: set[Any]) -> None:
-    """Raise unless what is expected, and nothing else, is held by one rank."""
+    """Raise unless exactly one rank holds each expected item, and none holds others."""
     for held in sorted(expected | holders.keys()):
         num_ranks = int(held in expected)
         if holders[held] != num_ranks:

@@ -1,6 +1,6 @@
-"""Values as a report shows them: in full, without what is a default, long arrays around an element.
+"""Formats values for reports: without default fields, long arrays only around one element.
 
-A list of objects shows the first in full, and of the others what differs from it.
+A list of objects shows the first one in full, and the others by their differences from it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MAX_VALUE: Final = 160
 """Characters of a value that differs; a longer one is shown from the difference on."""
 
 NUM_ELEMENTS: Final = 40
-"""Elements of an array, or entries of a list, that are shown of a longer one."""
+"""The most elements of an array, or entries of a list, that are shown."""
 
 
 def chosen(length: int, maximum: int, center: int | None = None) -> list[int | None]:
-    """Return the places of a long sequence that are shown, with None for each gap.
+    """Return the indices of a sequence to show, with None for each gap.
 
     Args:
         length: The length of the sequence.
-        maximum: How many places are shown at most.
-        center: The place that matters; None for the first ones.
+        maximum: The maximum number of indices.
+        center: The index that matters; None to show the first ones.
 
     >>> chosen(9, 5), chosen(9, 5, 6), chosen(5, 5, 0)
     ([0, 1, 2, 3, None, 8], [0, None, 5, 6, 7, 8], [0, 1, 2, 3, 4])
@@ -89,7 +89,7 @@ def array_text(array: Any, index: tuple[int, ...] = ()) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value on one line; of an object, the fields that are not the defaults.
+    """Return a value on one line; an object without the fields that have their defaults.
 
     >>> import reference
     >>> value_text([reference.CacheConfig(block_size=4), slice(0, 2), np.dtype("int8"), ""])
@@ -107,7 +107,7 @@ def value_text(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """A value in which others stand: how it begins and ends, and the parts with their names."""
+    """The parts of a collection or an object with their labels, and its brackets."""
 
     opened: str
     named: list[tuple[str, Any]]
@@ -115,7 +115,7 @@ class _Parts:
 
 
 def _parts(value: Any) -> _Parts | None:
-    """Return the parts of a list, a tuple, a dict or a dataclass; None of anything else."""
+    """Return the parts of a list, a tuple, a dict or a dataclass; None for any other value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Factory):
         parameters: Any = getattr(type(value), "__dataclass_params__", None)
         if parameters.repr:
@@ -156,10 +156,10 @@ def value_lines(
     r"""Return a value after its name, on as many lines as it needs.
 
     Args:
-        name: What stands before it: "specs = ".
+        name: The text before it: "specs = ".
         value: The value.
         width: The columns that a line may have.
-        matters: Indices and keys of entries that are shown of long lists and dicts.
+        matters: Indices and keys of entries that must be shown in long lists and dicts.
 
     >>> import reference
     >>> spec = reference.FullAttentionSpec(16, 2, 64, np.dtype("float16"))
@@ -211,7 +211,7 @@ def _numbers(value: Sequence[Any], matters: frozenset[Any]) -> str:
 
 
 def _shown_places(keys: Sequence[Any], matters: frozenset[Any], maximum: int = 12) -> list[Any]:
-    """Return the places that are shown of a long list or dict: the first, and those that matter."""
+    """Return the places to show in a list or dict, the first and those that matter; None: a gap."""
     wanted = {place for place, key in enumerate(keys) if key in matters}
     wanted |= set(range(min(len(keys), maximum - min(len(wanted), maximum // 2))))
     places = sorted(wanted)
@@ -224,7 +224,7 @@ def _shown_places(keys: Sequence[Any], matters: frozenset[Any], maximum: int = 1
 
 
 def _unlike(first: tuple[str, Any], other: Any) -> str:
-    """Return an object by what differs from the first one of its class."""
+    """Return an object as its differences from the first one of its class."""
     name, whole = first
     fields = [field.name for field in dataclasses.fields(whole)]
     different = [
@@ -236,7 +236,7 @@ def _unlike(first: tuple[str, Any], other: Any) -> str:
 
 
 def around_difference(got: str, expected: str, maximum: int = MAX_VALUE) -> tuple[str, str]:
-    """Return two long texts without what both begin with, so that the difference is seen.
+    """Return two long texts without their common prefix, so that the difference is visible.
 
     >>> around_difference("a" * 99 + "b", "a" * 99 + "c", 60)[0]
     '...aaaaaaaaaaaaaaaaaaaab'

@@ -1,4 +1,4 @@
-"""What a person reads when a target's answer is not the expected one."""
+"""The error for a wrong answer of a target, and its message: the difference and the call."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ TITLES: Final = {
     Verdict.WORDING: "wrong error message",
     Verdict.CHANGE: "changes an argument that it must leave as it was",
 }
-"""What a report says is wrong."""
+"""What is wrong, by verdict, as reports describe it."""
 
 
 KEPT_ALIVE: Final = "kept alive"
-"""What a difference says of an object that should have been freed."""
+"""The `got` of a difference for an object that should have been freed."""
 
 
 class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target, not a program's error
-    """An answer that is not the one `reference` gives.
+    """Raised for an answer that differs from that of `reference`.
 
     Args:
         call: The call, shrunk.
-        target: The name of the target that answered otherwise.
+        target: The name of the target.
         difference: The first difference.
-        condition: Under which it was called, if not alone: "after refused calls".
-        title: What is wrong, in a few words; None for what `title_of` the difference says.
+        condition: The condition under which it was called, if any: "after refused calls".
+        title: What is wrong, in a few words; None for `title_of(difference)`.
 
     Attributes:
         title: What is wrong.
         variant: The `CallVariant` with which it was called; None for that of the example.
-        explain: Yields more lines, which take longer to find; None for no more.
+        explain: Yields more lines, which take longer to compute; None if there are none.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target,
 
 
 def title_of(difference: Difference) -> str:
-    """Return in a few words what is wrong."""
+    """Return what is wrong, in a few words."""
     if difference.verdict is Verdict.CHANGE and difference.path.startswith("memory around"):
         return "writes outside an argument"
     if difference.got == KEPT_ALIVE:
@@ -120,7 +120,7 @@ def title_of(difference: Difference) -> str:
 
 
 def difference_lines(difference: Difference, where: str = "") -> list[str]:
-    """Return what a target answered and what it should, on two lines if they are long.
+    """Return the actual and the expected value, on two lines if they are long.
 
     >>> difference_lines(Difference(Verdict.VALUE, "result", (2,), 9, 8), "  (token 2)")
     ['result[2] = 9, but should be 8  (token 2)']
@@ -144,7 +144,7 @@ def difference_lines(difference: Difference, where: str = "") -> list[str]:
 
 
 def render(call: Call, difference: Difference | None = None) -> str:
-    """Return a call as a person would write it down: requests as rows, the rest above them.
+    """Return a call as text: a table with a row for each request, other arguments above it.
 
     Long arrays and tables are shown around the difference.
 
@@ -195,7 +195,7 @@ def _defaults(call: Call) -> Iterator[tuple[str, object]]:
 
 
 def _definition(call: Call) -> Any:
-    """Return the function of `reference`; None for what it does not have."""
+    """Return the function of `reference`, or None if there is none."""
     function: Any = reference
     for name in call.function.split("."):
         function = getattr(function, name, None)
@@ -203,7 +203,7 @@ def _definition(call: Call) -> Any:
 
 
 def _meaning(call: Call, difference: Difference) -> Iterator[str]:
-    """Yield what the definition says of a result that is one value."""
+    """Yield the definition of the result, if that is a single value and wrong."""
     if (difference.verdict, difference.path, difference.index) != (Verdict.VALUE, "result", None):
         return
     returns = (inspect.getdoc(_definition(call)) or "").partition("\nReturns:\n")[2]
@@ -214,7 +214,7 @@ def _meaning(call: Call, difference: Difference) -> Iterator[str]:
 
 
 def _without_defaults(call: Call) -> dict[str, Any]:
-    """Return the arguments with the fields of metadata in their places, except for defaults."""
+    """Return the arguments, with objects replaced by their fields that are not defaults."""
     defaults = {
         field.name: field.default
         for value in call.arguments.values()
@@ -250,11 +250,11 @@ def _places_in(difference: Difference | None) -> frozenset[object]:
 
 @dataclasses.dataclass(frozen=True)
 class _Focus:
-    """What a table of requests shows if not everything fits: a request, and parts of its row.
+    """The request, and the parts of its row, that a table shows if not everything fits.
 
     Attributes:
         request: The request; None for the first ones.
-        token: The token, of those of the request.
+        token: The index of the token in the request.
         column: The column of the block table.
     """
 
@@ -290,7 +290,7 @@ def _position(call: Call, request: int | None, token: int | None) -> int | None:
 def _columns(
     values: dict[str, Any], starts: list[int], focus: _Focus, maximum: int
 ) -> dict[str, list[str]]:
-    """Return the columns of a table of requests, with at most so many elements in a cell."""
+    """Return the columns of a table of requests, with at most `maximum` elements in a cell."""
     rows = chosen(len(starts) - 1, NUM_ROWS, focus.request)
     columns = {"request": [_cell(i, str) for i in rows]}
     columns["tokens"] = [
@@ -313,7 +313,7 @@ def _cell(request: int | None, of_request: Callable[[int], str]) -> str:
 def _cells(
     name: str, value: object, starts: list[int], focus: _Focus, maximum: int
 ) -> Callable[[int], str] | None:
-    """Return what gives a request's cell of a column, None where a value has no such column."""
+    """Return a function from a request to its cell; None if a value is not a column."""
     if not isinstance(value, np.ndarray) or not value.ndim:
         return None
     num_reqs = len(starts) - 1

@@ -1,4 +1,4 @@
-"""Where in a call's batch a difference lies, and whether the wrong value was ever written."""
+"""Finds where a difference lies in the batch, and whether the wrong value was ever written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEVER_WRITTEN = frozenset(
         *(torch.iinfo(dtype).max for dtype in (torch.int32, torch.int64)),
     )
 )
-"""What the harness, and torch in its deterministic mode, fill new memory of ints with."""
+"""The values with which the harness and torch's deterministic mode fill new int memory."""
 
 
 def describe_place(call: Call, difference: Difference) -> str:
@@ -52,7 +52,7 @@ def describe_place(call: Call, difference: Difference) -> str:
 
 
 def _why_unwritten(call: Call, difference: Difference) -> str:
-    """Return how a wrong value shows that it was not written; empty if it does not."""
+    """Return the evidence that a wrong value was never written; empty if there is none."""
     if difference.verdict is not Verdict.VALUE or not difference.index:
         return ""
     before = call.arguments.get(difference.path)
@@ -63,7 +63,7 @@ def _why_unwritten(call: Call, difference: Difference) -> str:
 
 
 def locate(call: Call, difference: Difference) -> str:
-    """Return where a difference lies in the words of the batch: request, token, column.
+    """Return the place of a difference in the batch: request, token, column.
 
     Fields of a result that has its own requests (virtual ones, those of a micro-batch) are counted
     in that result.
@@ -94,7 +94,7 @@ def count_tokens(starts: list[int], request: int) -> int:
 
 
 def query_starts(call: Call) -> list[int] | None:
-    """Return the batch's query starts, where the call has them."""
+    """Return the batch's query starts, or None if the call has no valid ones."""
     starts = flat_arguments(call).get("query_start_loc")
     if not isinstance(starts, np.ndarray) or starts.ndim != 1 or not len(starts):
         return None
@@ -103,7 +103,7 @@ def query_starts(call: Call) -> list[int] | None:
 
 
 def flat_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments with the fields of metadata in their places."""
+    """Return the arguments, with objects replaced by their fields, without equal CPU copies."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         found |= children(value) if is_object(value) else {name: value}

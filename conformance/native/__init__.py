@@ -2,8 +2,8 @@
 
 numba-cuda and NVVM compile a kernel to PTX, as for a GPU. Its instructions are translated to this
 CPU's, and every access is checked: bounds, alignment, races, and memory that was never written.
-`conformance.simulator` interprets the Python source instead, and sees what is lost on the way to
-PTX: negative indices, which numba wraps, and numbers that do not fit their types.
+`conformance.simulator` interprets the Python source instead, and detects errors that PTX no longer
+shows: negative indices, which numba wraps, and numbers that do not fit their types.
 """
 
 from conformance.native.faults import Kind, NativeFault

@@ -1,4 +1,4 @@
-"""The instructions that access memory, or convert addresses."""
+"""Translates the instructions that access memory or convert addresses."""
 
 import re
 from collections.abc import Callable
@@ -19,11 +19,11 @@ _TYPE: Final = r"(?P<type>[bus](?:8|16|32|64))"
 
 
 class Accesses:
-    """Translates the instructions that access memory.
+    """Translates the instructions that access memory or convert addresses.
 
     Args:
-        values: Of the thread.
-        fail: Called with a line of PTX; builds what ends the thread with a fault.
+        values: The values of the thread.
+        fail: Called with a line of PTX; builds the code that ends the thread with a fault.
     """
 
     def __init__(self, values: Values, fail: Callable[[int], None]) -> None:
@@ -38,10 +38,10 @@ class Accesses:
         }
 
     def translate(self, instruction: Instruction) -> bool:
-        """Translate an instruction, if it is one that accesses memory; return whether it is.
+        """Translate an instruction if it is one of these; return whether it is.
 
         Raises:
-            UnknownOperandError: It has an operand that it cannot have.
+            UnknownOperandError: An operand is invalid for the instruction.
         """
         for pattern, build in self._patterns.items():
             if found := re.fullmatch(pattern, instruction.opcode):
@@ -50,7 +50,7 @@ class Accesses:
         return False
 
     def _load_parameter(self, _found: "re.Match[str]", instruction: Instruction) -> None:
-        """Load a word that the kernel takes."""
+        """Load a kernel parameter."""
         target, source = instruction.operands
         if not isinstance(source, Address) or not isinstance(source.base, Symbol) or source.offset:
             raise UnknownOperandError(source)
@@ -58,7 +58,7 @@ class Accesses:
         self._values.write(target, load(self._builder, self._values.state, Field.WORDS + number))
 
     def _convert(self, found: "re.Match[str]", instruction: Instruction) -> None:
-        """Convert between an address of a space and a generic one, which is this machine's."""
+        """Convert between an address of a space and a generic one, which is a host address."""
         target, source = instruction.operands
         value = self._values.read(source, 64)
         if found["space"] != "global":
@@ -72,7 +72,7 @@ class Accesses:
     def _locate(
         self, space: str | None, access: Access, at: Operand, size: int, instruction: Instruction
     ) -> Any:
-        """Return the pointer that an access uses, once it has been checked."""
+        """Check an access, and return the host pointer that it uses."""
         if not isinstance(at, Address):
             raise UnknownOperandError(at)
         builder, values = self._builder, self._values
@@ -88,7 +88,7 @@ class Accesses:
         return builder.inttoptr(real, POINTER)
 
     def _move(self, found: "re.Match[str]", instruction: Instruction) -> None:
-        """Load or store a value or several in a row."""
+        """Load or store one value or a vector."""
         is_load = found["name"] == "ld"
         moved, at = instruction.operands if is_load else instruction.operands[::-1]
         several = moved if isinstance(moved, tuple) else (moved,)
@@ -109,7 +109,7 @@ class Accesses:
                 self._builder.store(self._values.read(source, kind.width), each, align=size)
 
     def _update(self, found: "re.Match[str]", instruction: Instruction) -> None:
-        """Replace a value atomically: threads run one at a time, so nothing comes between."""
+        """Replace a value atomically; threads run one at a time, so a load and a store suffice."""
         operands = list(instruction.operands)
         target = operands.pop(0) if found["name"] == "atom" else Symbol("_")
         at, *rest = operands

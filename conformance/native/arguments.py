@@ -1,7 +1,7 @@
-"""Checks the arguments of a launch, and the words that the launcher of `fast` makes of them.
+"""Checks the arguments of a launch, and the machine words that the launcher of `fast` passes.
 
-Launching by raw words verifies nothing: an int64 tensor where the kernel was compiled for int32 is
-read as garbage on a GPU.
+A launch with raw words checks no types: a GPU would read an int64 tensor as garbage if the kernel
+was compiled for int32.
 """
 
 import re
@@ -20,7 +20,7 @@ def check_arguments(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> None:
     """Check arguments against the signature of a kernel.
 
     Raises:
-        TypeError: There are too few or too many, or one is not what the signature says.
+        TypeError: There are too few or too many, or one does not fit the signature.
     """
     kinds = _kinds(kernel.signature)
     names = kernel.py_func.__code__.co_varnames
@@ -57,19 +57,19 @@ def _kinds(signature: str) -> list[tuple[str, str | None]]:
 def check_words(
     kernel: Kernel, num_words: int, words: Sequence[int], args: Sequence[torch.Tensor | int]
 ) -> None:
-    """Check the words of a launch against what numba's kernels take for each argument.
+    """Check the words of a launch against the words that numba's kernels take for each argument.
 
     For an array they are two pointers that kernels do not use, the number of items, the bytes of
     one, the address, the shape, and the strides in bytes.
 
     Args:
         kernel: The kernel.
-        num_words: The parameters of its PTX.
-        words: What the launcher passes.
-        args: The arguments of which they are made.
+        num_words: How many parameters its PTX has.
+        words: The words that the launcher passes.
+        args: The arguments that they represent.
 
     Raises:
-        TypeError: There are too few or too many, or one has another value.
+        TypeError: There are too few or too many, or one has a wrong value.
     """
     where = f"kernel {kernel.name}"
     if len(words) != num_words:

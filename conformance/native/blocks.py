@@ -31,14 +31,14 @@ POISON: Final = 0xA5
 def build_blocks(module: Any, thread: Any, layout: Layout, words_of_frame: int) -> None:
     """Add the function `run` to a module: it takes the state, and returns at the first fault.
 
-    In each epoch all threads of a block run until they end or wait, in an order of the epoch's.
-    All must end, or wait at one barrier.
+    In each epoch all threads of a block run until they end or wait, in the epoch's own order. All
+    must end, or all must wait at the same barrier.
 
     Args:
-        module: It has the function of a thread.
-        thread: That function.
-        layout: Of memory.
-        words_of_frame: What a thread saves at a barrier.
+        module: The module that has the thread function.
+        thread: The thread function.
+        layout: The memory layout.
+        words_of_frame: The size in words of a thread's frame, to which it saves its registers.
     """
     epoch = _build_epoch(module, thread, words_of_frame)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "run")
@@ -70,8 +70,9 @@ def build_blocks(module: Any, thread: Any, layout: Layout, words_of_frame: int) 
 def _build_epoch(module: Any, thread: Any, words_of_frame: int) -> Any:
     """Add the function that runs the threads of a block until they end or wait, and return it.
 
-    It takes the state, the place of the block among those that run, and where its threads wait. It
-    returns where they wait then, or `FAULTED`.
+    It takes the state, the index of the block in the order in which blocks run, and the PTX line of
+    the barrier at which its threads wait (`ENDED` at first). It returns that line after the epoch,
+    `ENDED` if all threads have ended, or `FAULTED`.
     """
     function, builder = define(module, "epoch", I64, POINTER, I64, I64)
     state, number, waiting = function.args
@@ -110,7 +111,7 @@ def _build_epoch(module: Any, thread: Any, words_of_frame: int) -> Any:
 
 
 def _poison(builder: Any, state: Any, layout: Layout) -> None:
-    """Fill a block's shared and local memory, so that nothing of an earlier block is left."""
+    """Overwrite a block's shared and local memory, so that no value of an earlier block remains."""
     fill = builder.module.declare_intrinsic("llvm.memset", [POINTER, I64])
     for field, space in ((Field.SHARED, "shared"), (Field.LOCAL, "local")):
         if size := layout.sizes[space]:

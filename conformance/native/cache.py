@@ -28,11 +28,11 @@ _PACKAGES: Final = ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "
 
 
 class Compiled(NamedTuple):
-    """What is kept of a kernel.
+    """The cached files of a compiled kernel.
 
     Attributes:
-        ptx: What numba-cuda and NVVM make of it.
-        machine_code: What LLVM makes of that for this CPU: an object file.
+        ptx: The PTX that numba-cuda and NVVM generate.
+        machine_code: The object file that LLVM generates from it for this CPU.
     """
 
     ptx: str
@@ -40,16 +40,16 @@ class Compiled(NamedTuple):
 
 
 def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compiled]) -> Compiled:
-    """Return a compiled kernel from the disk, or compile and keep it.
+    """Return a compiled kernel from the cache on disk, or compile and cache it.
 
     Processes wait for each other, so that each kernel is compiled once. Only kernels that `fast`
-    declares are kept, so not those of tests, nor those with a planted bug. Where Python writes no
-    bytecode (`PYTHONDONTWRITEBYTECODE`), nothing is written, but what is there is used.
+    declares are cached, not those of tests or those with a planted bug. If Python writes no
+    bytecode (`PYTHONDONTWRITEBYTECODE`), the cache is read but not written.
 
     Args:
         kernel: The kernel.
         arch: The GPU for which it is compiled.
-        compile_now: Compiles it.
+        compile_now: Compiles the kernel.
     """
     path = FOLDER / f"{kernel.name}.{arch}.{sys.implementation.cache_tag}.native"
     source = kernel.py_func.__code__.co_filename
@@ -71,12 +71,12 @@ def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compile
             new.write_bytes(b"\0".join([key.encode(), made.ptx.encode(), made.machine_code]))
             new.replace(path)
             return made
-    except OSError:  # nothing can be written there
+    except OSError:  # the cache cannot be written
         return compile_now()
 
 
 def _read(path: Path, key: str) -> Compiled | None:
-    """Return what a file has, if that is of this key."""
+    """Return the compiled kernel in a file; None if there is none with this key."""
     with contextlib.suppress(OSError, ValueError):
         found, ptx, machine_code = path.read_bytes().split(b"\0", 2)
         if found == key.encode():
@@ -92,11 +92,11 @@ def fingerprint(kernel: Kernel, arch: str) -> str:
 
 
 def describe_function(function: Any, outer: frozenset[object]) -> object:
-    """Return a function's code, and all that it uses of its module and of functions around it.
+    """Return a function's code, and the globals and closure variables that it uses.
 
     Args:
         function: The function.
-        outer: The functions by which this one is used.
+        outer: The functions that use this one; a recursive use is described by its name.
     """
     if function in outer:
         return function.__name__
@@ -111,7 +111,7 @@ def describe_function(function: Any, outer: frozenset[object]) -> object:
 
 
 def _describe(value: Any, outer: frozenset[object]) -> object:
-    """Return what a value says to the compiler."""
+    """Describe a value as far as the machine code depends on it."""
     if value is cuda.cuda:
         return "cuda"
     if isinstance(value, Instruction):
@@ -129,12 +129,12 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a code uses, and the functions inside it."""
+    """Return the names that a code object and the functions inside it use."""
     return set(code.co_names).union(*map(_names, _inner(code)))
 
 
 def _code(code: CodeType) -> object:
-    """Return all that a code does, and its place, which faults name."""
+    """Describe a code object, including its source lines, which faults report."""
     constants = [repr(one) for one in code.co_consts if not isinstance(one, CodeType)]
     place = (code.co_filename, code.co_firstlineno, code.co_linetable)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -142,13 +142,13 @@ def _code(code: CodeType) -> object:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the codes of the functions inside a function."""
+    """Yield the code objects of the functions inside a function."""
     yield from (one for one in code.co_consts if isinstance(one, CodeType))
 
 
 @cache
 def _surroundings() -> tuple[str, ...]:
-    """Return what machine code depends on besides the kernel: this package, others, and the CPU."""
+    """Describe the other inputs of machine code: this package, the compilers, and the CPU."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(numba_cuda.__file__)]
     found = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
     for name in _PACKAGES:

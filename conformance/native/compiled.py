@@ -1,4 +1,4 @@
-"""A kernel's PTX as machine code of this CPU."""
+"""Compiles a kernel's PTX to machine code of this CPU, and loads it."""
 
 import ctypes
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from conformance.native.values import registers_to_save
 
 
 class CompiledPtx:
-    """A kernel's PTX as machine code of this CPU.
+    """A kernel's PTX, loaded as machine code of this CPU.
 
     Attributes:
-        entry: The PTX, as it was read.
-        layout: Of memory.
-        frame_words: The words that a thread saves at a barrier.
+        entry: The parsed PTX.
+        layout: The memory layout.
+        frame_words: The size in words of a thread's frame, to which it saves its registers.
         run: Runs a launch; it takes the address of its state.
 
     Args:
-        ptx: Of one kernel.
-        machine_code: What `translate` makes of it.
-        num_arrays: The arrays among its arguments.
+        ptx: The PTX of one kernel.
+        machine_code: The object file that `translate` returned for it.
+        num_arrays: How many of its arguments are arrays.
 
     Raises:
-        UnknownPtxError: It has what is not translated.
+        UnknownPtxError: The PTX has a construct that is not translated.
     """
 
     def __init__(self, ptx: str, machine_code: bytes, num_arrays: int) -> None:
         self.entry: Entry = read_entry(ptx)
         self.layout = Layout(self.entry.num_words, num_arrays, self.entry.variables)
         self.frame_words = len(registers_to_save(self.entry))
-        # An engine owns its machine: one for all crashes when the first engine goes.
+        # An engine owns its target machine: a shared one crashes once the first engine is freed.
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _make_machine())
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
         self._engine.finalize_object()
-        # It keeps the GIL: state and shadow memory are those of one launch at a time.
+        # PYFUNCTYPE keeps the GIL: state and shadow memory serve one launch at a time.
         signature = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
         self.run: Callable[[int], None] = signature(self._engine.get_function_address("run"))
 
@@ -50,11 +50,11 @@ def translate(ptx: str, num_arrays: int) -> bytes:
     """Translate a kernel's PTX to this CPU's machine code; return the object file.
 
     Args:
-        ptx: Of one kernel.
-        num_arrays: The arrays among its arguments.
+        ptx: The PTX of one kernel.
+        num_arrays: How many of its arguments are arrays.
 
     Raises:
-        UnknownPtxError: It has what is not translated.
+        UnknownPtxError: The PTX has a construct that is not translated.
     """
     entry = read_entry(ptx)
     layout = Layout(entry.num_words, num_arrays, entry.variables)
@@ -72,13 +72,13 @@ def translate(ptx: str, num_arrays: int) -> bytes:
 
 
 def _make_machine() -> Any:
-    """Return LLVM's description of this machine."""
+    """Return LLVM's target machine for this CPU."""
     return _target().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=2, jit=True)
 
 
 @cache
 def _target() -> Any:
-    """Return LLVM's target of this machine."""
+    """Return LLVM's target for this machine."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple()

@@ -1,4 +1,4 @@
-"""Describes a fault: what the state of a launch holds after one, in words."""
+"""Builds the exception for a fault, with its message, from the state of the launch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,10 +44,10 @@ def describe(
 
     Args:
         kernel: The kernel.
-        compiled: Its PTX.
-        state: Of the launch, with the fault.
+        compiled: Its compiled PTX.
+        state: The state of the launch, with the fault.
         blocks: The numbers of the blocks, in the order in which they ran.
-        epochs: The epoch in which each of these began.
+        epochs: The first epoch of each of these blocks.
         args: The arguments.
     """
     kind = Kind(int(state[Field.KIND]))
@@ -106,7 +106,7 @@ def describe(
 
 
 def _where(compiled: CompiledPtx, instruction: Instruction | None) -> str:
-    """Return where an instruction is: the line of the source, and that of the PTX."""
+    """Return the location of an instruction: its line of the source, and its line of PTX."""
     if instruction is None:
         return "its end"
     file = Path(compiled.entry.file).name
@@ -114,14 +114,14 @@ def _where(compiled: CompiledPtx, instruction: Instruction | None) -> str:
 
 
 def _waits(line: int, where: str) -> str:
-    """Return where a thread is at the end of an epoch."""
+    """Describe a thread at the end of an epoch: it has returned, or waits at a barrier."""
     return "has returned" if line == ENDED else f"waits at {where}"
 
 
 def _nearest(
     kernel: Kernel, args: Sequence[torch.Tensor | int], address: int, *, is_elsewhere: bool
 ) -> _Array:
-    """Return the array that an address is in or nearest to; none where it is of another memory."""
+    """Return the array that an address is in or nearest to; none if `is_elsewhere`."""
     if is_elsewhere:
         return _Array("", address, f"byte {address}")
     names = kernel.py_func.__code__.co_varnames

@@ -1,10 +1,10 @@
-"""What a kernel can do wrong, and the exception that says where."""
+"""The kinds of faults of a kernel, and the exception that reports one."""
 
 from enum import IntEnum, auto
 
 
 class Kind(IntEnum):
-    """What went wrong."""
+    """The kind of a fault."""
 
     OUTSIDE = auto()
     OUTSIDE_SHARED = auto()
@@ -17,16 +17,16 @@ class Kind(IntEnum):
 
 
 class NativeFault(Exception):  # noqa: N818  # the word for what an MMU reports
-    """A kernel did what a GPU forbids, or what has no defined result.
+    """A kernel did something that a GPU forbids, or that has an undefined result.
 
     Attributes:
-        kind: What went wrong.
+        kind: The kind of the fault.
         kernel: The name of the kernel.
         block: The index of the block.
         thread: The index of the thread in its block, along x.
-        array: The argument that the address is in, or nearest to; empty where it is in none.
+        array: The argument that the address is in, or nearest to; empty if there is none.
         offset: The bytes from the beginning of that array to the address.
-        size: The bytes that are accessed.
+        size: The size of the access in bytes.
         line: The line of the Python source; 0 if it is unknown.
         ptx_line: The line of PTX.
     """

@@ -1,4 +1,4 @@
-"""One launch of a kernel, as machine code of this CPU."""
+"""Launches a kernel as machine code of this CPU, with every access checked."""
 
 import contextlib
 import gc
@@ -23,30 +23,30 @@ from fast import numba_cuda
 from fast.kernels.cuda import Kernel
 
 MOST_INSTRUCTIONS: Final = 400_000_000
-"""The instructions that a thread may execute; one that goes on is taken for endless."""
+"""The most instructions that a thread may execute; more are reported as an endless loop."""
 
 _ORDERS_OF_THREADS: Final = 64
-"""Different orders of threads that seeds can give."""
+"""How many different sets of thread orders the seeds select from."""
 
 _MAX_THREADS: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535)
 
 _Compilations: TypeAlias = dict[tuple[str, Toolchain | None], CompiledPtx]
-"""By the architecture and the compiler."""
+"""A kernel's machine code by architecture and toolchain."""
 
 _LOCK: Final = threading.RLock()
 _COMPILED: Final[WeakKeyDictionary[Kernel, _Compilations]] = WeakKeyDictionary()
 
 
 class _Shadow:
-    """The shadow memory of all launches, and the number of their epochs."""
+    """The shadow memory that all launches share, and their last epoch."""
 
     def __init__(self) -> None:
         self.cells = np.zeros(0, np.uint64)
         self.epoch = 0
 
     def prepare(self, num_bytes: int) -> None:
-        """Make room for the cells of so many bytes; cells of earlier launches count no more."""
+        """Provide cells for this many bytes; cells of earlier launches have earlier epochs."""
         size = num_bytes * CELLS_OF_BYTE
         if size > len(self.cells) or self.epoch >= 2**31:
             self.cells = np.zeros(max(2 * size, len(self.cells)), np.uint64)
@@ -68,34 +68,34 @@ def launch_natively(
     most_instructions: int = MOST_INSTRUCTIONS,
     toolchain: Toolchain | None = None,
 ) -> int:
-    """Run the machine code that numba-cuda makes of a kernel on the CPU, and check all it does.
+    """Run the compiled code of a kernel on the CPU, and check every access and barrier.
 
     The kernel's PTX is translated to this CPU's machine code, once for each architecture. The same
     seed gives the same run.
 
     Args:
-        kernel: Of `fast`.
+        kernel: A kernel of `fast`.
         grid: The blocks along x and y.
         threads: The threads of a block.
         args: Tensors on the CPU and ints, one for each parameter. Tensors are written in place.
         seed: Decides the order of the blocks, and that of the threads after every barrier.
-        has_shadow: Whether races and reads of uninitialised memory are detected. It takes 24 bytes
+        has_shadow: Whether to detect races and reads of uninitialised memory. It takes 24 bytes
             for each byte of the arrays.
         arch: The GPU for which the kernel is compiled.
-        most_instructions: The instructions that a thread may execute.
-        toolchain: What compiles the kernel; None: numba-cuda.
+        most_instructions: The most instructions that a thread may execute.
+        toolchain: The compiler of the kernel; None: numba-cuda.
 
     Returns:
-        The instructions of PTX that all threads have executed, those too whose guard was false.
+        How many PTX instructions all threads executed, including those whose guard was false.
 
     Raises:
         CompileError: Numba or NVVM does not compile the kernel.
         NativeFault: An access is outside all arrays, misaligned, to memory that was never written,
             or in a race; or not all threads reach a barrier; or a thread does not end.
-        TypeError: The arguments are not those of the kernel's signature, or the launcher of `fast`
-            makes other words of them than the compiled kernel takes.
-        UnknownPtxError: The PTX has what is not translated.
-        ValueError: The grid or the block has no size that CUDA allows.
+        TypeError: The arguments do not fit the kernel's signature, or the launcher of `fast` passes
+            other words for them than the compiled kernel takes.
+        UnknownPtxError: The PTX has a construct that is not translated.
+        ValueError: CUDA does not allow the size of the grid or of the block.
     """
     if not 1 <= threads <= _MAX_THREADS:
         raise ValueError(f"threads is {threads}, but a block has 1 to {_MAX_THREADS}")
@@ -154,7 +154,7 @@ def _compile(kernel: Kernel, arch: str, toolchain: Toolchain | None) -> Compiled
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage inside: that takes a fifth of the time to compile."""
+    """Disable garbage collection, which would take a fifth of the time to compile."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -170,12 +170,12 @@ def _num_arrays(kernel: Kernel) -> int:
 
 
 def archs_of(kernel: Kernel) -> list[str]:
-    """Return the architectures for which a kernel is compiled."""
+    """Return the architectures for which a kernel has been compiled."""
     return [arch for arch, _ in _COMPILED.get(kernel, ())]
 
 
 def forget_compiled() -> None:
-    """Forget all that is compiled: a function that kernels call has changed."""
+    """Forget all compiled kernels, after a function that kernels call has changed."""
     _COMPILED.clear()
 
 
@@ -202,7 +202,7 @@ class _Launch:
         self.shared = _aligned(sizes["shared"])
         self.local = _aligned(sizes["local"] * threads)
         places = [word for one in self.arrays for word in (one.data_ptr(), one.nbytes, 0)]
-        # One array of all words: to store them one by one in NumPy's takes five times as long.
+        # Made from one list: storing the words one by one in an array takes five times as long.
         self.state = np.array([*[0] * Field.WORDS, *words, *places], np.int64)
         fields = {
             Field.NUM_THREADS: threads,
@@ -224,7 +224,7 @@ class _Launch:
         return range(first, len(self.state), 3)
 
     def add_shadow(self) -> None:
-        """Give each byte its cells; arrays that overlap share them."""
+        """Assign cells of shadow memory to each byte; overlapping arrays share them."""
         cell, end = 0, 0
         order = sorted(range(len(self.arrays)), key=lambda number: self.arrays[number].data_ptr())
         words = list(self._words_of_arrays())
@@ -241,7 +241,7 @@ class _Launch:
         self.state[Field.CELLS] = _SHADOW.cells.ctypes.data
 
     def run(self) -> None:
-        """Run it to its end, or to the first fault."""
+        """Run the launch to its end, or to the first fault."""
         self.state[Field.NOW] = _SHADOW.epoch
         self.state[Field.LAUNCHED] = _SHADOW.epoch + 1
         self.compiled.run(self.state.ctypes.data)
@@ -249,7 +249,7 @@ class _Launch:
 
 
 def _order(size: int, seed: int) -> Any:
-    """Return the numbers below `size` in an order."""
+    """Return a permutation of the numbers below `size`."""
     return np.random.default_rng(seed).permutation(size)
 
 
@@ -260,7 +260,7 @@ def _orders(threads: int, seed: int) -> Any:
 
 
 def _aligned(size: int) -> Any:
-    """Return memory that begins at a multiple of 64 bytes, as that of a block does."""
+    """Return memory that is aligned to 64 bytes, as the memory of a block is."""
     memory = np.empty(size + 64, np.uint8)
     skipped = -memory.ctypes.data % 64
     return memory[skipped : skipped + max(size, 1)]

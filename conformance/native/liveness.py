@@ -6,7 +6,7 @@ from typing import Final
 from conformance.native.ptx import Address, Entry, Instruction, Label, Operand, Register, Symbol
 
 _WITHOUT_TARGET: Final = ("st.", "red.", "bra", "bar.sync", "barrier.sync", "ret", "exit")
-"""How the opcodes begin whose first operand is read, or that have none."""
+"""Prefixes of opcodes without a target: their first operand is read, or they have no operands."""
 
 
 def live_at_barriers(entry: Entry) -> set[Register]:
@@ -41,7 +41,7 @@ def live_at_barriers(entry: Entry) -> set[Register]:
 
 
 def _written(one: Instruction) -> Iterator[Register]:
-    """Yield the registers that an instruction replaces."""
+    """Yield the registers that an instruction writes."""
     if one.operands and not one.opcode.startswith(_WITHOUT_TARGET):
         yield from _registers(one.operands[0])
 

@@ -25,13 +25,13 @@ GAP: Final = 64
 
 
 class Layout:
-    """Where the arrays of a kernel are: its arguments, and variables in shared and local memory.
+    """The memory layout of a kernel: its array arguments, and its shared and local variables.
 
     Attributes:
-        num_words: The words that the kernel takes.
-        num_arrays: The arrays among its arguments.
-        places: For each variable, where it begins in its memory, in bytes.
-        sizes: The bytes of each memory: of all a block's shared, or one thread's local variables.
+        num_words: How many parameters the kernel has, each a word.
+        num_arrays: How many of its arguments are arrays.
+        places: By name, each variable and its offset in its memory, in bytes.
+        sizes: The bytes of a block's shared variables, and of one thread's local ones.
     """
 
     def __init__(self, num_words: int, num_arrays: int, variables: Sequence[Variable]) -> None:
@@ -45,12 +45,12 @@ class Layout:
             self.sizes[variable.space] = begin + variable.size + GAP
 
     def of(self, space: str) -> list[tuple[Variable, int]]:
-        """Return the variables of one memory, and where they begin."""
+        """Return the variables of one memory, and their offsets in it."""
         return [found for found in self.places.values() if found[0].space == space]
 
 
 def base_of(builder: Any, state: Any, layout: Layout, space: str, thread: Any) -> tuple[Any, Any]:
-    """Return the address of a block's shared, or a thread's local memory, and its first cell."""
+    """Return the address of a block's shared or a thread's local memory, and its first cell."""
     base, cell = (
         load(builder, state, field)
         for field in (
@@ -66,15 +66,15 @@ def base_of(builder: Any, state: Any, layout: Layout, space: str, thread: Any) -
 
 
 class _Area(NamedTuple):
-    """An array that an access may be inside of; everything but the last is code.
+    """An array that an access may be inside of; all fields but the last are values of LLVM IR.
 
     Attributes:
-        begin: Its address, as PTX has it.
+        begin: Its address in PTX.
         num_bytes: Its size.
-        first_cell: The place of its first cell of shadow memory.
-        origin: What is added to an address to get that in this machine's memory.
+        first_cell: The index of its first cell of shadow memory.
+        origin: The difference between a host address and its address in PTX.
         since: The first epoch whose accesses count.
-        is_blank: Whether its bytes must have been stored since, before they are read.
+        is_blank: Whether its bytes are uninitialised when that epoch begins.
     """
 
     begin: Any
@@ -88,8 +88,8 @@ class _Area(NamedTuple):
 def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
     """Return the function that checks accesses of one kind to one space.
 
-    It takes the state, the address as PTX has it, the bytes and the thread. It returns the address
-    in this machine's memory, or 0 if the access is wrong, and then the state says why.
+    It takes the state, the address in PTX, the size in bytes and the thread. It returns the host
+    address, or 0 if the access is a fault, which it records in the state.
     """
     name = f"{space}_{access.name.lower()}"
     if name in module.globals:
@@ -159,7 +159,7 @@ def _areas(builder: Any, state: Any, layout: Layout, space: str, thread: Any) ->
             continue
         base, first_cell = base_of(builder, state, layout, memory, thread)
         began = load(builder, state, Field.BEGAN)
-        # A generic address is that of this machine; others count from the memory's beginning.
+        # A generic address is a host address; others are offsets from the memory's beginning.
         window, origin = (constant(0), base) if space == memory else (base, constant(0))
         for variable, place in layout.of(memory):
             begin = builder.add(window, constant(place))

@@ -1,4 +1,4 @@
-"""Compiles kernels to PTX without a GPU: all that this package needs of numba-cuda."""
+"""Compiles kernels to PTX with numba-cuda, without a GPU."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ class CompileError(Exception):
 
 
 class Toolchain(Protocol):
-    """Another compiler than numba-cuda, whose kernels may take arguments as other words."""
+    """A compiler other than numba-cuda, whose kernels may take other words for an argument."""
 
     def compile(self, kernel: Kernel, arch: str) -> str:
         """Compile a kernel, and return its PTX."""
@@ -26,15 +26,15 @@ class Toolchain(Protocol):
 
 
 def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tuple[str, str]:
-    """Compile a kernel to PTX; return it, and the name of the entry in it.
+    """Compile a kernel to PTX; return the PTX, and the name of its entry.
 
     Args:
-        kernel: Of `fast`.
-        arch: Such as `sm_90`.
-        lineinfo: Whether the PTX names the lines of the source.
+        kernel: A kernel of `fast`.
+        arch: The architecture of a GPU, such as `sm_90`.
+        lineinfo: Whether the PTX has the source lines of its instructions.
 
     Raises:
-        Exception: Whatever numba raises if it cannot be compiled.
+        Exception: Whatever numba raises if the kernel cannot be compiled.
     """
     major, minor = divmod(int(arch.removeprefix("sm_")), 10)
     with pretended_gpu((major, minor)):
@@ -43,11 +43,11 @@ def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tup
 
 @contextlib.contextmanager
 def pretended_gpu(capability: tuple[int, int]) -> Iterator[None]:
-    """Let numba-cuda think that this machine has a GPU, for as long as it compiles.
+    """Let numba-cuda compile as if this machine had a GPU, until the end of the block.
 
     Numba queries the current device even if the architecture is given. The function that it calls
-    is private, and imported by name into several modules (numba-cuda 0.30): it is replaced in each,
-    and put back. This is the one place that touches numba's insides.
+    is private, and imported by name into several modules (numba-cuda 0.30): it is patched in each
+    and then restored. This is the only place that touches numba's internals.
 
     Args:
         capability: The pretended GPU's compute capability.

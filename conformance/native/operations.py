@@ -1,7 +1,7 @@
-"""The instructions that compute: what each does with the values of its operands.
+"""Translates the instructions that only compute: arithmetic, comparisons, conversions and moves.
 
-PTX defines what LLVM leaves undefined: shifts by more bits than there are, and divisions by 0 (with
-any result), so that is written out.
+PTX defines two operations that LLVM leaves undefined, so their code handles these cases: shifts by
+the width or more, and divisions by 0 or with overflow (with any result).
 """
 
 import re
@@ -14,9 +14,9 @@ from conformance.native.ptx import BITS
 from conformance.native.state import I32, constant
 
 Result: TypeAlias = tuple[Any, bool]
-"""A value, and whether it has a sign, with which a wider register is filled."""
+"""A value, and whether it is sign-extended in a wider register."""
 Compute: TypeAlias = Callable[[Any, Sequence[Any], "re.Match[str]"], Any]
-"""Takes a builder of code, the values of the operands, and the matched opcode."""
+"""Takes an IR builder, the values of the operands, and the match of the opcode."""
 
 TYPE: Final = r"(?P<sign>[bus])(?P<bits>16|32|64)"
 _CONDITIONS: Final = {
@@ -32,7 +32,7 @@ _COMPUTE: Final[list[tuple[re.Pattern[str], Compute]]] = []
 
 
 def find_operation(opcode: str) -> tuple[re.Match[str], Compute] | None:
-    """Return what computes the result of an opcode; None if it is not one that computes."""
+    """Return the match and the translator of an opcode; None if it is not of this module."""
     for pattern, compute in _COMPUTE:
         if found := pattern.fullmatch(opcode):
             return found, compute
@@ -46,7 +46,7 @@ def operand_bits(found: "re.Match[str]") -> int:
 
 
 def _operation(pattern: str) -> Callable[[Compute], Compute]:
-    """Declare the function that computes all opcodes of a pattern."""
+    """Register a function as the translator of all opcodes that match a pattern."""
 
     def declare(compute: Compute) -> Compute:
         _COMPUTE.append((re.compile(pattern), compute))
@@ -56,7 +56,7 @@ def _operation(pattern: str) -> Callable[[Compute], Compute]:
 
 
 def intrinsic(builder: Any, name: str, *values: Any) -> Any:
-    """Call a function of LLVM, on values of one type."""
+    """Call an LLVM intrinsic on values of one type."""
     kind = values[0].type
     function = builder.module.declare_intrinsic(
         f"llvm.{name}", [kind], ir.FunctionType(kind, [each.type for each in values])

@@ -1,7 +1,6 @@
-"""Reads PTX, as NVVM prints it: one instruction a line.
+"""Parses PTX, as NVVM prints it: one instruction a line.
 
-What is not understood is refused, with its line: nothing is skipped but directives that change no
-result.
+An unknown line raises `UnknownPtxError`; only directives that change no result are skipped.
 """
 
 import re
@@ -13,7 +12,7 @@ BITS: Final = {
     "pred": 1,
     **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
 }
-"""The bits of each type of PTX; there are no floats, with which no kernel computes."""
+"""The bits of each PTX type; floats are missing, since no kernel computes with them."""
 
 _WORD = r"[%$\w][\w$.]*"
 _INSTRUCTION: Final = re.compile(rf"(?:@(!?)({_WORD})\s+)?([a-z][\w.]*)\s*(.*);")
@@ -37,14 +36,14 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name: of a special register, a variable, a parameter or a label."""
+    """The name of a special register, a variable, a parameter or a label."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place in memory."""
+    """A memory address: a base, and an offset in bytes."""
 
     base: "Register | Symbol | int"
     offset: int
@@ -65,7 +64,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A place to which a thread may jump."""
+    """The target of a branch."""
 
     name: str
 
@@ -77,8 +76,8 @@ class Instruction:
     Attributes:
         opcode: With all its modifiers.
         operands: The target first.
-        guard: The predicate under which it is executed.
-        is_negated: Whether it is executed where the predicate is false.
+        guard: The predicate under which it is executed; None: always.
+        is_negated: Whether it is executed if the predicate is false.
         line: The number of its line of PTX.
         text: That line.
         source_line: The line of the Python source that it was compiled from; 0 if it is unknown.
@@ -101,7 +100,7 @@ class Entry(NamedTuple):
         variables: Its arrays in shared and local memory.
         registers: All of them, in all scopes.
         body: Its instructions and labels.
-        file: The Python source that lines are of.
+        file: The Python source file of the line numbers.
     """
 
     num_words: int
@@ -112,14 +111,14 @@ class Entry(NamedTuple):
 
 
 class UnknownPtxError(NotImplementedError):
-    """PTX has what is not translated."""
+    """PTX has a construct that is not translated."""
 
 
 def read_entry(ptx: str) -> Entry:
-    """Read the PTX of one kernel.
+    """Parse the PTX of one kernel.
 
     Raises:
-        UnknownPtxError: It has anything that is not known.
+        UnknownPtxError: The PTX has an unknown construct.
 
     Example:
         >>> entry = read_entry('''
@@ -138,7 +137,7 @@ def read_entry(ptx: str) -> Entry:
 
 
 class _Reader:
-    """Reads line by line."""
+    """Parses PTX line by line."""
 
     def __init__(self, ptx: str) -> None:
         self._scopes: list[dict[str, Register]] = []
@@ -166,7 +165,7 @@ class _Reader:
             raise UnknownPtxError(f"PTX line {number}: {line}")
 
     def _read(self, number: int, line: str) -> None:
-        """Read a line that is no parameter."""
+        """Parse a line that is not a parameter."""
         if line == "{":
             self._scopes.append({})
         elif line == "}":
@@ -186,7 +185,7 @@ class _Reader:
             raise UnknownPtxError(f"PTX line {number}: {line}")
 
     def _declare(self, kind: str, name: str, count: str | None, *, number: int) -> None:
-        """Declare registers of the innermost scope, whose names may hide those of outer ones."""
+        """Declare registers of the innermost scope, whose names may shadow those of outer ones."""
         if kind not in BITS:
             raise UnknownPtxError(f"PTX line {number}: a register of type {kind}")
         names = [f"{name}{place}" for place in range(int(count))] if count else [name]
@@ -197,7 +196,7 @@ class _Reader:
             self.entry.registers.append(register)
 
     def _instruction(self, number: int, line: str, found: re.Match[str]) -> Instruction:
-        """Return the instruction of a line."""
+        """Parse the instruction of a line."""
         negation, guard, opcode, rest = found.groups()
         try:
             operands = tuple(self._operand(each) for each in _OPERAND.findall(rest))
@@ -210,7 +209,7 @@ class _Reader:
         return Instruction(opcode, operands, predicate, is_negated, number, line, self._source_line)
 
     def _operand(self, text: str) -> Operand:
-        """Return an operand; raise ValueError if it is of no kind that is known."""
+        """Parse an operand; raise ValueError if its kind is unknown."""
         if text[0] == "{":
             return tuple(self._operand(each) for each in _split(text))
         if text[0] == "[":

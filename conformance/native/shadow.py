@@ -4,9 +4,9 @@ A byte has three cells: its last store, and the last loads and atomic operations
 an epoch, a thread, and another thread that did the same in that epoch, if there is one. Epochs are
 numbered through all launches, so that cells of an earlier launch need not be cleared.
 
-Ordered are the accesses of one thread, and those of a block with a barrier between them, which
-ends an epoch. Nothing orders the blocks of a launch. `conformance.simulator.history` has the same
-rules, and the order of warps besides, whose operations are not translated.
+Two accesses are ordered if they are by one thread, or by one block with a barrier between them,
+which ends an epoch. Nothing orders the blocks of a launch. `conformance.simulator.history` has the
+same rules, and orders warps too, whose operations are not translated here.
 """
 
 from enum import IntEnum
@@ -17,7 +17,7 @@ from conformance.native.state import I1, I32, I64, POINTER, Field, constant, def
 
 
 class Access(IntEnum):
-    """What a thread does with memory; also the place of its cell."""
+    """The kind of an access to memory; also the index of its cell."""
 
     STORE = 0
     LOAD = 1
@@ -27,14 +27,14 @@ class Access(IntEnum):
 CELLS_OF_BYTE: Final = len(Access)
 
 NO_OTHER: Final = 0xFFFF
-"""In place of another thread."""
+"""In a cell: no other thread."""
 
 CONFLICTS: Final = {
     Access.LOAD: (Access.STORE, Access.ATOMIC),
     Access.STORE: (Access.STORE, Access.ATOMIC, Access.LOAD),
     Access.ATOMIC: (Access.STORE, Access.LOAD),
 }
-"""The earlier accesses to which each must be ordered."""
+"""For each kind of access, the kinds of earlier accesses that must be ordered before it."""
 
 
 class Moment(NamedTuple):
@@ -46,7 +46,7 @@ class Moment(NamedTuple):
 
     @classmethod
     def of(cls, cell: int) -> "Moment":
-        """Return what a cell holds."""
+        """Decode a cell."""
         return cls(cell >> 32 & 0xFFFFFFFF, cell >> 16 & 0xFFFF, cell & 0xFFFF)
 
 
@@ -54,7 +54,7 @@ def touching(module: Any, access: Access) -> Any:
     """Return the function that checks and records one access to one byte.
 
     It takes the state, the address of the byte's cells, the first epoch that counts, whether the
-    byte must have been stored to since, and the thread. It returns whether something is wrong.
+    byte must have been stored to since, and the thread. It returns whether the access is a fault.
     """
     name = f"touch_{access.name.lower()}"
     if name in module.globals:
@@ -100,12 +100,12 @@ def _parts(builder: Any, cell: Any) -> tuple[Any, Any, Any]:
 def _record(
     builder: Any, access: Access, cells: Any, cell: Any, times: tuple[Any, Any, Any, Any]
 ) -> None:
-    """Put an access that is ordered into its cell."""
+    """Record an ordered access in its cell."""
     since, began, now, thread = times
     both = builder.or_(builder.shl(now, constant(32)), builder.shl(thread, constant(16)))
     mine = builder.or_(both, constant(NO_OTHER))
     if access is Access.STORE:
-        # What this is ordered after, a later access is ordered after if it is after this.
+        # Order is transitive: an access ordered after this store is ordered after earlier ones.
         for each in Access:
             store(builder, cells, each, mine if each is access else 0)
         return

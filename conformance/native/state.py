@@ -1,4 +1,4 @@
-"""The words of memory that a launch shares with its machine code, and how code reads them."""
+"""The state that a launch shares with its machine code, and the IR that loads and stores it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,9 @@ POINTER: Final = ir.PointerType()
 
 
 class Field(IntEnum):
-    """A word by its place; `WORDS` is the first of those that the kernel takes."""
+    """The index of a word of the state; the kernel's parameters begin at `WORDS`."""
 
-    # What went wrong: a `Kind`, 0 for nothing, and the details.
+    # The fault: its `Kind`, 0 for none, and the details.
     KIND = 0
     LINE = auto()
     """The line of PTX."""
@@ -41,28 +41,28 @@ class Field(IntEnum):
     ORDERS = auto()
     """The address of `NUM_ORDERS` orders of the threads."""
     FRAMES = auto()
-    """The address of what threads save at a barrier."""
+    """The address of the frames, to which threads save their registers at a barrier."""
     SHARED = auto()
     LOCAL = auto()
     MOST_INSTRUCTIONS = auto()
-    """That a thread may execute."""
+    """The most instructions that a thread may execute."""
     EXECUTED = auto()
-    """The instructions that threads have executed, once they have ended."""
+    """How many instructions the threads that have ended executed."""
 
     # Shadow memory.
     CELLS = auto()
     """The address of its cells; 0 if there are none."""
     EPOCHS = auto()
-    """The address of the epoch in which each block began."""
+    """The address of the first epoch of each block."""
     SHARED_CELLS = auto()
-    """The place of the first cell of shared memory; that of local memory follows."""
+    """The index of the first cell of shared memory; the next field is that of local memory."""
     LOCAL_CELLS = auto()
     LAUNCHED = auto()
-    """The epoch in which the launch began."""
+    """The first epoch of the launch."""
     BEGAN = auto()
-    """The epoch in which the block began."""
+    """The first epoch of the block."""
     NOW = auto()
-    """The epoch: it ends at a barrier, and with a block."""
+    """The current epoch; it ends at a barrier, and at the end of a block."""
 
     # Votes at a barrier: those so far, and those of the last barrier.
     VOTES = auto()
@@ -72,10 +72,10 @@ class Field(IntEnum):
 
 
 NUM_ORDERS: Final = 8
-"""Of the threads of a block, for its epochs in turn."""
+"""How many orders of the threads a launch has; its epochs cycle through them."""
 
 WORDS_OF_ARRAY: Final = 3
-"""Behind the words that the kernel takes are those of each array: address, bytes, first cell."""
+"""The words of each array, after the kernel's parameters: address, size in bytes, first cell."""
 
 
 def constant(value: int, kind: Any = I64) -> Any:
@@ -115,7 +115,7 @@ def define(module: Any, name: str, result: Any, *parameters: Any) -> tuple[Any, 
 
 @contextmanager
 def counting(builder: Any, count: Any) -> Iterator[Any]:
-    """Repeat the code that is built inside, at least once, with the numbers below `count`."""
+    """Build a loop around the code built inside, over the numbers below `count` (at least 1)."""
     before = builder.block
     body = builder.append_basic_block("body")
     after = builder.append_basic_block("after")

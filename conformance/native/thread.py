@@ -1,8 +1,8 @@
 """Translates the PTX of a kernel to LLVM IR: the function that one thread runs.
 
-It runs until the thread ends or waits at a barrier, where its registers are saved, and goes on
-there when it is called again. `operations` has the instructions that compute, `accesses` those of
-memory; here are control flow and barriers.
+The function runs until the thread ends or waits at a barrier. There it saves the registers, and the
+next call resumes after the barrier. `operations` translates the instructions that compute,
+`accesses` those that access memory, and this module control flow and barriers.
 """
 
 import re
@@ -21,14 +21,14 @@ from conformance.native.values import EXECUTED, UnknownOperandError, Values
 
 ENDED: Final = 0
 FAULTED: Final = -1
-"""What the function returns; otherwise the line of PTX of the barrier at which the thread waits."""
+"""The function returns one of these, or the PTX line of the barrier at which the thread waits."""
 
 
 def build_thread(module: Any, entry: Entry, layout: Layout) -> tuple[Any, int]:
-    """Add the function of a thread to a module; return it, and the words of a thread's frame.
+    """Add the function of a thread to a module; return it, and the size of a frame in words.
 
-    It takes the state, the thread's frame, the thread, the block along x and y, and where the
-    thread waits: at first `ENDED`.
+    It takes the state, the thread's frame, the thread, the block along x and y, and the PTX line of
+    the barrier at which the thread waits (`ENDED` at first).
 
     Raises:
         UnknownPtxError: The kernel has an instruction that is not translated.
@@ -77,7 +77,7 @@ class _Translator:
         self._go_on(waiting)
 
     def _enter(self, label: Label) -> None:
-        """Begin a basic block of the PTX; end a thread that goes on and on."""
+        """Begin a basic block; fault if the thread has executed too many instructions."""
         builder = self._builder
         if not builder.block.is_terminated:
             self._count()
@@ -90,18 +90,18 @@ class _Translator:
             self._fail(0)
 
     def _count(self) -> None:
-        """Count the instructions since this was last called: none of them jumps or is jumped to."""
+        """Count the instructions since the last call, which are straight-line code."""
         total = self._builder.add(self.values.read(EXECUTED, 64), constant(self._uncounted))
         self.values.write(EXECUTED, total)
         self._uncounted = 0
 
     def _fail(self, line: int) -> None:
-        """Leave with a fault."""
+        """Return from the function with a fault."""
         self._faults.append((line, self._builder.block))
         self._builder.branch(self._fault)
 
     def _translate(self, instruction: Instruction) -> None:
-        """Translate an instruction; refuse by name what is not known."""
+        """Translate an instruction; raise UnknownPtxError if it is unknown."""
         builder = self._builder
         self._uncounted += 1
         if instruction.opcode.startswith(("bra", "ret", "exit", "bar")):
@@ -143,13 +143,13 @@ class _Translator:
         elif re.fullmatch(r"bar(rier)?\.(sync|red\.(popc\.u32|(and|or)\.pred))", opcode):
             self._suspend(instruction)
         elif not re.fullmatch(r"membar\.(cta|gl|sys)|fence\.\w+\.\w+", opcode):
-            # Fences: threads run one at a time, and nothing is ordered by them.
+            # Fences do nothing: threads run one at a time, and fences order no accesses.
             raise UnknownOperandError(opcode)
 
     def _compute(
         self, operands: Sequence[Operand], found: "re.Match[str]", compute: Compute
     ) -> None:
-        """Translate an instruction whose result depends on values alone."""
+        """Translate an instruction whose result depends only on the values of its operands."""
         bits = operand_bits(found)
         widths = [bits] * (len(operands) - 1)
         if found.string.startswith(("shl", "shr")):
@@ -165,7 +165,7 @@ class _Translator:
         self.values.write(operands[0], compute(self._builder, values, found), is_signed=is_signed)
 
     def _move_parts(self, operands: Sequence[Operand], bits: int) -> None:
-        """Move the parts of a register, the lowest first, to other registers, or together."""
+        """Split a register into others, or join others into one, the lowest bits first."""
         builder, whole = self._builder, ir.IntType(bits)
         target, source = operands
         if isinstance(target, tuple):
@@ -182,11 +182,11 @@ class _Translator:
             self.values.write(target, value)
 
     def _suspend(self, instruction: Instruction) -> None:
-        """Leave, and go on here when all threads of the block have come."""
+        """Return from the function at a barrier, and resume here when it is called again."""
         builder, state, operands = self._builder, self.values.state, instruction.operands
         is_vote = ".red." in instruction.opcode
         if operands[is_vote] != 0 or len(operands) != (3 if is_vote else 1):
-            raise UnknownOperandError(operands)  # another barrier than 0, or not of all threads
+            raise UnknownOperandError(operands)  # a barrier other than 0, or of some threads only
         if is_vote:
             vote = builder.zext(self.values.read(operands[2], 1), I64)
             votes = builder.add(load(builder, state, Field.VOTES), vote)
@@ -208,7 +208,7 @@ class _Translator:
             self.values.write(operands[0], result)
 
     def _build_exits(self) -> None:
-        """Build what threads do when they end, wait, or have a fault."""
+        """Build the exits of the function for threads that end, wait, or have a fault."""
         builder = self._builder
         builder.position_at_end(self._end)
         before = load(builder, self.values.state, Field.EXECUTED)
@@ -233,7 +233,7 @@ class _Translator:
         return line
 
     def _go_on(self, waiting: Any) -> None:
-        """Jump behind the barrier at which a thread waits."""
+        """Jump to the code after the barrier at which a thread waits."""
         nowhere = self._builder.append_basic_block("nowhere")
         switch = self._builder.switch(waiting, nowhere)
         for line, after in self._resumptions:

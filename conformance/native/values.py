@@ -1,7 +1,7 @@
 """The values that a thread computes with: its registers, special registers, and constants.
 
 Registers are variables of the thread's function. At a barrier they are saved in the thread's frame,
-from which they are restored when the thread goes on.
+from which they are restored when the thread resumes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from conformance.native.ptx import Entry, Operand, Register, Symbol
 from conformance.native.state import I1, I8, I32, Field, constant, load, place
 
 EXECUTED: Final = Register("the instructions executed", 64)
-"""A register that no kernel has: how many instructions the thread has executed."""
+"""An extra register, which counts the instructions that the thread has executed."""
 
 _SIZES: Final = {
     "%ntid.x": Field.NUM_THREADS,
@@ -30,7 +30,7 @@ _FIXED: Final = {
 
 
 class UnknownOperandError(Exception):
-    """An operand is not one that an instruction can have."""
+    """An operand is unknown, or invalid for its instruction."""
 
 
 def registers_to_save(entry: Entry) -> set[Register]:
@@ -42,16 +42,16 @@ class Values:
     """The values of a thread.
 
     Attributes:
-        builder: Of the code of its function.
+        builder: The IR builder of the thread's function.
         state: The state of the launch.
-        thread: The thread.
-        layout: Of memory.
+        thread: The index of the thread.
+        layout: The memory layout.
 
     Args:
-        builder: At the beginning of the function.
-        arguments: Of the function: the state, the frame, the thread, and the block along x and y.
+        builder: The IR builder, at the beginning of the function.
+        arguments: The function's state, frame, thread, and block along x and y.
         entry: The kernel.
-        layout: Of memory.
+        layout: The memory layout.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Values:
             each: builder.alloca(ir.IntType(each.bits)) for each in (*entry.registers, EXECUTED)
         }
         self._live = registers_to_save(entry)
-        # A register that is read before it is written has any value; here it is 0 in each run.
+        # A register that is read before it is written is undefined in PTX; here it is always 0.
         for each, pointer in self._registers.items():
             builder.store(constant(0, ir.IntType(each.bits)), pointer)
 
@@ -79,7 +79,7 @@ class Values:
         """Return the value of an operand, or the lower bits of a wider one.
 
         Raises:
-            UnknownOperandError: It is not known, or has fewer bits.
+            UnknownOperandError: The operand is unknown, or has fewer bits.
         """
         kind = ir.IntType(bits)
         if isinstance(operand, int):
@@ -97,10 +97,10 @@ class Values:
         return value if value.type.width == bits else self.builder.trunc(value, kind)
 
     def write(self, target: Operand, value: Any, *, is_signed: bool = False) -> None:
-        """Put a value into a register, which may be wider; `_` stands for none.
+        """Write a value to a register, which may be wider; the target `_` discards it.
 
         Raises:
-            UnknownOperandError: It is no register, or has fewer bits.
+            UnknownOperandError: The target is not a register, or has fewer bits.
         """
         if target == Symbol("_"):
             return
@@ -112,7 +112,7 @@ class Values:
         self.builder.store(value, self._registers[target])
 
     def save(self) -> None:
-        """Save the registers that are needed after a barrier in the frame."""
+        """Save to the frame the registers that are needed after a barrier."""
         for number, (register, pointer) in enumerate(self._saved()):
             value = self.builder.load(pointer, typ=ir.IntType(register.bits))
             if register.bits == 1:
@@ -134,5 +134,5 @@ class Values:
 
     @property
     def frame_words(self) -> int:
-        """The words of a frame."""
+        """The size of a frame in words."""
         return len(self._live)

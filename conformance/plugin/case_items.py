@@ -23,7 +23,7 @@ class CaseItem(pytest.Item):
 
     Args:
         test: Raises if the target fails the case.
-        about: What the case shows.
+        about: The description of the case.
     """
 
     def __init__(self, *, test: Callable[[], None], about: str, **kwargs: Any) -> None:
@@ -31,25 +31,25 @@ class CaseItem(pytest.Item):
         self.test, self.about = test, about
 
     def runtest(self) -> None:
-        """Try the case."""
+        """Run the test."""
         self.test()
 
     def reportinfo(self) -> tuple[Any, None, str]:
-        """Return what the report's head says."""
+        """Return the heading of the report."""
         return self.path, None, f"{self.name}: {self.about}"
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return a verdict as it is, without the way through the harness: it says it all."""
+        """Return the message of a failed assertion, without the traceback of the harness."""
         if isinstance(excinfo.value, AssertionError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
 
 class _CaseCollector(pytest.Collector):
-    """Where such tests stand."""
+    """The parent node of case items."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Return nothing: the tests are made when it is known what else is run."""
+        """Return nothing: `case_items` makes the tests when all others are collected."""
         return ()
 
 
@@ -57,7 +57,7 @@ def case_items(
     session: pytest.Session, name: str, cases: Sequence[tuple[CaseCheck, Target]]
 ) -> list[pytest.Item]:
     """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-stored]`."""
-    # Where it lies decides whose hooks its items meet: those of the plugin next to this module.
+    # The path determines which `conftest.py` applies to the items: that of the package.
     collector = _CaseCollector.from_parent(
         session, name=name, nodeid=name, path=Path(str(conformance.__file__)).parent
     )
@@ -76,7 +76,7 @@ def case_items(
 
 
 def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Target]]:
-    """Return the checks that the declared deviations of functions occur at all."""
+    """Return the checks that the declared deviations of functions still occur."""
     found = []
     for implementation in run.implementations:
         targets = [target for target in run.targets if target.implementation is implementation]
@@ -86,7 +86,7 @@ def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Tar
             is_known = deviation.function in contracts()
             is_offered = implementation.offers(deviation.function)
             if is_known and is_offered and deviation.function not in functions:
-                continue  # it is not looked at in this run
+                continue  # it is not checked in this run
             wrong = "" if is_known and is_offered else "matches no function under test"
             if is_offered and not is_known:
                 wrong = "cannot be tried: it has no contract of calls, so that no witness shows it"

@@ -228,7 +228,7 @@ def _describe_goals(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[st
 
 
 def _count(reached: Mapping[str, int] | None, goal: str) -> str:
-    """Return how often a coverage goal was reached, to be before its name."""
+    """Return how often a coverage goal was reached, as a prefix of its name."""
     if reached is None:
         return ""
     return f"{reached.get(goal, '-'):>6}  " if reached.get(goal) != 0 else " never  "
@@ -252,7 +252,7 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _invalid_inputs(tests: Sequence[Path]) -> Iterator[Path]:
-    """Yield the module of invalid inputs for each file of tests, of which several may share one."""
+    """Yield the module of invalid inputs for each file of tests; several may share one."""
     for path in tests:
         name = path.stem.removeprefix("test_")
         while name:

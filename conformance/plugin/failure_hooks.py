@@ -1,4 +1,4 @@
-"""Hooks around each test: they skip what is absent, and report what fails."""
+"""Hooks around each test, which skip tests of absent functions and report failures."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from conformance.targets.target import LOOKED_UP, RAISED, Target
 from conformance.values.differences import Finding, finding_of
 
 WHERE = pytest.StashKey[str]()
-"""Where an item's check stands, as the corpus names it."""
+"""The location of an item's check, as in stored cases."""
 
 TEXT = pytest.StashKey[str]()
-"""What a person reads of an item that failed."""
+"""The report text of a failed item."""
 
 NUM_CAPTURED = 12
 """Lines of a failed test's own output that are shown."""
@@ -64,7 +64,7 @@ class FailureHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """Skip a check that needs what is absent; report one that fails."""
+        """Skip a check of an absent or unsupported function; report one that fails."""
         if CHECKED not in item.stash:  # a plain test, such as those of the zoo
             try:
                 return (yield)
@@ -95,7 +95,7 @@ class FailureHooks:
             raise
 
     def _note_failure(self, item: pytest.Item, error: BaseException) -> None:
-        """Note what a failed check used and what differs; store its example."""
+        """Record the functions that a failed check used, and its difference; store its example."""
         check, target = item.stash[CHECKED]
         failure = FAILURES[-1] if FAILURES else None
         uses = {"*"} if isinstance(check, StatefulCheck) else set(LOOKED_UP)
@@ -130,7 +130,7 @@ class FailureHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
-        """Report a failed check in its own words, without what pytest and Hypothesis add."""
+        """Report a failed check by its own text, without that of pytest and Hypothesis."""
         report: pytest.TestReport = yield
         if report.when != "call" or not report.failed or call.excinfo is None:
             return report

@@ -26,8 +26,8 @@ from conformance.vectors import vector_checks
 def add_options(parser: pytest.Parser) -> None:
     """Add the options of the conformance run."""
     group = parser.getgroup("conformance", "conformance of an implementation with `reference`")
-    # pytest has a `--trace` of its own, which breaks at the start of each test. Here the word means
-    # a trace of requests; pytest's goes by another name. Its `--strict` is an option in its files.
+    # pytest has a `--trace` of its own, which breaks at the start of each test. Here a trace is one
+    # of requests, and pytest's is `--break`. pytest's `--strict` can be set in its configuration.
     group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
     group.addoption(
         "--impl",
@@ -112,7 +112,7 @@ def run_of_options(config: pytest.Config) -> Run:
     inherit the options, wherever they start.
 
     Raises:
-        pytest.UsageError: An option names nothing that there is.
+        pytest.UsageError: An option has an unknown or invalid value.
     """
     name = config.getoption("--profile")
     if name not in PROFILES:
@@ -172,7 +172,7 @@ def _stored_cases(config: pytest.Config) -> list[CaseCheck]:
 
 
 def _num_threads() -> int:
-    """Return the number of threads of this process, those of compiled code among them."""
+    """Return the number of threads of this process, including those of compiled code."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 
@@ -182,7 +182,7 @@ def _absolute(text: str) -> str:
 
 
 def header_lines(config: pytest.Config, run: Run) -> list[str]:
-    """Return what is under test, so that a typo cannot pass for a green run."""
+    """Return the header, which shows what is under test so that a typo is noticed."""
     seed = config.getoption("--hypothesis-seed") if run.profile.is_random else "derandomized"
     names = ", ".join(target.name for target in run.targets)
     implementations = run.implementations

@@ -1,8 +1,8 @@
 """Runs tests in a forked child, so that a function that crashes does not end the run.
 
 This process collects tests, sends their numbers to the child, and logs the reports that come back.
-It forks a new child when one has died, or when it makes no call for a while. `crashes` says what
-the new one does with the same test. Under pytest-xdist, each worker has a child.
+It forks a new child when one has died, or makes no call for a while. `crashes` describes how the
+new one runs the same test again. Under pytest-xdist, each worker has a child.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ RERUN_SECONDS: Final = 60.0
 """How long a rerun may make no progress: it waits for children with a shorter limit."""
 
 OOM_SCORE: Final = "500"
-"""A child is killed before its parent when memory runs out."""
+"""The `oom_score_adj` of a child: it is killed before its parent when memory runs out."""
 
 MAX_OUTPUT: Final = 2000
-"""How much is shown of what a process printed before it crashed."""
+"""How many characters of the output before a crash are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
-    """What a child sends of a test: its reports, what it covered, and whether the run ends."""
+    """A child's message about a test: its reports, its coverage, and whether the run ends."""
 
     reports: list[dict[str, Any]]
     coverage: dict[str, Any]
@@ -65,7 +65,7 @@ class Supervisor:
     Args:
         config: Pytest's.
         coverage: The coverage of the run.
-        budgets: What is left for shrinking.
+        budgets: The budgets for shrinking.
     """
 
     def __init__(self, config: pytest.Config, coverage: Coverage, budgets: ShrinkBudgets) -> None:
@@ -90,11 +90,11 @@ class Supervisor:
         return True
 
     def pytest_enter_pdb(self) -> None:
-        """Let a test wait while a debugger does."""
+        """Suspend the time limit in a debugger."""
         PROGRESS.is_paused = True
 
     def pytest_leave_pdb(self) -> None:
-        """Watch again."""
+        """Resume the time limit."""
         PROGRESS.is_paused = False
 
     def pytest_sessionfinish(self) -> None:
@@ -121,7 +121,7 @@ class Supervisor:
                 self._hung.add(_function_of(item))
             if not found.example or len(ends) > 2:
                 return [self._report_of_end(item, ends[0], printed)]
-            # What crashed at first is tried in a child of its own; if that does not help, all are.
+            # Examples run in their own children, from the one that crashed on; next time, all do.
             found = self._try(item, nextitem, found, found.example if len(ends) == 1 else 1)
         hook = self.config.hook
         reports = [
@@ -146,7 +146,7 @@ class Supervisor:
         process_end: ProcessEnd | None,
         first: int,
     ) -> _Result | ProcessEnd:
-        """Run a test in the child; return what it sent, or how it died."""
+        """Run a test in the child; return its message, or how it died."""
         if not self._places:
             self._places = {each: place for place, each in enumerate(item.session.items)}
         if self.child is None:
@@ -190,7 +190,7 @@ class Supervisor:
             connection.send(_Result(reports, *counts, session.shouldfail, session.shouldstop))
 
     def _printed(self) -> str:
-        """Return what a child printed before it died, and had not been read."""
+        """Return the output of a child that died, if it has not been read yet."""
         capture = self.config.pluginmanager.get_plugin("capturemanager")
         if capture is None or not capture.is_globally_capturing():
             return ""
@@ -268,7 +268,7 @@ class _Child:
             except (EOFError, OSError):
                 return how_it_ended(os.waitpid(self.pid, 0)[1])
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:  # though a process that it forked still has the connection
+            if pid:  # even if a process that it forked still has the connection
                 return how_it_ended(status)
         kill_hanging(self.pid)
         return HANG

@@ -26,7 +26,7 @@ def write_reports(record: Mapping[str, Any], folder: Path) -> list[Path]:
 
     Args:
         record: The record of the run, from `record.record_of`.
-        folder: Where.
+        folder: The folder to write to.
 
     Returns:
         The files, in place of those of an earlier run.

@@ -24,7 +24,7 @@ NO_DETAILS: Final = {
     "table": "",
     "pictures": (),
 }
-"""The details of a failure of which only the exception is known."""
+"""The details of a failure if only the exception is known."""
 
 
 def describe_failure(

@@ -26,9 +26,8 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
     """Write files into a folder, each whole or not at all.
 
     Args:
-        texts: What each file contains, by its name. Half of a surrogate pair, which a message may
-            contain and UTF-8 cannot express, becomes a question mark; a control character becomes
-            U+FFFD.
+        texts: The contents of each file, by its name. A lone surrogate, which a message may contain
+            and UTF-8 cannot encode, becomes a question mark; a control character becomes U+FFFD.
         folder: The folder, which is made if it is missing.
 
     Returns:

@@ -1,7 +1,7 @@
 """Pictures of a batch, as plain values: requests as rows, tokens as cells, each in its block.
 
-A picture is made in the process of the failing test and sent to the one that writes the report.
-`svg` draws it.
+A picture is made in the process of the failing test and sent to the one that writes the report,
+where `picture_layout` and `parts.html.j2` draw it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the parts of a picture of a batch are drawn; `parts.html.j2` draws them as SVG."""
+"""Computes the positions of a picture's parts, which `parts.html.j2` draws as SVG."""
 
 from __future__ import annotations
 

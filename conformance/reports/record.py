@@ -139,7 +139,7 @@ def _cell(run: Run, coverage: Coverage, name: str, target: Target) -> dict[str, 
 
 
 def _failures(run: Run) -> list[dict[str, Any]]:
-    """Return what failed, function by function: first what fails by itself."""
+    """Return the failures by function, those of functions that fail by themselves first."""
     found = []
     for name, target in sorted(run.outcomes):
         failed = run.failed_tests(name, target)

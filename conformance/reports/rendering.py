@@ -1,4 +1,4 @@
-"""What the templates of all reports share: an environment of jinja2, with filters for text.
+"""The jinja2 environment of all reports, with filters for text.
 
 `page.html.j2` is the layout of a page and `parts.html.j2` has macros. A page is one file, without
 network access, that can be read without scripts.
@@ -58,7 +58,7 @@ def anchor(text: str) -> str:
 
 
 def difference_parts(line: str) -> tuple[str, str, str]:
-    """Return the field of a difference, what was got, and what should be; the last two may be ''.
+    """Split a difference into field, actual and expected value; the last two may be ''.
 
     >>> difference_parts("result[1] = 3, but should be 2")
     ('result[1]', '3', '2')
@@ -80,7 +80,7 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Format a text as inline code of Markdown, also if it has backticks."""
+    """Format a text, which may contain backticks, as inline code of Markdown."""
     text = " ".join(text.split())
     ticks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     return f"{ticks} {text} {ticks}" if "`" in text else f"`{text}`"

@@ -66,7 +66,7 @@ def added(many: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def collecting(item: pytest.Item) -> Iterator[None]:
-    """Collect the statistics of a test, and add them to its properties, which its report has too.
+    """Collect the statistics of a test, and add them to the properties of the test and its report.
 
     Args:
         item: The test. Hypothesis' plugin ignores some tests, such as those of state machines;

@@ -19,14 +19,14 @@ PACKAGES = (
     "pytest",
     "pytest-xdist",
 )
-"""Packages whose versions a report names, those of them that are installed."""
+"""Packages whose versions a report lists, if they are installed."""
 
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, of the packages, and of the machine, by name.
 
     Args:
-        *packages: Packages to name next to `PACKAGES`, where they are installed.
+        *packages: Packages to list in addition to `PACKAGES`, if they are installed.
 
     >>> list(versions())[:2]
     ['python', 'kvtwin']

@@ -38,7 +38,7 @@ def conforms(function: Mapping[str, Any]) -> bool:
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of a run, as pairs of a name and a value."""
+    """Return the properties of a run, as pairs of a name and a value."""
     run = record["run"]
     found = [
         (
@@ -115,7 +115,7 @@ def cell_words(cell: Mapping[str, Any]) -> str:
 
 
 def goals_words(function: Mapping[str, Any]) -> str:
-    """Return how many of its coverage goals a function met.
+    """Return how many of its coverage goals a function reached.
 
     >>> goals_words({"goals": [{"count": 3}, {"count": 0}]})
     '1/2'

@@ -1,1 +1,1 @@
-"""What reproduces a failed test: a stored case, and a Python script."""
+"""The files that reproduce a failed test: a stored case, and a Python script."""

@@ -1,4 +1,4 @@
-"""The files that reproduce a failed test: its stored case, and a script where that can be short.
+"""Writes the files that reproduce a failed test: its stored case, and a script if it is short.
 
 They are in `conformance/failures/`, named after the test.
 """
@@ -24,7 +24,7 @@ from conformance.reproduction.script import script_of
 from conformance.targets.target import Target
 
 FAILURES = Path(__file__).parents[1] / "failures"
-"""The folder next to the harness, where that can be written."""
+"""The folder in the package, if that can be written to."""
 
 
 def attach_reproduction(
@@ -36,9 +36,9 @@ def attach_reproduction(
 ) -> None:
     """Store the case of a failure, write its script, and add both to the report of the test.
 
-    The item's properties "replay" and "script" say how to run them. `where` is the place of the
-    check, as the corpus names it; empty if it is in no module. `directory` is None for the usual
-    folder.
+    The item's properties "replay" and "script" have the command and the file to run. `where` is the
+    location of the check, as in stored cases; empty if it is in no module. `directory` is None for
+    the default folder.
     """
     check, example, error = failure
     try:
@@ -47,7 +47,7 @@ def attach_reproduction(
         command = replay_command(path, target)
         item.user_properties.append(("replay", command))
         shown = f"# {command}\n"
-        # It would crash this process; and after a lost GPU context nothing can be called.
+        # A crash would end this process, and after a lost GPU context nothing can be called.
         is_safe = not isinstance(error, Crash | ContextLostError)
         script = script_of(check, target, example, error) if is_safe else None
         if script is not None:
@@ -63,7 +63,7 @@ def attach_reproduction(
 def forget_reproduction(item: pytest.Item, directory: Path | None = None) -> None:
     """Remove the files of an earlier failure of a test that is run again."""
     for suffix in (".json", ".py"):
-        with contextlib.suppress(OSError):  # what cannot be removed is no verdict on a function
+        with contextlib.suppress(OSError):  # not a failure of the function
             failure_file(item, suffix, directory).unlink(missing_ok=True)
 
 
@@ -71,9 +71,9 @@ def failure_file(item: pytest.Item, suffix: str, directory: Path | None = None) 
     """Return a file of a failed test.
 
     Args:
-        item: The test; what no file name should have becomes a dash.
+        item: The test; characters that are unsafe in file names become dashes.
         suffix: `.json` of its case, `.py` of its script.
-        directory: The folder; None for `conformance/failures/`, or, where the package is installed
+        directory: The folder; None for `conformance/failures/`, or, if the package is installed
             or cannot be written to, for a `conformance-failures` in the working directory.
     """
     directory = folder_for(FAILURES) if directory is None else directory
@@ -100,7 +100,7 @@ def rerun_command(item: pytest.Item, target: Target) -> str:
 
 
 def _options(target: Target) -> list[str]:
-    """Return the options that name what is under test."""
+    """Return the options that select the implementation, the adapter and the target."""
     words = []
     module, adapter = target.implementation.module, type(target.implementation.adapter)
     if module.__name__ != "fast":
@@ -111,7 +111,7 @@ def _options(target: Target) -> list[str]:
 
 
 def _named(module: ModuleType) -> str:
-    """Return how an option names a module: by its file, unless it is one of a package."""
+    """Return a module for an option: its file, or its name if it is in a package."""
     file = str(module.__file__)
     is_file = "." not in module.__name__ and Path(file).stem != "__init__"
     return file if is_file else module.__name__

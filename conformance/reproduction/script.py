@@ -1,8 +1,8 @@
-"""A failing call as a short Python script: it calls both twins, and shows the first difference.
+"""Writes a failing call as a short Python script, which prints the first difference.
 
-There is one only where a plain reading of the call shows the failure: ints, lists, arrays and
-objects of `reference`, each in memory of its own. Every failure has a stored case next to it, with
-all that the harness knows.
+It is only written if plain literals reproduce the failure: ints, lists, arrays and objects of
+`reference`, each in memory of its own. The stored case next to it is complete, with memory layout
+and call variant.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from conformance.values.comparison import NUMPY_IN_BOTH_TWINS, ResultName
 from conformance.values.differences import Verdict, raised
 
 MAX_LINES = 80
-"""A script of more lines is no longer short."""
+"""The maximum number of lines of a script."""
 
 MAX_ELEMENTS = 200
-"""Neither is one of larger arrays."""
+"""The maximum number of elements of an array."""
 
 WIDTH = 96
 
@@ -92,8 +92,8 @@ class _NotPlainError(TypeError):
 def script_of(check: Check, target: Target, example: Any, error: BaseException) -> str | None:
     """Return a script that exits with status 1 while the failure occurs, or None.
 
-    There is none if the input has no plain form, or does not show the failure in it: the script is
-    run here to find out.
+    It is None if the input has no plain form, or if the script does not reproduce the failure: it
+    is run here to find out.
     """
     contract = find_contract(check.function)
     if target.device != "cpu" or target.is_simulated or not isinstance(error, Mismatch):
@@ -117,7 +117,7 @@ def script_of(check: Check, target: Target, example: Any, error: BaseException) 
 
 
 def _call_of(example: Any, error: Mismatch) -> tuple[Call | None, InvalidInput | None]:
-    """Return the call of an example that fails, and what is wrong with it."""
+    """Return the failing call of an example, and its invalid input, if any."""
     if isinstance(example, ValidExample):
         return example.call, None
     ways = example.ways if isinstance(example, InvalidExample) else ()
@@ -163,7 +163,7 @@ def _written(
 
 
 def _folder_of(module: ModuleType) -> str | None:
-    """Return what must be on `sys.path` for a module, None where it is installed."""
+    """Return the folder that a module needs on `sys.path`; None if it is installed."""
     path = Path(module.__file__ or "").resolve()
     names = module.__name__.split(".")
     if path.name == "__init__.py":
@@ -176,11 +176,11 @@ def _folder_of(module: ModuleType) -> str | None:
 
 
 def _source(value: Any, name: str, indent: int, module: ModuleType) -> str:
-    """Return a value as an expression, on several lines where one would be too long.
+    """Return a value as an expression, on several lines if one would be too long.
 
     Args:
         value: The value.
-        name: Its argument or field, which decides what makes an array.
+        name: Its argument or field, which determines how an array is constructed.
         indent: The indentation of its lines.
         module: The implementation, whose classes are called if it has them.
 

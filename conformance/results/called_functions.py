@@ -1,4 +1,4 @@
-"""Which public functions an implementation calls, directly or inside others, to find the cause."""
+"""Finds the public functions that an implementation calls, to find the cause of a failure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OURS: Final = tuple(str(Path(str(package.__file__)).parent) for package in (conf
 def called_functions(target: Target, example: Any) -> set[str]:
     """Return the public functions and methods that an implementation calls for an example's call.
 
-    A method has the names that it has in each class that its object is of. Without a call in the
-    example nothing is returned.
+    A method gets a name for each class in its object's MRO. The set is empty if the example has no
+    call.
 
     Args:
-        target: What is under test.
+        target: The target under test.
         example: The example of a check.
     """
     found: set[str] = set()

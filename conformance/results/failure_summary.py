@@ -1,7 +1,7 @@
-"""What a terminal shows of a run's failures: the first of each function, in two screens.
+"""The failures that a terminal shows: the first of each function, in two screens.
 
-A bug fails many tests: others of its function, and those of functions that use it. So of each
-function one test is shown, the one that is easiest to understand. `--all-failures` shows all.
+A bug fails many tests: others of its function, and those of functions that use it. So only one test
+of each function is shown, the one that is easiest to understand. `--all-failures` shows all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCREENS: Final = 64
 
 
 COUNTED: Final = ("failed", *(finding.plural for finding in Finding))
-"""Under which names pytest counts failed tests."""
+"""The categories under which pytest counts failed tests."""
 
 
 def add_failure_options(group: pytest.OptionGroup) -> None:

@@ -1,4 +1,4 @@
-"""The text of a failed test: what is wrong, with which call, and how to see it again.
+"""The text of a failed test: the difference, the call, and how to reproduce it.
 
 Frames of the harness and notes of Hypothesis are left out; `--full-trace` shows them.
 """
@@ -44,16 +44,16 @@ MAX_LINES: Final = 60
 """Lines of a failed test: with what is printed about the run, less than two screens."""
 
 NUM_FRAMES: Final = 4
-"""Places in the code of an implementation that are shown of an exception."""
+"""How many frames of an implementation are shown for an exception."""
 
 NUM_REPEATS, REPEAT_SECONDS = 50, 2.0
-"""How often, and for how long, an example is run again that did not fail each time."""
+"""How often, and for how long, a flaky example is run again."""
 
 NUM_FAILING: Final = 10
-"""How many of the times that it failed again are listed."""
+"""How many of its failing runs are listed."""
 
 FULL: Final = (Mismatch, LawViolation, StatefulMismatchError)
-"""Exceptions whose message says all: function, target, difference and call."""
+"""Exceptions whose message is complete: function, target, difference and call."""
 
 HARNESS: Final = tuple(
     str(Path(str(package.__file__)).parent) for package in (conformance, reference, hypothesis)
@@ -68,11 +68,11 @@ def failure_text(
     error: BaseException,
     again: list[str],
 ) -> str:
-    """Return what a person reads of a failed test.
+    """Return the report text of a failed test.
 
     Args:
         check: The check, or the stored case, that failed.
-        target: What is under test.
+        target: The target under test.
         failure: The check, its shrunk example and the exception; None without examples.
         error: The exception of the test.
         again: The commands that show the failure again.
@@ -94,7 +94,7 @@ def failure_text(
 
 
 def text_of_other_test(name: str, statement: str, error: BaseException, again: str) -> str:
-    """Return what a person reads of a failed test without examples, such as one of the zoo.
+    """Return the report text of a failed test without examples, such as one of the zoo.
 
     Args:
         name: The test.
@@ -108,12 +108,12 @@ def text_of_other_test(name: str, statement: str, error: BaseException, again: s
 
 
 def is_flaky(error: BaseException) -> bool:
-    """Return whether an example failed, and not each time that it was run."""
+    """Return whether an example failed only in some of its runs."""
     return isinstance(error, Flaky) or PASSED_AGAIN in getattr(error, "__notes__", ())
 
 
 def difference_of(error: BaseException, check: Any) -> str:
-    """Return in one line what an exception of a test says."""
+    """Describe the exception of a test in one line."""
     if is_flaky(error):
         return "different results for the same arguments"
     if isinstance(error, Mismatch):
@@ -155,7 +155,7 @@ def _message_lines(check: Any, target: Target, example: Any, error: BaseExceptio
 
 
 def _example_lines(example: Any) -> list[str]:
-    """Return an example in which there is no call."""
+    """Return the lines of an example that contains no call."""
     if example == set():  # of what is given
         return ["called without arguments"]
     lines = [] if example is None else value_lines("example = ", example, width=WIDTH - 4)
@@ -163,7 +163,7 @@ def _example_lines(example: Any) -> list[str]:
 
 
 def _said(error: BaseException) -> list[str]:
-    """Return the message of an exception, with its class if it is not that of an assertion."""
+    """Return the message of an exception, with its class unless it is an `AssertionError`."""
     message = str(error) if isinstance(error, AssertionError) else raised(error)
     return [f"{INDENT}{line}" for line in shortened(message.splitlines(), 12, 3)]
 
@@ -186,7 +186,7 @@ def _origin(error: BaseException) -> Iterator[str]:
 def _flaky_lines(
     check: Any, target: Target, failure: tuple[Check, Any, BaseException] | None
 ) -> Iterator[str]:
-    """Yield how often an example fails that did not fail each time."""
+    """Yield lines about how often a flaky example fails."""
     yield f"{check.function} on {target.name}: different results for the same arguments"
     if failure is None or not isinstance(check, Check) or RERUN.process_end is not None:
         yield f"{INDENT}it failed once, and not when the same was done again; the failure:"
@@ -205,7 +205,7 @@ def _flaky_lines(
 
 
 def _outcomes(check: Check, target: Target, example: Any) -> Iterator[str]:
-    """Yield what is wrong each time that an example is run again, or an empty text."""
+    """Run an example again and again; yield each difference, or an empty text if it passes."""
     end = time.perf_counter() + REPEAT_SECONDS
     for _ in range(NUM_REPEATS):
         if time.perf_counter() > end:

@@ -88,7 +88,7 @@ class Outcomes:
         return found
 
     def to_record(self) -> dict[str, Any]:
-        """Return what a worker collected as plain values, for the controller."""
+        """Return a worker's collected data as plain values, for the controller."""
         return {
             "absent": [[*key, names] for key, names in self.absent.items()],
             "collected": {name: sorted(nodes) for name, nodes in self.collected.items()},
@@ -97,7 +97,7 @@ class Outcomes:
         }
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add what a worker collected."""
+        """Add a worker's collected data."""
         for function, target, names in record["absent"]:
             self.absent[function, target] = names
         for name, nodes in record["collected"].items():
@@ -168,13 +168,13 @@ class Outcomes:
         ]
 
     def _needs_others(self, function: str, target: str) -> bool:
-        """Return whether each failing test of a function used another that fails as gravely."""
+        """Return whether each failing test of a function used one that fails as gravely or more."""
         return all(used for _, used in self.failures(function, target))
 
     def failures(
         self, function: str, target: str
     ) -> list[tuple[pytest.TestReport, frozenset[str]]]:
-        """Return the failed tests, each with the functions that it used and fail as gravely."""
+        """Return the failed tests, each with the functions it used that fail as gravely or more."""
         reports = self.outcomes.get((function, target), [])
         failed = [report for report in reports if report.failed]
         if not failed:
@@ -194,13 +194,13 @@ class Outcomes:
         return found
 
     def findings(self, function: str, target: str) -> list[Finding]:
-        """Return what the failed tests of a function found, the gravest first."""
+        """Return the findings of the failed tests of a function, the gravest first."""
         reports = self.outcomes.get((function, target), [])
         found = {finding_in(report) for report in reports if report.failed}
         return [finding for finding in Finding if finding in found]
 
     def tolerated(self, report: pytest.TestReport) -> Finding | None:
-        """Return what a failed test found, if it does not fail the run; else None."""
+        """Return the finding of a failed test, if it does not fail the run; else None."""
         properties = properties_of(report)
         finding = finding_in(report)
         if not report.failed or report.when != "call" or finding is Finding.WRONG_ANSWER:
@@ -220,7 +220,7 @@ def properties_of(report: pytest.TestReport) -> dict[str, Any]:
 
 
 def finding_in(report: pytest.TestReport) -> Finding:
-    """Return what a failed test found."""
+    """Return the finding of a failed test."""
     return Finding(properties_of(report).get("finding", Finding.WRONG_ANSWER.value))
 
 

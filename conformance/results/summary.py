@@ -35,10 +35,10 @@ ORDER = [
 """Kinds of tests, those first whose failures are easiest to understand."""
 
 MOST_NAMES: Final = 3
-"""How many functions that another one fails with are named."""
+"""How many of the functions that a function fails with are listed."""
 
 HALF_OF_A_LINE: Final = 200
-"""Letters at both ends of a difference that are shown, if it is long."""
+"""How many characters at each end of a long difference are shown."""
 
 
 class State(enum.Enum):
@@ -54,7 +54,7 @@ class State(enum.Enum):
 
 
 class Run(Outcomes):
-    """One conformance run: its outcomes, and what is printed of them."""
+    """One conformance run: its outcomes, and the lines that describe them."""
 
     def verdict(self, function: str, target: Target) -> tuple[State, list[str]]:
         """Return the state of a function on a target, and the functions that it fails with."""
@@ -85,7 +85,7 @@ class Run(Outcomes):
         return words.get(state, state.value)
 
     def _failing_words(self, function: str, target: str) -> list[str]:
-        """Return what was found, with CRASHES or HANGS for wrong answers that are such."""
+        """Return the findings in words, with CRASHES or HANGS in place of wrong answers."""
         failed = (properties_of(report) for report, _ in self.failures(function, target))
         ends = min((str(found["crash"]) for found in failed if "crash" in found), default="")
         words = [finding.plural for finding in self.findings(function, target)]
@@ -94,7 +94,7 @@ class Run(Outcomes):
     def table(self, coverage: Coverage) -> Iterable[str]:
         """Yield the lines of the summary table: functions by targets.
 
-        What all targets lack is left out, unless it was asked for by name.
+        Functions that all targets lack are left out, unless they are selected by name.
         """
         names = {name for name, _ in self.outcomes}
         functions = sorted(names if self.functions is None else names | self.lacking)
@@ -124,10 +124,9 @@ class Run(Outcomes):
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
 
-        The gravest finding comes first, then what an example shows, and the plain test of valid
-        calls; among tests of one kind,
-        those that use no other function, then tests of small examples, and tests that name the
-        field that differs.
+        The gravest finding comes first, then failures with an example, then the kinds by `ORDER`.
+        Among tests of one kind, those that use no other failing function come first, then those
+        with small examples, then differences of a field before exceptions.
         """
 
         def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | int | str, ...]:
@@ -220,7 +219,7 @@ class Run(Outcomes):
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Return some names in a line, and how many there are besides.
+    """Return the first names in a line, and the number of the others.
 
     >>> _first_names(["a", "b", "c"]), _first_names(["a", "b", "c", "d", "e"])
     ('a, b, c', 'a, b, c and 2 others')

@@ -25,12 +25,12 @@ _NUMBA_NAMES = {
 def make_arguments(
     names: Sequence[str], args: Sequence[object], clock: Clock
 ) -> list[CheckedArray | Number]:
-    """Return the arguments as the kernel sees them.
+    """Convert the arguments to the arrays and numbers of a simulated kernel.
 
     Args:
         names: The kernel's parameters.
         args: NumPy arrays, torch tensors on the CPU (anything with `numpy()`), or numbers.
-        clock: The launch's.
+        clock: The clock of the launch.
 
     Raises:
         NotImplementedError: Two arrays overlap and have elements of different sizes, or an array
@@ -66,16 +66,17 @@ def check_signature(
 ) -> None:
     """Check arguments against the types for which a kernel is compiled.
 
-    A launch by raw pointers does not look at types: an int64 tensor where the kernel was compiled
-    for int32 is read as garbage on a GPU. So the simulator looks.
+    A launch with raw pointers checks no types: a GPU would read an int64 tensor as garbage if the
+    kernel was compiled for int32.
 
     Args:
-        signature: A string, `void(int32[::1], int64)`, or a sequence of such; all else passes.
+        signature: A string such as `void(int32[::1], int64)`, or a sequence of them; anything else
+            is not checked.
         names: The kernel's parameters.
-        args: The arguments, as the kernel sees them.
+        args: The converted arguments.
 
     Raises:
-        NotImplementedError: A signature has a type that this does not know.
+        NotImplementedError: A signature has an unknown type.
         TypeError: The arguments fit no signature.
     """
     if isinstance(signature, str):
@@ -90,7 +91,7 @@ def check_signature(
 def _mismatch(
     signature: str, names: Sequence[str], args: Sequence[CheckedArray | Number]
 ) -> str | None:
-    """Return in what the arguments do not fit a signature, or None."""
+    """Describe how the arguments do not fit a signature; None if they fit."""
     inside = signature[signature.index("(") + 1 : signature.rindex(")")]
     parameters = [each.strip() for each in re.split(r",(?![^\[]*\])", inside)] if inside else []
     if len(parameters) != len(args):

@@ -21,13 +21,13 @@ OPERATIONS: Final[dict[str, Callable[..., Number]]] = {
     "exch": lambda _, value: value,
     "cas": lambda old, expected, value: value if old == expected else old,
 }
-"""What each operation stores, as a function of the old element and the arguments."""
+"""The value that each operation stores, computed from the old element and the arguments."""
 
 
 class Atomics(Namespace):
     """`cuda.atomic`: operations on an element of an array, which return the old value.
 
-    Another thread may run between any two.
+    Another thread may run between two operations.
     """
 
     _title = "cuda.atomic"

@@ -2,12 +2,12 @@
 
 
 class RaceError(Exception):
-    """Two threads touched one element, one of them storing, with nothing to order them."""
+    """Two threads accessed an element without synchronisation, and at least one stored to it."""
 
 
 class BarrierError(Exception):
-    """A barrier or a warp operation that not all of its threads reached, or not alike."""
+    """Not all threads reached the same barrier or warp operation, or one passed a wrong mask."""
 
 
 class UninitializedReadError(Exception):
-    """A value was read that was never written: in shared or local memory, or of an absent lane."""
+    """A read of shared or local memory that was never written, or of a lane outside a shuffle."""

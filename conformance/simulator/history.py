@@ -1,9 +1,9 @@
 """Which thread touched which element when, and whether two such accesses are ordered.
 
-Ordered are the accesses of one thread; of the threads of one block, with a barrier between them;
-of the threads of one warp, with a `syncwarp` of both between them. Nothing orders the blocks of a
-launch, and nothing is ordered by fences, by atomics that a thread waits on, or by the other warp
-operations (CUDA promises nothing of those either).
+Two accesses are ordered if they are by one thread; by threads of one block, with a barrier between
+them; or by threads of one warp, with a `syncwarp` of both between them. Nothing orders the blocks
+of a launch. Fences and atomics that a thread waits on order nothing, nor do the other warp
+operations, for which CUDA does not guarantee an order either.
 """
 
 from typing import Final, NamedTuple, TypeAlias
@@ -22,7 +22,7 @@ class Dim3(NamedTuple):
 
 
 class Moment:
-    """What one thread does between two of its synchronisations.
+    """The execution of one thread between two of its synchronisations.
 
     Attributes:
         block: The block's index; one object for all moments of the block.
@@ -77,10 +77,10 @@ def join_warp(moments: list[Moment]) -> list[Moment]:
 
 
 class _Moments:
-    """Unordered moments that touched one element alike: all that a later access must follow.
+    """Unordered moments with the same kind of access to an element; a later access must follow all.
 
-    Blocks run one after another, so one moment stands for all those of the blocks that have ended,
-    and of each thread of the running block the last one counts.
+    Blocks run one after another, so one moment represents all those of the blocks that have ended.
+    Of each thread of the running block, only the last moment is needed.
     """
 
     __slots__ = ("_block", "_moments", "_of_ended_block")
@@ -135,7 +135,7 @@ class History:
         return address in self._stores
 
     def load(self, address: int, now: Moment) -> Conflict | None:
-        """Record a load, or return what it conflicts with."""
+        """Record a load, or return the access that it conflicts with."""
         stored = self._stores.get(address)
         if stored is not None and stored is not now and not stored.precedes(now):
             return Conflict("store", stored)
@@ -145,7 +145,7 @@ class History:
         return None
 
     def store(self, address: int, now: Moment) -> Conflict | None:
-        """Record a store, or return what it conflicts with."""
+        """Record a store, or return the access that it conflicts with."""
         stored = self._stores.get(address)
         if stored is not None and stored is not now and not stored.precedes(now):
             return Conflict("store", stored)
@@ -153,14 +153,14 @@ class History:
             return Conflict("atomic", conflict)
         if conflict := _conflict(self._loads, address, now):
             return Conflict("load", conflict)
-        # What this store is ordered after, a later access is ordered after if it is after this.
+        # Order is transitive: an access ordered after this store is ordered after earlier ones.
         self._stores[address] = now
         self._loads.pop(address, None)
         self._atomics.pop(address, None)
         return None
 
     def atomic(self, address: int, now: Moment) -> Conflict | None:
-        """Record an atomic operation, or return what it conflicts with."""
+        """Record an atomic operation, or return the access that it conflicts with."""
         stored = self._stores.get(address)
         if stored is not None and stored is not now and not stored.precedes(now):
             return Conflict("store", stored)

@@ -1,6 +1,6 @@
-"""The `cuda` namespace that a simulated kernel sees in place of numba's.
+"""The `cuda` namespace that replaces numba's in a simulated kernel.
 
-What is here behaves as numba documents it; what is not is refused by name.
+Its attributes behave as numba documents them; any other attribute raises `NotImplementedError`.
 """
 
 import sys
@@ -21,14 +21,14 @@ _T = TypeVar("_T")
 
 
 def _site(depth: int) -> Site:
-    """Return the call in the kernel's source, so many frames above the caller of this."""
+    """Return the call in the kernel's source, `depth` frames above the caller."""
     frame = sys._getframe(depth + 1)  # noqa: SLF001  # the only way to distinguish calls
     code = frame.f_code
     return Site(code.co_filename, code.co_qualname, frame.f_lineno, frame.f_lasti)
 
 
 class _Arrays(Namespace):
-    """`cuda.shared`, an array for each call in the source and block; or `cuda.local`."""
+    """`cuda.shared`, with an array for each call in the source and each block; or `cuda.local`."""
 
     def __init__(self, machine: Machine, kind: str) -> None:
         self._machine = machine
@@ -39,7 +39,7 @@ class _Arrays(Namespace):
         self, shape: int | tuple[int, ...], dtype: object, alignment: int | None = None
     ) -> CheckedArray:
         """Return the array of this call; its elements must be stored before they are read."""
-        del alignment  # of no consequence here
+        del alignment  # it has no effect here
         site = _site(1)
         if self._kind == "local":
             return self._blank(site, shape, dtype)
@@ -70,7 +70,7 @@ class CudaNamespace(Namespace):
         self.blockDim = machine.threads
         self.gridDim = machine.grid
 
-    # Where a thread is.
+    # Indices of a thread, and sizes of the grid.
 
     @property
     def threadIdx(self) -> Dim3:  # noqa: N802  # CUDA's name
@@ -107,7 +107,7 @@ class CudaNamespace(Namespace):
     # Barriers of the block.
 
     def _synchronize(self, value: object = None) -> Iterable[Any]:
-        """Wait for all threads of the block, and return the values that they brought."""
+        """Wait for all threads of the block, and return the values that they passed."""
         return self._machine.thread.wait(BarrierWait(_site(2), value)).values()
 
     def syncthreads(self) -> None:
@@ -140,7 +140,7 @@ class CudaNamespace(Namespace):
     # Operations of the warp.
 
     def _meet(self, operation: str, mask: int, value: _T) -> dict[int, _T]:
-        """Wait for the lanes that a mask names, and return the values that they brought."""
+        """Wait for the lanes in a mask, and return the values that they passed."""
         if mask < 0:
             mask += 2**WARP_SIZE  # a signed 32-bit number, as ballots return
         if not 0 <= mask <= _ALL_LANES or not mask >> self.laneid & 1:
@@ -151,7 +151,7 @@ class CudaNamespace(Namespace):
         return self._machine.thread.wait(WarpWait(operation, mask, value))
 
     def syncwarp(self, mask: int = _ALL_LANES) -> None:
-        """Wait for the lanes; what they stored before is ordered before what they do after."""
+        """Wait for the lanes; their earlier accesses are ordered before their later ones."""
         self._meet("syncwarp", mask, None)
 
     def shfl_sync(self, mask: int, value: _T, src_lane: int) -> _T:
@@ -159,13 +159,13 @@ class CudaNamespace(Namespace):
         return _of_lane(self._meet("shfl_sync", mask, value), src_lane % WARP_SIZE)
 
     def shfl_up_sync(self, mask: int, value: _T, delta: int) -> _T:
-        """Return the value of the lane so many below; the thread's own where there is none."""
+        """Return the value of the lane `delta` below; the thread's own if there is none."""
         values = self._meet("shfl_up_sync", mask, value)
         lane = self.laneid - delta
         return _of_lane(values, lane) if lane >= 0 else value
 
     def shfl_down_sync(self, mask: int, value: _T, delta: int) -> _T:
-        """Return the value of the lane so many above; the thread's own where there is none."""
+        """Return the value of the lane `delta` above; the thread's own if there is none."""
         values = self._meet("shfl_down_sync", mask, value)
         lane = self.laneid + delta
         return _of_lane(values, lane) if lane < WARP_SIZE else value
@@ -191,11 +191,11 @@ class CudaNamespace(Namespace):
         return len(set(map(bool, self._meet("eq_sync", mask, predicate).values()))) == 1
 
     def match_any_sync(self, mask: int, value: Number) -> int:
-        """Return a mask of the lanes that brought the same value, as a signed 32-bit number."""
+        """Return a mask of the lanes that passed the same value, as a signed 32-bit number."""
         return _as_mask(self._meet("match_any_sync", mask, value), lambda other: other == value)
 
     def match_all_sync(self, mask: int, value: Number) -> tuple[int, bool]:
-        """Return the mask of the lanes and True if all brought the same value, else 0 and False."""
+        """Return the mask of the lanes and True if all passed the same value, else 0 and False."""
         values = self._meet("match_all_sync", mask, value)
         if len(set(values.values())) > 1:
             return Int32(0), False
@@ -218,27 +218,27 @@ class CudaNamespace(Namespace):
         return if_true if condition else if_false
 
     def ldca(self, array: CheckedArray, index: object) -> Number:
-        """Load an element; the hint to the cache is of no consequence here."""
+        """Load an element; the cache hint has no effect here."""
         return array[index]
 
     ldcg = ldcs = ldcv = ldlu = ldca
 
     def stcg(self, array: CheckedArray, index: object, value: Number) -> None:
-        """Store an element; the hint to the cache is of no consequence here."""
+        """Store an element; the cache hint has no effect here."""
         array[index] = value
 
     stcs = stwb = stwt = stcg
 
 
 def _of_dimensions(ndim: int, sizes: list[int]) -> int | tuple[int, ...]:
-    """Return the first so many, as numba's grid functions do."""
+    """Return the first `ndim` sizes, as numba's grid functions do."""
     if ndim not in (1, 2, 3):
         raise ValueError(f"a grid has 1, 2 or 3 dimensions, not {ndim}")
     return sizes[0] if ndim == 1 else tuple(sizes[:ndim])
 
 
 def _of_lane(values: dict[int, _T], lane: int) -> _T:
-    """Return what a lane brought to a shuffle."""
+    """Return the value that a lane passed to a shuffle."""
     if lane not in values:
         raise UninitializedReadError(f"a shuffle reads lane {lane}, which takes no part in it")
     return values[lane]

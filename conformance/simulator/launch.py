@@ -20,15 +20,15 @@ def simulate(
     *,
     seed: int = 0,
 ) -> None:
-    """Run a numba CUDA kernel's Python source, thread by thread, and check all that it does.
+    """Run a numba CUDA kernel's Python source, thread by thread, and check all its accesses.
 
     The same seed gives the same run, with the same results and the same error.
 
     Args:
-        kernel: A plain function, or anything with a `py_func`: a kernel of `fast`, numba's. What
-            its source calls `cuda` becomes the simulator's namespace, and what it calls `np` the
-            simulator's number types, here and in the device functions that it calls. If it has a
-            `signature` in numba's words, the arguments must fit it.
+        kernel: A plain function, or an object with a `py_func`: a kernel of `fast` or of numba. In
+            its source, and in the device functions that it calls, `cuda` is the simulator's
+            namespace and `np` has the simulator's number types. If it has a `signature` in numba's
+            notation, the arguments must fit it.
         grid: How many blocks, in up to three dimensions.
         threads: How many threads in each block, in up to three dimensions, 1024 at most.
         args: NumPy arrays, torch tensors on the CPU and numbers, one for each parameter. Arrays
@@ -37,18 +37,19 @@ def simulate(
             warp operation and atomic operation.
 
     Raises:
-        BarrierError: A barrier or warp operation is not reached by all its threads, or not alike.
+        BarrierError: Not all threads reach a barrier or warp operation, or they reach different
+            ones.
         IndexError: An index is negative, or past the end of its array.
-        NotImplementedError: The kernel uses what the simulator lacks.
+        NotImplementedError: The kernel uses a feature that the simulator lacks.
         OverflowError: A value does not fit the type that it is cast to or stored as.
-        RaceError: Two threads touch one element, one of them storing, with nothing between that
-            orders them.
+        RaceError: Two threads access an element without synchronisation, and at least one stores
+            to it.
         TypeError: The kernel is not a kernel, or an argument is of the wrong type.
         UninitializedReadError: Shared or local memory is read before it was written.
-        ValueError: The grid or the block has no size that CUDA allows, or a read-only array is
-            stored to.
-        Exception: Whatever else the kernel raises. The message of each starts with the kernel,
-            the block and the thread.
+        ValueError: CUDA does not allow the size of the grid or of the block, or a read-only array
+            is stored to.
+        Exception: Any other exception of the kernel. The messages of exceptions in the kernel start
+            with the kernel, the block and the thread.
 
     Example:
         >>> import numpy as np
@@ -66,7 +67,7 @@ def simulate(
         OverflowError: kernel add_one, block (0, 0, 0), thread (0, 0, 0): x[0] = 128 does not fit \
 int8 (-128..127)
 
-    Source: the definition is kvtwin's own; what `cuda` means is numba's.
+    Source: the definition is kvtwin's own; the semantics of `cuda` are numba's.
     """
     function = plain_function(kernel)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]

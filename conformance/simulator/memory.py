@@ -1,4 +1,4 @@
-"""The arrays that a simulated kernel reads and writes, each access checked."""
+"""The arrays of a simulated kernel, which check every access."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,7 +11,7 @@ from conformance.simulator.scalars import Number, Unsigned, as_cast
 
 
 class Clock:
-    """The present moment of the thread that is running; the scheduler sets it."""
+    """The current moment of the thread that is running; the scheduler sets it."""
 
     __slots__ = ("moment",)
 
@@ -19,17 +19,17 @@ class Clock:
 
 
 class CheckedArray:
-    """An array as a kernel sees it: elements are Python numbers, and every access is checked.
+    """An array in a simulated kernel: elements are Python numbers, and every access is checked.
 
     Args:
-        name: What messages call it.
+        name: Its name in messages.
         data: The memory; written to when the kernel stores.
-        history: Of the memory that the array lies in, which arrays that may overlap share.
-        clock: Of the launch.
+        history: The accesses to its memory; arrays that may overlap share one history.
+        clock: The clock of the launch.
         is_blank: Whether its elements must be stored before they are read.
 
     Raises:
-        NotImplementedError: Kernels of the simulator have no numbers of that dtype.
+        NotImplementedError: The simulator has no numbers of that dtype.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class CheckedArray:
         self._flat[place] = number
 
     def address_of(self, index: int) -> int:
-        """Return where an element of a vector lies, whether it exists or not."""
+        """Return the address of an element of a vector; the index may be out of bounds."""
         return int(self._address) + index * self.strides[0]
 
     def update(self, index: object, operation: Callable[[Number], object]) -> Number:
@@ -119,7 +119,7 @@ class CheckedArray:
         return Unsigned(value) if self._is_unsigned else value
 
     def _find(self, index: object) -> tuple[int, int]:
-        """Return the number of an element in C order, and its address.
+        """Return the position of an element in C order, and its address.
 
         Raises:
             IndexError: The index is negative, past the end, or has the wrong number of entries.
@@ -146,7 +146,7 @@ class CheckedArray:
         return place, address
 
     def _fitting(self, index: object, value: object) -> Number:
-        """Return a value that may be stored at this index.
+        """Check that a value may be stored at this index, and return it.
 
         Raises:
             OverflowError: It is outside the range of the dtype.

@@ -1,4 +1,4 @@
-"""A kernel's function, bound to the simulator's namespaces in place of numba's and NumPy's."""
+"""Rebinds a kernel's function to the simulator's namespaces, in place of numba's and NumPy's."""
 
 import itertools
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from conformance.simulator.scalars import Namespace, NumpyNamespace, as_cast, as
 
 
 def plain_function(kernel: object) -> FunctionType:
-    """Return the Python function of a kernel, which is that, or has it as `py_func`.
+    """Return the Python function of a kernel: its `py_func`, or the kernel itself.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: The kernel is not a function and has no `py_func`.
     """
     function = getattr(kernel, "py_func", kernel)
     if not isinstance(function, FunctionType):
@@ -24,14 +24,14 @@ def plain_function(kernel: object) -> FunctionType:
 
 
 class Rebinder:
-    """Makes copies of functions whose names mean what they mean in the simulator.
+    """Copies functions, and replaces their globals and closure variables by the simulator's.
 
-    The name `cuda` is the simulator's namespace, whatever it was bound to; NumPy and its scalar
-    types are the checked ones; numba's types too; device functions (anything with a `py_func`)
-    and plain functions are copied likewise. All else stays. The originals are not touched.
+    The name `cuda` is bound to the simulator's namespace, whatever it was bound to. NumPy, its
+    scalar types and numba's types are replaced by checked ones. Device functions (any object with a
+    `py_func`) and plain functions are copied likewise. Other values and the originals stay as is.
 
     Args:
-        cuda: The namespace that `cuda` becomes.
+        cuda: The namespace to which `cuda` is bound.
     """
 
     def __init__(self, cuda: Namespace) -> None:
@@ -43,7 +43,7 @@ class Rebinder:
         """Return the function's copy, for this launch.
 
         Raises:
-            NotImplementedError: It refers to an array, which compiled kernels hold as a constant.
+            NotImplementedError: It refers to an array, which compiled kernels embed as a constant.
         """
         if function in self._copies:
             return self._copies[function]
@@ -52,7 +52,7 @@ class Rebinder:
         copy = FunctionType(
             function.__code__, names, function.__name__, function.__defaults__, cells
         )
-        self._copies[function] = copy  # before the names, among which a function can find itself
+        self._copies[function] = copy  # before the names, since a function may be recursive
         for name in _names(function.__code__) & names.keys():
             names[name] = self._meaning(name, names[name])
         outer = zip(function.__code__.co_freevars, function.__closure__ or (), cells, strict=True)
@@ -61,7 +61,7 @@ class Rebinder:
         return copy
 
     def _meaning(self, name: str, value: object) -> object:
-        """Return what a name of a kernel is bound to in the simulator."""
+        """Return the value to which the simulator binds a name of a kernel."""
         if name == "cuda":
             return self._cuda
         if hasattr(value, "py_func") or isinstance(value, FunctionType):
@@ -73,12 +73,12 @@ class Rebinder:
 
 
 def _aligned(instruction: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Return an instruction that moves so many bytes, and refuses an address that is no multiple.
+    """Wrap an instruction that moves `size` bytes: addresses must be multiples of that.
 
-    Its arguments are pairs of an array and an index, and maybe a number to store.
+    Its arguments are pairs of an array and an index, and possibly a number to store.
     """
 
-    def move(*arguments: Any) -> Any:  # of each instruction
+    def move(*arguments: Any) -> Any:  # instructions differ in their parameters
         for array, index in itertools.pairwise(arguments):
             if isinstance(array, CheckedArray) and array.address_of(index) % size:
                 raise ValueError(f"{array.name}[{index}] is not at a multiple of {size} bytes")
@@ -88,7 +88,7 @@ def _aligned(instruction: Callable[..., Any], size: int) -> Callable[..., Any]:
 
 
 def _as_checked(value: object) -> object:
-    """Return the simulator's number or number type for NumPy's or numba's; all else as it is."""
+    """Replace a number or number type of NumPy or numba by the simulator's; return others as is."""
     if isinstance(value, np.generic):
         return as_number(value)
     is_numpy_type = isinstance(value, type) and issubclass(value, np.generic)

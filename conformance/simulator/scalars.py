@@ -1,10 +1,10 @@
 """The numbers of a simulated kernel: Python's, limited to the ranges of the types of the GPU.
 
-Python integers never wrap, so a kernel that leaves the range of a type shows it where the value is
-cast or stored. What compiled kernels do between is imitated where Python would hide a fault: all
-integer arithmetic is 64 bits wide there, and of two unsigned numbers it is unsigned, so that
-`np.uint32(3) - np.uint32(5)` becomes 2**64 - 2. Here it raises. What is not imitated: signed
-results past 64 bits show only when they are cast or stored, and floats have 64 bits in between.
+Python integers never wrap, so a value outside the range of a type is detected when it is cast or
+stored. In compiled kernels all integer arithmetic has 64 bits, and is unsigned if both operands
+are: `np.uint32(3) - np.uint32(5)` becomes 2**64 - 2. Python would hide that, so here it raises. Two
+differences remain: signed results past 64 bits are detected only when they are cast or stored, and
+intermediate floats have 64 bits.
 """
 
 import math
@@ -19,7 +19,7 @@ _UNSIGNED_LIMIT: Final = 2**64
 
 
 def _unsigned(operation: Callable[[int, int], int], sign: str) -> Callable[[int, int], int]:
-    """Return int's operation, made to refuse what wraps around when both operands are unsigned."""
+    """Return int's operation, but raise if the result of two unsigned operands wraps around."""
 
     def operate(left: int, right: int) -> int:
         result = operation(left, right)
@@ -107,7 +107,7 @@ class Cast:
             self.low = -self.high
 
     def __call__(self, value: Number) -> Number:
-        """Return the value as a kernel's cast does, but raise OverflowError where it wraps."""
+        """Cast a value as a kernel does, but raise OverflowError instead of wrapping around."""
         if self.kind == "b":
             return bool(value)
         if self.kind == "f":
@@ -134,11 +134,11 @@ CASTS: Final = {
         *("float16", "float32", "float64"),
     )
 }
-"""The types of which kernels have numbers and arrays, by NumPy's name."""
+"""The types of numbers and arrays in kernels, by NumPy's name."""
 
 
 def as_cast(dtype: object) -> Cast:
-    """Return the cast of a type, however a kernel spells it.
+    """Return the cast for a type, in any of the spellings that kernels use.
 
     Args:
         dtype: A cast, a NumPy dtype or scalar type, or a numba type.
@@ -148,7 +148,7 @@ def as_cast(dtype: object) -> Cast:
     """
     if isinstance(dtype, Cast):
         return dtype
-    # Not np.dtype(dtype) for all: it makes float64 of None and object of many a class.
+    # np.dtype accepts too much: None becomes float64, and many classes become object.
     is_numpy = isinstance(dtype, np.dtype | type)
     name = np.dtype(dtype).name if is_numpy else str(dtype)  # type: ignore[call-overload]  # a type
     if name not in CASTS:
@@ -170,7 +170,7 @@ def as_number(value: object) -> Number:
 
 
 class Namespace:
-    """A module as a kernel sees it: what it lacks is refused by name."""
+    """A module in a simulated kernel; a missing attribute raises NotImplementedError."""
 
     _title: str
 
@@ -179,7 +179,7 @@ class Namespace:
 
 
 class NumpyNamespace(Namespace):
-    """NumPy as a kernel sees it: the number types and a few constants.
+    """NumPy in a simulated kernel: the number types and a few constants.
 
     Example:
         >>> NumpyNamespace().int64(7)

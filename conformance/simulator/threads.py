@@ -1,9 +1,8 @@
-"""Blocks and threads: which thread runs next, and what each waits for.
+"""Schedules the blocks and threads of a simulated launch.
 
 Every thread of a block runs in a greenlet until it synchronises: at a barrier, in a warp
-operation, after an atomic operation (so that others get between two of them). Then those that can
-go on do, in an order that the seed decides. Blocks run one after another, in an order that the
-seed decides.
+operation, or after an atomic operation (so that other threads can run between two of them). Then
+the threads that can continue do so. Blocks run one after another. The seed decides both orders.
 """
 
 import dataclasses
@@ -38,8 +37,8 @@ class BarrierWait:
     """A thread waits for all threads of its block.
 
     Attributes:
-        site: The call; all must come to the same.
-        value: What the thread brings, for the others to count.
+        site: The call; all threads must wait at the same one.
+        value: The value that the thread passes, for the others to count.
     """
 
     site: Site
@@ -51,12 +50,12 @@ class BarrierWait:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WarpWait:
-    """A thread waits for the threads of its warp that its mask names.
+    """A thread waits for the threads of its warp that are in its mask.
 
     Attributes:
-        operation: The name of the warp operation; all must come to the same.
-        mask: Bit i names lane i; all must name the same.
-        value: What the thread brings, for the others to read.
+        operation: The name of the warp operation; all threads must wait in the same one.
+        mask: Bit i is lane i; all threads must pass the same mask.
+        value: The value that the thread passes, for the others to read.
     """
 
     operation: str
@@ -75,12 +74,12 @@ class Thread:
 
     Attributes:
         block: Its block.
-        index: In the block, as `cuda.threadIdx`.
-        number: In the block, x running fastest.
-        lane: Its place in its warp.
-        moment: What it does now, for the order of its accesses.
-        waiting: What it waits for; None if it can go on.
-        reply: What its wait will return: the values brought, by number of thread or lane.
+        index: Its index in the block, as `cuda.threadIdx`.
+        number: Its number in the block, x running fastest.
+        lane: Its lane in its warp.
+        moment: Its current moment, for the order of its accesses.
+        waiting: The barrier or warp operation that it waits for; None if it can continue.
+        reply: The result of its wait: the values that threads passed, by number or lane.
         has_ended: Whether it has returned.
         worker: The greenlet that it runs in; None until it runs.
     """
@@ -110,10 +109,9 @@ class Thread:
         self.worker: greenlet | None = None
 
     def wait(self, wait: Wait | None) -> dict[int, Any]:
-        """Let other threads run until what this one waits for has come; once if that is None.
+        """Let other threads run until this wait has ended; only once if it is None.
 
-        It is called in this thread. It returns the values that the threads brought, by number of
-        thread or lane.
+        Call it in this thread. It returns the values that the threads passed, by number or lane.
         """
         self.waiting = wait
         self.block.machine.scheduler.switch()
@@ -121,16 +119,16 @@ class Thread:
 
 
 class Machine:
-    """A launch: what all its blocks and threads share.
+    """A launch: the state that all its blocks and threads share.
 
     Attributes:
-        name: The kernel's, for messages.
+        name: The kernel's name, for messages.
         grid: How many blocks.
         threads: How many threads in each block.
         random: Decides every order.
         clock: The moment of the thread that is running.
         thread: The thread that is running.
-        scheduler: The greenlet that decides who runs.
+        scheduler: The greenlet that decides which thread runs.
     """
 
     __slots__ = (
@@ -182,7 +180,7 @@ class Machine:
         thread.worker.switch()
 
     def _work(self, function: Callable[..., object], args: Sequence[object]) -> None:
-        """Run threads, one after another: a new greenlet takes 7 us, a used one 0.3."""
+        """Run threads, one after another: a new greenlet takes 7 us, a reused one 0.3."""
         while True:
             thread = self.thread
             result = function(*args)
@@ -198,7 +196,7 @@ class Block:
 
     Attributes:
         machine: The launch.
-        index: In the grid, as `cuda.blockIdx`.
+        index: Its index in the grid, as `cuda.blockIdx`.
         threads: All of them, in order.
         shared: Its shared arrays, by the call that made them.
     """
@@ -215,8 +213,8 @@ class Block:
         """Run all threads to their ends.
 
         Raises:
-            BarrierError: A barrier or a warp operation is not reached by all that it is for.
-            Exception: What a thread raised, with the kernel, the block and the thread named.
+            BarrierError: Not all threads reach a barrier or a warp operation, or not the same one.
+            Exception: Any exception of a thread; its message has the kernel, block and thread.
         """
         ready = list(self.threads)
         while ready:
@@ -231,7 +229,7 @@ class Block:
             ready = ready or self._release_warps() or self._release_barrier()
 
     def _release_warps(self) -> list[Thread]:
-        """Let threads go on whose warp operation all its lanes have reached; return them."""
+        """Release the threads of the warp operations that all lanes have reached; return them."""
         groups: dict[tuple[int, int], list[tuple[Thread, WarpWait]]] = {}
         for thread in self.threads:
             if isinstance(thread.waiting, WarpWait):
@@ -242,7 +240,7 @@ class Block:
             lanes = self.threads[warp * WARP_SIZE : (warp + 1) * WARP_SIZE]
             named = [each for each in lanes if mask >> each.lane & 1 and not each.has_ended]
             if len(named) != len(waits):
-                continue  # some have yet to come
+                continue  # some lanes have not reached it
             operations = {wait.operation for _, wait in waits}
             if len(operations) > 1:
                 raise BarrierError(f"{self._where()}: {_describe(named)}")
@@ -255,7 +253,7 @@ class Block:
         return released
 
     def _release_barrier(self) -> list[Thread]:
-        """Let all threads go on if all have reached one barrier; return them."""
+        """Release all threads if all have reached the same barrier; return them."""
         if all(each.has_ended for each in self.threads):
             return []
         waits = [each.waiting for each in self.threads if isinstance(each.waiting, BarrierWait)]
@@ -272,7 +270,7 @@ class Block:
 
 
 def _describe(threads: Iterable[Thread]) -> str:
-    """Return what each of the threads is at, one part for each thing."""
+    """Describe the states of threads, one part for each state."""
     states: dict[str, list[Thread]] = {}
     for thread in threads:
         state = "has returned" if thread.has_ended else f"waits at {thread.waiting}"
@@ -285,7 +283,7 @@ def _describe(threads: Iterable[Thread]) -> str:
 
 
 def _exchange(group: list[Thread], values: dict[int, object]) -> None:
-    """End the wait of threads, and give each what all have brought."""
+    """End the wait of a group of threads, and give each the values that all have passed."""
     for thread in group:
         thread.waiting = None
         thread.reply = values

@@ -1,4 +1,4 @@
-"""The stateful test as a check, which the conformance run makes tests of as of any other."""
+"""The stateful test as a `Check`, which the conformance run treats like any other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StatefulCheck(Check):
     def bind(
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
     ) -> Callable[[], None]:
-        """Return a test of the state machine; see `Check.bind`. There are fewer large examples.
+        """Return a test of the state machine, with fewer large examples; see `Check.bind`.
 
         The test raises `Absent` if the first failure is a declared deviation.
         """

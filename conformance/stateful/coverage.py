@@ -13,7 +13,7 @@ from conformance.traffic.runner import Runner
 
 
 class Goal(enum.Enum):
-    """What may happen; a run reports goals by their values."""
+    """A case that the test should reach; a run reports goals by their values."""
 
     # The pool of blocks.
     SHARED_WITH_LIVE = "a prefix is shared with a live request"
@@ -59,7 +59,7 @@ class Goal(enum.Enum):
 
 
 GOALS = tuple(goal.value for goal in Goal)
-"""All of them, by name."""
+"""The values of all goals."""
 
 
 def of_setup(setup: Setup) -> Iterator[Goal]:
@@ -83,7 +83,7 @@ def of_preempted(request: Request) -> Iterator[Goal]:
 
 
 def of_resumed(request: Request, former_block_ids: tuple[list[int], ...]) -> Iterator[Goal]:
-    """Yield the goals that are reached when a request is resumed, which had other blocks before."""
+    """Yield the goals that are reached when a request is resumed, given its former blocks."""
     pairs = zip(former_block_ids, request.block_ids, strict=True)
     if any(old[: len(new)] != new[: len(old)] for old, new in pairs):
         yield Goal.RESUMED_ELSEWHERE
@@ -92,7 +92,7 @@ def of_resumed(request: Request, former_block_ids: tuple[list[int], ...]) -> Ite
 
 
 def of_computed(request: Request, num_tried: int, setup: Setup) -> Iterator[Goal]:
-    """Yield the goals that a request reaches with the results of a step, of so many drafts."""
+    """Yield the goals that a request reaches after a step that verified so many drafts."""
     first = request.num_computed_tokens
     if first < request.num_prompt_tokens:
         ends_inside = any(first % size for size in setup.block_sizes)

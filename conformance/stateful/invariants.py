@@ -1,6 +1,6 @@
 """Invariants of each step of a runner, checked without comparing it with another runner.
 
-Each function here raises `BrokenInvariantError` with one sentence, in the words of requests.
+Each function here raises `BrokenInvariantError` with one sentence, in terms of requests.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ REGIONS = ("a decode", "an extend", "a prefill")
 
 
 def check_blocks(view: View) -> None:
-    """Check that no block is two requests' unless both have computed the prefix that it ends.
+    """Check that requests share a block only if both have computed the prefix that it ends.
 
-    The rows are those of the batch; of requests that sit out, those that the engine gave them.
+    Rows are taken from the batch, or from the engine for requests without tokens in the step.
     """
     holders: dict[int, tuple[int, int, RequestSnapshot]] = {}
     for group, metadata in enumerate(view.metadata):
@@ -44,7 +44,7 @@ def _check_holder(
     where: str,
     size: int,
 ) -> None:
-    """Check one holder of a block against the one known before."""
+    """Check a holder of a block against its first holder."""
     group, column, request = holder
     other_group, other_column, other = holders.setdefault(block_id, holder)
     if other is request and (group, column) == (other_group, other_column):
@@ -63,10 +63,10 @@ def _check_holder(
 
 
 def check_writes(view: View, model: ModelCache, step: int) -> None:
-    """Check where the step's keys are written, and write them.
+    """Check the slots that the step's keys are written to, and write them to the model.
 
-    Every token is written to a slot of its own, in a block that its request holds, and alone;
-    padding is written nowhere.
+    Every token is written to a slot of its own, in a block that its request holds; padding is not
+    written.
     """
     for group, access in enumerate(view.access):
         size, name = view.groups[group].block_size, view.group_name(group)
@@ -123,10 +123,10 @@ def check_reads(view: View, model: ModelCache) -> None:
 
 
 def check_rows(view: View) -> None:
-    """Check that rows are what the engine gave, and nulls after that; of padding, nothing.
+    """Check that rows have their requests' blocks, then null blocks; rows of padding only these.
 
-    A row that is not may still lead to the right keys for a while: those of a block that is free by
-    now, or of another that has the same prefix.
+    A wrong row may still lead to the right keys for a while: those of a block that is free by now,
+    or of another block with the same prefix.
     """
     req_ids = view.batch.req_ids
     for group, metadata in enumerate(view.metadata):
@@ -165,7 +165,7 @@ def check_order(view: View) -> None:
 
 
 def _why_empty(model: ModelCache, group: int, slot: int) -> str:
-    """Say why a slot has no key of a group."""
+    """Describe why a slot has no key of a group."""
     owner = model.owner(group, slot)
     if owner is None or owner == group:
         return "which was never written"

@@ -1,4 +1,4 @@
-"""The state machine: Hypothesis draws what happens, and each step is checked."""
+"""The state machine: Hypothesis draws arrivals and plans, and each step is checked."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _plans() -> st.SearchStrategy[Plan]:
 class EngineStateMachine(RuleBasedStateMachine):
     """A scheduler with two runners, `reference`'s and a target's.
 
-    Each rule lets requests arrive, or none, and is followed by a step, whose plan also says which
-    requests are preempted or finished.
+    Each rule adds requests, or none, and runs a step, whose plan also decides which requests are
+    preempted or finished.
 
     Args:
-        target: What is compared with `reference`.
+        target: The target to compare with `reference`.
         scale: The sizes.
     """
 
@@ -87,7 +87,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         plan=_plans(),
     )
     def arrive(self, new: list[tuple[int, int]], plan: Plan) -> None:
-        """Let requests arrive, with tokens of their own."""
+        """Add requests, whose tokens no other request has, and run a step."""
         for length, max_new_tokens in new:
             self._arrive(self.scheduler.fresh_tokens(length), max_new_tokens)
         self._step(plan)
@@ -102,7 +102,7 @@ class EngineStateMachine(RuleBasedStateMachine):
     def arrive_with_a_prefix(
         self, which: int, sixths: int, num_own_tokens: int, max_new_tokens: int, plan: Plan
     ) -> None:
-        """Let a request arrive that begins like an earlier one, preferably a late one."""
+        """Add a request that shares a prefix with an earlier, preferably recent one."""
         known = sorted(self.scheduler.requests, key=lambda r: -int(r.request_id.split("-")[1]))
         if known:
             tokens = known[which % len(known)].token_ids
@@ -116,7 +116,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         plan=_plans(),
     )
     def fork(self, which: int, num_own_tokens: int, max_new_tokens: int, plan: Plan) -> None:
-        """Let two requests arrive that begin like a running one with many computed tokens."""
+        """Add two requests that begin with all tokens of one that has many computed ones."""
         running = sorted(self.scheduler.running, key=lambda r: -r.num_computed_tokens)
         if running:
             tokens = running[which % len(running)].token_ids
@@ -126,18 +126,18 @@ class EngineStateMachine(RuleBasedStateMachine):
 
     @rule(plan=_plans())
     def run_step(self, plan: Plan) -> None:
-        """Let nothing arrive."""
+        """Run a step without new requests."""
         self._step(plan)
 
     def _arrive_like(
         self, tokens: list[int], sixths: int, num_own_tokens: int, max_new_tokens: int
     ) -> None:
-        """Let a request arrive that begins like another."""
+        """Add a request that begins like another."""
         prefix = tokens[: max(len(tokens) * sixths // 6, 1)]
         self._arrive([*prefix, *self.scheduler.fresh_tokens(num_own_tokens)], max_new_tokens)
 
     def _arrive(self, prompt: list[int], max_new_tokens: int) -> None:
-        """Let a request arrive, unless too many wait."""
+        """Add a request, unless too many are unfinished."""
         if len(self.scheduler.running) + len(self.scheduler.waiting) < MAX_UNFINISHED:
             self.scheduler.arrive(prompt, max_new_tokens)
 
@@ -181,7 +181,7 @@ class EngineStateMachine(RuleBasedStateMachine):
     def _fail(
         self, snapshot: Snapshot, mismatch: Mismatch | None, broken: Mapping[str, str | None]
     ) -> None:
-        """Raise what went wrong, with the log."""
+        """Raise the failure, with the log of what happened before it."""
         __tracebackhide__ = True
         index = snapshot.step.step_index
         lines = [f"{name}: step {index}: {why}" for name, why in broken.items() if why]
@@ -200,7 +200,7 @@ class EngineStateMachine(RuleBasedStateMachine):
 def _find_broken_invariant(
     runner: Runner, snapshot: Snapshot, mismatch: Mismatch | None, model: ModelCache
 ) -> str | None:
-    """Return which invariant a runner's step breaks first, None where it breaks none."""
+    """Return the message of the first invariant that a runner's step breaks, or None."""
     try:
         view = view_of(runner, snapshot)
         check_blocks(view)

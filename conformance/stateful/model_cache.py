@@ -1,4 +1,4 @@
-"""A model of a KV cache: which key is in each slot, by what a runner's steps wrote."""
+"""A model of a KV cache: the key in each slot, as a runner's steps wrote it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a token, and who wrote it.
+    """The key of a token, and the request and step that wrote it.
 
     Attributes:
-        prefix: Of the token, by which a key is what it is.
-        position: Of the token in its sequence.
-        request_id: Who wrote it.
-        step: When.
+        prefix: The number of the prefix that the token ends, which determines the key.
+        position: The token's position in its sequence.
+        request_id: The request that wrote it.
+        step: The step that wrote it.
     """
 
     prefix: int
@@ -28,10 +28,9 @@ class Key:
 
 
 class ModelCache:
-    """A model of a cache whose blocks are used by several KV cache groups: it keeps the keys.
+    """A model of a cache whose blocks are used by several KV cache groups: it records the keys.
 
-    A block has the same bytes for all groups, so what one group writes to it destroys what another
-    group had there.
+    A block has the same bytes for all groups, so a write by one group destroys the keys of another.
 
     Args:
         block_sizes: Tokens in a block of each group.
@@ -60,11 +59,11 @@ class ModelCache:
         self._blocks[block_id] = group, keys
 
     def read(self, group: int, slot: int) -> Key | None:
-        """Return the key in a slot of a group; None where no step of the group wrote one."""
+        """Return the key in a slot of a group; None if no step of the group wrote one."""
         owner, keys = self._blocks.get(slot // self._block_sizes[group], (group, {}))
         return keys.get(slot) if owner == group else None
 
     def owner(self, group: int, slot: int) -> int | None:
-        """Return the group that wrote to the block of a slot last; None where none did."""
+        """Return the group that wrote to the block of a slot last; None if none did."""
         found = self._blocks.get(slot // self._block_sizes[group])
         return None if found is None else found[0]

@@ -1,4 +1,4 @@
-"""What the state machine decides of a step before it knows the scheduler's state."""
+"""The plan of a step, which is drawn before the scheduler's state is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.engine.settings import Policy
 
 
 class Preference(enum.Enum):
-    """Which running request is chosen, if there is one like that: most would rarely be met."""
+    """The kind of running request to choose, if there is one: most kinds are rare."""
 
     ANY = "any"
     WITH_REJECTED_DRAFTS = "with rejected drafts"
@@ -21,18 +21,18 @@ class Preference(enum.Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """A running request, chosen before it is known which there are.
+    """A choice of a running request, drawn before it is known which there are.
 
     Attributes:
-        preference: What it is like, if one is like that.
-        index: Its number among these.
+        preference: The kind of request, if there is one of that kind; otherwise any.
+        index: Its number among these, modulo how many there are.
     """
 
     preference: Preference
     index: int
 
     def pick(self, running: Sequence[Request], shares: Callable[[Request], bool]) -> Request:
-        """Return the chosen one of the running requests, of which there is at least one."""
+        """Return the chosen one of the running requests; there must be at least one."""
         is_preferred = {
             Preference.ANY: lambda _: True,
             Preference.WITH_REJECTED_DRAFTS: lambda request: request.num_rejected_tokens > 0,
@@ -45,13 +45,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Policy):
-    """How a step is scheduled, and what comes of it.
+    """How a step is scheduled, and the outcome of its drafts.
 
     Attributes:
-        preempts: Who is preempted before anything else is decided.
-        finishes: Who ends before that, without all its tokens.
-        accepted: How many drafts are accepted, of the decodes by turns.
-        num_drafts: Draft tokens for the next step of each decode, as far as the engine has them.
+        preempts: The request to preempt before the step is scheduled.
+        finishes: The request to finish before that, without all its tokens.
+        accepted: The most drafts that each decode accepts, by turns.
+        num_drafts: Draft tokens of each decode in the next step, up to the engine's limit.
     """
 
     admits_after_preemption: bool = True

@@ -1,6 +1,6 @@
-"""What is derived from a step's batch reads and writes what the batch does, as the laws state.
+"""Checks that the results derived from a step's batch read and write what the batch does.
 
-The laws are about the calls of one function; here they hold for what a runner made of its batch.
+The laws state this for calls of one function; here it is checked for the results of a runner.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_virtual_batches(view: View) -> None:
 
 
 def check_built(view: View) -> None:
-    """Check that what builders were given for their layers is the batch of their group."""
+    """Check that builders were given the batch of their layers' group."""
     built = view.results["attn_metadata"]
     of_layers = view.results["attn_metadata_of_layers"]
     for number, group in enumerate(view.groups):
@@ -58,7 +58,7 @@ def check_built(view: View) -> None:
 
 
 def check_fast_prefill(view: View) -> None:
-    """Check that the tokens with logits read what they did."""
+    """Check that the tokens with logits read what they read in the whole batch."""
     starts = view.metadata[0].query_start_loc.tolist()
     last_tokens = [start - 1 for start in starts[1 : view.batch.num_reqs + 1]]
     for group, metadata in enumerate(view.metadata):
@@ -78,8 +78,8 @@ def check_fast_prefill(view: View) -> None:
 
 
 def check_kernel_blocks(view: View) -> None:
-    """Check that through tables of kernel blocks the same slots are read and written."""
-    if view.batch.step_index % 4 >= 2:  # these are a rank's
+    """Check that tables of kernel blocks lead to the same reads and writes."""
+    if view.batch.step_index % 4 >= 2:  # these slots are one rank's
         return
     numbers = _groups_in_turn(view)
     tables, slots = view.results["kernel_block_tables"], view.results["kernel_slot_mappings"]
@@ -117,11 +117,11 @@ CHECKS: tuple[Callable[[View], None], ...] = (
     check_kernel_blocks,
     check_ranks,
 )
-"""All of them."""
+"""All checks."""
 
 
 def _groups_in_turn(view: View) -> list[int]:
-    """Return the numbers of the groups for which a runner makes what takes a while."""
+    """Return the indices of the groups that the runner's slower functions processed."""
     return [view.groups.index(group) for group, _ in view.batch.groups_in_turn]
 
 

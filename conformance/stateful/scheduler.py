@@ -1,7 +1,6 @@
 """The scheduler of the stateful test: it follows drawn plans, and records what it does.
 
-A step is scheduled, executed by runners, and then finished: only then it is decided which drafts
-are accepted.
+A step is scheduled, executed by runners, and then finished; accepted drafts are decided last.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ POOL_IS_DRY = "because the pool is dry"
 
 
 class Prefixes:
-    """Numbers prefixes, on all of whose tokens a key depends: equal ones have the same number.
+    """Numbers prefixes: equal ones have the same number, as a key depends on all tokens up to it.
 
     Example:
         >>> prefixes = Prefixes()
@@ -58,13 +57,13 @@ class RecordedPool(BlockPool):
         self.freed_in_step: set[int] = set()
 
     def touch(self, block_id: int) -> None:
-        """Let one more request hold a block."""
+        """Add a reference to a block."""
         is_live = self.ref_count(block_id) > 0
         self.goals.add(Goal.SHARED_WITH_LIVE if is_live else Goal.SHARED_WITH_GONE)
         super().touch(block_id)
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Let one request less hold each of some blocks."""
+        """Remove a request's references to blocks."""
         super().free_blocks(block_ids)
         freed = {block_id for block_id in block_ids if not self.ref_count(block_id)}
         self.freed_in_step |= freed
@@ -81,7 +80,7 @@ class RecordedPool(BlockPool):
 
 
 class PlannedScheduler(Scheduler):
-    """Schedules requests as plans say, as far as it can.
+    """Schedules requests according to plans, as far as possible.
 
     Attributes:
         setup: Its groups and limits.
@@ -136,7 +135,7 @@ class PlannedScheduler(Scheduler):
         return reached
 
     def arrive(self, prompt: list[int], max_new_tokens: int) -> None:
-        """Let a request arrive; its prompt and new tokens are cut to what the engine serves."""
+        """Add a request; its prompt and new tokens are cut to the maximum model length."""
         longest = self.setup.max_model_len
         prompt = prompt[: longest - 1]
         max_new_tokens = min(max_new_tokens, longest - len(prompt))
@@ -166,7 +165,7 @@ class PlannedScheduler(Scheduler):
         self.log.append(f"{request.request_id} ends {why}")
 
     def start_step(self, plan: Plan) -> Snapshot | None:
-        """Return the next step as a plan says, None if there is nothing to compute."""
+        """Return the next step according to a plan, or None if there is nothing to compute."""
         if plan.finishes is not None and self.running:
             self.finish(plan.finishes.pick(self.running, self.shares), "early")
         if plan.preempts is not None and self.running:
@@ -208,7 +207,7 @@ class PlannedScheduler(Scheduler):
         return [r for r in self.running if r.request_id in step.num_scheduled_tokens]
 
     def _record(self, step: SchedulerOutput) -> None:
-        """Record the coverage goals that a step meets."""
+        """Record the coverage goals that a step reaches."""
         for request in self._scheduled(step):
             req_id = request.request_id
             if request.num_rejected_tokens:
@@ -227,7 +226,7 @@ class PlannedScheduler(Scheduler):
             self._goals.add(Goal.SITS_OUT)
 
     def _take_snapshot(self, step: SchedulerOutput) -> Snapshot:
-        """Write down the state in which a step runs."""
+        """Log a step, and return the state in which it runs."""
         requests = {r.request_id: self._take_request_snapshot(step, r) for r in self.running}
         scheduled = {req_id: requests[req_id] for req_id in step.num_scheduled_tokens}
         self.log += [f"step {step.step_index}:", *(f"  {one}" for one in scheduled.values())]
@@ -235,7 +234,7 @@ class PlannedScheduler(Scheduler):
         return Snapshot(step, scheduled, others, self.pool.free_block_ids)
 
     def _take_request_snapshot(self, step: SchedulerOutput, request: Request) -> RequestSnapshot:
-        """Write down the state of a request while a step runs."""
+        """Return the state of a request while a step runs."""
         start = request.num_computed_tokens
         stop = start + step.num_scheduled_tokens.get(request.request_id, 0)
         tokens = request.token_ids + request.spec_token_ids

@@ -27,8 +27,8 @@ class Setup:
 
     Attributes:
         block_sizes: Tokens in a block of each KV cache group.
-        kinds: Of the layers of each group.
-        num_spare_blocks: Blocks of the pool besides those of one request of the greatest length.
+        kinds: The kind of each group's layers.
+        num_spare_blocks: Blocks of the pool besides those of one request of maximum length.
         reuses_latest: Whether the block freed last is handed out first.
         max_model_len: The longest sequence, in tokens.
         max_num_seqs: The most requests running at once.
@@ -37,7 +37,7 @@ class Setup:
         micro_batches: Parts that each batch is cut into.
         padding: Batches are padded to multiples of so many requests and tokens.
         is_checked: Whether `fast` runs in checked mode.
-        seed: The order of threads, where kernels are simulated.
+        seed: Determines the order of threads if kernels are simulated.
 
     Example:
         >>> setup = Setup(block_sizes=(2, 3), kinds=("full", "sliding_window"), max_model_len=12)
@@ -116,7 +116,7 @@ class Setup:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the null block among them."""
+        """Blocks of the pool, including the null block."""
         longest = sum(-(-self.max_model_len // size) for size in self.block_sizes)
         return 1 + longest + self.num_spare_blocks
 
@@ -126,7 +126,7 @@ class Setup:
         return math.lcm(*self.block_sizes)
 
     def deploy(self, target: Target, serving: Serving) -> Deployment:
-        """Do what an engine does when it starts, with all blocks of the pool.
+        """Deploy the model with all blocks of the pool.
 
         >>> from conformance.targets.target import REFERENCE
         >>> setup = Setup(block_sizes=(2, 4), kinds=("full", "full"), max_model_len=8)

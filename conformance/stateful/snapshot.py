@@ -1,4 +1,4 @@
-"""A step of the stateful test, with all that is needed to check what a runner makes of it."""
+"""A step of the stateful test, with the scheduler's state that checks of a runner need."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RequestSnapshot:
 
     Attributes:
         request_id: Its name.
-        start: Its tokens in the cache before the step.
-        stop: With those of the step, drafts among them; `start` where it has none in the step.
-        prefixes: For each token up to `stop`, the prefix that it ends.
+        start: The number of its tokens in the cache before the step.
+        stop: The same after the step, drafts included; `start` if it has no tokens in the step.
+        prefixes: For each token up to `stop`, the number of the prefix that it ends.
         block_ids: For each KV cache group, its blocks.
         num_drafts: How many of the last tokens are drafts.
         num_cached_tokens: How many of the first ones were in the cache when it was admitted.
@@ -47,7 +47,7 @@ class Snapshot:
     """A step, and the scheduler's state while the step runs.
 
     Attributes:
-        step: What runners are given.
+        step: The step that runners execute.
         requests: The requests of the step, by name.
         others: Requests that hold blocks, but have no tokens in the step.
         free_block_ids: The blocks that no request holds.

@@ -1,4 +1,4 @@
-"""What Hypothesis draws for the stateful test: the engine's setup, and a plan for each step."""
+"""Strategies of the stateful test: the engine's setup, plans of steps, and arrivals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Scale:
     """The sizes of an engine.
 
     Attributes:
-        block_sizes: Of the KV cache groups, to choose from.
+        block_sizes: Block sizes of the KV cache groups, to choose from.
         max_model_lens: The longest sequence, in tokens, to choose from.
         token_budget: The most tokens of a step.
-        prompt_lens: To choose from.
+        prompt_lens: Lengths of prompts, to choose from.
         chunks: The most tokens of a request in a step, to choose from.
         paddings: Multiples to which batches are padded, to choose from.
     """
@@ -54,7 +54,7 @@ LARGE = Scale(
 """The block sizes of engines, a few blocks for each request."""
 
 SCALES = {"minimal": SMALL, "real": LARGE}
-"""By the size of a check."""
+"""The scales, by the size of a check."""
 
 CHOICES = (
     Choice(Preference.WITH_REJECTED_DRAFTS, 0),
@@ -64,14 +64,14 @@ CHOICES = (
     Choice(Preference.SHARING, 1),
     Choice(Preference.ANY, 1),
 )
-"""Which request is preempted or finished, rare ones as often as any."""
+"""Choices of the request to preempt or finish; rare kinds are as likely as any."""
 
 KINDS = (CHUNKED_LOCAL, FULL, CHUNKED_LOCAL, SLIDING_WINDOW)
 
 
 @st.composite
 def setups(draw: st.DrawFn, scale: Scale) -> Setup:
-    """Draw how an engine is set up."""
+    """Draw the setup of an engine."""
     block_sizes = draw(st.sampled_from(scale.block_sizes))
     max_model_len = draw(st.sampled_from(scale.max_model_lens))
     longest = sum(-(-max_model_len // size) for size in block_sizes)
@@ -93,7 +93,7 @@ def setups(draw: st.DrawFn, scale: Scale) -> Setup:
 
 @cache
 def plans(scale: Scale) -> st.SearchStrategy[Plan]:
-    """Draw how a step is planned."""
+    """Draw the plan of a step."""
     budget = scale.token_budget
     no_one = (None,) * 5
     return st.builds(
@@ -111,12 +111,12 @@ def plans(scale: Scale) -> st.SearchStrategy[Plan]:
 
 @cache
 def arrivals(scale: Scale) -> st.SearchStrategy[list[tuple[int, int]]]:
-    """Draw a few arrivals: lengths of prompts, and how many tokens each wants."""
+    """Draw a few arrivals: the length of each prompt, and how many tokens to generate."""
     lengths = st.sampled_from(scale.prompt_lens)
     return st.lists(st.tuples(lengths, new_token_counts()), min_size=1, max_size=3)
 
 
 @cache
 def new_token_counts() -> st.SearchStrategy[int]:
-    """Draw how many tokens a request wants."""
+    """Draw how many tokens to generate for a request."""
     return st.sampled_from((6, 1, 2, 4, 9, 12, 16))

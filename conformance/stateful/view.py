@@ -16,20 +16,20 @@ from conformance.zoo.groups import CacheGroup
 
 
 class BrokenInvariantError(AssertionError):
-    """What must be true of a step, and is not."""
+    """An invariant of a step does not hold."""
 
 
 @dataclass
 class View:
-    """A step as a runner has put it together.
+    """A step as a runner executed it.
 
     Attributes:
         snapshot: The step.
-        batch: What the runner made of it.
+        batch: The runner's batch.
         results: The results of all functions.
         tokens: The request and the position of each token of the batch, without padding.
         metadata: The metadata of each KV cache group, in arrays.
-        access: What the batch of each group reads and writes.
+        access: The reads and writes of each group's batch.
     """
 
     snapshot: Snapshot
@@ -60,19 +60,19 @@ class View:
         return {token: position for token, (_, position) in enumerate(self.tokens)}
 
     def access_of(self, group: int, metadata: Answer, **layout: int) -> Access:
-        """Return what a batch of a group reads and writes, by `kv_reads` and `kv_writes`."""
+        """Return the reads and writes of a group's batch, by `kv_reads` and `kv_writes`."""
         return Access.of(metadata, Layout(self.groups[group].block_size, **layout))
 
     def check_equal(
         self, group: int, what: str, parts: Iterable[Access], expected: Access | None = None
     ) -> None:
-        """Check that parts read and write what is expected, each token in one part.
+        """Check that parts have the expected reads and writes, each token in one part.
 
         Args:
             group: The number of their group.
-            what: What they are called in the message.
-            parts: What they read and write, by the tokens of the batch.
-            expected: What is expected; None for what the whole batch does.
+            what: The name of the parts in the message.
+            parts: The reads and writes of each part, by the tokens of the batch.
+            expected: The expected reads and writes; None: those of the whole batch.
         """
         expected = self.access[group] if expected is None else expected
         try:
@@ -97,7 +97,7 @@ class View:
 
 
 def view_of(runner: Runner, snapshot: Snapshot) -> View:
-    """Return what a runner has made of a step.
+    """Return a step as a runner executed it.
 
     Raises:
         AssertionError: There is no batch, it is not valid, or it has other requests than the step.

@@ -24,28 +24,28 @@ FEW_TOKENS = dataclasses.replace(
     max_context_len=36,
     max_num_tokens=28,
 )
-"""Attention of every token is computed, several times over: fewer of them, of longer sequences."""
+"""For tests that compute the attention of every token: few tokens, in long sequences."""
 
 PRESETS = (MINIMAL, FEW_TOKENS)
 
 HEADS = ((2, 1, 2), (2, 2, 2), (4, 2, 3))
-"""Query heads, key heads, and the size of a head."""
+"""Numbers of query heads, numbers of KV heads, and head sizes."""
 
 KINDS = (
     *("mixed", "extend", "speculative decode", "mixed", "extend", "mixed", "extend"),
     *("decode", "short extend", "prefill"),
 )
-"""Kinds of batches that have tokens, those with a context more than once."""
+"""Kinds of batches that have tokens; those with a context are listed more than once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A layer in a step, and a call that makes metadata of it, or a part of it.
+    """An attention layer in a step, and a call that derives metadata from the step.
 
     Attributes:
         layer: The layer.
         call: The call.
-        logits_tokens: The tokens that fast prefill is for.
+        logits_tokens: The tokens that have logits, for fast prefill.
     """
 
     layer: Layer
@@ -59,7 +59,7 @@ class Example:
 
 
 def shuffled_ids(count: int, seed: int) -> Iterator[int]:
-    """Return the ids of a pool's blocks in a random order, without the null block's.
+    """Return the block ids of a pool in random order, without the null block.
 
     >>> sorted(shuffled_ids(3, seed=0))
     [1, 2, 3]
@@ -69,7 +69,7 @@ def shuffled_ids(count: int, seed: int) -> Iterator[int]:
 
 
 def in_pool(batch: Batch, ids: Iterator[int]) -> Batch:
-    """Return a batch with other blocks, taken from a pool; who shared a block shares one again."""
+    """Return a batch with its blocks replaced from a pool; shared blocks stay shared."""
     n = batch.layout.blocks_per_kv_block
     known: dict[int, int] = {}
     rows = []
@@ -82,7 +82,7 @@ def in_pool(batch: Batch, ids: Iterator[int]) -> Batch:
 
 
 def pool_size(batch: Batch) -> int:
-    """Return how many of the manager's blocks a batch has, and two that it has not."""
+    """Return the number of manager blocks of a batch, plus two that it does not use."""
     n = batch.layout.blocks_per_kv_block
     return len({block // n for row in batch.rows for block in row}) + 2
 
@@ -96,7 +96,7 @@ def layers(
     is_causal: bool | None = None,
     kind: str | None = None,
 ) -> Layer:
-    """Draw an attention layer in a step; its blocks lie scattered in a small cache, with others."""
+    """Draw an attention layer in a step, with its blocks scattered over a small cache."""
     kind = draw(st.sampled_from(KINDS)) if kind is None else kind
     has_prefix = draw(st.SOMETIMES)
     batch = draw(batches(preset, layout=layout, is_shared=False if has_prefix else None, kind=kind))
@@ -114,7 +114,7 @@ def layers(
 
 
 def _behind_a_prefix(batch: Batch, others: set[int]) -> Batch:
-    """Return a batch whose first request and some others have one block more, the same, before."""
+    """Return a batch whose first request and some others start with one more, shared, block."""
     layout, n = batch.layout, batch.layout.blocks_per_kv_block
     new = n * (1 + max((block // n for row in batch.rows for block in row), default=0))
     have = [i in {0, *others} for i in range(batch.num_reqs)]
@@ -151,7 +151,7 @@ def layers_in_kernel_blocks(draw: st.DrawFn, preset: Preset) -> Layer:
 
 @st.composite
 def layers_on_ranks(draw: st.DrawFn, preset: Preset, *, kind: str | None = None) -> Layer:
-    """Draw layers whose positions lie interleaved on several context-parallel ranks."""
+    """Draw layers whose positions are interleaved over several context-parallel ranks."""
     layout = Layout(
         draw(st.sampled_from((2, 4))),
         draw(st.sampled_from((None, 2))),
@@ -179,7 +179,7 @@ LAYER_GOALS: dict[str, Callable[[Layer], bool]] = {
 
 
 def of_layer(*names: str) -> dict[str, Any]:
-    """Return coverage goals of an example from those of its layer, under names that say so.
+    """Return coverage goals of an example's layer, with the prefix `attention:` in their names.
 
     Args:
         *names: Names in `LAYER_GOALS`.
@@ -195,4 +195,4 @@ IN_ANY_STEP = (
     *("a context in scattered blocks", "a prefix in shared blocks"),
     *("a sliding window that hides keys", "padded tokens"),
 )
-"""What is drawn in the steps of all laws, and counted in those of some."""
+"""Names of `LAYER_GOALS` that any step may reach; only some laws have them as goals."""

@@ -1,4 +1,4 @@
-"""Calls of the functions that cut, rewrite and reorder a batch, with a layer to attend in it."""
+"""Calls of the functions that split, rewrite and reorder a batch, with an attention layer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from conformance.values.call import Call
 
 
 def _points(draw: st.DrawFn, preset: Preset, batch: Batch, total: int) -> list[int]:
-    """Draw where a batch is cut: anywhere, and between requests where it is not causal."""
+    """Draw the split points of a batch: anywhere if it is causal, else between requests."""
     longest = max(batch.query_lens, default=0)
     if not batch.causal:
         edges = sorted({s for s in batch.starts if 0 < s < total})
         return sorted(draw(st.sets(st.sampled_from(edges), min_size=1))) if edges else []
     maximum = draw(st.sampled_from((1, 2, 0)))
     if maximum and longest > maximum:
-        # So many cuts inside the longest request.
+        # `maximum` cuts inside the longest request.
         inside = draw(st.sets(st.integers(1, longest - 1), min_size=maximum, max_size=maximum))
         start = batch.starts[batch.query_lens.index(longest)]
         return sorted(start + point for point in inside)
@@ -35,7 +35,7 @@ def _points(draw: st.DrawFn, preset: Preset, batch: Batch, total: int) -> list[i
 
 @st.composite
 def cut_layers(draw: st.DrawFn, preset: Preset) -> Example:
-    """Draw calls of `split_attn_metadata`, padding among the tokens that are cut."""
+    """Draw calls of `split_attn_metadata`; the tokens may include padding."""
     layer = draw(layers(preset))
     batch = layer.batch
     total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
@@ -46,7 +46,7 @@ def cut_layers(draw: st.DrawFn, preset: Preset) -> Example:
 
 @st.composite
 def sliced_layers(draw: st.DrawFn, preset: Preset) -> Example:
-    """Draw calls of `_make_metadata_with_slice` of a batch that has tokens, if it can be cut."""
+    """Draw calls of `_make_metadata_with_slice`; without tokens, the slice is None."""
     example = draw(cut_layers(preset))
     slices = example.call.arguments["ubatch_slices"]
     arguments = {
@@ -58,7 +58,7 @@ def sliced_layers(draw: st.DrawFn, preset: Preset) -> Example:
 
 @st.composite
 def scheduled_layers(draw: st.DrawFn, preset: Preset) -> Example:
-    """Draw calls of `create_ubatch_slices`; of a batch without tokens there is none to make."""
+    """Draw calls of `create_ubatch_slices`; a batch without tokens cannot be split."""
     layer = draw(layers(preset))
     batch = layer.batch
     arguments = {
@@ -106,7 +106,7 @@ def fast_prefill_layers(draw: st.DrawFn, preset: Preset) -> Example:
 
 @st.composite
 def unpadded_layers(draw: st.DrawFn, preset: Preset) -> Example:
-    """Draw calls of `CommonAttentionMetadata.unpadded` that take padding off, or more."""
+    """Draw calls of `CommonAttentionMetadata.unpadded` that remove padding, or more."""
     layer = draw(layers(preset))
     batch = layer.batch
     busy = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
@@ -126,7 +126,7 @@ def misordered_layers(draw: st.DrawFn, preset: Preset) -> Example:
     layer = draw(layers(preset, kind=draw(st.sampled_from(("mixed", "mixed", "mixed", "extend")))))
     batch = layer.batch
     names = [f"r{i}" for i in range(batch.num_reqs)]
-    # With such a threshold, a request is just short enough for a decode, and follows a longer one.
+    # With these thresholds, a request just counts as a decode, and follows a longer one.
     lens = batch.query_lens
     shorter = [q for i, q in enumerate(lens) if 1 < q < max(lens[:i], default=0)]
     computed = np.array(batch.num_computed_tokens, np.int32)

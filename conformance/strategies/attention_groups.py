@@ -24,7 +24,7 @@ from conformance.values.call import Arguments, Call
 
 @st.composite
 def groups(draw: st.DrawFn, preset: Preset) -> tuple[Layer, ...]:
-    """Draw a step as several KV cache groups see it: blocks of different sizes, from one pool.
+    """Draw a step of several KV cache groups, with blocks of different sizes from one pool.
 
     Some groups have sliding windows, and some of those have freed the blocks before the window.
     """
@@ -38,7 +38,7 @@ def groups(draw: st.DrawFn, preset: Preset) -> tuple[Layer, ...]:
 def _in_one_pool(
     draw: st.DrawFn, first: Layer, sizes: list[int], heads: list[tuple[int, int, int]]
 ) -> tuple[Layer, ...]:
-    """Draw layers of a step in groups with these block sizes, the first as it is given."""
+    """Draw a layer for each group of a step; `sizes` are the block sizes after the first."""
     layouts = map(Layout, sizes)
     seen = [
         first.batch,
@@ -56,7 +56,7 @@ def _in_one_pool(
 
 
 def _without_old_blocks(layer: Layer) -> Layer:
-    """Return a layer without the blocks that lie wholly after the window of all its tokens."""
+    """Return a layer with null blocks in place of those before the window of all its tokens."""
     batch, size = layer.batch, layer.batch.layout.block_size
     window = layer.window or 1
     counts = [max(c - window + 1, 0) // size for c in batch.num_computed_tokens]
@@ -72,15 +72,15 @@ def _without_old_blocks(layer: Layer) -> Layer:
 
 @dataclasses.dataclass(frozen=True)
 class MovedLayers:
-    """Where the requests of a step are in a runner's block tables.
+    """A step of several KV cache groups, with the rows of its requests in a runner's tables.
 
     Attributes:
-        layers: The step, as each KV cache group sees it.
+        layers: The layer of each KV cache group.
         slots: The request slot of each request.
         max_num_reqs: How many request slots there are.
-        has_old_blocks: Whether the rows hold what older requests had.
-        moves: What is done between the context and the step: pairs of request slots, to be swapped
-            where both are some request's, else the first is moved to the second.
+        has_old_blocks: Whether the rows contain blocks of earlier requests.
+        moves: Pairs of request slots to move between the context and the step: swapped if both
+            are occupied, else the first is moved to the second.
     """
 
     layers: tuple[Layer, ...]
@@ -91,13 +91,13 @@ class MovedLayers:
 
     @property
     def batch(self) -> Batch:
-        """Return the step, as the first group sees it."""
+        """Return the step with the blocks of the first group."""
         return self.layers[0].batch
 
 
 @st.composite
 def moved_layers(draw: st.DrawFn, preset: Preset) -> MovedLayers:
-    """Draw a step of several groups whose requests stand anywhere in the block tables."""
+    """Draw a step of several groups with its requests in any rows of the block tables."""
     seen = draw(groups(preset))
     num_reqs = seen[0].batch.num_reqs
     maximum = num_reqs + draw(st.integers(0, 2))
@@ -109,10 +109,10 @@ def moved_layers(draw: st.DrawFn, preset: Preset) -> MovedLayers:
 
 @dataclasses.dataclass(frozen=True)
 class GroupedStep:
-    """A call of `build_attn_metadata`, with the layer of each group that attends.
+    """A call of `build_attn_metadata`, with one attention layer for each group.
 
     Attributes:
-        layers: The step, as each KV cache group sees it.
+        layers: The layer of each KV cache group.
         call: The call.
     """
 
@@ -121,7 +121,7 @@ class GroupedStep:
 
     @property
     def batch(self) -> Batch:
-        """Return the step, as the first group sees it."""
+        """Return the step with the blocks of the first group."""
         return self.layers[0].batch
 
 
@@ -142,8 +142,8 @@ class Model:
     """Layers of several groups over shared tensors, and layers that share others' caches.
 
     Attributes:
-        layers: The layer of each name, as its group sees the step; one that shares has its own
-            queries, and the keys and values of its target.
+        layers: The layers by name; a sharing layer has its own queries, and the keys and values of
+            its target.
         call: The call of `init_kv_cache`.
         shared: The target of each sharing layer.
         is_one_tensor: Whether layers of two groups lie in one tensor.
@@ -156,12 +156,12 @@ class Model:
 
     @property
     def batch(self) -> Batch:
-        """Return the step, as the first group sees it."""
+        """Return the step with the blocks of the first group."""
         return next(iter(self.layers.values())).batch
 
 
 PAGES = (((2, 2), (4, 1)), ((4, 2), (2, 4)), ((4, 1), (4, 1)), ((6, 1), (2, 3)))
-"""Block sizes and key heads of two groups, whose pages have as many bytes."""
+"""Block sizes and KV heads of two groups with pages of the same size in bytes."""
 
 
 @st.composite
@@ -223,9 +223,9 @@ def in_kernel_blocks(layer: Layer, size: int) -> Layer:
 def _backends(
     draw: st.DrawFn, names: list[list[str]], *, is_one_tensor: bool
 ) -> dict[str, Backend]:
-    """Draw backends that order shape and memory in any way, usually one for each group.
+    """Draw backends of any shape and stride order, usually one for each group.
 
-    Over one tensor those of all groups must lay each block out within the same bytes.
+    Over one tensor, the backends of all groups must place each block in the same bytes.
     """
     are_blocks_first = draw(st.booleans())
     found: dict[str, Backend] = {}
@@ -247,13 +247,13 @@ def _backends(
 
 
 def _sharing(draw: st.DrawFn, names: list[str]) -> dict[str, str]:
-    """Draw layers that have no cache of their own, and whose they use."""
+    """Draw layers without a cache, and the layers whose caches they share."""
     count = draw(st.sampled_from((1, 2, 0)))
     return {f"layers.{20 + i}.attn": draw(st.sampled_from(names)) for i in range(count)}
 
 
 def in_order_of_axes(view: Any, backend: Backend) -> Any:
-    """Return a backend's view of a cache: keys and values, blocks, tokens, heads, size."""
+    """Return a backend's view of a cache with its axes in the order of `SPLIT`."""
     return view.transpose([backend.shape.index(axis) for axis in SPLIT])
 
 
@@ -273,4 +273,4 @@ OF_GROUPS: dict[str, Callable[[Any], bool]] = {
         any(layer.shared) for layer in example.layers
     ),
 }
-"""Coverage goals of a step that several groups see."""
+"""Coverage goals of a step of several groups."""

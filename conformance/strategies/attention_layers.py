@@ -1,4 +1,4 @@
-"""Calls of the functions about layers: which exist, their specs, and their metadata builders."""
+"""Calls of the functions that find layers, and make their specs and metadata builders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DTYPES = (
     *(np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.uint8)),
     *(np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.float16),
 )
-"""Dtypes of a cache; a scalar type among them."""
+"""Dtypes of a cache; the last is a NumPy scalar type."""
 
 
 def own_config(**parts: Any) -> Own:
@@ -57,7 +57,7 @@ def config_of(context: Mapping[str, Any], *, is_own: bool, **parts: Any) -> Any:
 
     Args:
         context: The layers by name.
-        is_own: Whether it is an engine's own, which has nothing else.
+        is_own: Whether it is an engine's own, without other attributes.
         **parts: Its other parts, objects of `reference`.
     """
     if not is_own:
@@ -76,20 +76,20 @@ def context_of(config: Any) -> dict[str, Any]:
 
 
 def number(draw: st.DrawFn, values: SearchStrategy[int]) -> Any:
-    """Draw an int, as Python's or NumPy's."""
+    """Draw a Python or NumPy int."""
     value = draw(values)
     kind = draw(st.sampled_from((int, int, np.int32, np.int64)))
     return kind(value) if value < 2**31 else value
 
 
 def full_spec(block_size: int = 16, num_kv_heads: int = 2) -> reference.FullAttentionSpec:
-    """Return what a layer with plain attention keeps."""
+    """Return the KV cache spec of a full-attention layer."""
     return reference.FullAttentionSpec(block_size, num_kv_heads, 8, np.dtype(np.float16))
 
 
 @st.composite
 def builder_classes(draw: st.DrawFn, *, methods: Sequence[str] = ()) -> BuilderClass:
-    """Draw builder classes, the package's and an engine's own."""
+    """Draw builder classes: subclasses of `AttentionMetadataBuilder`, and an engine's own."""
     return BuilderClass(draw(st.booleans()), tuple(methods))
 
 
@@ -127,7 +127,7 @@ def _layers(draw: st.DrawFn, preset: Preset) -> tuple[str, Own]:
     kinds = ("window",) if preset.axis in VALUES else (*LAYER_KINDS, *OTHER_KINDS)
     kind = draw(st.sampled_from(kinds))
     if kind == "shares bare":
-        # Nothing of it is to be read but this.
+        # No other attribute may be read.
         target = {"kv_sharing_target_layer_name": "layers.0", "attn_type": "encoder"}
         return kind, Own(ATTENTION, "", target)
     windows = preset.sizes(WINDOW, st.sampled_from((1, 4, 4096)))
@@ -141,7 +141,7 @@ def _layers(draw: st.DrawFn, preset: Preset) -> tuple[str, Own]:
         del attributes["attn_type"]
         return kind, Own(MOE, "", attributes if "window" in kind else {})
     if kind.startswith("shares"):
-        # A name without a letter is a name.
+        # An empty name is a name.
         attributes["kv_sharing_target_layer_name"] = draw(st.sampled_from(("layers.0", "")))
     elif draw(st.booleans()):
         attributes["kv_sharing_target_layer_name"] = None
@@ -172,7 +172,7 @@ class GroupPlan:
     Attributes:
         names: Its layers.
         spec: Its spec.
-        backend: The backend of each.
+        backend: The backend of each layer.
         workspace: A key of `WORKSPACES`.
         kind: A key of `SPECS`.
     """
@@ -193,7 +193,7 @@ WORKSPACES = {
     "has both under another name": ("FLASH_ATTN", tuple(WORKSPACE_METHODS)),
     "has both under a name in small letters": ("flashinfer", tuple(WORKSPACE_METHODS)),
 }
-"""Names of backends, and the methods of their builders, that tell who shares a workspace."""
+"""Backend names and builder methods, which decide whether builders share a workspace."""
 
 SPECS = ("full", "encoder only", "uniform", "uniform, for some", "uniform, with others")
 
@@ -204,7 +204,7 @@ def _spec_of(kind: str, names: Sequence[str], block_size: int) -> Any:
         return reference.EncoderOnlyAttentionSpec(*heads)
     if kind == "full":
         return reference.FullAttentionSpec(*heads)
-    # Equal, and not one object: specs compare by value.
+    # Equal but distinct objects: specs compare by value.
     specs: dict[str, Any] = {n: reference.SlidingWindowSpec(*heads, 4) for n in names}
     if kind == "uniform, for some" and len(names) > 1:
         del specs[names[0]]
@@ -243,7 +243,7 @@ def init_attn_backend_calls(draw: st.DrawFn, preset: Preset) -> Call:
     for plan in plans[:: draw(st.sampled_from((1, -1)))]:
         context |= {name: Own(cls, name, backend=plan.backend) for name in plan.names}
     groups = [reference.KVCacheGroupSpec(list(plan.names), plan.spec) for plan in plans]
-    # Each builder has the configuration, so that to compare many would take a while.
+    # Each builder holds the configuration, so comparing many full ones would be slow.
     is_own = preset.axis == GROUPS or draw(st.booleans())
     arguments = {
         "kv_cache_config": reference.KVCacheConfig(3, [], groups),

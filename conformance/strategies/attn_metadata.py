@@ -1,4 +1,4 @@
-"""Calls of `build_attn_metadata`: a step's batch as a runner holds it, in buffers."""
+"""Calls of `build_attn_metadata`: a step's batch in a runner's host and device buffers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class _Halves:
 
 
 class Buffer(Factory):
-    """A buffer on the host and on the device; no dataclass, so that reports show it in one line.
+    """A factory of a host/device buffer; not a dataclass, so that reports show it in one line.
 
     Args:
-        name: The argument that it is.
+        name: The name of the argument.
         cpu: The half on the host.
-        gpu: That on the device, other memory in `reference` too.
+        gpu: The half on the device; separate memory in `reference` too.
     """
 
     def __init__(self, name: str, cpu: Any, gpu: Any) -> None:
@@ -54,14 +54,14 @@ class Buffer(Factory):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What `build_attn_metadata` is given, as batches.
+    """The inputs of `build_attn_metadata`, as batches.
 
     Attributes:
-        batches: The batch as each KV cache group sees it: its blocks, its slots.
-        batch: The batch, which has the groups' requests also where there is no group.
-        tail: What an old step left after the batch in the host's halves, and on the device.
+        batches: The batch of each KV cache group, with the blocks and slots of the group.
+        batch: The batch, even if there is no group.
+        tail: Values after the batch, left by an earlier step: on the host, and on the device.
         names: The layers of each group.
-        slots: How slots are given: a "list", a "tuple", or "one array".
+        slots: How slots are passed: a "list", a "tuple", or "one array".
         has_one_table: Whether all groups are given the same table and the same slots.
     """
 
@@ -73,7 +73,7 @@ class Step:
     has_one_table: bool = False
 
     def maximum(self, bound: str) -> int:
-        """Return what `max_query_len` or `max_seq_len` bounds."""
+        """Return the true maximum, which `max_query_len` or `max_seq_len` bounds."""
         lengths = self.batch.query_lens if bound == "max_query_len" else self.batch.seq_lens
         return max(lengths, default=0)
 
@@ -85,11 +85,11 @@ SPARE_ELEMENTS = "elements of a buffer past the batch"
 BOUNDS = ("max_query_len", "max_seq_len")
 
 TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), ((), ()))
-"""What comes after the batch: nothing, or an old step's, which no one may read."""
+"""Values after the batch, which must not be read: those of an earlier step, or none."""
 
 
 def regrouped(batch: Batch, group: int, layout: Layout | None = None) -> Batch:
-    """Return a batch as another KV cache group sees it: other blocks, none shared, another size."""
+    """Return a batch for another KV cache group: other blocks, none shared, maybe another size."""
     layout = layout or Layout(batch.layout.block_size * (1 + group % 2))
     ids = itertools.count(1000 * group + 1)
     rows = tuple(
@@ -151,14 +151,14 @@ def step_arguments(
     builder_class: BuilderClass,
     tail: tuple[Sequence[int], Sequence[int]],
 ) -> Arguments:
-    """Return the arguments of `build_attn_metadata` for a batch as each group sees it.
+    """Return the arguments of `build_attn_metadata` for a batch in several groups.
 
     Args:
         batch: The batch.
-        groups: It, as each group sees it.
+        groups: The batch of each group.
         names: The layers of each group.
         builder_class: The class of each group's builder.
-        tail: What is after the batch in the buffers' halves on the host, and on the device.
+        tail: Values after the batch in the buffers: on the host, and on the device.
     """
     specs = [full_spec(group.layout.block_size) for group in groups]
     found = {

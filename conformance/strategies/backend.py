@@ -1,4 +1,4 @@
-"""Calls of the functions that make a backend, or its metadata, of another."""
+"""Calls of the functions that subclass a backend or its metadata class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS_OF_A_CLASS: Final = "fields"
 
 
 def _prefixes(draw: st.DrawFn, preset: Preset) -> str:
-    """Draw what the name of a class begins with."""
+    """Draw the prefix of a class name."""
     if preset.axis == PREFIX_LENGTH:
         return "".join(repeated(draw, preset, PREFIX_LENGTH, "ABC_"))
     return draw(st.sampled_from(("", "Fast", "Custom_")))
@@ -38,13 +38,13 @@ def subclass_backend_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MetadataClass(Factory):
-    """A class of a backend's metadata.
+    """A factory of a backend's metadata class.
 
     Attributes:
         is_own: Whether it is an engine's own; else it extends `AttentionMetadata`.
         is_dataclass: Whether it has fields: `longest`, and `total`, which is 3 by default.
         has_eq: Whether its objects compare by value.
-        is_frozen: Whether they cannot be changed.
+        is_frozen: Whether its objects are immutable.
     """
 
     is_own: bool = False
@@ -66,7 +66,7 @@ class MetadataClass(Factory):
 
 
 FIELDS = (("num_padded", int, 0), ("note", str, "none"), ("scale", float, None), ("total", int, 7))
-"""Fields of a backend's own; the last is one that the class has already."""
+"""Fields to add; the class already has the last one."""
 
 
 @st.composite

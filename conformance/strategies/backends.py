@@ -1,7 +1,7 @@
-"""Attention backends of all makes, drawn as factories: how each orders its cache, and names it.
+"""Attention backends, drawn as factories: their cache shapes, stride orders and names.
 
-A backend's logical shape is drawn as an order of axes ("blocks", "tokens", ...), several of which
-may be one dimension; its physical order as a permutation of the dimensions.
+A backend's logical shape is drawn as an order of axes ("blocks", "tokens", ...), some of which are
+merged into one dimension; its physical order is drawn as a permutation of the dimensions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.call import drawn_scalar
 
 Dimension: TypeAlias = "tuple[str, ...]"
-"""The axes that one dimension of a shape is made of, the outermost first."""
+"""The axes that are merged into one dimension of a shape, the outermost first."""
 
 AXES = ("kv", "blocks", "tokens", "heads", "size")
 """Key or value (2 long), blocks, tokens of a block, heads, elements of a head."""
 
 SPLIT = (("kv",), ("blocks",), ("tokens",), ("heads",), ("size",))
-"""Every axis a dimension, in the definition's order."""
+"""One dimension for each axis, in the order of the definition."""
 
 LATENT = (("blocks",), ("tokens",), ("heads", "size"))
 """The shape of MLA: one vector for each token."""
 
 FP8_DS_MLA_BYTES = 656
-"""What a token takes in the cache format `fp8_ds_mla`."""
+"""The bytes of a token in the cache format `fp8_ds_mla`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Backend(Factory):
     """How to make a backend class, or an instance of one, for an implementation.
 
     Attributes:
-        name: What `get_name()` answers; the class is called after it.
-        shape: The axes of each dimension of the logical shape; "kv" is left out where there is one
-            vector for a token.
-        stride_order: What `get_kv_cache_stride_order()` answers; None: the identity, said as
-            `without_order` says.
-        without_order: How a backend without a stride order says so: it "raises"
-            `NotImplementedError`, the method is "absent" (with `is_own`; the implementation's base
-            class has one, which raises), or it is "None".
-        is_listed: Whether shape and stride order are lists, of NumPy's ints, and not tuples.
-        supported: What `get_supported_kernel_block_sizes()` lists: ints, `MultipleOf`s.
+        name: What `get_name()` returns; the class is named after it.
+        shape: The axes of each dimension of the logical shape; "kv" is left out if each token has
+            one vector.
+        stride_order: What `get_kv_cache_stride_order()` returns; None: the identity, see
+            `without_order`.
+        without_order: What a backend without a stride order has: a method that "raises"
+            `NotImplementedError`, an "absent" method (with `is_own`; the implementation's base
+            class has one, which raises), or "None".
+        is_listed: Whether shape and stride order are lists of NumPy ints instead of tuples.
+        supported: What `get_supported_kernel_block_sizes()` returns: ints, `MultipleOf`s.
         builder: The builder class, or a factory of it.
         is_instance: Whether the backend is an instance of the class.
-        is_own: Whether the class is a caller's own, which extends nothing.
+        is_own: Whether the class is an engine's own, without a base class.
         knows_dtype: Whether `get_kv_cache_shape` takes a `cache_dtype_str`.
-        methods: Methods in place of these, by name; plain functions, called as static methods.
+        methods: Replacements of these methods by name: functions, which become static methods.
     """
 
     name: str = "PLAIN"
@@ -88,7 +88,7 @@ class Backend(Factory):
             found["get_kv_cache_stride_order"] = None
         found.update(self.methods)
         members = {name: method and staticmethod(method) for name, method in found.items()}
-        # An implementation of other chapters alone has no backends of its own.
+        # An implementation of other chapters only has no `AttentionBackend`.
         is_own = self.is_own or not converter.implementation.offers("AttentionBackend")
         base = object if is_own else converter.implementation.find("AttentionBackend")
         made = type(f"{self.name.title()}Backend", (base,), members)
@@ -139,7 +139,7 @@ def _raise_not_implemented() -> object:
 def shapes(draw: st.DrawFn, *, has_kv: bool) -> tuple[Dimension, ...]:
     """Draw logical shapes of any rank: axes in any order, neighbours joined, dimensions of 1.
 
-    A latent is stored in place of keys and values where `has_kv` is not set.
+    Without `has_kv`, a latent is stored instead of keys and values.
     """
     axes = [axis for axis in AXES if has_kv or axis != "kv"]
     usual = [SPLIT, (("blocks",), ("kv",), *SPLIT[2:])] if has_kv else [LATENT, SPLIT[1:]]
@@ -148,7 +148,7 @@ def shapes(draw: st.DrawFn, *, has_kv: bool) -> tuple[Dimension, ...]:
     ordered = draw(st.permutations(axes))
     dimensions: list[Dimension] = []
     for axis in ordered:
-        # Blocks join those after them alone, so that a dimension still grows by whole blocks.
+        # Only axes after the blocks join them, so that a dimension still grows by whole blocks.
         can_join = bool(dimensions) and axis != "blocks"
         if can_join and draw(st.SOMETIMES):
             dimensions[-1] += (axis,)
@@ -160,7 +160,7 @@ def shapes(draw: st.DrawFn, *, has_kv: bool) -> tuple[Dimension, ...]:
 
 
 def stride_orders(draw: st.DrawFn, rank: int) -> tuple[int, ...] | None:
-    """Draw permutations of that many dimensions, 3-cycles often; None where nothing is said."""
+    """Draw permutations of that many dimensions, often 3-cycles; None for no stride order."""
     kind = draw(st.sampled_from(("none", "any", "cycle", "cycle")))
     if kind == "none":
         return None
@@ -173,7 +173,7 @@ def stride_orders(draw: st.DrawFn, rank: int) -> tuple[int, ...] | None:
 
 
 NAMES = ("FLASH_ATTN", "FLASHINFER", "TRITON_MLA", "PLAIN")
-"""What backends are called."""
+"""Names of backends."""
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""A drawn step: its requests and tokens, and how their positions lie in blocks."""
+"""A drawn step: its requests and tokens, and the layout of positions in blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from conformance.arrays.guard_bands import Array, guarded, guarded_table
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a request's positions lie in blocks.
+    """The layout of a request's positions in blocks.
 
     Attributes:
         block_size: Tokens in a block, on one rank.
-        kernel_block_size: Tokens in a block of the table, where kernel blocks split the manager's.
+        kernel_block_size: Tokens in a block of the table, if kernel blocks split the manager's.
         cp_world_size: Number of context-parallel ranks.
         cp_rank: This rank.
         cp_kv_cache_interleave_size: Consecutive tokens on one rank.
@@ -37,7 +37,7 @@ class Layout:
         return self.block_size // (self.kernel_block_size or self.block_size)
 
     def num_blocks(self, seq_len: int) -> int:
-        """Return the manager's blocks that hold this rank's part of a sequence."""
+        """Return the number of manager blocks for this rank's part of a sequence."""
         return -(-seq_len // (self.block_size * self.cp_world_size))
 
     def keywords(self) -> dict[str, Any]:
@@ -52,18 +52,18 @@ class Batch:
     Attributes:
         query_lens: New tokens of each request.
         num_computed_tokens: Tokens of each request in the cache before the step.
-        layout: How positions lie in blocks.
+        layout: The layout of positions in blocks.
         rows: The blocks of the table that each request owns.
         num_padding_tokens: Tokens past the last request's, added for a CUDA graph.
         extra_columns: Columns of the table that no request needs.
         extra_rows: Rows of the table past the last request's.
-        filler: What is in the table and in positions where nothing may be read.
+        filler: The value of table entries and positions that must not be read.
         stride: The step between elements in memory; more than 1 makes every array a strided view.
         raised: How far `max_query_len` and `max_seq_len` lie above the true maxima.
         causal: Whether attention is causal.
-        drift: How far `num_computed_tokens_cpu` lies below the tokens before the query, as after
-            fast prefill, and above them where there is no query: what an old step left.
-        extra_slots: Slots past the last token, which may not be read.
+        drift: How far `num_computed_tokens_cpu` is below the tokens before the query, as after fast
+            prefill; for a request without a query, how far above, as left by an earlier step.
+        extra_slots: Slots past the last token, which must not be read.
         has_numpy_ints: Whether counts are NumPy ints, as arithmetic on arrays gives them, and
             `causal` NumPy's bool.
     """
@@ -118,7 +118,7 @@ class Batch:
         return guarded(self.starts, np.int32, self.stride)
 
     def positions(self) -> Array:
-        """Return every token's position, the filler for padding's."""
+        """Return every token's position, with the filler for padding."""
         found = [
             c + j
             for c, q in zip(self.num_computed_tokens, self.query_lens, strict=True)
@@ -127,13 +127,13 @@ class Batch:
         return guarded(found + [self.filler] * self.num_padding_tokens, np.int64, self.stride)
 
     def block_table(self) -> Array:
-        """Return the block table, the filler past each row's end."""
+        """Return the block table, with the filler past each row's end."""
         width = max(map(len, self.rows), default=0) + self.extra_columns
         num_rows = self.num_reqs + self.extra_rows
         return guarded_table(self.rows, num_rows, width, self.filler, self.stride)
 
     def slot_mapping(self) -> Array:
-        """Return every token's slot in the cache, -1 for padding's, and 7 for what is no token."""
+        """Return every token's slot in the cache, -1 for padding, and 7 for the extra slots."""
         slots = reference.compute_slot_mapping(
             self.block_table(),
             self.query_start_loc(),
@@ -144,12 +144,12 @@ class Batch:
         return guarded(slots.tolist() + [7] * self.extra_slots, np.int64, self.stride)
 
     def reported_computed_tokens(self) -> list[int]:
-        """Return what `num_computed_tokens_cpu` says of each request."""
+        """Return the entry of each request in `num_computed_tokens_cpu`."""
         pairs = zip(self.num_computed_tokens, self.query_lens, strict=True)
         return [max(c - self.drift, 0) if q else c + self.drift for c, q in pairs]
 
     def metadata(self) -> reference.CommonAttentionMetadata:
-        """Return the batch's attention metadata, as `reference` holds it."""
+        """Return the batch's attention metadata for `reference`."""
         starts = self.query_start_loc()
         number: Callable[[int], Any] = np.int32 if self.has_numpy_ints else int
         boolean: Callable[[bool], Any] = np.bool_ if self.has_numpy_ints else bool

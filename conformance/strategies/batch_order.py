@@ -1,4 +1,4 @@
-"""Calls of the functions that split a batch by kind, and of the one that brings it in order."""
+"""Calls of the functions that split a batch into decodes and prefills, or reorder it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PROMPT = "prompt tokens"
 SPARE = "spare rows of the batch"
 
 MAX_TOKENS = 2**63 - 1
-"""The most tokens that a scheduler may give a request: what an int64 holds."""
+"""The most tokens that a scheduler may give a request: the largest int64."""
 
 
 @st.composite
 def split_decodes_and_prefills_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
     is_uniform = draw(st.sampled_from((None, False, True, True)))
-    # Uniformity is of short requests: draw them often, where it is requested.
+    # `require_uniform` is about short requests: draw them often if it is set.
     kinds = (None, "short extend", "speculative decode", "short extend", "none")
     kind = draw(st.sampled_from(kinds)) if is_uniform else None
     is_first_idle = draw(st.booleans()) if is_uniform else None
@@ -54,7 +54,7 @@ def split_decodes_prefills_and_extends_calls(draw: st.DrawFn, preset: Preset) ->
 
 @dataclasses.dataclass
 class InputBatch:
-    """A runner's persistent batch, as the reordering function sees it.
+    """The part of a runner's persistent batch that the reordering function uses.
 
     Attributes:
         req_ids: Names of the requests, by position.
@@ -78,7 +78,7 @@ class InputBatch:
 
 @dataclasses.dataclass
 class SchedulerOutput:
-    """What the scheduler decided: the new tokens of each request, by its name."""
+    """The scheduler's output: the number of new tokens of each request, by its name."""
 
     num_scheduled_tokens: dict[str, int]
 
@@ -135,7 +135,7 @@ def reorder_calls(draw: st.DrawFn, preset: Preset, *, regions: int | None = None
 
 @st.composite
 def reordered_batches(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw reordering calls whose requests are those of a batch, the facts."""
+    """Draw reordering calls for the requests of a batch; the facts are the batch."""
     batch = draw(batches(preset))
     ids = [f"r{i}" for i in range(batch.num_reqs)]
     computed = np.array(batch.num_computed_tokens, np.int32)

@@ -27,17 +27,17 @@ from conformance.strategies.traffic import traffic_batches
 
 KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill", "none")
 ROLES = ("decode", "short extend", "extend", "prefill", "idle")
-"""What a request may be in a mixed batch."""
+"""The roles of requests in a mixed batch."""
 
 FILLERS = (0, -1, 7, 2**31 - 1)
-"""What is where nothing may be read: past the end of a table's row, at padding's positions."""
+"""Values that must not be read: past the end of a table row, and in padding positions."""
 
 
 @functools.cache
 def lengths(preset: Preset, maximum: int, layout: Layout) -> st.SearchStrategy[int]:
     """Draw token counts up to `maximum`, often close to a multiple of a block or chunk.
 
-    What matters: the block size, the chunk size, and 8, the tokens of a convolution's program.
+    The third edge is 8, the tokens of a convolution's program.
     """
     edges = {layout.block_size, layout.block_size * preset.chunk_blocks[-1], 8}
     near = [
@@ -64,13 +64,13 @@ def batches(
 ) -> Batch:
     """Draw a valid batch, with idle and padded requests and padded tokens.
 
-    What is None is drawn. Batches of real traffic have a `kind` and a first request of their own;
-    those that are large along an axis have a first request of their own.
+    Arguments that are None are drawn. Batches of real traffic ignore `kind` and `is_first_idle`;
+    batches that are large along an axis ignore `is_first_idle`.
 
     Args:
         draw: Hypothesis' `draw`.
         preset: The sizes.
-        layout: How positions lie in blocks.
+        layout: The layout of positions in blocks.
         is_shared: Whether some requests share the physical blocks of a common prefix.
         kind: One of `KINDS`.
         is_first_idle: Whether the first request has no tokens.
@@ -92,11 +92,11 @@ def batches(
     few = st.integers(0, 2) if query_lens else st.sampled_from((0, 2))
     num_padding = draw(preset.sizes(PADDED_REQUESTS, few))
     query_lens += [0] * num_padding
-    # A padded request has no tokens; its sequence length is nothing, or what an old step left.
+    # A padded request has no tokens; its sequence length is 0, or left by an earlier step.
     left = draw(st.lists(st.sampled_from((0, 0, 1, 5)), min_size=min(num_padding, 3), max_size=3))
     computed += [left[i % len(left)] for i in range(num_padding)]
     is_bare = not any(query_lens) and draw(st.booleans())
-    if is_bare:  # padding alone, and a table of no columns
+    if is_bare:  # only padding, and a table without columns
         computed = [0] * len(computed)
     seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
     if is_shared is None:
@@ -151,8 +151,8 @@ def _rows(
 ) -> tuple[tuple[int, ...], ...]:
     """Draw the blocks of each request: distinct ids in some order, low or near 2**31.
 
-    If the preset is large along `BLOCK_IDS`, that size is the last of them. Of each request, so
-    many leading tokens are shareable with the first request.
+    If the preset is large along `BLOCK_IDS`, it sets the largest id. `shareable` is the
+    number of leading tokens of each request that it may share with the first request.
     """
     n = layout.blocks_per_kv_block
     counts = [layout.num_blocks(s) for s in seq_lens]
@@ -193,7 +193,7 @@ BATCH_GOALS: dict[str, Callable[[Batch], bool]] = {
     "strided arrays": lambda b: b.stride > 1,
     "a batch of real traffic's size": lambda b: b.num_tokens > 64,
 }
-"""Coverage goals of a batch that every function about requests must reach."""
+"""Coverage goals that every function that takes a batch must reach."""
 
 
 METADATA_GOALS: dict[str, Callable[[Batch], bool]] = {
@@ -208,7 +208,7 @@ METADATA_GOALS: dict[str, Callable[[Batch], bool]] = {
     "more rows of the table than requests": lambda b: b.extra_rows > 0,
     "counts are NumPy's": lambda b: b.has_numpy_ints,
 }
-"""Coverage goals of a metadata that every function that takes one should reach."""
+"""Coverage goals that every function that takes metadata should reach."""
 
 
 def _of_facts(goals: dict[str, Callable[[Batch], bool]]) -> dict[str, Any]:
@@ -216,10 +216,10 @@ def _of_facts(goals: dict[str, Callable[[Batch], bool]]) -> dict[str, Any]:
 
 
 def of_metadata() -> dict[str, Any]:
-    """Return coverage goals of a call: those of the metadata that its strategy drew."""
+    """Return the coverage goals of a call's metadata."""
     return _of_facts(METADATA_GOALS)
 
 
 def of_batch(*names: str) -> dict[str, Any]:
-    """Return coverage goals of a call: those of its batch with these names, or all of them."""
+    """Return the coverage goals of a call's batch: those with these names, or all."""
     return _of_facts({name: BATCH_GOALS[name] for name in names or BATCH_GOALS})

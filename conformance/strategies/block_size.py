@@ -37,7 +37,7 @@ def manager_sizes(preset: Preset) -> st.SearchStrategy[int]:
 
 
 def divisors(size: int) -> list[int]:
-    """Return the divisors of a size, among those that a kernel may have.
+    """Return the divisors of a size up to 600, as sizes of kernel blocks.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -61,12 +61,12 @@ def _supported_sizes(
         preset: The sizes.
         manager_size: The manager's block size.
         common: A divisor of it that the backend supports.
-        is_answer: Whether the manager's size may be needed, since all backends support it.
+        is_answer: Whether all backends support the manager's size.
         is_reluctant: Whether the backend does not support the manager's size.
     """
     known = divisors(manager_size)
     if is_reluctant:
-        # A multiple that divides the manager's size would support that.
+        # `MultipleOf` a divisor of the manager's size would support that size.
         odd = [d + 1 for d in known if manager_size % (d + 1)]
         entries: list[object] = [d for d in known if d < manager_size]
         entries += [*odd, *map(reference.MultipleOf, odd), 2 * manager_size]
@@ -81,11 +81,11 @@ def _supported_sizes(
 
 
 def attention_groups(draw: st.DrawFn, preset: Preset, manager_size: int) -> list[SimpleNamespace]:
-    """Draw attention groups whose backends have a block size in common that suits a manager's."""
+    """Draw attention groups whose backends share a block size that divides the manager's."""
     is_large = preset.axis in {ATTENTION_GROUPS, SUPPORTED_SIZES}
     number = draw(st.integers(int(is_large), 3))
     common = draw(st.sampled_from(divisors(manager_size)))
-    # The manager's own size is the answer where all support it; one that does not is enough.
+    # The manager's size is the result if all backends support it, so one that does not is enough.
     reluctant = draw(st.sampled_from((None, 0, number - 1))) if number else None
     is_answer = reluctant is None or common == manager_size
     found = []
@@ -108,7 +108,7 @@ def attention_groups(draw: st.DrawFn, preset: Preset, manager_size: int) -> list
 
 
 def _tupled(drawn: list[Any]) -> dict[str, Any]:
-    """Return a method that gives ints as NumPy's, in a tuple; none where there are multiples."""
+    """Return a method that returns a tuple of NumPy ints; none if there are `MultipleOf`s."""
     if not all(isinstance(entry, int) and entry < 2**63 for entry in drawn):
         return {}
     return {
@@ -149,7 +149,7 @@ def prepare_calls(draw: st.DrawFn, preset: Preset) -> Call:
     groups, of_each = [group for group, _ in drawn], [own for _, own in drawn]
     attn_groups = of_each
     if draw(st.booleans()):
-        # What needs no list has none at the end; or there is one too many.
+        # Groups at the end that need no list may have none; or there is one list too many.
         needs = [is_of_attention(group.kv_cache_spec) for group in groups]
         last = max((i for i, is_needed in enumerate(needs) if is_needed), default=-1)
         attn_groups = draw(st.sampled_from((of_each[: last + 1], [*of_each, []])))

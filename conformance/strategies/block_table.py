@@ -1,8 +1,7 @@
-"""Sessions: an object that keeps state, and what is done to it in order.
+"""Stateful sessions of `BlockTables`: a constructor call and a sequence of operations.
 
-A session of `BlockTables` is drawn with a model of the rows' lengths at hand, so that every
-operation is valid, but for those that are meant to be refused, after which the rest of the session
-shows that nothing had changed.
+A session is drawn along with a model of the row lengths, so that every operation is valid, except
+those that must be refused. The operations after these show that nothing has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from reference import PAD_SLOT_ID
 LAST_BLOCK_ID = 2**31 - 1
 
 FIRST_BLOCK_IDS = (1, 2**31 - 1000, LAST_BLOCK_ID, LAST_BLOCK_ID - 2)
-"""Ids of a session's first block; after the last one that int32 holds comes 1."""
+"""Ids of a session's first block; 1 follows the largest int32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +35,11 @@ class Operation:
     Attributes:
         method: Its name.
         arguments: Its arguments by name, in the order of the method's parameters.
-        refused: What is wrong with it, None where it is valid.
-        error: The class of the exception that it gets then.
+        refused: What is wrong with it; None if it is valid.
+        error: The class of the exception that it must raise.
         argument: The name that the exception's message must mention.
-        is_value: Whether that is in the values of a tensor, which are checked in checked mode only.
-        overwrites: What the caller writes into the results of earlier calls just before it.
+        is_value: Whether tensor values are wrong, which are checked in checked mode only.
+        overwrites: The caller's writes into earlier results, just before the operation.
     """
 
     method: str
@@ -72,12 +71,12 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """An object's life: how it is made and what is done to it.
+    """A stateful test case: an object and the operations on it.
 
     Attributes:
-        constructor: How it is made.
-        operations: What is done to it, in order.
-        events: What happened in its course, as its strategy knows, for coverage goals.
+        constructor: The call that makes the object.
+        operations: The operations, in order.
+        events: The events that its strategy recorded, for coverage goals.
     """
 
     constructor: Call
@@ -108,12 +107,12 @@ TABLE_EVENTS = (
     "padded rows are overwritten before the next gather",
     "slots are overwritten before the next ones",
 )
-"""What may happen to block tables; a run must reach each."""
+"""Events of block tables; a run must reach each."""
 
 
 @dataclasses.dataclass
 class TableModel:
-    """What a session's strategy knows of the block tables: the lengths of their rows.
+    """The model of a session's block tables: the lengths of their rows.
 
     Attributes:
         block_sizes: The groups' block sizes.
@@ -126,7 +125,7 @@ class TableModel:
         num_gathered: The requests of the last gather.
         num_slots: The tokens of the last slot mapping.
         next_id: A block id not used yet.
-        events: What has happened that is worth a coverage goal.
+        events: The events of `TABLE_EVENTS` so far.
     """
 
     block_sizes: list[int]
@@ -147,12 +146,12 @@ class TableModel:
         self.gathered = [[0] * self.max_num_reqs for _ in self.block_sizes]
 
     def note(self, event: str, *, happens: bool) -> None:
-        """Note an event of `TABLE_EVENTS`, if it happens."""
+        """Record an event of `TABLE_EVENTS`, if it happens."""
         if happens:
             self.events.add(event)
 
     def new_ids(self, count: int) -> list[int]:
-        """Return block ids that no row has yet; 1 follows the last one that int32 holds.
+        """Return block ids that no row has yet; 1 follows the largest int32.
 
         >>> TableModel([2], 1, 4, 8, next_id=2**31 - 1).new_ids(2)
         [2147483647, 1]
@@ -171,7 +170,7 @@ MOST_DRAWN = 64
 """The most requests whose entries are drawn one by one."""
 
 OperationMaker: TypeAlias = Callable[[TableModel], Operation | None]
-"""Makes an operation that must be refused; None where the tables offer nothing to break."""
+"""Makes an operation that must be refused; None if it does not apply."""
 
 
 @st.composite
@@ -184,7 +183,7 @@ def block_tables_sessions(
 ) -> Session:
     """Draw sessions of `BlockTables`, with operations that must be refused in the middle.
 
-    `tried` makes these; `counts` says how many valid ones there may be before and after them.
+    `tried` makes these; `counts` are the possible numbers of valid ones before and after them.
     """
     is_minimal = preset.name == "minimal"
     sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
@@ -230,7 +229,7 @@ def block_tables_sessions(
 
 
 def long_sessions(preset: Preset) -> st.SearchStrategy[Session]:
-    """Return sessions of more than a thousand operations: drawn ones, again and again.
+    """Return sessions of more than a thousand operations: a short session, repeated.
 
     All rows are cleared before the operations begin again, so that each is valid every time.
     """
@@ -257,11 +256,11 @@ def _operation(model: TableModel, draw: st.DrawFn) -> Operation:
 
 
 def _overwrites(model: TableModel, draw: st.DrawFn, make: object) -> tuple[Overwrite, ...]:
-    """Draw what a caller writes into the gathered tables or the slots."""
+    """Draw a caller's writes into the gathered tables or the slots."""
     way = draw(st.sampled_from(tuple(WAYS)))
     num_groups, gathers = len(model.block_sizes), make in {_gather, _dummy_tables}
     if num_groups and (gathers or (make is not _slots and draw(st.booleans()))):
-        # What is not gathered again is read by the next slots, which take no negative block ids.
+        # Tables that are not gathered again are read by the next slots: no negative block ids.
         value = draw(st.sampled_from((-1, 7, -(2**31)) if gathers else (7, 0, 2**31 - 1)))
         first = draw(st.sampled_from((0, model.num_gathered % model.max_num_reqs)))
         has_blocks = any(map(any, model.gathered))
@@ -359,7 +358,7 @@ def _slots(model: TableModel, draw: st.DrawFn) -> Operation:
         cuts = draw(long_lists(cut, num_reqs))
     else:
         cuts = draw(st.lists(cut, min_size=num_reqs, max_size=num_reqs))
-    # Every column of the buffer may be read: what was not gathered there is nulls.
+    # Every column of the buffer may be read: those not gathered contain null blocks.
     last = min((w * s for w, s in zip(model.widths, model.block_sizes, strict=True)), default=1) - 1
     held = [max(row) * size for row, size in zip(model.gathered, model.block_sizes, strict=True)]
     inside = min(max(held, default=1) - 1, last)

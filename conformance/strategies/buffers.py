@@ -1,4 +1,4 @@
-"""Buffers on the CPU and the device, and what is copied between their halves."""
+"""Buffers on the CPU and the device, and copies between their halves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_NUMPY = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """A buffer's life: what is written to which half, and how much of it is copied.
+    """A buffer, and a sequence of writes to one half, each copied to the other.
 
     Attributes:
         size: The buffer's shape.
@@ -37,7 +37,7 @@ class Copies:
 
 @st.composite
 def copies(draw: st.DrawFn, preset: Preset) -> Copies:
-    """Draw a buffer and what is copied between its halves."""
+    """Draw a buffer and the copies between its halves."""
     size = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
     if preset.axis == DIMENSIONS:
         size = (2,) + (1,) * (draw(preset.sizes(DIMENSIONS, st.nothing())) - 1)

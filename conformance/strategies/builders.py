@@ -1,4 +1,4 @@
-"""Calls of the functions about builders, and of groups of layers that share them."""
+"""Calls of the methods of metadata builders and attention groups."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BUILDERS = "builders"
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """A threshold wished for, and what the configuration says.
+    """A requested reorder threshold, and the numbers in the configuration.
 
     Attributes:
-        threshold: The threshold; None for no order.
-        num_drafts: Speculative tokens; None where none are said.
+        threshold: The threshold; None for no reordering.
+        num_drafts: Speculative tokens; None if not configured.
         num_ranks: Ranks that share each sequence's cache in decodes.
     """
 
@@ -46,13 +46,13 @@ NUMBERS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "drafts and ranks": ((1, 2), (4,), (2,)),
     "few drafts": ((3, 8), (0, 1), (1,)),
 }
-"""Thresholds wished for, numbers of drafts, and numbers of ranks; but for "any", with drafts."""
+"""Requested thresholds, numbers of drafts and of ranks; "any" may not support drafts."""
 
 
 @st.composite
 def threshold_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_init_reorder_batch_threshold`, with and without each of its defaults."""
-    # What matters together is drawn often: thresholds, their drafts, and ranks that lower them.
+    # Draw related values often: thresholds, their drafts, and ranks that lower them.
     kind = draw(st.sampled_from(("any", "any", "drafts and ranks", "few drafts")))
     threshold, num_drafts, num_ranks = (draw(st.sampled_from(some)) for some in NUMBERS[kind])
     if preset.axis:
@@ -76,7 +76,7 @@ def threshold_calls(draw: st.DrawFn, preset: Preset) -> Call:
         "supports_spec_as_decode": kind != "any" or draw(st.booleans()),
         "supports_dcp_with_varlen": draw(st.booleans()),
     }
-    # Left out, a threshold is 1, and not None.
+    # The default threshold is 1, not None.
     names = [name for name, value in given.items() if value is not None]
     some = ((), (), *((name,) for name in names), tuple(names))
     omitted = draw(st.sampled_from(some)) if kind == "any" else ()
@@ -116,7 +116,7 @@ def build_for_drafting_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @st.composite
 def use_cascade_attention_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `use_cascade_attention` with some of what a runner knows of the batch."""
+    """Draw calls of `use_cascade_attention` with some of its keyword arguments."""
     names = ("common_prefix_len", "num_query_heads", "use_alibi")
     known = {
         name: draw(preset.sizes(name, st.integers(0, 9)))

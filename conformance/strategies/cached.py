@@ -1,9 +1,8 @@
-"""Hypothesis' strategies, made once for the same arguments: `import cached as st`.
+"""Hypothesis strategies, memoized by their arguments: `import cached as st`.
 
-Hypothesis validates each new strategy and finds out what it is made of, which takes two to ten
-times as long as to draw from it. So these keep the latest strategies, where all arguments are plain
-values, which are drawn alike where they are equal, or strategies, each of which is another one.
-Booleans with other odds than one in two are here too.
+Hypothesis validates and analyses each new strategy, which takes two to ten times as long as a draw
+from it. So these functions keep the latest strategies whose arguments are all plain values,
+compared by type and value, or strategies, compared by identity. Biased booleans are here too.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ MAX_CACHED: Final = 1024
 """The most strategies of one function that are stored."""
 
 LONGEST: Final = 32
-"""The most entries of an argument for which strategies are stored."""
+"""The most entries of a tuple argument for which strategies are stored."""
 
 _PLAIN: Final = frozenset({bool, int, str, type, type(None), Preset})
-"""The types of values that are no other objects than those that are equal to them."""
+"""Types whose equal values are interchangeable."""
 
 
 def cached(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T]]:
@@ -91,7 +90,7 @@ def cached(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T
 
 
 def _key(value: Any) -> object:
-    """Return what a plain value and its type are known by, a strategy itself; None for others.
+    """Return the cache key of a plain value or a strategy; None for others.
 
     >>> _key((1, True)) == _key((True, 1)), _key([]), _key(({},))
     (False, None, None)
@@ -121,15 +120,15 @@ tuples = cached(st.tuples)
 
 
 RARELY = sampled_from((False, False, False, True))
-"""True one time in four; what is simpler is False."""
+"""True one time in four; shrinks to False."""
 
 SOMETIMES = sampled_from((False, False, True))
-"""True one time in three; what is simpler is False."""
+"""True one time in three; shrinks to False."""
 
 MOSTLY = sampled_from((True, True, False))
-"""True two times in three; what is simpler is True."""
+"""True two times in three; shrinks to True."""
 
 
 def composite(make: Callable[Concatenate[DrawFn, P], T]) -> Callable[P, SearchStrategy[T]]:
-    """Return `st.composite` of a function, which keeps what it made too."""
+    """Return the memoized `st.composite` of a function."""
     return cached(st.composite(make))

@@ -16,17 +16,17 @@ SEQUENCES = "sequences"
 LENGTH = "tokens of a sequence"
 
 LENGTHS = (0, 1, 8, 9, 7, 16, 17, 15, 24, 3)
-"""About the tokens of a program, and of two."""
+"""Lengths around the tokens of one program, 8, and of two."""
 
 LONG = (8192, 16401, 8193, 8185)
-"""About as many tokens as have half the programs for which the lists have least room, and all."""
+"""Lengths around 1024 programs, above which the output lists grow, and one of 2051 programs."""
 
 
 @st.composite
 def compute_conv1d_calls(draw: st.DrawFn, preset: Preset, *, is_long: bool | None = None) -> Call:
     """Draw calls of `compute_causal_conv1d_metadata`; the facts are the sequences' lengths.
 
-    Where sizes are real, some calls have a sequence of `LONG`.
+    Unless the preset is minimal, some calls have a sequence with a length of `LONG`.
     """
     lengths = draw(st.lists(st.sampled_from(LENGTHS), max_size=2 * preset.max_num_reqs))
     if preset.axis:

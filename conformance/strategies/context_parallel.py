@@ -23,8 +23,8 @@ def dcp_local_seq_lens_calls(draw: st.DrawFn, preset: Preset) -> Call:
         size = draw(preset.sizes(RANKS, st.just(3)))
         interleave = draw(preset.sizes(INTERLEAVE, st.just(2)))
     elif draw(st.RARELY):
-        # As large a round as may be. As many ranks would be one too, for which an implementation
-        # that counts for all of them first has no room.
+        # The largest round. As many ranks would also give it, but an implementation that computes
+        # the lengths of all ranks first would run out of memory.
         size, interleave = 1, maximum
     round_of_ranks = size * interleave
     length = st.one_of(

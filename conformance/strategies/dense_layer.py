@@ -1,7 +1,7 @@
-"""One attention layer's step, and what dense attention makes of it.
+"""An attention layer in one step, and its dense attention.
 
-A `Layer` has queries, keys and values for every token of a batch, and says what attention is of
-them, request by request, under an explicit mask: what paged attention is compared with.
+A `Layer` has queries, keys and values for every token of a batch. It computes their attention
+request by request with an explicit mask, as the expected result of paged attention.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from conformance.strategies.batch import Batch
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 State: TypeAlias = "tuple[Array, Array]"
-"""What attention gives: the output, and the log-sum-exp."""
+"""The result of attention: the output, and the log-sum-exp."""
 
 NO_REQUEST = -1
-"""The request of a token that is padding: as an index, that of the last column of who may read."""
+"""The request of a padding token; as an index, the last column of `Layer.readers_of`."""
 
 TOLERANCE = 1e-12
-"""How far float64 sums of the same numbers, taken in another order, may lie apart."""
+"""The largest difference of float64 sums of the same numbers in another order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Layer:
     """An attention layer in a step.
 
     Attributes:
-        batch: The step, as the layer's KV cache group sees it; its blocks lie in a small cache.
-        num_blocks: Blocks of that cache, in the manager's size; no request has the null block.
-        heads: The number of query heads, that of key heads, and the size of a head.
-        seed: What queries, keys and values are made of.
-        window: How many positions a token sees; None: all before it.
-        given_up: Leading positions of each request whose blocks it gave up after its window.
-        chunk: The chunks of chunked local attention, in tokens; None: none.
+        batch: The step, with the blocks of the layer's KV cache group, in a small cache.
+        num_blocks: The manager's blocks in that cache, the null block included.
+        heads: The number of query heads, the number of KV heads, and the head size.
+        seed: The seed of queries, keys and values.
+        window: The latest positions that a token attends to, its own included; None: all.
+        given_up: Leading positions of each request, before its window, whose blocks were freed.
+        chunk: The chunk size of chunked local attention, in tokens; None: no chunks.
         query_seed: A second seed of the queries, which differ between layers that share a cache.
     """
 
@@ -54,9 +54,9 @@ class Layer:
 
     @functools.cached_property
     def shared(self) -> tuple[int, ...]:
-        """Return the leading positions of each request that lie in the first one's blocks."""
+        """Return how many leading positions of each request are in the first one's blocks."""
         rows, layout = self.batch.rows, self.batch.layout
-        if not rows or any(self.given_up):  # what was given up is the null block
+        if not rows or any(self.given_up):  # freed blocks are null blocks
             return (0,) * len(rows)
         pairs = [zip(rows[0], row, strict=False) for row in rows[1:]]
         in_common = [len([*itertools.takewhile(lambda ab: ab[0] == ab[1], p)]) for p in pairs]
@@ -82,7 +82,7 @@ class Layer:
 
     @functools.cached_property
     def queries(self) -> Array:
-        """Return each token's query, [num_actual_tokens, num_heads, head_size], padding's NaN."""
+        """Return each token's query, [num_actual_tokens, num_heads, head_size], NaN for padding."""
         rng = np.random.default_rng((self.seed, self.query_seed))
         num_heads, _, size = self.heads
         found = rng.standard_normal((self.batch.num_actual_tokens, num_heads, size))
@@ -91,9 +91,9 @@ class Layer:
 
     @functools.cached_property
     def earlier(self) -> Batch:
-        """Return the step that brought the context of those that have tokens now.
+        """Return an earlier step that wrote the context of the requests that have tokens now.
 
-        The tokens in the first request's blocks came with it, and tokens given up are in no block.
+        The first request wrote the tokens in its blocks, and freed tokens are in no block.
         """
         batch = self.batch
         first = [max(a, b) for a, b in zip(self.shared, self.given_up or self.shared, strict=True)]
@@ -153,7 +153,7 @@ class Layer:
 
     @functools.cached_property
     def dense(self) -> State:
-        """Return what each token's attention is, from the sequences themselves."""
+        """Return each token's attention, computed from the whole sequences."""
         batch = self.batch
         output = np.zeros(self.queries.shape)
         lse = np.full(output.shape[:2], -np.inf)
@@ -165,11 +165,11 @@ class Layer:
         return output, lse
 
     def agree(self, found: State, tokens: Sequence[int] | None = None) -> None:
-        """Raise where attention is not the dense one of the layer's tokens.
+        """Check that attention equals the dense attention of the layer's tokens.
 
         Args:
-            found: What was computed.
-            tokens: Which token each row is; None: all, in order.
+            found: The computed attention.
+            tokens: The token of each row; None: all, in order.
 
         Raises:
             AssertionError: It differs; the message names the token by its request and position.
@@ -191,7 +191,7 @@ class Layer:
                 )
 
     def name(self, token: int) -> str:
-        """Return a token's name in the words of the batch."""
+        """Return a description of a token by its request and position."""
         request = self.owners[token]
         if request == NO_REQUEST:
             return f"token {token}, padding"
@@ -200,27 +200,27 @@ class Layer:
 
     @property
     def reads_context(self) -> bool:
-        """Return whether a token has others before it that an earlier step brought."""
+        """Return whether a request with new tokens has a context from an earlier step."""
         pairs = zip(self.batch.query_lens, self.batch.num_computed_tokens, strict=True)
         return any(q and c for q, c in pairs)
 
     @property
     def is_scattered(self) -> bool:
-        """Return whether some request's blocks do not follow one another."""
+        """Return whether some request's block ids are not in ascending order."""
         return any(a > b for row in self.batch.rows for a, b in itertools.pairwise(row))
 
     @property
     def hides_keys(self) -> bool:
-        """Return whether a sliding window keeps a token from some of those before it."""
+        """Return whether a sliding window hides earlier tokens from some token."""
         pairs = zip(self.batch.query_lens, self.batch.seq_lens, strict=True)
         return self.window is not None and any(q and s > self.window for q, s in pairs)
 
     @property
     def kernel_block_size(self) -> int:
-        """Return the positions in a block as the table lists them."""
+        """Return the number of positions in a block of the table."""
         return self.batch.layout.kernel_block_size or self.batch.layout.block_size
 
 
 def _is_close(got: Array, want: Array) -> bool:
-    """Return whether numbers are the same but for the order of sums; NaN never is."""
+    """Return whether numbers are equal within `TOLERANCE`; NaN never is."""
     return np.allclose(got, want, rtol=0, atol=TOLERANCE)

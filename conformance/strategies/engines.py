@@ -1,6 +1,6 @@
-"""An engine's own classes, as factories: builders, backends, layers and what these hold.
+"""Factories of an engine's own stubs: builders, backends, layers and their parts.
 
-They record what they were given, and are compared by it.
+The stubs record the arguments that they get, and are compared by these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance.targets.factories import DEVICE, Factory, FactoryContext
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnClass(Factory):
-    """An engine's own class of layers, or of what a layer holds.
+    """A factory of an engine's own class of layers, or of parts of layers.
 
     Attributes:
         name: Its name.
@@ -37,13 +37,13 @@ class OwnClass(Factory):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Own(Factory):
-    """An object of an engine's own class.
+    """A factory of an object of an engine's own class.
 
     Attributes:
         cls: Its class.
-        name: What it is compared by.
-        attributes: Its attributes; what is not here it lacks.
-        backend: What its `get_attn_backend()` returns; None where it has no such method.
+        name: The name by which it is compared.
+        attributes: All its attributes.
+        backend: What its `get_attn_backend()` returns; None if it has no such method.
     """
 
     cls: OwnClass
@@ -67,7 +67,7 @@ class Own(Factory):
 
 
 class Built:
-    """What a builder of the harness builds: the arguments it got."""
+    """The result of a stub builder: the arguments of `build`."""
 
     compared = ("args", "keywords")
 
@@ -76,7 +76,7 @@ class Built:
 
 
 class Workspace:
-    """What builders of one kind share."""
+    """A stub of the workspace buffer that builders of one kind share."""
 
     compared = ("owner",)
 
@@ -85,7 +85,7 @@ class Workspace:
 
 
 class _Records:
-    """What a builder was given."""
+    """A mixin that records a builder's arguments and calls."""
 
     compared = (
         "kv_cache_spec",
@@ -116,7 +116,7 @@ class _Records:
 
 
 class _Stores:
-    """How an engine's own builder is made, which knows nothing of ours."""
+    """The base of an engine's own builder, which has no base class of the implementation."""
 
     def __init__(self, *args: Any) -> None:
         self.kv_cache_spec, self.layer_names, self.vllm_config, self.device = args
@@ -139,7 +139,7 @@ WORKSPACE_METHODS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BuilderClass(Factory):
-    """A class of builders.
+    """A factory of a builder class.
 
     Attributes:
         is_own: Whether it is an engine's own; else it extends `AttentionMetadataBuilder`.
@@ -165,7 +165,7 @@ class BuilderClass(Factory):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Builder(Factory):
-    """A builder.
+    """A factory of a builder.
 
     Attributes:
         cls: Its class.
@@ -191,7 +191,7 @@ class Builder(Factory):
 
 
 class _EqualByName(abc.ABCMeta):
-    """Makes classes of one name equal, as a registry's proxies are, though each is its own."""
+    """A metaclass whose distinct classes are equal by name, like a registry's proxies."""
 
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, type) and cls.__name__ == other.__name__
@@ -202,10 +202,10 @@ class _EqualByName(abc.ABCMeta):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackendClass(Factory):
-    """A class of backends.
+    """A factory of a backend class.
 
     Attributes:
-        name: What it says its name is.
+        name: What `get_name()` returns.
         builder: Its class of builders.
         is_own: Whether it is an engine's own; else it extends `AttentionBackend`.
         is_alike: Whether it equals every class of the same name.

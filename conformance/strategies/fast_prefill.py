@@ -23,11 +23,11 @@ LOGITS_CHOICES = ("last of each", "last of some", "ends", "several", "several", 
 """Which tokens of a request have logits."""
 
 KINDS = (None, None, "decode", "mixed", "extend", "prefill", "none")
-"""Kinds of batches; those of decodes alone come back as they are."""
+"""Kinds of batches; batches with only decodes are returned unchanged."""
 
 
 def logits_tokens(batch: Batch, which: str, seed: int) -> list[int]:
-    """Return the tokens with logits of a batch, of each request as one of `LOGITS_CHOICES` says."""
+    """Return the tokens of a batch that have logits; `which` is one of `LOGITS_CHOICES`."""
     rng = np.random.default_rng(seed)
     found: list[int] = []
     for start, length in zip(batch.starts, batch.query_lens, strict=False):
@@ -49,7 +49,7 @@ def fast_prefill_calls(
 ) -> Call:
     """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`; the facts are a `Batch`.
 
-    `which` of `LOGITS_CHOICES` says which tokens have logits; some metadata have no such indices.
+    `which` is one of `LOGITS_CHOICES`; some metadata have no logits indices.
     """
     batch = draw(batches(preset, kind=draw(st.sampled_from(KINDS))))
     if is_causal is not None:

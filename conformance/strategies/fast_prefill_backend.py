@@ -23,14 +23,14 @@ ADDED = "attributes of what is built"
 
 
 class Pair(NamedTuple):
-    """A metadata that is a tuple."""
+    """Metadata that is a tuple."""
 
     starts: Any
     longest: int
 
 
 class Slotted:
-    """A metadata whose attributes are in slots; one is left empty."""
+    """Metadata with attributes in slots, one of which is empty."""
 
     __slots__ = ("empty", "longest", "starts")
 
@@ -39,7 +39,7 @@ class Slotted:
 
 
 class More(Slotted):
-    """A metadata with slots and a dict."""
+    """Metadata with slots and a dict."""
 
     def __init__(self, starts: Any, longest: int) -> None:
         super().__init__(starts, longest)
@@ -47,7 +47,7 @@ class More(Slotted):
 
 
 class Closed:
-    """A metadata whose attributes cannot be set, and which has a property too."""
+    """Metadata with a property, and with attributes that cannot be set."""
 
     def __init__(self, starts: Any, longest: int) -> None:
         vars(self).update(starts=starts, longest=longest, note="kept")
@@ -64,7 +64,7 @@ class Closed:
 
 @dataclasses.dataclass
 class Plain:
-    """A metadata that is a dataclass, with one field that is not a parameter."""
+    """Metadata that is a dataclass, with one field that is not a parameter."""
 
     starts: Any
     longest: int
@@ -73,7 +73,7 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frozen:
-    """A metadata that cannot be changed, and has no dict."""
+    """Metadata that is immutable and has no dict."""
 
     starts: Any
     longest: int
@@ -81,7 +81,7 @@ class Frozen:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Knowing:
-    """A metadata that has the logits fields already, of something else."""
+    """Metadata that already has the logits fields, with other values."""
 
     starts: Any
     longest: int
@@ -99,12 +99,12 @@ METADATA: dict[str, Any] = {
     "a tuple": Pair,
     "a namespace": SimpleNamespace,
 }
-"""What builders build, by what is particular about it."""
+"""The classes of metadata that builders build, by description."""
 
 METADATA_KINDS = tuple(METADATA)
 
 ATTRIBUTES = ("starts", "longest", "note", "extra", "doubled", "empty")
-"""What one of these may have."""
+"""The attributes that these classes may have."""
 
 UNEXTENDABLE: dict[str, Any] = {
     "None": lambda **_: None,
@@ -112,17 +112,17 @@ UNEXTENDABLE: dict[str, Any] = {
     "a list": lambda **_: [],
     "an int": lambda **_: 3,
 }
-"""What builders may build, although it cannot be extended."""
+"""Results of builders to which attributes cannot be added, by description."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QueriesBuilder(BuilderClass):
-    """A class of builders that build one of `METADATA`.
+    """A factory of a builder class whose `build` returns one kind of result.
 
     Attributes:
-        kind: What they build.
+        kind: A key of `METADATA` or `UNEXTENDABLE`.
         knows_fast_build: Whether their `build` has the parameter `fast_build`.
-        num_added: How many attributes more the result has: `added_0`, `added_1`, ...
+        num_added: The number of further attributes of the result: `added_0`, `added_1`, ...
     """
 
     kind: str = "a dataclass"
@@ -156,13 +156,13 @@ class QueriesBuilder(BuilderClass):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the builders of a fast-prefill backend are requested.
+    """The arguments of a `build` call on a builder of a fast-prefill backend.
 
     Attributes:
-        metadata: The batch's.
+        metadata: The batch's metadata.
         common_prefix_len: The tokens of a prefix that all requests share.
-        fast_build: Whether to build fast; None leaves it out.
-        is_positional: Whether it is called by position.
+        fast_build: The argument `fast_build`; None leaves it out.
+        is_positional: Whether the arguments are positional.
     """
 
     metadata: reference.CommonAttentionMetadata
@@ -192,13 +192,13 @@ def backend_call(rng: np.random.Generator, kinds: Sequence[str]) -> Call:
 
 @st.composite
 def build_calls(draw: st.DrawFn, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS) -> Call:
-    """Draw calls of `create_fast_prefill_custom_backend` whose facts are a `Step` of its builders.
+    """Draw calls of `create_fast_prefill_custom_backend` with a `Step` as its facts.
 
-    The builders build one of some kinds of metadata.
+    `kinds` are the kinds of metadata that the builders may build.
     """
     metadata_call = draw(fast_prefill_calls(preset))
-    # All that was drawn decides, so that all kinds are reached: single draws tend to repeat
-    # themselves.
+    # The seed depends on everything that was drawn, so that all kinds are reached: Hypothesis
+    # tends to repeat single draws.
     rng = np.random.default_rng(
         zlib.crc32(repr((metadata_call, draw(st.integers(0, 2**20)))).encode())
     )

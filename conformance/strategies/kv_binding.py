@@ -1,4 +1,4 @@
-"""Names of layers, and calls of what finds their index and binds their caches."""
+"""Layer names, and calls of `extract_layer_index` and `bind_kv_cache`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_INTEGERS = (
     *("model", "layers", "self_attn", "mixer", "attention", "v2", "h", "", "-1", "+3", "1_0"),
     *("²", "٣", "1e3", " 4", "0x5", "½", "7\n"),
 )
-"""Components that are not integers, though some of them look like one to `isdigit` or to `int`."""
+"""Components that are not integers, although `isdigit` or `int` accepts some of them."""
 
 PREFIXES = ("model.layers", "transformer.h", "language_model.model.layers", "layers")
 
@@ -43,14 +43,14 @@ def shuffled(draw: st.DrawFn, values: Iterable[Any]) -> list[Any]:
 def layer_names(draw: st.DrawFn, preset: Preset, number: int) -> tuple[list[str], int]:
     """Draw names of that many layers, in any order, and how many attention modules a layer has.
 
-    Their indices pass 10, and so do not order like text; those of several are the same where a
+    Indices may pass 10, so that they do not sort like text. Two names have the same index if a
     layer has self and cross attention.
     """
     first = draw(preset.sizes(LAYER_INDEX, st.sampled_from((0, 1, 8, 98))))
     prefix = draw(st.sampled_from(PREFIXES))
     scheme = draw(st.sampled_from(("plain", "plain", "cross", "modules", "modules", "mixer")))
     modules = draw(st.integers(2, 3)) if scheme == "modules" else 1
-    # One with one integer has the index itself, which another layer may have too.
+    # A name with one integer has that index, which another layer may have too.
     kinds = st.sampled_from(("attn", "attn", "attn", "attn", "self_attn", "mixer"))
     has_kinds = scheme == "modules" and number > 0
     drawn = draw(st.lists(kinds, min_size=1, max_size=MAX_DRAWN)) if has_kinds else [""]
@@ -73,7 +73,7 @@ def layer_names(draw: st.DrawFn, preset: Preset, number: int) -> tuple[list[str]
 
 @st.composite
 def extract_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `extract_layer_index`: one integer or two among what only looks like one."""
+    """Draw calls of `extract_layer_index`: one or two integers among lookalikes."""
     maximum = 12 if preset is MINIMAL else 10**20
     modules = draw(preset.sizes(ATTENTION_MODULES, st.sampled_from((1, None, 2, 2, 3, 64))))
     has_attn = draw(st.booleans())
@@ -94,7 +94,7 @@ def extract_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 def forward_contexts(draw: st.DrawFn, preset: Preset, names: list[str]) -> dict[str, Any]:
-    """Draw the layers of a model, in any order: those of the names, and some without a cache."""
+    """Draw layers with these names, and some without a cache, in any order."""
     others: Iterable[str] = draw(
         st.sampled_from(((), ("layers.9.mlp.experts",), ("head", "layers.1.2.3")))
     )
@@ -109,7 +109,7 @@ def forward_contexts(draw: st.DrawFn, preset: Preset, names: list[str]) -> dict[
 
 @st.composite
 def bind_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `bind_kv_cache`: caches that are arrays, and lists of a layer's states."""
+    """Draw calls of `bind_kv_cache`: caches that are arrays or lists of states."""
     maximum = 4 if preset is MINIMAL else 12
     kinds = st.tuples(st.SOMETIMES, st.SOMETIMES)
     drawn = lists(draw, preset, LAYERS, kinds, max_size=maximum)

@@ -32,10 +32,10 @@ class Layer:
 
     Attributes:
         name: Its name.
-        spec: What it keeps.
-        tensor: The number of the tensor that it lies in.
-        group: The number of its group, encoder-only ones not counted.
-        has_own_spec: Whether its group says its spec; without one it has that of its target.
+        spec: Its KV cache spec.
+        tensor: The index of its tensor.
+        group: The index of its group, without encoder-only groups.
+        has_own_spec: Whether its group has a spec for it; else it has that of its target.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def is_mamba(self) -> bool:
-        """Whether it keeps states."""
+        """Whether it is a Mamba layer."""
         return isinstance(self.spec, reference.MambaSpec)
 
 
@@ -55,11 +55,11 @@ class Cache:
     """The KV cache of a model.
 
     Attributes:
-        config: It, as the functions take it.
+        config: Its configuration.
         layers: The layers that have a cache, in the order of groups.
         backends: The backend of each layer that has one.
         kernel_block_sizes: The size for each group that is not encoder-only; None: the specs' own.
-        num_attn_module: Attention modules in a layer, by which names have an index.
+        num_attn_module: Attention modules in a layer, for `extract_layer_index`.
     """
 
     config: reference.KVCacheConfig
@@ -70,7 +70,7 @@ class Cache:
 
     @property
     def has_mamba(self) -> bool:
-        """Whether every block must fill its own page."""
+        """Whether it has Mamba layers, so that every block must fill its own page."""
         return any(layer.is_mamba for layer in self.layers)
 
     @property
@@ -80,7 +80,7 @@ class Cache:
 
     @property
     def moves_blocks(self) -> bool:
-        """Whether the blocks of some layer are not outermost, unless they are moved."""
+        """Whether the block dimension of some layer must be moved outermost."""
         return self.has_mamba and any(
             self.backends[layer.name].order[0] != self.block_dimension(layer)
             and self.num_blocks(layer) > 1
@@ -88,16 +88,16 @@ class Cache:
         )
 
     def block_dimension(self, layer: Layer) -> int:
-        """Return which dimension of a layer's view is that of the blocks."""
+        """Return the dimension of a layer's shape that contains the blocks."""
         shape = self.backends[layer.name].shape
         return next(d for d, axes in enumerate(shape) if "blocks" in axes)
 
     def num_blocks(self, layer: Layer) -> int:
-        """Return how many blocks a layer's tensor holds."""
+        """Return the number of blocks in a layer's tensor."""
         return int(self.config.kv_cache_tensors[layer.tensor].size // layer.spec.page_size_bytes)
 
     def kernel_blocks(self, layer: Layer) -> tuple[int, int]:
-        """Return how many blocks of a layer its backend is requested, and of which size."""
+        """Return the number of kernel blocks of a layer, and their size."""
         size = layer.spec.block_size
         kernel = self.kernel_block_sizes[layer.group] if self.kernel_block_sizes else size
         return self.num_blocks(layer) * (size // kernel), kernel
@@ -118,9 +118,9 @@ KINDS_OF_GROUPS = ("one page", "one page", "hybrid", "hybrid", "Mamba", "uniform
 
 @st.composite
 def caches(draw: st.DrawFn, preset: Preset, *, is_viewed: bool = True) -> Cache:
-    """Draw KV caches: groups of attention, hybrid ones, states alone, uniform groups, none.
+    """Draw KV caches: attention, hybrid, Mamba-only and uniform groups, or none.
 
-    A cache that is viewed has backends.
+    Without `is_viewed`, a cache has no backends.
     """
     is_uniform = preset.axis == LAYERS_OF_A_UNIFORM_GROUP
     large = ("uniform",) if is_uniform else ("one page", "hybrid")
@@ -163,7 +163,7 @@ def caches(draw: st.DrawFn, preset: Preset, *, is_viewed: bool = True) -> Cache:
 def _named_groups(
     plan: Plan, names: list[str]
 ) -> tuple[list[reference.KVCacheGroupSpec], list[Layer]]:
-    """Return the groups of a plan, and its layers, with names."""
+    """Return the groups and the layers of a plan, with names."""
     groups, layers = [], []
     rest = iter(names)
     for g, (members, spec) in enumerate(zip(plan.groups, plan.specs, strict=True)):
@@ -185,12 +185,12 @@ def _encoder_only(draw: st.DrawFn, name: str) -> Any:
 
 
 def is_encoder_only(spec: Any) -> bool:
-    """Return whether a group's layers keep no cache."""
+    """Return whether a group is encoder-only, so that its layers have no cache."""
     return kind_of(spec) == "EncoderOnlyAttentionSpec"
 
 
 def _kernel_block_sizes(draw: st.DrawFn, groups: list[reference.KVCacheGroupSpec]) -> list[int]:
-    """Draw a kernel block size for each group that keeps a cache: divisors, not of Mamba alone."""
+    """Draw a kernel block size for each group with a cache: a divisor, or any for Mamba only."""
     found = []
     turns = draw(st.lists(st.integers(0, 59), min_size=1, max_size=MAX_DRAWN))
     for g, group in enumerate(groups):
@@ -211,7 +211,7 @@ def _kernel_block_sizes(draw: st.DrawFn, groups: list[reference.KVCacheGroupSpec
 
 
 def _backends(draw: st.DrawFn, layers: list[Layer]) -> dict[str, Backend]:
-    """Draw the backend of each layer: one for those of a group that are alike, at times."""
+    """Draw the backend of each layer; similar layers of a group may share one."""
     found: dict[str, Backend] = {}
     has_needless = draw(st.booleans())
     made: dict[tuple[int, bool, bool], Backend] = {}

@@ -1,4 +1,4 @@
-"""The size axes of a KV cache, which functions that allocate, view and bind it share."""
+"""The size axes of a KV cache, for the functions that allocate, view and bind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of every kind, whole and as the arguments that they are made with."""
+"""KV cache specs of every kind, as objects and as constructor arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DTYPES: tuple[Dtype, ...] = tuple(
         *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
     )
 )
-"""What caches hold."""
+"""Dtypes of caches."""
 
 FULL = ("FullAttentionSpec", "MLAAttentionSpec")
 BOUNDED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec")
@@ -57,7 +57,7 @@ KINDS_ALONG: Final = {
     **dict.fromkeys((STATES, STATE_LENGTH, PADDED_PAGE, SPECULATIVE_BLOCKS), ("MambaSpec",)),
     SPECS: (UNIFORM,),
 }
-"""The kinds of specs that are large along an axis; along others all kinds are."""
+"""The kinds of specs that can be large along an axis; along other axes, all kinds can."""
 
 
 def class_of(call: Call) -> str:
@@ -66,23 +66,23 @@ def class_of(call: Call) -> str:
 
 
 def kind_of(spec: Any) -> str:
-    """Return the kind of a spec; of a uniform spec that of its first."""
+    """Return the kind of a spec; of a uniform spec, the kind of its first layer."""
     first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
     return type(first).__name__
 
 
 CACHE_DTYPES = ("fp8_ds_mla", "auto", "fp8_ds_mla", "fp8", None)
-"""Formats of a cache by name."""
+"""Names of cache formats."""
 
 
 def dtypes(draw: st.DrawFn) -> Any:
-    """Draw dtypes of caches: as dtypes and as scalar types."""
+    """Draw a dtype of a cache, as a dtype or as a scalar type."""
     dtype = draw(st.sampled_from(DTYPES))
     return dtype if draw(st.booleans()) else dtype.type
 
 
 def sizes(preset: Preset) -> SearchStrategy[int]:
-    """Return sizes of a spec: heads, sizes of heads, windows; past 2**31 too."""
+    """Return sizes of a spec: heads, head sizes, windows; some past 2**31."""
     if preset is MINIMAL:
         return st.integers(1, 5)
     return st.one_of(st.integers(1, 128), st.sampled_from((64, 128, 576, 8192, 2**31, 2**40)))
@@ -95,7 +95,7 @@ def block_sizes(preset: Preset) -> SearchStrategy[int]:
 
 
 def attention_fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
-    """Draw what a spec of attention is made with; what has a default is left out at times."""
+    """Draw the fields of an attention spec; those with a default may be left out."""
     found: Arguments = {
         "block_size": draw(block_sizes(preset)),
         "num_kv_heads": draw(preset.sizes(HEADS, sizes(preset))),
@@ -116,7 +116,7 @@ def attention_fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
 
 
 def states(draw: st.DrawFn, page_size: int, *, fills: bool = False) -> tuple[Any, Any]:
-    """Draw shapes and dtypes of Mamba states that fit in a page, or fill it, each well aligned."""
+    """Draw shapes and dtypes of Mamba states that fit in a page, or fill it, each aligned."""
     shapes: list[tuple[int, ...]] = []
     kinds: list[Dtype] = []
     offset = 0
@@ -144,7 +144,7 @@ def states(draw: st.DrawFn, page_size: int, *, fills: bool = False) -> tuple[Any
 
 
 def mamba_fields(draw: st.DrawFn, preset: Preset) -> Arguments:
-    """Draw what a `MambaSpec` is made with."""
+    """Draw the fields of a `MambaSpec`."""
     page_size = draw(st.integers(4, 64)) if preset is MINIMAL else draw(st.integers(64, 2**20))
     shapes, kinds = states(draw, page_size)
     if preset.axis == STATE_LENGTH:
@@ -173,7 +173,7 @@ def mamba_fields(draw: st.DrawFn, preset: Preset) -> Arguments:
 
 
 def fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
-    """Draw what a spec of a kind is made with."""
+    """Draw the fields of a spec of a kind."""
     if kind == UNIFORM:
         specs = uniform_specs(draw, preset)
         return {"block_size": next(iter(specs.values())).block_size, "kv_cache_specs": specs}
@@ -185,7 +185,7 @@ def fields(draw: st.DrawFn, preset: Preset, kind: str) -> Arguments:
 
 
 def spec_of(draw: st.DrawFn, /, preset: Preset, *kinds: str, **fixed: Any) -> Any:
-    """Draw specs of kinds (all but the base, if none are named) with some fields fixed."""
+    """Draw a spec of one of these kinds (default: all but the base), with some fields fixed."""
     kind = draw(st.sampled_from(kinds or (*ATTENTION, "MambaSpec", UNIFORM)))
     found = {**fields(draw, preset, kind), **fixed}
     return getattr(reference, kind)(**found)
@@ -201,7 +201,7 @@ UNIFORM_FIELD = {
     "ChunkedLocalAttentionSpec": "attention_chunk_size",
     "MambaSpec": "num_speculative_blocks",
 }
-"""The kinds that may be uniform, and the field that must be one then."""
+"""The kinds that can be uniform, and the field that must be the same in all layers."""
 
 
 def uniform_specs(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def uniform_specs(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
 
 
 CHANCES = st.integers(0, 2**16)
-"""By which an invalid input of another kind of spec than the drawn one is tried now and then."""
+"""Seeds that decide if an invalid input replaces the drawn spec by one of another kind."""
 
 EXAMPLES: dict[str, Any] = {
     "KVCacheSpec": reference.KVCacheSpec(2),
@@ -266,7 +266,7 @@ def copy_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @st.composite
 def configs(draw: st.DrawFn, preset: Preset) -> reference.VllmConfig:
-    """Draw the configuration of an engine, as far as specs read it."""
+    """Draw an engine configuration with the fields that specs read."""
     lengths = st.integers(1, 24 if preset is MINIMAL else 2**20)
     if preset.axis:  # a length that bounds nothing
         lengths = st.just(2**70)
@@ -307,7 +307,7 @@ READS = {
 
 @st.composite
 def max_memory_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `max_memory_usage_bytes`; what a kind does not read is not there at times."""
+    """Draw calls of `max_memory_usage_bytes`; parts that a kind does not read may be None."""
     kinds = (*READS, "SlidingWindowSpec", "MambaSpec", "MambaSpec", UNIFORM)
     spec = spec_of(draw, preset, *KINDS_ALONG.get(preset.axis, kinds))
     config: Any = draw(configs(preset))

@@ -1,4 +1,4 @@
-"""What happens to the layout of the KV cache: it is set, read, and set from outside."""
+"""Sequences of steps on the KV cache layout: it is set, read, and set from outside."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ STRANGE: tuple[Callable[[], object], ...] = (
     lambda: np.array(["NHD", "HND"]),
     lambda: np.array("NHD"),
 )
-"""Values of all types that are not layouts, new ones each time; the last are arrays of text."""
+"""Makers of values that are not layouts, of all types; the last two are arrays of text."""
 
 NUM_CARRIED = len(STRANGE) - 2
-"""How many of them exist for every implementation; torch knows no text."""
+"""The number of them that every implementation can take; torch has no arrays of text."""
 
 
 VARIABLE: Final = "VLLM_KV_CACHE_LAYOUT"
 """The environment variable that a layout is read from."""
 
 OVERRIDE: Final = "_KV_CACHE_LAYOUT_OVERRIDE"
-"""The attribute that holds the layout that is set, in an implementation that has it."""
+"""The attribute with the layout that was set, in an implementation that has it."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step:
-    """One thing that happens.
+    """One step on the layout.
 
     Attributes:
-        what: "set" by the function; "get"; the "attribute" or the "environment" is set.
-        value: The new value, None to remove it; strange ones by their number in `STRANGE`.
+        what: A call of "set" or "get", or a write to the "attribute" or the "environment".
+        value: The new value, None to remove it; an int is an index in `STRANGE`.
     """
 
     what: str
@@ -83,7 +83,7 @@ def is_valid_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @st.composite
 def histories(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
-    """Draw what happens to a layout; after each change it is read."""
+    """Draw steps on a layout; it is read after most changes, and at the end."""
     known = st.sampled_from((*LAYOUTS, *LAYOUTS, None))
     strange = st.integers(0, len(STRANGE) - 1)
     texts = st.integers(0, 6)

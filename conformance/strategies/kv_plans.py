@@ -1,4 +1,4 @@
-"""Plans of KV caches: groups of nameless layers, whose pages fit the tensors that they share."""
+"""Plans of KV caches: groups of unnamed layers, whose pages fit the tensors that they share."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CACHED = (
     *("AttentionSpec", "FullAttentionSpec", "FullAttentionSpec", "SlidingWindowSpec"),
     *("ChunkedLocalAttentionSpec", "CrossAttentionSpec", "MLAAttentionSpec", "MLAAttentionSpec"),
 )
-"""Kinds of attention that keep a cache, the usual ones more than once."""
+"""Kinds of attention with a cache; common ones are listed more than once."""
 
 
 def page_sizes(draw: st.DrawFn, preset: Preset) -> int:
-    """Draw the bytes of a page; it is even, and often a page of the format `fp8_ds_mla`."""
+    """Draw an even page size in bytes, sometimes one of the format `fp8_ds_mla`."""
     few = is_small(preset)
     if not preset.axis and draw(st.RARELY):
         return FP8_DS_MLA_BYTES * (2 if few else 16)
@@ -94,12 +94,12 @@ def _mamba_spec(draw: st.DrawFn, page_size: int, *, block_size: int | None) -> A
 
 @dataclasses.dataclass
 class Plan:
-    """Groups as they are drawn: for each its spec, and the tensors and specs of its layers.
+    """Drawn groups of layers, and the tensors that they share.
 
     Attributes:
         sizes: The bytes of each tensor.
-        groups: The groups.
-        specs: What each group is said to keep.
+        groups: The layers of each group: tensor index, spec, and whether the group has that spec.
+        specs: The spec of each group; an int is the block size of a uniform one.
     """
 
     sizes: list[int]
@@ -124,7 +124,7 @@ def plan_of_one_page(draw: st.DrawFn, preset: Preset, kinds: tuple[str, ...]) ->
         are_there = [True, *(draw(st.booleans()) for _ in extra[1:])]
         layers = [(t, spec, True) for t in range(num_tensors) if are_there[t % len(extra)]]
         if draw(st.SOMETIMES):
-            # One that shares another's cache, and is in the group already.
+            # A layer that shares another's cache, and is already in the group.
             layers.append(draw(st.sampled_from(layers)))
         plan.groups.append(shuffled(draw, layers))
         plan.specs.append(spec)
@@ -136,7 +136,7 @@ def plan_of_one_page(draw: st.DrawFn, preset: Preset, kinds: tuple[str, ...]) ->
 
 
 def plan_of_uniform_groups(draw: st.DrawFn, preset: Preset) -> Plan:
-    """Draw groups whose layers have specs, and all but those that share tensors, of their own."""
+    """Draw uniform groups, whose layers have specs of their own, unless they share a cache."""
     plan = Plan([], [], [])
     num_blocks = draw(st.sampled_from((1, 2, 3)))
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
@@ -148,7 +148,7 @@ def plan_of_uniform_groups(draw: st.DrawFn, preset: Preset) -> Plan:
         pages: list[tuple[int, list[Any]]] = []
         for kind in shuffled(draw, [first, *rest]):
             page_size = 2 * block_size * draw(st.sampled_from((4, 8, 12))) * 4
-            # Two of one page size may share a tensor, and view it differently.
+            # Two layers of one page size may share a tensor, and view it differently.
             number = 1 if preset.axis else draw(st.sampled_from((1, 1, 2)))
             specs = [
                 _spec_of_page(draw, kind, page_size, block_size=block_size) for _ in range(number)

@@ -1,4 +1,4 @@
-"""Calls of the functions that give sharing layers the caches of others."""
+"""Calls of the functions that let layers share the KV caches of others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARING_LAYERS: Final = "sharing layers"
 
 
 def _sharing(draw: st.DrawFn, preset: Preset) -> tuple[dict[str, str], list[list[str]]]:
-    """Draw sharing layers with their targets, and the layers of groups, which may have them."""
+    """Draw sharing layers with their targets, and the layers of groups, which may include them."""
     maximum = 3 if preset is MINIMAL else 12
     layers = preset.sizes(LAYERS_OF_A_GROUP, st.integers(1, maximum))
     sizes = [draw(layers) for _ in range(draw(st.integers(1, 3)))]
@@ -35,7 +35,7 @@ def _sharing(draw: st.DrawFn, preset: Preset) -> tuple[dict[str, str], list[list
         target, group = owners[(place + i // 8) % len(owners)]
         layer = f"layers.{10**6 - i}.attn"
         shared[layer] = target
-        # As after an earlier call, or as where the layer was in its group from the beginning.
+        # As after an earlier call, or if the layer was in its group from the beginning.
         if is_in_group:
             group.insert(place % (len(group) + 1), layer)
     return shared, groups

@@ -14,11 +14,11 @@ from conformance.strategies.kv_cache import Cache, caches
 from conformance.values.call import Arguments, Call
 
 GUARD_BYTES = 64
-"""Bytes of a guard band, so many that what comes after it is aligned for every dtype."""
+"""Bytes of a guard band: enough to keep the data after it aligned for every dtype."""
 
 
 def raw_bytes(size: int, seed: int) -> Array:
-    """Return so many bytes of any value, between guard bands.
+    """Return random bytes between guard bands.
 
     >>> raw = raw_bytes(3, seed=0)
     >>> raw.dtype, raw.shape, raw.base.shape
@@ -42,7 +42,7 @@ def reshape_calls(draw: st.DrawFn, preset: Preset) -> Call:
         layer.name: tensors[layer.tensor] for layer in shuffled(draw, cache.layers)
     }
     if draw(st.SOMETIMES):
-        # A layer that is in no group is ignored, whatever its tensor is.
+        # A layer that is in no group is ignored, with any tensor.
         raw["layers.77.attn"] = np.zeros((2, 3), np.float32)
     arguments: Arguments = {
         "kv_cache_config": cache.config,

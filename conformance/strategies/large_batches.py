@@ -102,9 +102,9 @@ def large_requests(
     """Draw query lengths and computed tokens of a preset that is large along an axis.
 
     They come from a seed, since Hypothesis cannot draw thousands of numbers. Each decode has one
-    token, or two if it is speculative. Other requests share the tokens at random, with one each if
-    there are so many. A kind that contradicts the axis is ignored. Contexts are longer than a block
-    of all ranks, which has `block_tokens` tokens.
+    token, or two if it is speculative. Other requests share the tokens at random, with at least one
+    each if there are enough. A kind that contradicts the axis is ignored. Contexts are longer than
+    a block of all ranks, which has `block_tokens` tokens.
     """
     num_reqs = draw(preset.sizes(REQUESTS, st.just(3)))
     if not num_reqs:

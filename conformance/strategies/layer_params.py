@@ -1,4 +1,4 @@
-"""Calls of the functions about what attention layers compute with."""
+"""Calls of the functions about the parameters of attention layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ABSENT = "absent"
 
 @st.composite
 def _impls(draw: st.DrawFn, preset: Preset) -> Own:
-    """Draw what a layer computes with: each attribute there, None, or absent."""
+    """Draw a layer's implementation; attributes may be None or absent."""
     cls = draw(st.sampled_from((IMPL, FLASHINFER_IMPL)))
     windows: Any = st.sampled_from((*WINDOWS, None, ABSENT))
     if preset.axis == WINDOW:
@@ -82,13 +82,13 @@ NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_si
 
 @st.composite
 def infer_global_hyperparameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `infer_global_hyperparameters`: layers alike, and some that are not.
+    """Draw calls of `infer_global_hyperparameters`: equal layers, and some that differ.
 
     The facts are the field in which a layer differs from the first, by its index.
     """
     usual = st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5)))
     count = draw(preset.sizes(LAYERS, usual))
-    # What an earlier call may have said of them counts for nothing.
+    # The results of an earlier call must be ignored.
     said = st.sampled_from((None, True, False))
     first = reference.PerLayerParameters(
         draw(preset.sizes(WINDOW, st.sampled_from((-1, 127)))),

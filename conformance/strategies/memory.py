@@ -1,4 +1,4 @@
-"""Calls of `request_memory`, near the edges of what is free and of what a double can hold."""
+"""Calls of `request_memory`, near the limits of the free memory and of a double."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = (None, "cuda:0", "cpu", 3)
 
 
 def totals(preset: Preset) -> st.SearchStrategy[int]:
-    """Return bytes of memory, where a double holds every int and where it does not."""
+    """Return bytes of memory, in and out of the range of ints that a double represents."""
     if preset is MINIMAL:
         return st.integers(0, 100)
     gib = st.integers(1, 2**20).map(lambda n: n * 2**20 + n % 7)

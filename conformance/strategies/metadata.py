@@ -15,7 +15,7 @@ from conformance.values.call import Call
 
 @st.composite
 def metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw one metadata with every optional field there or not, as the argument `metadata`."""
+    """Draw metadata, with or without the optional fields, as the argument `metadata`."""
     batch = draw(batches(preset))
     metadata = batch.metadata()
     if draw(st.booleans()):
@@ -47,7 +47,7 @@ def unpadded_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @st.composite
 def validate_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `CommonAttentionMetadata.validate` on what is valid."""
+    """Draw calls of `CommonAttentionMetadata.validate` on valid metadata."""
     call = draw(metadata_calls(preset))
     block_size = draw(st.sampled_from((None, call.facts.layout.block_size)))
     arguments = {"self": call.arguments["metadata"], "block_size": block_size}

@@ -1,4 +1,4 @@
-"""Calls of the functions about multimodal budgets: registries, and numbers near each other."""
+"""Calls of the functions about multimodal budgets: registries, and limits near the item sizes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CACHE_SIZE: Final = "size of the encoder cache"
 MODALITIES = ("image", "video", "audio", "", "Image")
 
 CACHES = ("no method", "no method at all", "no cache", "a cache")
-"""What a registry knows of a processor cache."""
+"""Variants of a registry's method that returns the processor cache."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Registry(Factory):
-    """A registry of a model's modalities.
+    """A factory of a registry of a model's modalities.
 
     Attributes:
         limits: Items of a prompt by modality.
@@ -63,10 +63,10 @@ class Registry(Factory):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Budget(Factory):
-    """A budget.
+    """A factory of a budget.
 
     Attributes:
-        arguments: What it is made of.
+        arguments: The constructor's arguments.
         later: Limits that are set afterwards.
     """
 
@@ -83,13 +83,13 @@ class Budget(Factory):
 
 
 def _bounds(preset: Preset, usual: SearchStrategy[int]) -> SearchStrategy[int]:
-    """Return the other bounds of what is large along an axis: so large that they hide nothing."""
+    """Return usual bounds; for a preset that is large along an axis, bounds without effect."""
     return st.just(2**70) if preset.axis else usual
 
 
 @st.composite
 def _tokens(draw: st.DrawFn, preset: Preset) -> dict[str, int]:
-    """Draw the largest items of some modalities, equals among them."""
+    """Draw the tokens of the largest item of some modalities; some are equal."""
     sizes = (0, 1, 3, 3, 5, 8) if preset is MINIMAL else (0, 576, 576, 1024, 1500)
     tokens = preset.sizes(ITEM_TOKENS, st.sampled_from(sizes))
     if preset.axis == NUM_MODALITIES:
@@ -103,7 +103,7 @@ def _tokens(draw: st.DrawFn, preset: Preset) -> dict[str, int]:
 def scheduler_configs(
     draw: st.DrawFn, preset: Preset, tokens: Mapping[str, int]
 ) -> reference.SchedulerConfig:
-    """Draw configurations with room for about the largest of these items, for it and for more."""
+    """Draw configurations whose limits are near the largest of these items, or above."""
     largest = max(tokens.values(), default=0)
     near = st.sampled_from((largest, 0, largest + 1, 2 * largest, max(largest - 1, 0), 5 * largest))
     requests = st.sampled_from((1, 2, 3, 64))
@@ -124,13 +124,13 @@ def scheduler_configs(
 
 
 def without(config: reference.SchedulerConfig, *names: str) -> Any:
-    """Return an engine's own configuration, without what has these names."""
+    """Return an engine's own configuration, without these attributes."""
     return own_config(**{name: value for name, value in vars(config).items() if name not in names})
 
 
 @st.composite
 def compute_budget_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `compute_mm_encoder_budget`; where nothing is read there is nothing to read."""
+    """Draw calls of `compute_mm_encoder_budget`; fields that are not read may be absent."""
     tokens = draw(_tokens(preset))
     config: Any = draw(scheduler_configs(preset, tokens))
     if not tokens:

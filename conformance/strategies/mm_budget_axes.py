@@ -20,12 +20,12 @@ from conformance.values.call import Call
 
 
 def largest(tokens: Any) -> int:
-    """Return the tokens of the largest item, 0 without any."""
+    """Return the tokens of the largest item; 0 if there are no items."""
     return max(tokens.values(), default=0)
 
 
 def _of_scheduler(name: str) -> Any:
-    """Return the size of calls that is a number of the scheduler's configuration."""
+    """Return the function that reads a size from a call's scheduler configuration."""
 
     def size(call: Call) -> int:
         config = _arguments(call)["scheduler_config"]
@@ -36,7 +36,7 @@ def _of_scheduler(name: str) -> Any:
 
 
 def _arguments(call: Call) -> Any:
-    """Return the arguments of a call, or of that which makes the budget."""
+    """Return the arguments of a call, or of the call that makes its budget."""
     return call.arguments if call.facts is None else call.facts.arguments
 
 

@@ -1,4 +1,4 @@
-"""Calls of the functions for placeholders: masks, and rows of every dtype that lie in any way."""
+"""Calls of the functions for multimodal placeholders: masks, and rows of every dtype and layout."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ NAN_BITS = {
 
 FLOATS = tuple(NAN_BITS)
 OTHERS = tuple(map(np.dtype, (np.int8, np.int64, np.bool_, np.complex64, np.uint8)))
-"""What no embeddings are made of; rows of them can be gathered all the same."""
+"""Dtypes that embeddings cannot have; rows of them can still be gathered."""
 
 LAYOUTS = ("dense", "one element on", "wide rows", "every other element", "columns first")
-"""How rows lie: one after another, at no multiple of 16 bytes, apart, or not in one piece."""
+"""Memory layouts of rows: contiguous, misaligned to 16 bytes, apart, or not contiguous."""
 
 MASKS = ("all", "none", "single", "runs", "runs", "any", "any", "empty")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What the rows of a call are like.
+    """The mask, size, dtype and memory layout of a call's rows.
 
     Attributes:
         mask: Which placeholders are embeddings.
         embed_dim: The elements of a row.
-        dtype: Theirs.
+        dtype: Their dtype.
         layout: One of `LAYOUTS`.
     """
 
@@ -62,7 +62,7 @@ class Rows:
 
 
 def random_bits(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Array:
-    """Return a matrix of any bits: NaNs of all payloads, infinities and -0.0 among them.
+    """Return a matrix of random bits: NaNs of all payloads, infinities and -0.0 among them.
 
     >>> random_bits((1, 8), np.dtype(np.float32), 0)[0, :4].view(np.uint32).tolist()
     [2143289345, 4286578688, 2139095041, 2147483648]
@@ -86,9 +86,9 @@ def random_bits(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Arra
 
 
 def laid_out(values: Array, layout: str) -> Array:
-    """Return a matrix that lies as one of `LAYOUTS` says, between guard bands."""
+    """Return a matrix in one of `LAYOUTS`, between guard bands."""
     rows, dim = values.shape
-    guard = 16 // values.itemsize  # so that what is dense begins at a multiple of 16 bytes
+    guard = 16 // values.itemsize  # so that dense rows begin at a multiple of 16 bytes
     if layout == "columns first":
         view = poisoned((dim, rows), values.dtype).T
     elif layout == "wide rows":
@@ -104,7 +104,7 @@ def laid_out(values: Array, layout: str) -> Array:
 
 
 def _mask(kind: str, length: int, seed: int) -> list[bool]:
-    """Return a mask: runs are those of images' rows, with a separator after each."""
+    """Return a mask; runs are like the rows of an image, with a separator after each."""
     rng = np.random.default_rng(seed)
     if kind == "empty":
         return []
@@ -120,11 +120,11 @@ def _mask(kind: str, length: int, seed: int) -> list[bool]:
 
 @st.composite
 def _rows(draw: st.DrawFn, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) -> tuple[Rows, int]:
-    """Draw what rows are like, and a seed for what they hold."""
+    """Draw a description of rows, and a seed for their values."""
     lengths = (3, 1, 8, 17, 30) if preset is MINIMAL else (16, 33, preset.max_num_tokens)
     dims = (3, 1, 8, 16, 5, 0) if preset is MINIMAL else (16, 24, 7, 33)
     length = draw(preset.sizes(PLACEHOLDERS, st.sampled_from(lengths)))
-    # Of one number, so that most kinds meet each other: single draws tend to repeat themselves.
+    # From one number, so that most combinations occur: Hypothesis tends to repeat single draws.
     seed = rest = draw(st.integers(0, 2**24))
     chosen: list[Any] = []
     for choices in (LAYOUTS, dims, dtypes, MASKS):
@@ -137,7 +137,7 @@ def _rows(draw: st.DrawFn, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) ->
 
 
 def _placeholder_calls(draw: st.DrawFn, preset: Preset, *, is_scatter: bool) -> Call:
-    """Draw calls with rows, a mask and an `out`, or neither of the two."""
+    """Draw calls with rows, and each of a mask and an `out` or not."""
     rows, seed = draw(_rows(preset, FLOATS if is_scatter else (*FLOATS, *OTHERS)))
     counts = (sum(rows.mask), len(rows.mask))
     num_rows, num_out = counts if is_scatter else counts[::-1]
@@ -148,7 +148,7 @@ def _placeholder_calls(draw: st.DrawFn, preset: Preset, *, is_scatter: bool) -> 
         "is_embed": None,
     }
     has_mask = bool(preset.axis) or not (draw(st.RARELY) and draw(st.MOSTLY))
-    offset = draw(st.sampled_from((None, 0, 1)))  # of which 1 is no multiple of 16 bytes
+    offset = draw(st.sampled_from((None, 0, 1)))  # 1 is not aligned to 16 bytes
     if offset is not None:
         shape = (num_out if has_mask else num_rows, rows.embed_dim)
         arguments["out"] = poisoned_rows_out(shape, rows.dtype, offset)

@@ -1,4 +1,4 @@
-"""Lists that may be large: Hypothesis draws a few elements, each of which is there many times.
+"""Large lists: Hypothesis draws a few elements, which are repeated in random order.
 
 It cannot draw thousands.
 """
@@ -34,7 +34,7 @@ def _choices(few: Sequence[T], size: int, seed: int) -> list[T]:
 
 
 def repeated(draw: st.DrawFn, preset: Preset, axis: str, elements: Sequence[T]) -> list[T]:
-    """Draw a list of these elements: each once, or so many as the preset says of the axis."""
+    """Draw a list of these elements: each once, or repeated to the preset's size of the axis."""
     if preset.axis != axis:
         return list(elements)
     size = draw(preset.sizes(axis, st.nothing()))
@@ -44,7 +44,7 @@ def repeated(draw: st.DrawFn, preset: Preset, axis: str, elements: Sequence[T]) 
 def lists(
     draw: st.DrawFn, preset: Preset, axis: str, elements: SearchStrategy[Any], *, max_size: int
 ) -> list[Any]:
-    """Draw a list; of one that is large along the axis, a few elements are drawn."""
+    """Draw a list; if it is large along the axis, only a few elements are drawn."""
     is_large = preset.axis == axis
     drawn = st.lists(elements, min_size=int(is_large), max_size=MAX_DRAWN if is_large else max_size)
     return repeated(draw, preset, axis, draw(drawn))

@@ -1,4 +1,4 @@
-"""Calls of `is_residual_scattered_for_sp`: each setting in turn decides the result."""
+"""Calls of `is_residual_scattered_for_sp`: each setting decides the result of some."""
 
 from __future__ import annotations
 

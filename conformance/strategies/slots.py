@@ -33,7 +33,7 @@ DIMENSIONS = "dimensions"
 
 @st.composite
 def layouts(draw: st.DrawFn, preset: Preset) -> Layout:
-    """Draw how positions lie in blocks: kernel blocks and context-parallel ranks among it."""
+    """Draw block layouts, with kernel blocks and context-parallel ranks."""
     if preset.axis:
         return draw(_large_layouts(preset))
     sizes = (*preset.block_sizes, 4) if preset.name == "minimal" else preset.block_sizes
@@ -95,7 +95,7 @@ def map_to_kernel_blocks_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `map_to_kernel_blocks`: ids up to the last that the dtype can hold."""
     dtype: Any = draw(st.sampled_from((np.int64,) if preset.axis else INDEX_DTYPES))
     few = st.sampled_from((1, 2, 3, 4, 16))
-    # As many as the numbers of the smallest dtype, of which block 0 takes all; and one more.
+    # Kernel blocks of block 0 that take all ids of int8; and one more.
     count = draw(st.sampled_from((128, 129)) if dtype is np.int8 and draw(st.RARELY) else few)
     count = draw(preset.sizes(KERNEL_BLOCKS, st.just(count)))
     shape = tuple(
@@ -106,7 +106,7 @@ def map_to_kernel_blocks_calls(draw: st.DrawFn, preset: Preset) -> Call:
         shape += (draw(preset.sizes(NUM_IDS, st.just(3))),)
     last = (int(np.iinfo(dtype).max) + 1) // count - 1
     if last < 0:
-        last, shape = 0, (*shape[:-1], 0)  # not even block 0 fits, so that there can be none
+        last, shape = 0, (*shape[:-1], 0)  # not even block 0 fits, so there are no ids
     ids = draw(
         st.lists(st.one_of(st.integers(0, min(9, last)), st.just(last)), min_size=1, max_size=6)
     )
@@ -125,7 +125,7 @@ def map_to_kernel_blocks_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 def rank_of(batch: Batch, position: int) -> int:
-    """Return the context-parallel rank that holds a position."""
+    """Return the context-parallel rank of a position."""
     layout = batch.layout
     virtual = position % (layout.block_size * layout.cp_world_size)
     return virtual // layout.cp_kv_cache_interleave_size % layout.cp_world_size

@@ -1,4 +1,4 @@
-"""Calls of the functions that view a uniform batch request by request, and back."""
+"""Calls of the functions that reshape queries and outputs for speculative decoding."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conformance.values.call import Call
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, np.int8, np.bool_)
 
 LAYOUTS = ("dense", "some heads", "some dims", "every other token", "heads first")
-"""How queries lie: among more heads or longer ones (as a packed projection leaves them), ..."""
+"""Memory layouts of queries: dense, a slice of more or longer heads (a packed projection), ..."""
 
 OUTPUT_LAYOUTS = (*LAYOUTS[:3], "every other token", "one each, apart", "one request, apart")
 
 
 def laid_out(shape: tuple[int, int, int], layout: str, dtype: type[np.generic]) -> Array:
-    """Return an array of [tokens, heads, dim], between elements that do not belong to it.
+    """Return an array of [tokens, heads, dim] in one of `LAYOUTS`.
 
     >>> laid_out((6, 2, 3), "some heads", np.int8).strides
     (9, 3, 1)
@@ -44,7 +44,7 @@ AXES = ("requests", "tokens of a request", "heads", "head size")
 
 @st.composite
 def _shapes(draw: st.DrawFn, preset: Preset) -> tuple[int, int, tuple[int, int]]:
-    """Draw a number of requests, of the tokens of each, and of heads and dims."""
+    """Draw the numbers of requests, of tokens of each, and of heads and dims."""
     is_small = preset is MINIMAL
     num_reqs = draw(st.integers(1, 4) if is_small else st.sampled_from((1, 7, 64)))
     tokens = draw(st.sampled_from((0, 1, 2, 3) if is_small else (1, 2, 5)))
@@ -58,7 +58,7 @@ def _shapes(draw: st.DrawFn, preset: Preset) -> tuple[int, int, tuple[int, int]]
 
 @st.composite
 def reshape_query_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `reshape_query_for_spec_decode`, of queries that lie in any way."""
+    """Draw calls of `reshape_query_for_spec_decode`, of queries in any memory layout."""
     num_reqs, tokens, rest = draw(_shapes(preset))
     layout, dtype = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(DTYPES))
     query = laid_out((num_reqs * tokens, *rest), layout, dtype)
@@ -77,7 +77,7 @@ def reshape_output_calls(draw: st.DrawFn, preset: Preset) -> Call:
     elif not preset.axis and draw(st.SOMETIMES):
         output = laid_out((num_reqs * tokens, *rest), draw(st.sampled_from(LAYOUTS)), dtype)
     else:
-        # NumPy would copy what has no elements and is not dense.
+        # NumPy would copy an array that is empty and not dense.
         has_none = 0 in (num_reqs * tokens, *rest)
         flat = laid_out((num_reqs * tokens, *rest), "dense" if has_none else layout, dtype)
         output = flat.reshape(num_reqs, tokens, *rest)

@@ -53,7 +53,7 @@ def container_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 MERGED = (*KINDS, *FULL, *FULL, "SlidingWindowSpec", "AttentionSpec", UNIFORM, UNIFORM)
-"""Kinds to merge, those that can be merged wrongly more than once."""
+"""Kinds to merge; those that are easy to merge wrongly are listed more than once."""
 
 
 LIMITED = (
@@ -92,7 +92,7 @@ def spec_dicts(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     last = next(reversed(found.values()))
     field = UNIFORM_FIELD.get(type(last).__name__)
     if field and draw(st.booleans()):
-        # Of one kind, and of different windows.
+        # Of one kind, with different values of that field.
         other = dataclasses.replace(last, **{field: getattr(last, field) + 1})
         return {**found, "layers.7.attn": other}
     number = draw(st.integers(0, 2))

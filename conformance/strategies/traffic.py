@@ -9,7 +9,7 @@ from conformance.strategies import cached as st
 from conformance.traffic.engine import TraceBatch, trace_steps
 
 _TRACE: list[Path] = []
-"""The trace that `--trace` named; empty for the project's own."""
+"""The trace given by `--trace`; empty for the project's own."""
 
 
 def use_trace(path: Path | None) -> None:

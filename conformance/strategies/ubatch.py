@@ -98,9 +98,9 @@ def slice_query_start_locs_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 
 def slices_between(batch: Batch, points: list[int]) -> list[reference.UBatchSlice]:
-    """Return the micro-batches between split points; what is padding goes with the last ones.
+    """Return the micro-batches between split points; padding belongs to the last ones.
 
-    Each takes the requests that have a token in it; a piece of padding alone takes the last
+    Each takes the requests that have a token in it; one with only padding takes the last
     request, which must have no tokens.
     """
     found, starts, num_tokens = [], batch.starts, batch.num_tokens
@@ -120,7 +120,7 @@ def slices_between(batch: Batch, points: list[int]) -> list[reference.UBatchSlic
 
 @st.composite
 def _cut_batches(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw a metadata and its micro-batches; the facts are the batch."""
+    """Draw metadata and its micro-batches; the facts are the batch."""
     call = draw(metadata_calls(preset))
     batch = call.facts
     total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
@@ -144,7 +144,7 @@ def split_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
 
 @st.composite
 def make_metadata_with_slice_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `_make_metadata_with_slice`; a batch that cannot be cut gets one token more."""
+    """Draw calls of `_make_metadata_with_slice`; a batch that cannot be cut is replaced."""
     call = draw(_cut_batches(preset))
     batch, slices = call.facts, call.arguments["slices"]
     metadata = call.arguments["metadata"]

@@ -17,7 +17,7 @@ from conformance.coverage.presets import FEW_PAIRS, MINIMAL, TRAFFIC, Preset
 NUM_DRAWN: Final = 96
 
 BLOCK_SIZES: Final = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 128, 256, 544, 1024)
-"""Powers of two, and what hybrid models need: a block as large as a Mamba state."""
+"""Powers of two and others; hybrid models need blocks as large as a Mamba state."""
 
 
 def log_uniform(random_: random.Random, minimum: int, maximum: int) -> int:
@@ -79,14 +79,14 @@ def _spread(chance: random.Random, maximum: int, number: int) -> list[int]:
 
 
 def _block_sizes_for(num_reqs: int, context: int, cells: int) -> list[int]:
-    """Return the block sizes with which a block table has no more than so many cells."""
+    """Return the block sizes with which a block table has at most this many cells."""
     return [size for size in BLOCK_SIZES if num_reqs * -(-context // size) <= cells]
 
 
 def _with_minimal(*presets: Preset) -> tuple[Preset, ...]:
-    """Return presets with as many that are `MINIMAL`, a third of these before the others.
+    """Return presets and as many copies of `MINIMAL`, a third of these before the others.
 
-    More of them there would move the places of presets, with which stored inputs begin.
+    More copies in front would move the indices of presets, with which stored inputs begin.
     """
     first = len(presets) // 3
     return (MINIMAL,) * first + presets + (MINIMAL,) * (len(presets) - first)

@@ -1,8 +1,8 @@
 """Converts drawn calls: arguments stay NumPy arrays for `reference`, and become tensors for others.
 
 Arrays are converted with the memory in which they lie. A strided view stays one, and the memory
-next to it (the guard bands of the strategies) is converted too. So after the call, everything that
-the call could have written can be compared with what it was.
+next to it (the guard bands of the strategies) is converted too. So after the call, all memory that
+it could have written can be compared with its contents before.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _CONTAINERS = (list, tuple, dict)
 
 
 class Converter:
-    """Copies values for one implementation, with the memory after them.
+    """Copies values for one implementation, with the memory around them.
 
     Args:
-        implementation: What has classes in the place of `reference`'s, by name.
-        device: The device of tensors, or None where arrays stay NumPy arrays (`reference`).
-        has_own_objects: Whether objects are a caller's own, of classes with the same names and
-            with the same attributes, in place of the implementation's.
+        implementation: The implementation, whose classes replace `reference`'s of the same name.
+        device: The device of tensors, or None to keep NumPy arrays (`reference`).
+        has_own_objects: Whether objects are stubs, with the class names and the attributes of the
+            implementation's objects.
         negates: Whether tensors of signed numbers are lazy negations (`torch._neg_view`): their
             memory holds the other sign.
         written: Names of arguments that the function writes, which are never lazy negations.
 
     Attributes:
-        tracker: What finds changes of the copies.
+        tracker: Finds changes of the copies.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Converter:
         self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def convert(self, value: Any, path: str) -> Any:
-        """Return the implementation's copy of a value; the copies of one object are one object.
+        """Return the implementation's copy of a value; each object is copied only once.
 
         Objects of `reference`'s classes become objects of the implementation's class of the same
-        name, or a caller's own. A factory becomes what it makes, a dtype torch's. Other objects of
-        a caller (an input batch) are deep copies. The last part of `path`, the name in messages,
+        name, or stubs. A factory becomes the object that it makes, a NumPy dtype torch's. Other
+        objects (an input batch) are deep-copied. `path` is the name in messages; its last part
         decides the device.
         """
-        if type(value) in PLAIN:  # most of what is converted
+        if type(value) in PLAIN:  # most values
             return value
         if isinstance(value, np.generic):
             return drawn_scalar(value)
@@ -95,7 +95,7 @@ class Converter:
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:
-        """Forget afterwards what is converted inside."""
+        """Forget the copies made inside the block when it ends."""
         made = dict(self._made)
         with self.tracker.forgetting():
             try:
@@ -130,10 +130,10 @@ class Converter:
         }
 
     def _convert_object(self, value: Any, path: str) -> Any:
-        """Return an object of `reference` as the implementation's, or as a caller's own."""
+        """Return an object of `reference` as one of the implementation, or as a stub."""
         fields = self._convert_children(value, path)
         name = type(value).__name__
-        is_made = not self.has_own_objects or path == "self"  # a method's own is never a caller's
+        is_made = not self.has_own_objects or path == "self"  # a method's `self` is never a stub
         if is_made and self.implementation.offers(name):
             return self.implementation.adapter.new(name, **fields)
         converted: Any = object.__new__(stub_class(type(value)))
@@ -142,7 +142,7 @@ class Converter:
         return converted
 
     def _place(self, value: object, path: str) -> str:
-        """Return where an array is to lie, which its name decides, or whose an object is."""
+        """Return where to copy an array, which its name decides; or whether an object is `self`."""
         if not isinstance(value, np.ndarray):
             return "self" if path == "self" else ""
         name = path.rsplit(".", 1)[-1]
@@ -172,13 +172,13 @@ class Converter:
         return Memory(path, values, converted, as_numpy, is_negated, drawn)
 
     def _copied(self, drawn: Array) -> Array:
-        """Return a copy of drawn memory; a subclass decides where it lies."""
+        """Return a copy of drawn memory; a subclass may place it elsewhere."""
         return drawn.copy()
 
     def _negates(self, array: Array, path: str, device: str) -> bool:
         """Return whether an array becomes a lazy negation.
 
-        Not NaNs on a GPU, which leaves their sign as it is.
+        On a GPU, an array with NaNs does not, since a GPU does not negate them.
         """
         if not self.negates or array.dtype not in NEGATED or argument_of(path) in self.written:
             return False
@@ -186,7 +186,7 @@ class Converter:
 
 
 def _properties(value: object) -> dict[str, Any]:
-    """Return the values of an object's properties, but for abstract ones."""
+    """Return the values of an object's properties, except for abstract ones."""
     found = {}
     for cls in type(value).__mro__:
         for name, member in vars(cls).items():

@@ -1,4 +1,4 @@
-"""Factories of what cannot be drawn as data: classes, backends, layers.
+"""Factories of objects that cannot be drawn as data: classes, backends, layers.
 
 A call's arguments hold a factory in place of the object. `Converter` calls it once for each
 implementation: a factory that occurs in two places gives one object.
@@ -14,24 +14,24 @@ from conformance.targets.implementations import Implementation
 
 
 class FactoryContext(Protocol):
-    """What a factory needs to know of the implementation for which it makes an object.
+    """The context in which a factory makes an object for an implementation.
 
     Attributes:
-        implementation: What the object is made for.
-        device: The device of its tensors; None where arrays are NumPy's.
+        implementation: The implementation.
+        device: The device of its tensors; None for NumPy arrays.
     """
 
     implementation: Implementation
     device: str | None
 
     def convert(self, value: Any, path: str) -> Any:
-        """Return the implementation's own copy of a drawn value; `path` is where it is."""
+        """Return the implementation's own copy of a drawn value at a path."""
 
 
 class Factory(abc.ABC):
     """Makes an object for an implementation.
 
-    A subclass is a dataclass; its fields are what objects of two implementations have in common.
+    A subclass is a dataclass; its fields are the data that all implementations' objects share.
     The objects are compared by class name, or by the attributes that their class lists in
     `compared`.
     """

@@ -1,4 +1,4 @@
-"""What `--impl` names: a module or a file, with the adapter that converts its objects."""
+"""Loads implementations for `--impl`: a module or a file, and the adapter of its objects."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 """The names that both twins have: what an implementation may offer."""
 
 
-class Absent(BaseException):  # no error: pytest's own skips are none either
-    """A name that an implementation lacks, without which an example cannot be tried.
+class Absent(BaseException):  # like pytest's own skips
+    """Raised if an implementation lacks a name that an example needs.
 
-    It is no `Exception`, for it is not an answer of the implementation's: no check may catch it.
+    It is not an `Exception`, since no check may catch it as an answer of the implementation.
     """
 
 
 class Implementation:
-    """A module with functions of our names, looked up when they are called.
+    """A module under test, whose functions are looked up by name when they are called.
 
     Args:
-        name: What it is called in a table: the last part of the module's name.
+        name: Its name in tables: the last part of the module's name.
         module: The module.
-        adapter: What converts its objects; None where they are like `fast`'s.
+        adapter: Converts its objects; None if they are like `fast`'s.
 
     >>> Implementation("fast", fast).find("UBatchSlice") is fast.UBatchSlice
     True
@@ -59,7 +59,7 @@ class Implementation:
         """Whether missing refusals and other differences fail a run, as wrong answers do."""
 
     def find(self, name: str) -> Any:
-        """Return what the implementation itself has by our name, `Class.method` included.
+        """Return the implementation's own object for one of our names, or for a `Class.method`.
 
         Raises:
             Absent: It has no such thing.
@@ -69,7 +69,7 @@ class Implementation:
     def function(self, name: str) -> Callable[..., Any]:
         """Return a function, method or class that takes and returns our objects.
 
-        It raises `Unsupported` where the implementation does not support an argument.
+        It raises `Unsupported` if the implementation does not support an argument.
 
         Raises:
             Absent: It has no such thing.
@@ -92,7 +92,7 @@ class Implementation:
 
     @property
     def file(self) -> str:
-        """Where its source stands."""
+        """The path of its source file."""
         return getattr(self.module, "__file__", None) or "no file"
 
     @property
@@ -102,7 +102,7 @@ class Implementation:
         if said is not None:
             return str(said)
         top = self.module.__name__.partition(".")[0]
-        if top in {"fast", "reference"}:  # an editable installation does not say whose they are
+        if top in {"fast", "reference"}:  # missing from the mapping if the installation is editable
             found: Sequence[str] = ["kvtwin"]
         else:
             found = importlib.metadata.packages_distributions().get(top, ())
@@ -113,11 +113,11 @@ class Implementation:
 
     @property
     def is_fast(self) -> bool:
-        """Whether it is `fast` or re-exports some of it: those kernels the simulator knows."""
+        """Whether it is `fast` or re-exports some of it, so that its kernels can be simulated."""
         return any(is_of_fast(getattr(self.module, name, None)) for name in NAMES)
 
     def offered(self) -> list[str]:
-        """Return the names that it has, of those that the twins have."""
+        """Return the names from `NAMES` that it has."""
         return [name for name in NAMES if self.offers(name)]
 
     def offers(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class Implementation:
         return True
 
     def lacking_lines(self) -> Iterable[str]:
-        """Yield a line that says how many of the names it lacks, and which, as far as it fits."""
+        """Yield a line with the number of names that it lacks, and as many names as fit, if any."""
         lacking = [name for name in NAMES if not self.offers(name)]
         if lacking:
             which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
@@ -158,18 +158,18 @@ def is_of_fast(function: object) -> bool:
 
 
 def load_implementation(text: str, adapter: str | None = None) -> Implementation:
-    """Return the implementation that a module or a file is.
+    """Load an implementation from a module or a file.
 
     Args:
         text: A dotted name, or the path of a `.py` file. A file is imported under its own name; its
-            folder is importable while it is, and not afterwards.
-        adapter: Likewise, a module with an `ADAPTER`; None for that of `BUILT_IN`, the
-            implementation's own `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or
+            folder is in `sys.path` only during the import.
+        adapter: Likewise, a module with an `ADAPTER`. None for the first of: the one in `BUILT_IN`,
+            the implementation's `CONFORMANCE_ADAPTER` (a class, or the name of a module), and
             `FastAdapter`.
 
     Raises:
-        ValueError: It, or the adapter, cannot be imported or made; it has none of the names; the
-            adapter's tables name what is not there.
+        ValueError: The module or the adapter cannot be imported or made; the module has none of
+            the names; or the adapter's tables contain an unknown name.
 
     >>> load_implementation("fast").name
     'fast'
@@ -205,7 +205,7 @@ def _on_a_line(error: BaseException) -> str:
 
 
 def _near(module: ModuleType) -> str:
-    """Return which names of ours a module's are near, or what ours are."""
+    """Return a suggestion: a module's name that resembles one of ours, or some of ours."""
     for theirs in vars(module):
         close = difflib.get_close_matches(theirs, NAMES, 1, 0.8)
         if close and not theirs.startswith("_"):
@@ -216,12 +216,12 @@ def _near(module: ModuleType) -> str:
 def load_implementations(
     texts: Sequence[str], adapters: Sequence[str] = ()
 ) -> list[Implementation]:
-    """Return the implementations that options name, `fast` where they name none.
+    """Load the implementations that the options name, by default `fast`.
 
-    There is no adapter, one for all, or one for each.
+    There is no adapter, one for all of them, or one for each.
 
     Raises:
-        ValueError: As `load_implementation`; one named twice; a number of adapters that is another.
+        ValueError: As `load_implementation`; one named twice; a wrong number of adapters.
     """
     texts = list(texts) or ["fast"]
     if len(adapters) not in {0, 1, len(texts)}:
@@ -262,7 +262,7 @@ def _imported(text: str, option: str) -> ModuleType:
         _from_file if text.endswith(".py") else importlib.import_module
     )
     try:
-        with warnings.catch_warnings():  # pytest makes errors of them
+        with warnings.catch_warnings():  # pytest turns them into errors
             warnings.simplefilter("ignore")
             return load(text)
     except ValueError as error:
@@ -298,7 +298,7 @@ def _from_file(text: str) -> ModuleType:
 
 
 def _module_name(stem: str) -> str:
-    """Return what a file's module is called, which is a name whatever the file's is.
+    """Return the name of a file's module, a valid identifier made from the file's name.
 
     >>> _module_name("plumbing"), _module_name("my-plumbing.v2"), _module_name("2nd")
     ('plumbing', 'my_plumbing_v2', '_2nd')
@@ -308,4 +308,4 @@ def _module_name(stem: str) -> str:
 
 
 FAST = load_implementation("fast")
-"""What is under test where nothing else is named."""
+"""The implementation under test by default."""

@@ -1,4 +1,4 @@
-"""A caller's multimodal registries, which record their calls."""
+"""Stub multimodal registries, which record their calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Cache:
         self.cleared = 0
 
     def clear_cache(self) -> None:
-        """Count."""
+        """Count one clearing."""
         self.cleared += 1
 
 
@@ -22,9 +22,9 @@ class MadeRegistry:
     """A registry that records its calls.
 
     Args:
-        limits: Items of a prompt by modality.
+        limits: The limit of items in a prompt, by modality.
         tokens: Tokens of the largest item by modality.
-        cache: What it gives for a cache.
+        cache: The processor cache that a subclass returns.
     """
 
     compared = ("calls",)
@@ -45,7 +45,7 @@ class MadeRegistry:
 
 
 class CachingRegistry(MadeRegistry):
-    """One that knows of a processor cache."""
+    """A registry that has a method to get the processor cache."""
 
     def processor_only_cache_from_config(self, *args: Any, **keywords: Any) -> Cache | None:
         """Return the cache."""
@@ -54,6 +54,6 @@ class CachingRegistry(MadeRegistry):
 
 
 class RaisingRegistry(MadeRegistry):
-    """One that says that it knows of none."""
+    """A registry whose method to get the processor cache is None."""
 
     processor_only_cache_from_config = None

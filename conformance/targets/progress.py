@@ -1,6 +1,6 @@
-"""What this process is doing, in memory that is shared with forked processes.
+"""The call in progress, in memory shared with forked processes, so that it survives a crash.
 
-So it is known after a crash. Each call notes itself here before it is made, in less than 1 us.
+Each call is recorded here before it is made, in less than 1 us.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 
 
 class Progress(ctypes.Structure):
-    """The call that is being made.
+    """The call in progress.
 
     Attributes:
         examples: How many examples of the test have begun.
         calls: How many functions have been looked up to be called, by all tests.
-        function: The last of these.
+        function: The function looked up last.
         call_id: The `id` of its `Call`; 0 if there is none.
         is_paused: Whether a debugger waits for input.
     """
@@ -35,13 +35,13 @@ class Progress(ctypes.Structure):
     )
 
     def note(self, function: str) -> None:
-        """Note that a function will be called."""
+        """Record that a function will be called."""
         self.calls += 1
         self.function = function.encode()
 
     @property
     def total(self) -> int:
-        """A number that changes while a test gets further."""
+        """A number that changes whenever a test makes progress."""
         return self.calls + self.examples
 
 

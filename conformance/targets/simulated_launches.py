@@ -1,4 +1,4 @@
-"""Launches of kernels on the CPU: how targets run them, and how many there are."""
+"""Runs and observes kernel launches on the CPU, for the targets `sim` and `native`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ ON_CPU: Final = torch.empty(0)
 """A tensor that takes the device path only inside a simulator."""
 
 OWN_THREADS: Final = 1024
-"""So many or fewer, as a kernel declares."""
+"""The maximum, so that a kernel runs with the number of threads that it declares."""
 
 _OBSERVERS: Final[list[Callable[[Any, int, Any], None]]] = []
 
 
 @contextlib.contextmanager
 def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
-    """Run kernels in the simulator inside, in the order of blocks and threads of a seed.
+    """Run kernels in the simulator inside; a seed sets the order of blocks and threads.
 
     Args:
         seed: The seed.
-        threads: Threads in a block; None: few, as the seed says.
+        threads: Threads in a block; None for a small number chosen by the seed.
     """
     from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
 
@@ -72,10 +72,10 @@ def counting_launches(count: Callable[[], None]) -> contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterator[None]:
-    """Run kernels on the CPU inside, with blocks of one of some sizes."""
+    """Run kernels on the CPU inside; the seed chooses the block size from `sizes`."""
     chance = random.Random(seed)  # noqa: S311  # no secret
     threads = chance.choice(sizes)
-    # A GPU that holds few threads, so that each has several things to do.
+    # Like a GPU that runs few threads at once, so that each thread has several work items.
     at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
     before = launch.uses_kernels(ON_CPU)
     poison = chance.choice((POISON_BYTE, 0))

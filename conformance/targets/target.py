@@ -44,24 +44,24 @@ from conformance.targets.progress import PROGRESS
 from conformance.targets.simulated_launches import native_launches, simulated_launches
 
 STATEFUL_TEST: Final = "stateful test"
-"""What the stateful test is called where a check has the name of a function."""
+"""The name of the stateful test, where other checks have the name of a function."""
 
 RAISED = (Exception, SystemExit)
-"""What a call may raise and is compared for: `sys.exit` in an implementation does not end a run."""
+"""Exceptions that count as answers of a call: `sys.exit` in it does not end a run."""
 
 NEEDS: Final = {
     "sim": ("greenlet", "test"),
     "native": ("numba_cuda", "cuda"),
     "cuda": ("numba_cuda", "cuda"),
 }
-"""The package that a target runs the kernels of `fast` with, and the extra that installs it."""
+"""The package that runs the kernels of `fast` on a target, and the extra that installs it."""
 
 LOOKED_UP: set[str] = set()
-"""The functions that were looked up in a target since this was last cleared: what a test used."""
+"""The functions looked up in a target since this was last cleared: those that a test used."""
 
 
 Answer: TypeAlias = Any
-"""What an implementation returns, of whatever kind."""
+"""Any return value of an implementation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Target:
 
     Attributes:
         name: `host`, `sim`, `native`, `cuda`; or `reference` for the definition itself.
-        implementation: Whose functions are called.
-        device: The type of device of its tensors; None for NumPy arrays.
-        simulation: Runs kernels on the CPU inside a block, in the order of threads of a seed;
-            None where they run on a GPU, or not at all.
-        presets: The presets whose examples it is given.
+        implementation: The implementation under test.
+        device: The device type of its tensors; None for NumPy arrays.
+        simulation: A context manager that runs kernels on the CPU, in the thread order of a seed;
+            None if they run on a GPU, or not at all.
+        presets: The presets of its examples.
 
     >>> target = TARGETS["host"]
     >>> target.call("get_dcp_local_seq_lens", target.array(np.arange(4, dtype=np.int32)), 2, 0)
@@ -128,12 +128,12 @@ class Target:
         return self._run(f"{type(owner).__name__}.{name}", getattr, owner, name)
 
     def _run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Answer:
-        """Call a function of a name; a subclass may record it."""
+        """Call a function; a subclass may record the call by its name."""
         del name
         return function(*args, **kwargs)
 
     def array(self, array: np.ndarray[Any, Any]) -> Answer:
-        """Return an array as a tensor on the device, or the array itself where there is none."""
+        """Return an array as a tensor on the device, or the array itself if there is none."""
         return array if self.device is None else torch.from_numpy(array).to(self.device)
 
     def dtype(self, name: str) -> Answer:
@@ -147,14 +147,14 @@ class Target:
         return getattr(torch, name)
 
     def lacks(self, function: str) -> list[str]:
-        """Return the names without which a function cannot be checked here: its own, or many.
+        """Return the missing names without which a function cannot be checked here.
 
         `STATEFUL_TEST` uses all names.
         """
         if not hasattr(reference, function.partition(".")[0]):
             if function == STATEFUL_TEST:
                 return [name for name in NAMES if not self.implementation.offers(name)]
-            if not hasattr(fast, function):  # a toy
+            if not hasattr(fast, function):  # a toy function of a test
                 return []
         return [] if self.implementation.offers(function) else [function]
 
@@ -169,7 +169,7 @@ class Target:
         return self.implementation.adapter.validates
 
     def launches(self, function: str) -> bool:
-        """Return whether the function is `fast`'s own, whose kernels the simulator must run."""
+        """Return whether a function is absent, or `fast`'s own, whose kernels must be simulated."""
         if not self.implementation.offers(function):
             return True
         return is_of_fast(self.find(function))
@@ -179,7 +179,7 @@ class Target:
         return [known for known in self.implementation.deviations if known.function == function]
 
     def of(self, ours: object, name: str, *args: object) -> Answer:
-        """Call the implementation's method, or read its property, of one of our objects."""
+        """Call the implementation's method, or read its property, on one of our objects."""
         return self.call(f"{type(ours).__name__}.{name}", ours, *args)
 
     def own(self, ours: object) -> Answer:
@@ -193,7 +193,7 @@ class Target:
         return dataclasses.replace(self, implementation=implementation)
 
     def excuses(self, function: str, error: BaseException) -> bool:
-        """Return whether a failure of a function is one that is declared."""
+        """Return whether a declared deviation explains a failure of a function."""
         return any(known.explains(error) for known in self.deviations(function))
 
     def converter(self, **options: Any) -> Converter:
@@ -202,7 +202,7 @@ class Target:
 
     @contextlib.contextmanager
     def running(self, *, checked: bool = False, seed: int = 0) -> Iterator[None]:
-        """Make the calls inside run as this target's, with the order of threads of a seed."""
+        """Set up the process for this target's calls; `seed` sets the thread order of kernels."""
         nothing = contextlib.nullcontext()
         is_ours = self.implementation.module in {fast, reference}
         is_poisoned = self.device == "cpu"  # a GPU lacks some operations in this mode
@@ -219,7 +219,7 @@ class Target:
 
 @contextlib.contextmanager
 def _ignoring_warnings() -> Iterator[None]:
-    """Ignore warnings, which are no wrong answers; those of `fast` are errors."""
+    """Ignore the warnings of other implementations; those of `fast` are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -227,12 +227,12 @@ def _ignoring_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deterministic(mode: str) -> Iterator[None]:
-    """Let torch fill what it allocates, with NaN or the greatest int.
+    """Make torch fill new memory with NaN or the largest int.
 
-    Otherwise what is never written may hold an earlier call's right answer.
+    Otherwise unwritten memory may contain the right answer of an earlier call.
 
     Args:
-        mode: What torch does where an operation is not deterministic: `warn` or `error`.
+        mode: What torch does if an operation is not deterministic: `warn` or `error`.
     """
     # `use_deterministic_algorithms` does the same, but imports torch.compile: 1.7 s of a process.
     before = torch.get_deterministic_debug_mode()
@@ -280,9 +280,8 @@ def choose_targets(
     `implementation:target`.
 
     Raises:
-        ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, `sim`
-            or `native` for an implementation without kernels of `fast`, or a target whose package
-            is not installed.
+        ValueError: An unknown target, an empty list, `cuda` without a GPU, `sim` or `native` for an
+            implementation without kernels of `fast`, or a target whose package is not installed.
 
     >>> [target.name for target in choose_targets("sim,host")]
     ['sim', 'host']

@@ -1,4 +1,4 @@
-"""One step's batch as a runner has put it together, for what is derived from it."""
+"""The batch of one step, from which a runner derives further results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.traffic.settings import Settings
 from conformance.zoo.groups import CacheGroup
 
 GROUPS_IN_TURN = 2
-"""Of models with many groups: what is done for each of seven takes a while in `reference`."""
+"""Groups to process in each step: some models have seven, too many for `reference` to be quick."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,12 @@ class Batch(PaddedBatch):
 
     Attributes:
         step_index: The step's number.
-        settings: Of the engine.
+        settings: The settings of the engine.
         groups: The KV cache groups that take blocks.
-        positions: int64[num_padded_tokens], of the implementation's kind, as `metadata` is.
+        positions: int64[num_padded_tokens], an array or tensor, as in `metadata`.
         metadata: The `CommonAttentionMetadata` of each group, padding included.
         config: The `VllmConfig` of the engine.
-        fast_prefill: The layers that compute only the tokens with logits; None where none are
+        fast_prefill: The layers that compute only the tokens with logits; None if none are
             deployed.
     """
 
@@ -39,12 +39,12 @@ class Batch(PaddedBatch):
 
     @property
     def num_decodes(self) -> int:
-        """Requests of decodes, the first of the batch."""
+        """The number of decodes, which come first in the batch."""
         return int((self.query_lens <= self.settings.decode_threshold).sum())
 
     @property
     def uniform_decodes(self) -> tuple[int, int]:
-        """The first decodes, up to one of another length: how many there are, and their length."""
+        """The leading decodes that have the same length: their number, and this length."""
         query_lens = self.query_lens[: self.num_decodes].tolist()
         for number, query_len in enumerate(query_lens):
             if query_len != query_lens[0]:
@@ -53,35 +53,35 @@ class Batch(PaddedBatch):
 
     @property
     def group_in_turn(self) -> int:
-        """The group of what is done for one group in each step."""
+        """The index of the group for work that is done for one group in each step."""
         return self.step_index % len(self.groups)
 
     @property
     def groups_in_turn(self) -> list[tuple[CacheGroup, Answer]]:
-        """The groups of what is done for a few of them in each step, and their metadata."""
+        """The groups for work that is done for a few groups in each step, with their metadata."""
         pairs = list(zip(self.groups, self.metadata, strict=True))
         first = self.group_in_turn
         return [*pairs[first:], *pairs[:first]][:GROUPS_IN_TURN]
 
     def interleave(self, group: CacheGroup) -> int:
-        """The interleave of context-parallel ranks, by turns: a token, a block, half a block."""
+        """Return the context-parallel interleave of a step: a token, a block or half a block."""
         return (1, group.block_size, max(group.block_size // 2, 1))[self.step_index % 3]
 
     @property
     def longest_request(self) -> tuple[int, int, int]:
-        """The request with the most tokens, and where these start and stop."""
+        """The index of the request with the most new tokens, and where these start and stop."""
         request = int(self.query_lens.argmax())
         start = int(self.query_lens[:request].sum())
         return request, start, start + int(self.query_lens[request])
 
     @property
     def padded_req_ids(self) -> list[str | None]:
-        """The request of each row."""
+        """The request of each row; None for padding."""
         return [*self.req_ids, *[None] * (self.num_padded_reqs - self.num_reqs)]
 
     @property
     def token_req_ids(self) -> list[str | None]:
-        """The request of each token."""
+        """The request of each token; None for padding."""
         owners: list[str | None] = []
         for req_id, query_len in zip(self.req_ids, self.query_lens, strict=True):
             owners.extend([req_id] * int(query_len))

@@ -1,4 +1,4 @@
-"""What a runner allocates once: block tables, and the buffers of a batch on host and device."""
+"""The persistent buffers of a runner: block tables, and a batch's fields on host and device."""
 
 import numpy as np
 
@@ -16,19 +16,19 @@ NUM_TP_RANKS = 2
 
 
 class Buffers(BatchBuffers):
-    """The persistent buffers of a runner, of one implementation's classes.
+    """The persistent buffers of a runner, made with one implementation.
 
     Args:
-        target: Whose functions are called.
+        target: The implementation.
         groups: The KV cache groups that take blocks.
-        settings: Of the engine.
+        settings: The settings of the engine.
         serving: The model, as these settings serve it.
 
     Attributes:
         config: The `VllmConfig` that sizes are read from.
         tables: The `BlockTables`.
-        all_tables: The whole gathered tables, as a captured CUDA graph holds on to them.
-        all_slots: The whole slot mappings, likewise.
+        all_tables: The gathered tables in full size, as a captured CUDA graph refers to them.
+        all_slots: The slot mappings in full size, likewise.
         all_rows: int32[max_num_reqs], every row.
         no_blocks: int32[max_num_reqs, 1], the block table of a group without cache.
         no_slots: int64[max_num_tokens], its slots.
@@ -93,7 +93,7 @@ class Buffers(BatchBuffers):
         return self._target.method(buffer, "copy_to_gpu", count)
 
     def read_back(self, count: int) -> Answer:
-        """Bring made-up sampled tokens from the device to the host, and return them there."""
+        """Copy made-up sampled tokens from the device to the host, and return them there."""
         tokens = self._target.array(np.arange(count, dtype=np.int64) * 7 % 31)
         self.sampled_tokens.gpu[:count] = tokens
         return self._target.method(self.sampled_tokens, "copy_to_cpu", count)

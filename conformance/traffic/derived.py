@@ -1,4 +1,4 @@
-"""What backends derive from a batch's metadata: each function returns results by name."""
+"""Results that backends derive from a batch's metadata; each function returns them by name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from conformance.traffic.buffers import NUM_CP_RANKS
 from conformance.zoo.groups import CacheGroup
 
 BLOCKS_IN_SMALL_CHUNK = 8
-"""Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
+"""Blocks in a chunk that is used for every group, since few sequences exceed one of 8192 tokens."""
 POISON = -77
-"""What is in an output before it is written."""
+"""The fill value of an output before it is written."""
 
 
 def cut_padding(target: Target, batch: Batch) -> dict[str, Answer]:
-    """Cut the padding off again."""
+    """Remove the padding with `unpadded`."""
     return {
         "unpadded": [
             target.method(metadata, "unpadded", batch.num_tokens, batch.num_reqs)
@@ -51,8 +51,8 @@ def split_by_kind(target: Target, batch: Batch) -> dict[str, Answer]:
 def cut_into_micro_batches(target: Target, batch: Batch) -> dict[str, Answer]:
     """Cut the batch into micro-batches of about as many tokens each.
 
-    By turns the last one takes the padding along. The longest request is cut at both its ends, too,
-    and what is all padding is cut out.
+    In every second step the last one includes the padding. The longest request is also cut at both
+    ends, and a slice of padding only is cut out.
     """
     parts = batch.settings.micro_batches
     if parts == 1:
@@ -120,7 +120,7 @@ def make_virtual_batches(target: Target, batch: Batch) -> dict[str, Answer]:
 
 
 def spread_over_ranks(target: Target, batch: Batch) -> dict[str, Answer]:
-    """Compute what the ranks of a context-parallel group hold of the batch."""
+    """Compute the local sequence lengths and slots of the ranks of a context-parallel group."""
     lengths: list[Answer] = []
     slots: list[Answer] = []
     for group, metadata in batch.groups_in_turn:
@@ -154,7 +154,7 @@ def _compute_slots(
 def rename_kernel_blocks(target: Target, batch: Batch) -> dict[str, Answer]:
     """Compute slots through tables of kernel blocks, which are smaller than the manager's.
 
-    By turns the slots are those of one rank, and written to an output that is longer than needed.
+    By turns the slots are those of one rank, and written to an `out` that is longer than needed.
     """
     tables: list[Answer] = []
     slots: list[Answer] = []
@@ -193,4 +193,4 @@ DERIVATIONS: tuple[Callable[[Target, Batch], dict[str, Answer]], ...] = (
     spread_over_ranks,
     rename_kernel_blocks,
 )
-"""All of them, in the order in which a runner makes them."""
+"""All derivations, in the order in which a runner makes them."""

@@ -29,7 +29,7 @@ from conformance.zoo.models import Model, get_model
 SECONDS_PER_STEP = 0.03
 SECONDS_PER_TOKEN = 0.0001
 ACCEPTANCE_RATE = 0.7
-"""How likely a draft token is accepted when those before it were."""
+"""The probability that a draft token is accepted if those before it were."""
 PLACEHOLDER = 0
 
 
@@ -38,9 +38,9 @@ class TraceEngine:
 
     Args:
         requests: The trace, by arrival.
-        model: Which serves them.
-        settings: Of the engine.
-        seed: Of the accepted draft tokens.
+        model: The model that serves them.
+        settings: The settings of the engine.
+        seed: The random seed of draft acceptance.
         frees_skipped_blocks: Whether blocks before windows and chunks are freed.
 
     Attributes:
@@ -113,7 +113,7 @@ class TraceEngine:
                 yield output
 
     def _execute(self, output: SchedulerOutput) -> None:
-        """Let a step happen: time passes, and tokens are sampled."""
+        """Simulate a step: advance the clock, and sample tokens."""
         num_tokens = sum(output.num_scheduled_tokens.values())
         self._arrivals.clock += SECONDS_PER_STEP + SECONDS_PER_TOKEN * num_tokens
         sampled, drafts = {}, {}
@@ -160,13 +160,12 @@ def trace_steps(
 ) -> list[TraceBatch]:
     """Serve a trace and return the batches of its steps, at most `limit`.
 
-    The same arguments return the same batches of this process. The default trace is the project's
-    own. Requests that the engine cannot serve are left out; `seed` decides which drafts are
-    accepted.
+    The batches are cached within the process. The default trace is the project's own. Requests that
+    the engine cannot serve are left out; `seed` decides which drafts are accepted.
 
     Raises:
         KeyError: No such model, or no such column in the trace.
-        ValueError: A trace that cannot be read, or of which the engine can serve nothing.
+        ValueError: A trace that cannot be read, or has no request that the engine can serve.
 
     Example:
         >>> first = trace_steps(limit=3)[0]
@@ -179,7 +178,7 @@ def trace_steps(
 def servable(
     requests: Sequence[TraceRequest], model: str, settings: Settings
 ) -> list[TraceRequest]:
-    """Return the requests that an engine can serve: not too long for it, or for its blocks.
+    """Return the requests that an engine can serve: they fit its maximum length and its blocks.
 
     Example:
         >>> trace = [TraceRequest(0.0, 90, 20), TraceRequest(0.5, 9, 2)]

@@ -1,4 +1,4 @@
-"""A runner's layers: the model deployed at the start, and what its layers get in a step."""
+"""A runner's deployed model, and the attention metadata of its layers in a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.zoo.groups import make_groups
 from conformance.zoo.serving import Serving
 
 ALLOCATED_BLOCKS = 2
-"""Of the caches, which no step reads: a few show how they lie, all would fill the memory."""
+"""Blocks of each cache. No step reads them, so a few suffice to check the memory layout."""
 
 
 def deploy_small(target: Target, serving: Serving) -> Deployment:
@@ -24,7 +24,7 @@ def deploy_small(target: Target, serving: Serving) -> Deployment:
 def build_for_layers(
     target: Target, deployment: Deployment, buffers: Buffers, metadata: list[Answer]
 ) -> tuple[list[Answer], dict[str, int]]:
-    """Let the model's builders build what its layers get in a step.
+    """Build the attention metadata of the model's layers for a step.
 
     Args:
         target: The implementation.
@@ -68,8 +68,8 @@ class FastPrefill:
 
     Attributes:
         attn_groups: An `AttentionGroup` of such layers, by the number of their KV cache group.
-        is_real: Whether they read other layers' caches. Otherwise, in models without such layers,
-            one group in turn does as if its layers did.
+        is_real: Whether they read other layers' caches. In a model without such layers, the groups
+            take turns in being treated as if theirs did.
     """
 
     attn_groups: dict[int, Answer]

@@ -1,8 +1,8 @@
 """Finds the requests that a difference concerns, from the place of the difference.
 
-A difference is at a field and an index. What the index means depends on the field: a row, a token,
-or a boundary between rows; and which request a row or a token belongs to, on the part of the result
-that the field is in: in a micro-batch, row 0 is the batch's request `r0`.
+A difference has a field and an index. The field determines whether the index is a row, a token, or
+a boundary between rows. The part of the result that has the field determines which request a row or
+a token belongs to: in a micro-batch, row 0 is the batch's request `r0`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AXES = {
     "block_table_tensor": ROWS,
     "dcp_local_seq_lens": ROWS,
     "encoder_seq_lens": ROWS,
-    "logits_indices_padded": ROWS,  # one for each request: a runner wants its last token's logits
+    "logits_indices_padded": ROWS,  # one for each request: its last token
     "num_computed_tokens_cpu": ROWS,
     "query_start_loc": BOUNDARIES,
     "query_start_loc_cpu": BOUNDARIES,
@@ -31,7 +31,7 @@ AXES = {
     "slot_mapping": TOKENS,
     "state_indices": ROWS,
 }
-"""What an index means in the arrays of a metadata, by the name of the field."""
+"""The meaning of an index in the arrays of a metadata, by the name of the field."""
 
 PADDING = "padding"
 MAX_NAMED = 3
@@ -44,7 +44,7 @@ class Coordinates:
     Attributes:
         rows: The request of each row, None for padding.
         tokens: The request of each token, None for padding.
-        axis: What an index means in an array that is no field of a metadata: "rows", "tokens" (the
+        axis: The meaning of an index in an array that is no metadata field: "rows", "tokens" (the
             last axis), or "boundaries" (where each row starts, and where the last one ends).
     """
 
@@ -53,7 +53,7 @@ class Coordinates:
     axis: str = ROWS
 
     def of_element(self, field: str, index: tuple[int, ...] | None) -> str | None:
-        """Return the request of an element of a field; None where it has no single one."""
+        """Return the request of an element of a field; None if it has no single one."""
         axis = AXES.get(field) if field else self.axis
         if index is None or axis is None:
             return None
@@ -70,13 +70,13 @@ def locate(
     """Find the requests that a difference concerns.
 
     Args:
-        path: Of the difference: `micro_batches[0][1].seq_lens`.
-        index: In the array at the path; None where the difference is not an array's element.
-        coordinates: Those of the parts of a result, by the path of the part: the longest that the
-            difference's path begins with counts. That of the whole batch is at "".
+        path: The path of the difference: `micro_batches[0][1].seq_lens`.
+        index: The index in the array at the path; None if the difference is not an array's element.
+        coordinates: The coordinates of parts of a result, by path. The longest path with which that
+            of the difference begins is used; that of the whole batch is "".
 
     Returns:
-        The one request, or all those of the part where it is no single one's (a wrong shape, a
+        The single request, or all requests of the part if there is no single one (a wrong shape, a
         count), or `PADDING`.
 
     Example:
@@ -117,7 +117,7 @@ def describe(req_ids: Sequence[str]) -> str:
 def owners_of_virtual_requests(
     rows: Iterable[str | None], query_lens: Iterable[int], virtual_query_lens: Iterable[int]
 ) -> list[str | None]:
-    """Return the request of which each virtual request of chunked local attention was made.
+    """Return the request that each virtual request of chunked local attention was made from.
 
     `virtual_query_lens` are those of `reference`.
 
@@ -143,11 +143,11 @@ PLAIN_TOKENS = (
     "kernel_slot_mappings",
     "kernel_slot_mapping_outputs",
 )
-"""Results that are arrays by token."""
+"""Results that are arrays indexed by token."""
 BLOCK_M = 8
 """Tokens of a convolution's program, the key of its metadata."""
 PROGRAM_LISTS = ("mlist", "offsetlist", "batch_ptr", "token_chunk_offset_ptr")
-"""Those of the convolution's results that are arrays by program."""
+"""The convolution's results that are arrays indexed by program."""
 SPLITS = (
     "decodes_and_prefills",
     "uniform_decodes_and_prefills",
@@ -160,8 +160,8 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
 
     Args:
         batch: The step's batch.
-        results: The results of `reference`, all or up to an exception: what a wrong
-            implementation made of a batch may have no meaning.
+        results: The results of `reference`, all or up to an exception. Those of a wrong
+            implementation may be meaningless.
     """
     rows, tokens = batch.padded_req_ids, batch.token_req_ids
     whole = Coordinates(rows, tokens)
@@ -185,7 +185,7 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
 
 
 def _of_model_inputs(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coordinates]:
-    """Say whose the parts are of what layers are given besides attention's metadata."""
+    """Return the coordinates of model inputs other than attention metadata."""
     found: dict[str, Coordinates] = {}
     if "convolution" in results:
         programs = results["convolution"][0][BLOCK_M]
@@ -210,7 +210,7 @@ def _of_model_inputs(batch: Batch, results: Mapping[str, Answer]) -> dict[str, C
 def _of_micro_batches(
     batch: Batch, results: Mapping[str, Answer], whole: Coordinates
 ) -> dict[str, Coordinates]:
-    """Say whose the parts of micro-batches are: rows and tokens of their slices."""
+    """Return the coordinates of micro-batches: the rows and tokens of their slices."""
     found: dict[str, Coordinates] = {}
     for number, part in enumerate(results.get("micro_batch_slices", ())):
         rows, tokens = whole.rows[part.request_slice], whole.tokens[part.token_slice]
@@ -230,7 +230,7 @@ def _of_micro_batches(
 def _of_virtual_batches(
     name: str, batches: Iterable[Answer], whole: Coordinates, batch: Batch
 ) -> dict[str, Coordinates]:
-    """Say whose the virtual requests of virtual batches are."""
+    """Return the coordinates of virtual batches: the owners of their virtual requests."""
     num_padding = batch.num_padded_reqs - batch.num_reqs
     query_lens = [*batch.query_lens.tolist(), *[0] * num_padding]
     found = {}

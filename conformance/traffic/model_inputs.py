@@ -1,4 +1,4 @@
-"""What a model gets besides attention's metadata: each function returns results by name."""
+"""Model inputs other than attention metadata; each function returns results by name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_TP_RANKS
 
 NUM_HEADS, HEAD_DIM = 2, 3
-"""Of made-up queries."""
+"""The sizes of made-up queries."""
 EMBED_DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float16", "float8_e5m2", "float64")
 MAX_PLACEHOLDERS = 40
-"""Of the made-up item."""
+"""The most tokens of the made-up item."""
 
 
 def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
-    """Cut the batch to the tokens with logits, and build for layers that need no other.
+    """Reduce the batch to the tokens with logits, and build the metadata of fast-prefill layers.
 
-    These are each request's last one. A batch of one token each is handed back as it is.
+    Each request needs the logits of its last token. A batch of one token each is returned itself.
     """
     batches = [metadata for _, metadata in batch.groups_in_turn]
     make = "make_kv_sharing_fast_prefill_common_attn_metadata"
@@ -53,7 +53,7 @@ def list_convolution_programs(target: Target, batch: Batch) -> dict[str, Answer]
 def reshape_speculative_queries(target: Target, batch: Batch) -> dict[str, Answer]:
     """View the queries of decodes, all with as many drafts, request by request, and back.
 
-    What is written to a request's last token is seen in all three, since nothing is copied.
+    Nothing is copied, so a write to the last token is visible in all results.
     """
     num_reqs, query_len = batch.uniform_decodes
     if num_reqs == 0:
@@ -75,9 +75,9 @@ def reshape_speculative_queries(target: Target, batch: Batch) -> dict[str, Answe
 
 
 def fill_placeholders(target: Target, batch: Batch) -> dict[str, Answer]:
-    """Put a made-up item into the longest request's tokens, and take a later chunk of it out.
+    """Scatter a made-up item into the longest request's tokens, and gather a later chunk of it.
 
-    By turns each of its tokens is an embedding, and it has no mask.
+    In every fourth step each of its tokens is an embedding, and it has no mask.
     """
     _, start, stop = batch.longest_request
     num_placeholders = min(stop - start, MAX_PLACEHOLDERS)
@@ -102,7 +102,7 @@ def fill_placeholders(target: Target, batch: Batch) -> dict[str, Answer]:
 
 
 def scatter_residual(target: Target, batch: Batch) -> dict[str, Answer]:
-    """Ask whether the ranks share the residual, of as many tokens as they can share evenly."""
+    """Check whether the residual is scattered over ranks, for tokens that they divide evenly."""
     num_tokens = -(-batch.num_padded_tokens // NUM_TP_RANKS) * NUM_TP_RANKS
     is_scattered = target.call("is_residual_scattered_for_sp", batch.config, num_tokens)
     return {"residual_is_scattered": is_scattered}
@@ -115,13 +115,13 @@ DERIVATIONS: tuple[Callable[[Target, Batch], dict[str, Answer]], ...] = (
     fill_placeholders,
     scatter_residual,
 )
-"""All of them, in the order of a runner."""
+"""All derivations, in the order in which a runner makes them."""
 
 
 MAX_ITEMS = {"image": 8, "video": 1, "audio": 3}
 """The most items of a prompt, by modality."""
 LARGEST_ITEMS = {"video": 1568, "image": 576, "audio": 1568}
-"""In tokens; two are the largest, and either comes first in an order."""
+"""In tokens. Two modalities tie for the largest: video comes first here, audio by alphabet."""
 SMALL_ITEM_TOKENS = 64
 
 

@@ -1,8 +1,8 @@
-"""What an engine's worker does with a step, done in one implementation of the twins' functions.
+"""Runs an engine's steps as its worker does, with the functions of one implementation.
 
-A `Runner` keeps what a worker keeps from step to step and calls, in each step, every function that
-these modules have, so that whatever is wrong with one of them shows up in a named result. Two
-runners that were given the same steps must have had the same results.
+A `Runner` keeps a worker's state from step to step. In each step it calls every function of these
+modules, so that a bug in one of them shows up in a named result. Two runners of the same steps must
+have the same results.
 """
 
 from __future__ import annotations
@@ -36,38 +36,37 @@ from conformance.zoo.serving import Serving
 
 STEPS_BETWEEN_DUMMY_RUNS = 16
 STEPS_BETWEEN_OVERWRITES = 3
-"""Every third step, of even and of odd ones, the runner writes into results of earlier calls."""
+"""In every third step, even or odd, the runner overwrites results of earlier calls."""
 STALE_SLOT = 7
-"""What it writes there into slots: one that a layer would take for a live one."""
+"""The value it writes into slot mappings: a slot that a layer would take for a live one."""
 SHORT_EXTEND_TOKENS = 64
-"""The threshold of the order with four regions: with that of decodes, short extends are rare."""
+"""The decode threshold of the order in four regions; with a lower one, short extends are rare."""
 
 
 class Runner:
     """Runs steps in one implementation.
 
-    Rows of the block tables are handled in both ways that engines have, by turns. In even steps, as
-    where the row is the position in the batch: rows of requests that left are cleared, the last
-    ones move into the holes, and a swap of two positions swaps their rows. In odd steps, as where
-    rows are found through `idx_mapping`: holes stay, with what is in them, until a request
+    It alternates between the two ways in which engines manage rows of the block tables. In even
+    steps it does as if a row were the position in the batch: rows of requests that left are
+    cleared, the last ones move into the holes, and a swap of two positions swaps their rows. In odd
+    steps rows are looked up through `idx_mapping`: holes keep their content until a request
     overwrites them, and a swap moves no row.
 
     In every third step it writes into the tables and slots that earlier calls returned, as runners
-    do with padded rows: what the next calls return must not depend on that.
+    do with padded rows. The results of the next calls must not depend on that.
 
     Args:
-        target: Whose functions are called.
-        model: Which is served.
-        settings: Of the engine.
+        target: The implementation.
+        model: The model to serve.
+        settings: The settings of the engine.
         groups: KV cache groups that take blocks, in place of the model's own.
         deploy: Deploys the model at the first step.
 
     Attributes:
         deployment: The model's caches, backends and builders; None before the first step.
-
-        results: What the last step has come to; on an exception, as far as it came.
-        batch: The last step's batch, None before it is put together.
-        rows: Of the block tables, with what the last step did to them.
+        results: The results of the last step; after an exception, those before it.
+        batch: The last step's batch; None before it is put together.
+        rows: The rows of the block tables, with the changes of the last step.
 
     Example:
         >>> from conformance.targets.target import REFERENCE
@@ -142,8 +141,7 @@ class Runner:
     def coordinates(self, results: dict[str, Answer]) -> dict[str, Coordinates]:
         """Return the requests that the parts of the last step's results belong to, for `locate`.
 
-        `results` are those of `reference`: what a wrong implementation made of a batch may have no
-        meaning.
+        `results` are those of `reference`; those of a wrong implementation may be meaningless.
         """
         of_batch = {} if self.batch is None else coordinates_of(self.batch, results)
         return {**self._coordinates, **of_batch}
@@ -155,7 +153,7 @@ class Runner:
 
     @property
     def _persistent(self) -> Buffers:
-        """What is made at the first step, where an exception of it is reported as a step's."""
+        """The buffers, made at the first step, so that an exception is reported as a step's."""
         if self._buffers is None:
             self._buffers = Buffers(self.target, self._groups, self.settings, self._serving)
         return self._buffers
@@ -165,7 +163,7 @@ class Runner:
         return self.target.method(self._persistent.tables, name, *args)
 
     def _run_dummy(self, step: SchedulerOutput) -> None:
-        """Ask for what a dummy run gets, as for capturing a CUDA graph: all of it is cleared."""
+        """Get the cleared tables and slots of a dummy run, as for capturing a CUDA graph."""
         persistent = self._persistent
         num_reqs = 1 + step.step_index % self.settings.max_num_seqs
         num_tokens = 1 + step.step_index % self.settings.token_budget
@@ -178,7 +176,7 @@ class Runner:
         self.results["cleared_slot_mappings"] = _copy(persistent.all_slots)
 
     def _order(self, step: SchedulerOutput, *, swaps_rows: bool) -> None:
-        """Bring the batch into the order that attention backends want, and a copy into another."""
+        """Reorder the batch as attention backends require, and a copy of it into four regions."""
         self._input_batch.on_swap = self._swap_rows if swaps_rows else None
         self._input_batch.update(step)
         four_regions = self._input_batch.copy()
@@ -200,7 +198,7 @@ class Runner:
             self._show_rows("swapped_rows")
 
     def _show_rows(self, name: str) -> None:
-        """Gather every request slot, the free ones too, as a result."""
+        """Gather every row of the block tables, including free ones, as a result."""
         tables = self.call_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
         self._coordinates[name] = Coordinates(list(self.rows.last_req_ids))
@@ -209,7 +207,7 @@ class Runner:
                 table[...] = PADDED_REQUEST
 
     def _own_places(self, name: str) -> None:
-        """Say of a list of requests that each place is the request's that is there."""
+        """Set the coordinates of a result that lists requests: each entry belongs to itself."""
         for position, req_id in enumerate(self.results[name]):
             self._coordinates[f"{name}[{position}]"] = Coordinates([req_id])
 
@@ -251,7 +249,7 @@ class Runner:
     def _make_metadata(
         self, num_reqs: int, num_padded_reqs: int, positions: Answer
     ) -> list[Answer]:
-        """Make each group's metadata out of the buffers, all optional fields set."""
+        """Make each group's metadata from the buffers, with all optional fields."""
         persistent = self._persistent
         idx_mapping = persistent.to_device(persistent.idx_mapping, num_padded_reqs)
         query_start_loc = persistent.to_device(persistent.query_start_loc, num_padded_reqs + 1)
@@ -291,5 +289,5 @@ class Runner:
 
 
 def _copy(array: Answer) -> Answer:
-    """Copy an array of either kind: what is handed out is written again in the same step."""
+    """Copy an array or tensor, since the original is overwritten in the same step."""
     return array.clone() if hasattr(array, "clone") else array.copy()

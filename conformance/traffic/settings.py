@@ -14,18 +14,18 @@ from conformance.zoo.serving import Serving
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(EngineSettings):
-    """How an engine is set up.
+    """The settings of an engine that serves a model.
 
-    A model may be published for longer sequences than `max_model_len`, or for shorter ones, which
-    then are the limit. Block tables have columns for all of it, so engines limit it too.
+    The longest sequence has `max_model_len` tokens, or fewer if the model is published for fewer.
+    Block tables have columns for all of them, so engines limit the length too.
 
     Attributes:
-        block_size: Tokens in a block, but for what hybrid models make of it; None: what the
-            model's backends want.
+        block_size: Tokens in a block, before hybrid models raise it; None: the default of the
+            model's backends.
         num_blocks: Blocks in the pool that all KV cache groups share; None: enough for
             `DEFAULT_POOL_TOKENS` tokens in `DEFAULT_POOL_REQUESTS` requests.
-        long_prefill_token_threshold: The default is what vLLM takes for it, 4% of `max_model_len`;
-            chunks of it do not end where those of chunked local attention do.
+        long_prefill_token_threshold: The default is vLLM's, 4% of `max_model_len`; its chunks do
+            not end where those of chunked local attention do.
 
     Raises:
         TypeError: A setting is not an int.
@@ -103,11 +103,11 @@ class Settings(EngineSettings):
 
 @cache
 def _cache_groups(serving: Serving) -> tuple[CacheGroup, ...]:
-    """Return the groups that take blocks, once for each way of serving."""
+    """Return the groups that take blocks, cached for each `Serving`."""
     return tuple(group for group in make_groups(REFERENCE, serving) if group.has_kv_cache)
 
 
 DEFAULT_POOL_TOKENS = 20_480
 """Small on purpose: a few long prompts fill it, so that requests are preempted."""
 DEFAULT_POOL_REQUESTS = 16
-"""Of these each has its states, or its blocks of cross attention."""
+"""Requests for which the default pool has states, or blocks of cross attention."""

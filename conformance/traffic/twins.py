@@ -31,7 +31,7 @@ class Mismatch:
     Attributes:
         step_index: The step's number.
         difference: The field, with the actual and the expected value.
-        req_ids: The requests concerned: one, where it is in a single one's row or token.
+        req_ids: The requests that it concerns: one, if it is in a single request's row or token.
     """
 
     step_index: int
@@ -40,7 +40,7 @@ class Mismatch:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """The mismatch in one line."""
         return f"step {self.step_index}: {self.difference.line} (of {describe(self.req_ids)})"
 
 
@@ -59,7 +59,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class TimedTarget(Target):
-    """A target that remembers its last call, and the time that all calls took.
+    """A target that records its last call, and the time that all calls took.
 
     >>> target = TimedTarget(**vars(REFERENCE))
     >>> target.call("extract_layer_index", "layers.3.attn"), target.calls.last
@@ -81,15 +81,15 @@ class Twins:
     """Runs the same steps in `reference` and in another implementation, and compares all results.
 
     Args:
-        model: Whose KV cache groups there are.
-        settings: Of the engine.
-        target: What is compared with `reference`.
+        model: The model to serve.
+        settings: The settings of the engine.
+        target: The target to compare with `reference`.
         groups: KV cache groups that take blocks, in place of the model's own.
         deploy: Deploys the model at the first step.
 
     Attributes:
         expected: The runner of `reference`.
-        actual: That of the target.
+        actual: The runner of the target.
         seconds: For each step that was run, the time spent in the functions of the two.
 
     Example:
@@ -163,7 +163,7 @@ class Twins:
     def _difference_of_outcomes(
         self, expected: BaseException | None, actual: BaseException | None
     ) -> Difference | None:
-        """Compare what was raised. A scheduler's steps are valid, so nothing should be."""
+        """Compare the exceptions; a scheduler's steps are valid, so there should be none."""
         if expected is None and actual is None:
             return None
         raising = self._timed[0 if actual is None else 1]

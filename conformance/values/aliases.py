@@ -1,4 +1,4 @@
-"""Which memory arrays lie in, and which parts of a result share it with an argument."""
+"""Aliasing: where arrays lie in memory, and which parts of a result share memory with arguments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from conformance.values.parts import arrays_in, child_path, children
 
 
 def address_of(array: Any) -> int:
-    """Return where the first element of an array or tensor lies; 0 for one without elements."""
+    """Return the address of the first element of an array or tensor; 0 if it has no elements."""
     if isinstance(array, torch.Tensor):
         return array.data_ptr() if array.numel() else 0
     return int(array.__array_interface__["data"][0]) if array.size else 0
 
 
 def strides_of(array: Any) -> tuple[int, ...]:
-    """Return the bytes between neighbours, by axis.
+    """Return the strides of an array or tensor, in bytes.
 
     >>> strides_of(np.zeros((2, 3))), strides_of(torch.zeros(2, 3))
     ((24, 8), (12, 4))
@@ -47,7 +47,7 @@ def owner_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def memory_of(array: Any) -> int:
-    """Return where the memory begins in which an array or tensor lies.
+    """Return the start address of the memory that an array or tensor is a view of.
 
     >>> a, t = np.zeros(4), torch.zeros(4)
     >>> memory_of(a[2:]) == address_of(a), memory_of(t[2:]) == address_of(t)
@@ -59,7 +59,7 @@ def memory_of(array: Any) -> int:
 
 
 def share_memory(a: Any, b: Any) -> bool:
-    """Return whether two arrays lie in the same memory: tensors in one storage, arrays overlapping.
+    """Return whether two tensors have the same storage, or two NumPy arrays overlap.
 
     >>> a = torch.zeros(4)
     >>> share_memory(a[:2], a[2:]), share_memory(a, torch.zeros(4)), share_memory(a, a[:0])
@@ -73,7 +73,7 @@ def share_memory(a: Any, b: Any) -> bool:
 
 
 class Relation(enum.Enum):
-    """What a part of a result is to an argument, if it is no new memory."""
+    """How a part of a result aliases an argument."""
 
     SAME = "the same object"
     VIEW = "a view"
@@ -81,16 +81,16 @@ class Relation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Alias:
-    """What the definition says of a part of the result and of an argument.
+    """A rule of the definition: a part of the result is an argument, or a view of it.
 
-    What no alias speaks of is new memory, a new object.
+    Any part without such a rule must be a new object in new memory.
 
     Attributes:
         result: The part of the result, or of each of its entries if it is a list or a dict, as an
             attribute path; "" is the result itself.
-        relation: What it is to the argument.
+        relation: How it aliases the argument.
         argument: The argument, as an attribute path that begins with its name.
-        applies: Whether the definition speaks of this call at all.
+        applies: Whether the rule applies to a call.
     """
 
     result: str
@@ -99,7 +99,7 @@ class Alias:
     applies: Callable[[Call], bool] = lambda _: True
 
     def differences(self, result: object, arguments: Arguments) -> Iterator[Difference]:
-        """Yield the differences from what the definition says."""
+        """Yield the parts of a result that break the rule."""
         if not isinstance(result, list | dict):
             yield from self._differences(result, arguments, "result")
             return
@@ -125,7 +125,7 @@ class Alias:
 
 
 def views_of(argument: str, *fields: str) -> tuple[Alias, ...]:
-    """Return that fields of a result are views of those of an argument with the same names."""
+    """Return the rules that fields of a result are views of the same fields of an argument."""
     return tuple(Alias(field, Relation.VIEW, f"{argument}.{field}") for field in fields)
 
 
@@ -158,14 +158,14 @@ _MARK = "kvtwin_is_supplied"
 
 
 def supplied(tensor: torch.Tensor, *, is_known: bool = True) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU for a field that an implementation does not have.
+    """Return a CPU copy of a tensor, as a placeholder for a field that an implementation lacks.
 
-    Its values are compared like any others, unless they are a guess. Its memory is not compared,
-    since it is ours.
+    Its values are compared, unless they are a guess. Its memory is not compared, since the adapter
+    allocated it.
 
     Args:
         tensor: The values.
-        is_known: Whether they follow from what the implementation has.
+        is_known: Whether they are derived from fields of the implementation, and are no guess.
 
     >>> is_supplied(supplied(torch.arange(3))), is_supplied(torch.arange(3))
     (True, False)
@@ -176,12 +176,12 @@ def supplied(tensor: torch.Tensor, *, is_known: bool = True) -> torch.Tensor:
 
 
 def is_supplied(value: object) -> bool:
-    """Return whether an adapter supplied a tensor in an implementation's place."""
+    """Return whether a value is a placeholder from `supplied`."""
     return isinstance(value, torch.Tensor) and hasattr(value, _MARK)
 
 
 def is_guessed(value: object) -> bool:
-    """Return whether an adapter supplied a tensor whose values do not follow from anything.
+    """Return whether a value is a placeholder whose values are a guess.
 
     >>> is_guessed(supplied(torch.arange(3), is_known=False)), is_guessed(torch.arange(3))
     (True, False)

@@ -16,13 +16,13 @@ Arguments: TypeAlias = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a function, with arguments as `reference` takes them; `call[name]` is one.
+    """One call of a function, with arguments for `reference`; `call[name]` is an argument.
 
     Attributes:
         function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
         arguments: The arguments by name, `self` included.
-        facts: What the strategy knows of them (a `Batch`), for coverage goals, invalid inputs and
-            reports.
+        facts: The strategy's own description of them (a `Batch`), for coverage goals, invalid
+            inputs and reports.
         hints: Keyword arguments that `reference` does not have, with values that an implementation
             would otherwise read from the device (`logits_indices_cpu`). An implementation without
             the keyword is called without it.
@@ -69,7 +69,7 @@ class Call:
         return dataclasses.replace(self, hints={**self.hints, **hints})
 
     def with_numpy_scalars(self) -> Call:
-        """Return the same call with NumPy's ints and bools for Python's, in lists and slices too.
+        """Return the same call with its ints and bools as NumPy scalars, in lists and slices too.
 
         >>> Call("f", {"a": 1, "b": [True]}).with_numpy_scalars()
         f(a=np.int32(1), b=[np.True_])
@@ -78,7 +78,7 @@ class Call:
         return dataclasses.replace(self, arguments=arguments, hints=hints)
 
     def with_zeros(self) -> Call:
-        """Return the same call with arrays of zeros.
+        """Return the same call with its arrays filled with zeros.
 
         >>> Call("f", {"a": 1, "b": [np.array([2, 3])]}).with_zeros()
         f(a=1, b=[array([0, 0])])
@@ -101,7 +101,7 @@ class Call:
 
 
 def calls_in(example: Any, depth: int = 3) -> Iterator[Call]:
-    """Yield the calls in an example, at most some steps inside.
+    """Yield the calls in an example, down to some depth of nesting.
 
     >>> list(calls_in([1, (Call("f", {}),)]))
     [f()]
@@ -120,7 +120,7 @@ _LEAVES = (int, np.ndarray)
 
 
 def numpy_scalars(value: Any) -> Any:
-    """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
+    """Return a value with its ints and bools as NumPy scalars, as array arithmetic returns them.
 
     >>> numpy_scalars(slice(1, 2**40))
     slice(np.int32(1), np.int64(1099511627776), None)
@@ -129,9 +129,9 @@ def numpy_scalars(value: Any) -> Any:
 
 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with its leaves changed: what is no collection and no object of `reference`.
+    """Apply a function to the leaves of a value: all but collections and objects of `reference`.
 
-    An object that stands in several places is one object afterwards too.
+    An object that occurs several times is also one object in the result.
     """
     changed: dict[int, tuple[Any, Any]] = {}  # with the part, so that its id is not reused
 
@@ -155,14 +155,14 @@ def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:
 
 
 class _NumpyScalars:
-    """Whether a call gets drawn NumPy scalars as they are, or as Python's numbers."""
+    """Whether calls keep drawn NumPy scalars, or get Python numbers instead."""
 
     are_allowed = True
 
 
 @contextlib.contextmanager
 def only_python_numbers() -> Iterator[None]:
-    """Let drawn NumPy scalars become Python's numbers inside, for `reference` and the target."""
+    """Convert drawn NumPy scalars to Python numbers inside, for `reference` and the target."""
     _NumpyScalars.are_allowed = False
     try:
         yield
@@ -171,7 +171,7 @@ def only_python_numbers() -> Iterator[None]:
 
 
 def drawn_scalar(scalar: np.generic) -> Any:
-    """Return a drawn NumPy scalar as a call has it.
+    """Return a drawn NumPy scalar, or its Python number inside `only_python_numbers`.
 
     >>> with only_python_numbers():
     ...     drawn_scalar(np.int32(7))
@@ -183,12 +183,12 @@ def drawn_scalar(scalar: np.generic) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with its arrays as lists, for printing."""
+    """Return an array as a list, and any other value as it is, for printing."""
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def shorten(value: Any, maximum: int = 200) -> str:
-    """Return a value as text, cut where it is long: Hypothesis warns of 30,000 characters.
+    """Return a value as text, truncated if it is long: Hypothesis warns of 30,000 characters.
 
     >>> shorten(np.arange(1000), maximum=10)
     '[0, 1, 2,  ...'

@@ -1,8 +1,8 @@
-"""The exact comparator: the first difference between what was expected and what was got.
+"""The exact comparator: finds the first difference between an expected and an actual result.
 
-`reference` answers in NumPy, a target in torch, so two trees are walked side by side. Structure is
-evaluated before values, over the whole tree: type, shape, dtype, device; then values, bit for bit.
-There is no tolerance anywhere. Where only a type, a dtype or a device differs, the values are
+`reference` returns NumPy arrays, a target tensors, so two trees are walked side by side. Structure
+is compared before values, over the whole tree: type, shape, dtype, device; then values, bit for
+bit. There is no tolerance anywhere. If only a type, a dtype or a device differs, the values are
 compared too, as numbers: a wrong value is reported first.
 """
 
@@ -23,10 +23,10 @@ from conformance.values.differences import Difference, Finding, Index, Verdict, 
 from conformance.values.parts import child_path, children, has_entries, has_only_plain
 
 GOT, EXPECTED = "got       ", "expected  "
-"""What stands before the larger part of an answer in a report."""
+"""Prefixes of the report lines that show the actual and the expected values."""
 
 ResultName: TypeAlias = str | tuple[str, ...]
-"""The name of a result, or those of the entries of a tuple that is returned."""
+"""The name of a result, or the names of the entries of a returned tuple."""
 
 NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
 """Fields that hold a NumPy array in `fast` too."""
@@ -38,19 +38,19 @@ ON_HOST = frozenset({"cpu", "mlist", "nums", "offsetlist"})
 def first_difference(
     expected: object, actual: object, path: ResultName = "result", device: str = "cpu"
 ) -> Difference | None:
-    """Return the first difference of an answer from the expected one, or None.
+    """Return the first difference between an expected and an actual answer, or None.
 
     Args:
-        expected: What `reference` answered: NumPy arrays, Python scalars, None, slices, and tuples,
+        expected: The answer of `reference`: NumPy arrays, Python scalars, None, slices, and tuples,
             lists, dicts and dataclasses of these.
-        actual: What a target answered: the same with torch tensors for arrays.
-        path: The name of the whole in messages; or, of a tuple, the names of its entries.
-        device: The type of device on which tensors must lie; those of fields whose name ends in
-            `_cpu`, and of those in `ON_HOST`, must lie on the CPU.
+        actual: The answer of a target: the same with torch tensors for arrays.
+        path: The name of the answer in messages; or, for a tuple, the names of its entries.
+        device: The required device type of tensors. Tensors in fields whose name ends in `_cpu`
+            or is in `ON_HOST` must be on the CPU.
 
     Returns:
-        The first difference that makes the answer wrong, one of shape anywhere before any of
-        values; if there is none, the first of a type, a dtype or a device.
+        The first difference that makes the answer wrong; structure comes before values. If there
+        is none, the first difference of type, dtype or device.
 
     >>> first_difference([1, 2], [1, 3]).line
     'result[1] = 3, but should be 2'
@@ -70,7 +70,7 @@ def first_difference(
 
 
 def _entries(expected: Any, actual: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all entries of a tuple that is compared by names, if they are numbers."""
+    """Return all entries of a tuple with named entries, as report lines, if they are ints."""
     if not isinstance(actual, tuple) or not all(isinstance(v, int) for v in (*expected, *actual)):
         return ()
     return tuple(
@@ -103,7 +103,7 @@ def _differences(
 def _walk(expected: Any, actual: Any, path: ResultName) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two trees side by side, and the differences of their shapes.
 
-    Lists that are equal and have plain leaves only are left out, since they may be long.
+    Equal lists of plain leaves are skipped, since they may be long.
     """
     if _are_equal_lists(expected, actual):
         return
@@ -139,7 +139,7 @@ def _are_equal_lists(expected: Any, actual: Any) -> bool:
 
 
 def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None:
-    """Compare the type of a value in which others stand, and its keys or its length."""
+    """Compare the type of a collection or an object, and its keys or its length."""
     is_same_type = type(actual).__name__ == type(expected).__name__
     if not is_same_type and not _has_same_parts(expected, actual):
         return dataclasses.replace(_type_difference(expected, actual, path), verdict=Verdict.VALUE)
@@ -234,14 +234,14 @@ def _difference_of_numbers(
 
 
 def _quoted(value: object) -> object:
-    """Return a value as a difference has it: a text with its quotes, so that none is no text."""
+    """Return a value as a difference shows it: strings get quotes, to tell "None" from None."""
     return repr(value) if type(value) is str else value
 
 
 def _is_alike(expected: object, actual: object) -> bool:
     """Return whether a value that is not an array is of the expected type.
 
-    Each implementation has its own enums and classes, which are reported by their names.
+    Each implementation has its own enums and classes, which are compared by name.
     """
     if isinstance(expected, type):
         return isinstance(actual, type)
@@ -275,7 +275,7 @@ def _array_structure(
 
 
 def _values(expected: object, actual: object, path: str) -> Difference | None:
-    """Compare the values of one leaf, whose structure is known to agree."""
+    """Compare the values of one leaf, whose structure is equal."""
     if isinstance(expected, np.dtype):
         return None
     is_named = isinstance(expected, enum.Enum | type)
@@ -301,7 +301,7 @@ NUM_AROUND: Final = 3
 """Elements that are shown before and after the first one that differs."""
 
 LARGE: Final = 10**6
-"""Elements that are no smaller are not shown: numbers of so many digits do not fit on a line."""
+"""Rows with an element of this size are not shown: they do not fit on a line."""
 
 
 def _around(
@@ -324,7 +324,7 @@ def _around(
 
 
 def _bits(element: Any) -> str:
-    """Return the bytes of an element of an array or a tensor, the highest first.
+    """Return the bytes of an element of an array or a tensor as hex, most significant first.
 
     >>> _bits(np.float32(1)), _bits(torch.tensor(1.0))
     ('3f800000', '3f800000')
@@ -357,8 +357,8 @@ def as_bytes(array: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if isinstance(array, torch.Tensor) and _has_numpy_view(array):
         array = array.detach().numpy()
     elif isinstance(array, torch.Tensor):
-        # A copy: torch calls a view of one element contiguous whatever its stride is. Its copies
-        # from a device lose the sign of a strided lazy negation (torch 2.11), so that goes first.
+        # A copy: torch calls a view of one element contiguous whatever its stride is. Copies from a
+        # device lose the sign of a strided lazy negation (torch 2.11), so it is resolved first.
         flat = torch.empty(array.numel(), dtype=array.dtype)
         flat.copy_(array.detach().resolve_neg().reshape(-1))
         data = flat.view(torch.uint8).numpy()
@@ -372,5 +372,5 @@ _IN_NUMPY = frozenset(map(torch_dtype, map(np.dtype, "?bhilBefd")))
 
 
 def _has_numpy_view(tensor: torch.Tensor) -> bool:
-    """Return whether NumPy can see a tensor where it lies."""
+    """Return whether NumPy can view a tensor without a copy."""
     return tensor.device.type == "cpu" and tensor.dtype in _IN_NUMPY and not tensor.is_neg()

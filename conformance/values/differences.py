@@ -1,6 +1,6 @@
-"""Differences: what an answer has, what it should have, and which of three findings that is.
+"""Differences between an actual and an expected answer, classified as one of three findings.
 
-A run reports its three findings apart from each other, and by default only fails for the first.
+A run reports the three findings separately, and by default fails only for wrong answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Index: TypeAlias = tuple[int, ...]
 
 
 class Finding(enum.Enum):
-    """What is wrong with an implementation, the gravest first."""
+    """What is wrong with an implementation, the most severe first."""
 
     WRONG_ANSWER = "wrong answer"
     MISSING_REFUSAL = "missing refusal"
@@ -25,17 +25,17 @@ class Finding(enum.Enum):
 
     @property
     def weight(self) -> int:
-        """How grave it is."""
+        """Its severity: a higher number is worse."""
         return -list(Finding).index(self)
 
     @property
     def plural(self) -> str:
-        """The name of several."""
+        """The plural of its name."""
         return f"{self.value}s"
 
 
 class Verdict(enum.Enum):
-    """What kind of difference it is, in the order in which they are looked for."""
+    """The kinds of differences, in the order in which they are checked."""
 
     OUTCOME = "outcome"
     TYPE = "type"
@@ -63,16 +63,16 @@ APART_FROM_VALUES: Final = frozenset(
 class Difference:
     """The first place where an answer is not the expected one.
 
-    Of an outcome, `got` and `expected` say what the call did and should do: "raised TypeError: ..."
-    and "return a result".
+    If outcomes differ, `got` and `expected` describe what the call did and should do:
+    "raised TypeError: ..." and "return a result".
 
     Attributes:
-        verdict: What kind of difference it is.
+        verdict: The kind of difference.
         path: The field, as an expression on the result: `result[1].seq_lens`, `result.dtype`.
-        index: The element of the field, where it is an array and the difference is one of values.
-        got: What the target answered there.
-        expected: What `reference` answers there.
-        context: Lines on the whole of which this is a part: how much of it differs.
+        index: The index of the element, if the field is an array and its values differ.
+        got: The target's value there.
+        expected: The value of `reference` there.
+        context: More report lines, such as how many elements differ.
     """
 
     verdict: Verdict
@@ -84,7 +84,7 @@ class Difference:
 
     @property
     def line(self) -> str:
-        """The one form of message: `field[index] = got, but should be expected`."""
+        """The message: `field[index] = got, but should be expected`."""
         got, expected = (_shown(value) for value in (self.got, self.expected))
         if self.verdict is Verdict.OUTCOME:
             return f"{self.path} {got}, but should {expected}"
@@ -92,7 +92,7 @@ class Difference:
 
     @property
     def finding(self) -> Finding:
-        """Which finding it is.
+        """The finding that it counts as.
 
         >>> Difference(Verdict.VALUE, "result", (2,), 9, 8).finding
         <Finding.WRONG_ANSWER: 'wrong answer'>
@@ -120,7 +120,7 @@ def _shown(value: object) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """Return what a call did that raised, for a difference of outcomes.
+    """Return the `got` of an outcome for a call that raised.
 
     >>> raised(ValueError("longest is 9"))
     'raised ValueError: longest is 9'
@@ -129,7 +129,7 @@ def raised(error: BaseException) -> str:
 
 
 def gravest(differences: Iterable[Difference | None]) -> Difference | None:
-    """Return the first wrong answer, or the first other difference if there is none.
+    """Return the first difference that is a wrong answer, or else the first one.
 
     >>> wrong = Difference(Verdict.VALUE, "result", (2,), 9, 8)
     >>> gravest([None, Difference(Verdict.TYPE, "type(result)", None, "list", "tuple"), wrong]).line
@@ -144,10 +144,10 @@ def gravest(differences: Iterable[Difference | None]) -> Difference | None:
 
 
 def finding_of(error: BaseException) -> Finding:
-    """Return which finding the failure of a test is.
+    """Return the finding that a test failure counts as.
 
-    A `TypeError` of `reference`, to which laws pass results, shows that one has another type. The
-    plain comparison of answers reports that too.
+    Laws pass results to `reference`. If that raises `TypeError`, a result has another type, which
+    the plain comparison of answers reports too.
     """
     finding = getattr(error, "finding", None)
     if isinstance(finding, Finding):

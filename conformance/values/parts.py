@@ -1,7 +1,7 @@
 """The tree of a value: the entries of lists, tuples and dicts and the fields of objects, by path.
 
-Arguments and results are such trees. What has nothing inside is a leaf: a number, a text, an array,
-a class, a set, or an object of which nothing is known.
+Arguments and results are such trees. A value without children is a leaf: a number, a string, an
+array, a class, a set, or an object of an unknown class.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PLAIN = frozenset({int, str, bool, float, type(None)})
 
 _LEAVES = PLAIN | {np.ndarray, torch.Tensor, np.dtype, torch.dtype, type}
 
-# Made once: `list | tuple` in a call makes the union again, which takes longer than the test.
+# Constants: to evaluate `list | tuple` in each call takes longer than `isinstance` itself.
 _SEQUENCES = (list, tuple)
 _ENTRIES = (list, tuple, dict, Mapping)
 _ARRAYS = (np.ndarray, torch.Tensor)
 
 
 def children(value: Any) -> Mapping[Any, Any]:
-    """Return what is in a value, by index, key or name of the field; nothing for a leaf.
+    """Return the children of a value by index, key or field name; none for a leaf.
 
     >>> children([7, 8]), children({"a": 1}), children(slice(2)), children(7)
     ({0: 7, 1: 8}, {'a': 1}, {'start': None, 'stop': 2, 'step': None}, {})
@@ -44,7 +44,7 @@ def children(value: Any) -> Mapping[Any, Any]:
 
 
 def compared_fields(value: Any) -> tuple[str, ...]:
-    """Return the attributes by which an object is compared; none where it is no such object.
+    """Return the names of the attributes by which an object is compared; none for other values.
 
     >>> compared_fields(slice(3)), compared_fields(3)
     (('start', 'stop', 'step'), ())
@@ -65,7 +65,7 @@ def _names_of_fields(cls: type) -> tuple[str, ...]:
 
 
 def has_entries(value: object) -> bool:
-    """Return whether what is in a value are entries, `value[key]`, and not fields."""
+    """Return whether the children of a value are entries, `value[key]`, and not fields."""
     return isinstance(value, _ENTRIES)
 
 
@@ -79,7 +79,7 @@ def has_only_plain(value: object) -> bool:
 
 
 def child_path(path: str, key: object, *, is_entry: bool) -> str:
-    """Return the path of what is in a value, as an entry or as a field.
+    """Return the path of a child of a value, which is an entry or a field.
 
     >>> child_path("result", 1, is_entry=True), child_path("result", "stop", is_entry=False)
     ('result[1]', 'result.stop')
@@ -88,11 +88,11 @@ def child_path(path: str, key: object, *, is_entry: bool) -> str:
 
 
 def walk(value: Any, path: str, *, with_plain: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield a value and all that is in it, each with its path; a whole before its parts.
+    """Yield a value and all its descendants with their paths, in pre-order.
 
     Args:
         value: The value.
-        path: What the whole is called.
+        path: The path of the value itself.
         with_plain: Whether to walk lists and tuples whose entries are all of `PLAIN` types.
 
     >>> [path for path, _ in walk({"a": [5, 6]}, "result")]
@@ -106,14 +106,14 @@ def walk(value: Any, path: str, *, with_plain: bool = True) -> Iterator[tuple[st
     is_entry = has_entries(value)
     for key, child in children(value).items():
         where = child_path(path, key, is_entry=is_entry)
-        if type(child) in _LEAVES:  # most of what is in lists
+        if type(child) in _LEAVES:  # most entries of lists
             yield where, child
         else:
             yield from walk(child, where, with_plain=with_plain)
 
 
 def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a value of the same kind in which other things stand, by what `children` calls them.
+    """Return a value of the same kind with other children, by the keys that `children` uses.
 
     >>> rebuilt((1, 2), {0: 3, 1: 4}), rebuilt(slice(2), {"start": 1, "stop": 5, "step": None})
     ((3, 4), slice(1, 5, None))
@@ -126,7 +126,7 @@ def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 def with_child(value: Any, key: Any, child: Any) -> Any:
-    """Return a copy of a value in which something else is at one place; nothing is checked.
+    """Return a copy of a value with one child replaced, without any validation.
 
     >>> with_child((1, 2), 0, 9), with_child({"a": 1}, "a", 9)
     ((9, 2), {'a': 9})
@@ -134,12 +134,12 @@ def with_child(value: Any, key: Any, child: Any) -> Any:
     if has_entries(value):
         return rebuilt(value, {**children(value), key: child})
     found = copy.copy(value)
-    object.__setattr__(found, key, child)  # of a frozen dataclass too
+    object.__setattr__(found, key, child)  # for frozen dataclasses too
     return found
 
 
 def map_children(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value of the same kind in which all that stands is changed; a leaf as it is.
+    """Apply a function to the children of a value, and return the new value; a leaf as it is.
 
     >>> map_children(str, [1, (2, 3)])
     ['1', '(2, 3)']
@@ -149,7 +149,7 @@ def map_children(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """Return a value whose arrays are copies, with what they hold now.
+    """Return a value with copies of its NumPy arrays.
 
     >>> array = np.zeros(1)
     >>> copied((array, 5))[0] is array
@@ -169,12 +169,12 @@ def arrays_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is NumPy's or torch's."""
+    """Return whether a value is a NumPy array or a torch tensor."""
     return isinstance(value, _ARRAYS)
 
 
 def is_object(value: object) -> bool:
-    """Return whether a value has fields: its class is a dataclass, or names them."""
+    """Return whether a value has fields: those of a dataclass, or those listed in `compared`."""
     return bool(compared_fields(value)) and not isinstance(value, slice)
 
 
@@ -185,7 +185,7 @@ def is_reference_object(value: object) -> bool:
 
 
 def is_immutable(value: object) -> bool:
-    """Return whether an object is of a frozen dataclass: an equal object can stand for it.
+    """Return whether an object is of a frozen dataclass, so that an equal object can replace it.
 
     >>> import reference
     >>> is_immutable(reference.KVCacheSpec(16)), is_immutable(reference.CacheConfig())

@@ -1,4 +1,4 @@
-"""Stubs: a caller's own objects, with the attributes of `reference`'s."""
+"""Stubs: objects of a caller's own classes, with the attributes of `reference`'s objects."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def stub_class(cls: type) -> type:
-    """Return a caller's own class of the same name, with bases of the same names.
+    """Return a stub class of the same name, with bases of the same names.
 
-    Its objects hold what an object of `reference` holds, and what that has as properties. They
-    compare by that, like those of `reference`.
+    Its objects have the fields and the properties of an object of `reference` as attributes. They
+    are equal if these are, like those of `reference`.
 
     >>> import reference
     >>> [base.__name__ for base in stub_class(reference.UBatchSlice).__mro__]

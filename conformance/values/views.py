@@ -1,4 +1,4 @@
-"""Compares results as views: not what their elements are, but which bytes of which memory."""
+"""Compares results as views: strides, offsets and shared memory, not the values of elements."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from conformance.values.parts import (
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """How an array lies in memory.
+    """The layout of an array in memory.
 
     Attributes:
-        strides: Bytes between neighbours, by axis.
+        strides: Strides in bytes.
         offset: Bytes from the beginning of its memory.
-        memory: The first place, among arguments and results, where an array of this memory stands.
-        place: The first place where this very object stands.
+        memory: The path of the first array in this memory, arguments before results.
+        place: The path at which this object first occurs.
     """
 
     strides: tuple[int, ...]
@@ -45,17 +45,17 @@ def first_view_difference(
     expected_arguments: Mapping[str, Any],
     actual_arguments: Mapping[str, Any],
 ) -> Difference | None:
-    """Return the first array of a result that is another view than the expected one.
+    """Return the first array of a result whose view differs from the expected one.
 
     Args:
-        expected: What `reference` answered.
-        actual: What a target answered; the same tree.
-        expected_arguments: The arguments of `reference`, whose memory an answer may lie in.
+        expected: The answer of `reference`.
+        actual: The answer of a target; the same tree.
+        expected_arguments: The arguments of `reference`, which an answer may be a view of.
         actual_arguments: Those of the target.
 
     Returns:
-        The first difference: of strides, of the place in the memory, of whose memory it is, or of
-        being one object with another part.
+        The first difference in strides, in the offset, in the memory, or in which parts are the
+        same object.
 
     >>> import numpy as np
     >>> a, t = np.arange(6), torch.arange(6)
@@ -80,7 +80,7 @@ def first_view_difference(
 
 
 def _difference(path: str, expected_views: View | str, got: View | str) -> Difference | None:
-    """Return the difference of one array, or of one list, which is known by its first place."""
+    """Return the difference of one array, or of one list, given as its first path."""
     if isinstance(expected_views, View) and isinstance(got, View):
         if got.strides != expected_views.strides:
             where = f"{path}.strides"
@@ -104,7 +104,7 @@ def _same_as(path: str, place: str) -> str:
 
 
 def _devices(parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Return the device on which each array lies, by its path."""
+    """Return the device of each array, by its path."""
     return {
         path: str(value.device) if isinstance(value, torch.Tensor) else "cpu"
         for path, value in parts
@@ -113,7 +113,7 @@ def _devices(parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def _parts(arguments: Mapping[str, Any], result: object) -> list[tuple[str, Any]]:
-    """Return the arrays of arguments and results, and what else can change, with their paths."""
+    """Return the arrays and other mutable parts of arguments and results, with their paths."""
     seen: set[int] = set()
     return [*_parts_of(arguments, "arguments", seen), *_parts_of(result, "result", seen)]
 
@@ -124,7 +124,7 @@ def _parts_of(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]
     Args:
         value: The value.
         path: Its path.
-        seen: The ids of lists, dicts and objects that had a place before.
+        seen: The ids of the arrays, lists, dicts and objects that were visited before.
     """
     is_shared = is_array(value) or isinstance(value, list | Mapping)
     if is_shared or (is_object(value) and not is_immutable(value)):
@@ -141,10 +141,10 @@ def _parts_of(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]
 
 
 def _views(parts: Iterable[tuple[str, Any]], devices: Mapping[str, str]) -> dict[str, View | str]:
-    """Return how each array of a result lies in memory, and where each list first stands.
+    """Return the view of each array of a result, and the first path of each list or object.
 
-    One array that stands both where a target's tensor is on a device and where it is on the CPU is
-    two objects there, in two memories. So it is held to be two here.
+    If one array occurs in two places, and the target has a tensor on the device in one and on the
+    CPU in the other, these are two objects in two memories. So the array counts as two here.
     """
     memories: dict[tuple[int, str | None], str] = {}
     places: dict[tuple[int, str | None], str] = {}
@@ -158,7 +158,7 @@ def _views(parts: Iterable[tuple[str, Any]], devices: Mapping[str, str]) -> dict
             found[path] = place
             continue
         if 0 in value.shape:
-            # What has no elements lies nowhere, and its strides mean nothing.
+            # An empty array has no address, and its strides mean nothing.
             found[path] = View((), 0, path, place)
             continue
         start = memory_of(value)

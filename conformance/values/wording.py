@@ -1,4 +1,4 @@
-"""Compares the messages of refusals: the text of `fast`, the element and value of others.
+"""Compares error messages: the whole text for `fast`, the element and value for others.
 
 `reference` and `fast` raise the same exceptions with the same text. Another implementation may use
 other words. But where `reference` names an element and its value, as in `seq_lens[3] is 5`, every
@@ -24,10 +24,10 @@ def compare_wording(
     """Return the difference between the messages of two refusals of one call.
 
     Args:
-        expected: How `reference` refused it.
-        actual: How the target refused it; an exception of the same class.
+        expected: The exception of `reference`.
+        actual: The exception of the target, of the same class.
         is_exact: Whether the text must be the same. Otherwise the message must name the element
-            and the value that `reference`'s message names, if it does.
+            and the value that `reference`'s message names, if any.
 
     >>> expected = ValueError("seq_lens[3] is 5, less than its query length 8")
     >>> compare_wording(expected, ValueError("bad length 5: seq_lens[3]"), is_exact=False)

@@ -1,4 +1,4 @@
-"""Draws the cases of a function: few, which reach many goals, and the same ones each time."""
+"""Draws few cases of a function that reach many coverage goals, deterministically."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from conformance.vectors.folder import SESSIONS
 Drawn = TypeVar("Drawn")
 
 DRAWS_FOR_A_CASE = 8
-"""Examples drawn for each one that is written, so that these can be chosen among."""
+"""Examples drawn for each one that is written; `chosen` selects among them."""
 
 DRAWS_FOR_INVALID_INPUTS = 50
-"""Examples drawn besides, where those offered nothing to break in some way, in a round."""
+"""Further examples in each round, while an invalid input applied to no example."""
 
 ROUNDS_FOR_INVALID_INPUTS = 6
 
@@ -32,7 +32,7 @@ ROUNDS_FOR_INVALID_INPUTS = 6
 def contract_cases(
     contract: Contract, num_examples: int
 ) -> tuple[list[dict[str, Json]], list[str]]:
-    """Return the cases of a contract, and the invalid inputs that no drawn call could become."""
+    """Return the cases of a contract, and the invalid inputs that applied to no drawn call."""
     unbroken: dict[str, InvalidInput] = {
         invalid.name: invalid for invalid in contract.invalid_inputs
     }
@@ -64,7 +64,7 @@ def contract_cases(
 
 
 def session_cases(name: str, num_examples: int) -> list[dict[str, Json]]:
-    """Return sessions of an object that keeps state, half as many of a kind: they are long."""
+    """Return session cases of a stateful object, half as many of each kind, as they are long."""
     found = []
     number = -(-num_examples // 2)
     for place, (strategy, make) in enumerate(session_strategies(name)):
@@ -80,7 +80,7 @@ def drawn(
     name: str,
     look: Callable[[Drawn], None] = lambda _: None,
 ) -> list[Drawn]:
-    """Return at most so many examples of a strategy, the same each time for a name.
+    """Return at most `number` examples of a strategy, the same each time for a name.
 
     `look` is called with each example.
     """
@@ -111,7 +111,7 @@ def _number_of(name: str) -> int:
 def chosen(
     examples: Iterable[Drawn], reached: Callable[[Drawn], Iterable[str]], number: int
 ) -> list[tuple[Drawn, list[str]]]:
-    """Return some examples that together meet as many coverage goals as they can, and which.
+    """Choose examples greedily to reach many coverage goals; return each with its goals.
 
     Args:
         examples: In the order in which they were drawn, the simple ones first.

@@ -1,4 +1,4 @@
-"""Which functions have test vectors, and the checks of a folder of them."""
+"""Lists the functions with test vectors, and makes checks of a folder of vectors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def functions() -> list[str]:
 def uncovered() -> list[str]:
     """Return public names of `reference` that neither have vectors nor a reason to have none.
 
-    Settings, and classes of whose methods there are vectors, are covered by these.
+    Settings and specs are arguments of others; classes are covered by vectors of their methods.
     """
     covered = {name.split(".")[0] for name in functions()} | set(WITHOUT_VECTORS)
     settings = {name for name in reference.__all__ if name.endswith("Config")}
@@ -53,11 +53,11 @@ def vector_checks(directory: Path) -> list[CaseCheck]:
     """Return the checks of a folder of vectors, one for each case.
 
     Args:
-        directory: What `kvtwin vectors --out` made, or another's of the same schema.
+        directory: A folder from `kvtwin vectors --out`, or another one of the same schema.
 
     Raises:
-        ValueError: A folder that has no index or no case, is of another version of the schema or of
-            functions that are unknown, or is damaged.
+        ValueError: The folder has no index, no case, another version of the schema or unknown
+            functions, or is damaged.
     """
     index = directory / "index.json"
     with reading(index):
@@ -71,7 +71,7 @@ def vector_checks(directory: Path) -> list[CaseCheck]:
 
 
 def _of(directory: Path, function: str, number: int) -> list[CaseCheck]:
-    """Return the checks of a function's cases, of which the index says how many there are."""
+    """Return the checks of a function's cases; `number` is their count in the index."""
     if function not in functions():
         raise ValueError(f"{directory} has vectors of {function!r}, which is unknown")
     manifest = directory / function / "manifest.json"

@@ -1,8 +1,8 @@
-"""The model zoo: published models with their real numbers, served by an implementation.
+"""The model zoo: published models with their real sizes, deployed with an implementation.
 
-`models` has the models, each a list of `layer`s; `serving` says how one is served, `catalogue`
-which backends there are. The rest is done with the functions of an implementation: `specs` and
-`groups` say what the layers keep, `cache_config` how much of a device's memory that takes,
-`backends`, `builders` and `context` make what an engine adds, and `deployment` puts it all
-together: caches, views, bindings, builders, and a step's metadata.
+`models` has the models, each a list of `layer`s; `serving` the settings that one is served with;
+`catalogue` the attention backends. The other modules call an implementation's functions: `specs`
+and `groups` make KV cache specs and groups, `cache_config` the `KVCacheConfig` for a device's
+memory, `backends`, `builders` and `context` the backends, metadata builders and forward context.
+`deployment` combines them: it allocates and binds caches, and builds a step's metadata.
 """

@@ -1,4 +1,4 @@
-"""What is known of each architecture: how its layers are made, and which fields say what."""
+"""The architectures of the zoo: how to make the layers of each from a `config.json`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from conformance.zoo.state_layers import jamba_layers, nemotron_h_layers, qwen3_
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is known of an architecture besides its weights.
+    """How to read the `config.json` of an architecture, except for its weights.
 
     Attributes:
         make_layers: Makes its layers from the fields of a `config.json`.
-        max_tokens: The field with the longest sequence.
+        max_tokens: The field with the maximum sequence length.
         num_attn_module: Attention modules in one layer.
-        encoder_tokens: The field with the tokens of the encoder; "": there is no encoder.
+        encoder_tokens: The field with the number of encoder tokens; "": there is no encoder.
     """
 
     make_layers: Callable[[ConfigJson], list[Layer]]
@@ -60,4 +60,4 @@ ARCHITECTURES = {
         whisper_layers, "max_target_positions", encoder_tokens="max_source_positions"
     ),
 }
-"""By the `model_type` of a `config.json`, or of its `text_config`."""
+"""The architectures, by the `model_type` of a `config.json` or of its `text_config`."""

@@ -1,4 +1,4 @@
-"""The layers of architectures of attention alone, from the fields of a model's `config.json`."""
+"""The layers of attention-only architectures, from the fields of a model's `config.json`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attention(config: ConfigJson, kind: str) -> Layer:
 
 
 def layer_kinds(config: ConfigJson, is_full: Callable[[int], bool], other: str) -> list[str]:
-    """Return the kind of each layer: those that the file lists, or those of a pattern."""
+    """Return the kind of each layer: from `layer_types` if the file has it, else from a pattern."""
     num_layers = config.count("num_hidden_layers")
     listed = config.get("layer_types")
     if listed is None:
@@ -73,7 +73,7 @@ ATTENTION = "model.layers.{}.self_attn.attn"
 
 
 def full_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of a model in which all see everything, or in which all have a window."""
+    """Return the layers of a Llama-like model: full, or from some layer on a sliding window."""
     window = config.get("sliding_window") if config.model_type != "llama" else None
     first_window = 0
     if config.model_type == "qwen2":
@@ -86,19 +86,19 @@ def full_layers(config: ConfigJson) -> list[Layer]:
 
 
 def every_nth_full(config: ConfigJson, n: int, *, prefix: str = "model.") -> list[Layer]:
-    """Return the layers of a model: each n-th layer is full, and the others see a window."""
+    """Return layers in which every n-th has full attention and the others a sliding window."""
     kinds = layer_kinds(config, lambda i: (i + 1) % n == 0, SLIDING_WINDOW)
     return _named(prefix + ATTENTION.removeprefix("model."), kinds, partial(attention, config))
 
 
 def gemma3_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of Gemma 3, alone or inside a model of text and images."""
+    """Return the layers of Gemma 3, text-only or multimodal."""
     prefix = "model." if config.fields.get("text_config") is None else "language_model.model."
     return every_nth_full(config, config.count("sliding_window_pattern"), prefix=prefix)
 
 
 def gemma3n_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of Gemma 3n: the last ones read the cache of the last one of their kind."""
+    """Return the layers of Gemma 3n: the last ones share the last own cache of their kind."""
     layers = [
         replace(layer, scale=1.0)  # queries and keys are normalised
         for layer in every_nth_full(config, 5, prefix="model.language_model.")
@@ -117,7 +117,7 @@ def gpt_oss_layers(config: ConfigJson) -> list[Layer]:
 
 
 def llama4_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of Llama 4: those with rotary embeddings see a chunk."""
+    """Return the layers of Llama 4: those with rotary embeddings attend within chunks."""
     interval = config.count("no_rope_layer_interval")
     listed = config.get("no_rope_layers") or [
         int((i + 1) % interval != 0) for i in range(config.count("num_hidden_layers"))
@@ -153,10 +153,10 @@ def deepseek_layers(config: ConfigJson) -> list[Layer]:
 
 
 def deepseek_v32_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of DeepSeek V3.2: latents, and an indexer's keys.
+    """Return the layers of DeepSeek V3.2: MLA, and an indexer's keys.
 
-    A key takes a float8 an element, and one float32 that scales it. An 8-bit latent has the format
-    of FlashMLA, `fp8_ds_mla`.
+    An indexer's key has float8 elements and one float32 scale. 8-bit latents have the format of
+    FlashMLA, `fp8_ds_mla`.
     """
     index_head_dim = config.count("index_head_dim")
     indexer = Layer(
@@ -190,7 +190,7 @@ def longcat_layers(config: ConfigJson) -> list[Layer]:
 
 
 def whisper_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of Whisper: an encoder's, a decoder's own, and those between them."""
+    """Return the layers of Whisper: encoder, decoder self-attention, and cross attention."""
     heads = config.count("decoder_attention_heads")
     head_size = config.count("d_model") // heads
     layer = Layer(

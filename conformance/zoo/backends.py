@@ -1,4 +1,4 @@
-"""Backends of the catalogue, made of an implementation's classes."""
+"""The backends of the catalogue, as subclasses of an implementation's `AttentionBackend`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PREFIXES = {
     CROSS: "CrossAttention",
     ENCODER_ONLY: "EncoderOnlyAttention",
 }
-"""Kinds for which a backend is given a builder of their own, and what its name then begins with."""
+"""Prefixes of backend names, for the kinds of layers that have a metadata builder of their own."""
 
 
 class Backends:
-    """The backends of one implementation; each is made once, so that `is` compares them.
+    """The backends of one implementation; each is made once, so they can be compared with `is`.
 
     Args:
-        target: Whose functions are called.
+        target: The implementation.
 
     Example:
         >>> from conformance.targets.target import REFERENCE
@@ -50,7 +50,7 @@ class Backends:
         return self._made[name, kind]
 
     def _make(self, facts: BackendFacts, kind: str) -> Answer:
-        """Make a backend; that of a kind with a builder of its own out of the plain one."""
+        """Make a backend; for a kind with its own builder, subclass that of full attention."""
         builder = make_builder_class(self._target, facts, kind, self._metadata_class)
         if kind in _PREFIXES:
             plain = self.get(facts.name, "full")

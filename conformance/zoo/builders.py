@@ -1,8 +1,8 @@
-"""What an engine's backends make of a step's batch: builders, of an implementation's classes.
+"""The backends' metadata builders, as subclasses of an implementation's `AttentionMetadataBuilder`.
 
-Each does what is particular of its kind with the implementation's functions: virtual batches for
-chunked local attention, the encoder's lengths for cross attention, the place of each request's
-states, and decodes apart from prefills where a backend computes these by themselves.
+Each prepares what its kind of layer needs with the implementation's functions: virtual batches for
+chunked local attention, the encoder's lengths for cross attention, the block of each request's
+states, and the split into decodes and prefills if the backend computes them separately.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from conformance.zoo.context import AttentionImpl
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA
 
 WORKSPACE_BYTES = 64
-"""Of what FlashInfer's builders share; an engine's has hundreds of MiB."""
+"""The size of the workspace that FlashInfer's builders share; in an engine, hundreds of MiB."""
 COMPARED = ("kv_cache_spec", "layer_names", "reorder_batch_threshold", "parameters", "workspace")
-"""What a comparison looks at in a builder."""
+"""The attributes by which builders are compared."""
 
 
 def make_builder_class(
@@ -72,7 +72,7 @@ def make_builder_class(
 
 
 def make_metadata_class(target: Target) -> Answer:
-    """Make the class of what builders build, a dataclass that extends `AttentionMetadata`."""
+    """Make the class of the built metadata, a dataclass that extends `AttentionMetadata`."""
     fields = [
         ("backend", str, ""),
         ("common", object, None),
@@ -88,7 +88,7 @@ def make_metadata_class(target: Target) -> Answer:
 
 
 def _of_kind(target: Target, kind: str, builder: Answer, common: Answer) -> Answer:
-    """Return the batch as layers of a kind see it."""
+    """Return the batch's metadata as layers of a kind need it."""
     if kind == CHUNKED_LOCAL:
         spec = builder.kv_cache_spec
         make = target.lookup("make_local_attention_virtual_batches")
@@ -108,7 +108,7 @@ def _of_kind(target: Target, kind: str, builder: Answer, common: Answer) -> Answ
 
 
 def _parameters(target: Target, builder: Answer) -> Answer:
-    """Return what all layers of a builder have in common, which FlashInfer plans for."""
+    """Return the hyperparameters that a builder's layers share, which FlashInfer plans with."""
     layers = target.lookup("get_per_layer_parameters")(
         builder.vllm_config, builder.layer_names, AttentionImpl
     )

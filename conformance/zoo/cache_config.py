@@ -1,4 +1,4 @@
-"""What a model's caches take of a device's memory: an implementation's `KVCacheConfig`."""
+"""The `KVCacheConfig` and `VllmConfig` of a served model, made with an implementation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_kv_cache_config(
 
 
 def shared_kv_cache_layers(serving: Serving) -> dict[str, str]:
-    """Return the layer whose cache is read, by the name of the layer that reads it.
+    """Map the name of each layer that reads another's cache to the name of that other layer.
 
     Example:
         >>> from conformance.zoo.models import get_model
@@ -106,7 +106,7 @@ def make_vllm_config(
     scheduler: Mapping[str, Answer] = MappingProxyType({}),
     compilation: Mapping[str, Answer] = MappingProxyType({}),
 ) -> Answer:
-    """Return the `VllmConfig` of the engine, with other or more fields of three of its parts."""
+    """Return the engine's `VllmConfig`; keywords override or add fields of three of its parts."""
     cache: dict[str, Answer] = {"block_size": serving.block_size}
     if serving.is_hybrid:
         cache["mamba_cache_mode"] = serving.mamba_cache_mode

@@ -12,7 +12,7 @@ from typing import Any, Final
 from conformance.zoo.layer import LATENT, MAMBA, Layer
 
 BYTES_OF_FP8_DS_MLA: Final = 656
-"""Of a token: 512 float8s, 4 float32 scales, 64 bfloat16s."""
+"""Bytes of a token: 512 float8s, 4 float32 scales, 64 bfloat16s."""
 
 NHD_OR_HND: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4)}
@@ -22,17 +22,17 @@ NHD_OR_HND: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class BackendFacts:
-    """What is known of a backend.
+    """A backend of the catalogue: the shapes, blocks and layouts of its caches.
 
     Attributes:
-        name: As the engine calls it.
-        class_name: Of its class.
+        name: The engine's name for it.
+        class_name: The name of its class.
         axes: The dimensions of a layer's cache, by name; none for states.
         kernel_block_sizes: The block sizes that its kernels work on.
-        multiples_of: Of what they work on every multiple.
-        stride_orders: The order in memory, by KV cache layout; None: as `axes`, always.
-        block_size: The block size that an engine takes when it runs the backend.
-        reorders: Whether it wants decodes before prefills.
+        multiples_of: Its kernels also work on all multiples of these.
+        stride_orders: The stride order by KV cache layout; None: that of `axes` in every layout.
+        block_size: The engine's default block size with the backend.
+        reorders: Whether it needs decodes before prefills.
         computes: "attention" (keys and values), "latent", "indexer" or "states".
     """
 
@@ -93,7 +93,7 @@ AXES: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
 
 
 def _read_backend(name: str, table: dict[str, Any]) -> BackendFacts:
-    """Return the backend of a table of `backends.toml`."""
+    """Return the backend that a table of `backends.toml` describes."""
     return BackendFacts(
         name=name,
         axes=AXES[table.pop("axes", None)],
@@ -110,11 +110,11 @@ with Path(__file__).with_name("backends.toml").open("rb") as _file:
 BACKENDS: Mapping[str, BackendFacts] = MappingProxyType(
     {name: _read_backend(name, table) for name, table in _TABLES.items()}
 )
-"""By name."""
+"""The backends, by name."""
 
 
 def get_backend(name: str) -> BackendFacts:
-    """Return the facts of a backend.
+    """Return a backend of the catalogue.
 
     Raises:
         KeyError: There is none of that name; the message lists the names.
@@ -132,7 +132,7 @@ def suits(facts: BackendFacts, layer: Layer) -> bool:
     """Return whether a backend can replace a layer's own.
 
     It must compute the same: attention, MLA, the scores of an indexer, states. Sparse MLA, whose
-    latents have a format of their own in 8 bits, needs its own backend.
+    8-bit latents have a format of their own, needs its own backend.
 
     Example:
         >>> layer = Layer(name="0", kind="latent", backend="FLASHMLA")

@@ -1,4 +1,4 @@
-"""The fields of a model's `config.json`, as it is published at the Hugging Face hub."""
+"""The fields of a model's `config.json`, as published on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "nemotron_h": {"mamba_ssm_cache_dtype": "float32", "tie_word_embeddings": False},
     "whisper": {"max_source_positions": 1500, "max_target_positions": 448},
 }
-"""What transformers 5.23 takes for fields that a `config.json` may omit, by `model_type`.
+"""The defaults of transformers 5.23 for fields that a `config.json` may omit, by `model_type`.
 
-Published files do omit some: that of gemma-3-27b has neither the pattern of its layers nor its
-longest sequence, and that of llama-4-scout lists no `no_rope_layers`.
+Published files do omit some: that of gemma-3-27b has neither the pattern of its layers nor the
+maximum sequence length, and that of llama-4-scout has no `no_rope_layers`.
 """
 
 
@@ -61,7 +61,7 @@ longest sequence, and that of llama-4-scout lists no `no_rope_layers`.
 class ConfigJson:
     """The fields of a `config.json`.
 
-    Those of `text_config`, which models of text and images have, come before those of the file.
+    Fields of `text_config`, which multimodal models have, take precedence over those of the file.
 
     Attributes:
         source: The name of the file or the model, for messages.
@@ -101,10 +101,10 @@ class ConfigJson:
         return default
 
     def require(self, name: str, *others: str) -> Any:
-        """Return a field that must be there, under this or another name.
+        """Return a required field, under this or another name.
 
         Raises:
-            ValueError: It is not.
+            ValueError: It is missing.
         """
         for known in (name, *others):
             if (value := self.get(known)) is not None:
@@ -118,7 +118,7 @@ class ConfigJson:
         """Return a field that must be an integer of at least 1.
 
         Raises:
-            ValueError: It is not there, or something else.
+            ValueError: It is missing, or not such an integer.
         """
         value = self.require(name, *others)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -127,19 +127,19 @@ class ConfigJson:
 
     @property
     def head_dim(self) -> int:
-        """The elements of a head of attention."""
+        """The number of elements of an attention head."""
         if self.get("head_dim") is not None:
             return self.count("head_dim")
         return self.count("hidden_size") // self.count("num_attention_heads")
 
     @property
     def num_key_value_heads(self) -> int:
-        """The KV heads: as many as query heads if the file does not say."""
+        """The number of KV heads; by default the number of query heads."""
         return self.count("num_key_value_heads", "num_attention_heads")
 
 
 def read_config_json(path: Path) -> ConfigJson:
-    """Read a `config.json`, or that of a folder.
+    """Read a `config.json`, given its path or that of its folder.
 
     Raises:
         OSError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""The forward context of an engine: a model's layers as objects that functions read."""
+"""The forward context of an engine: stub layers with the attributes that functions read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
 from conformance.zoo.serving import Serving
 
 _TYPES = {CROSS: "ENCODER_DECODER", ENCODER_ONLY: "ENCODER_ONLY"}
-"""The name in `AttentionType`, where it is not that of a decoder."""
+"""The names in `AttentionType` of kinds other than decoder attention."""
 
 
 @dataclass(frozen=True)
 class AttentionImpl:
-    """How a backend computes a layer.
+    """The `impl` of an attention layer: the parameters that a backend computes it with.
 
     Attributes:
-        scale: What scores are multiplied by.
-        sliding_window: Keys to the left and to the right of a query that it sees; -1: all.
+        scale: The factor of the scores.
+        sliding_window: Keys to the left and to the right that a query attends to; -1: all.
         logits_soft_cap: The bound of the scores; None: none.
         sinks: float32[num_query_heads], the scores of the sinks; None: there are none.
     """
@@ -35,17 +35,17 @@ class AttentionImpl:
 
 @dataclass
 class AttentionLayer:
-    """An attention layer.
+    """A stub of an attention layer.
 
     Attributes:
         attn_type: One of the implementation's `AttentionType`.
         num_kv_heads: Of each rank.
         head_size: Elements of a head.
-        sliding_window: Keys that a query sees, itself among them; None: all.
-        impl: How it is computed.
+        sliding_window: Keys that a query attends to, its own included; None: all.
+        impl: The parameters of the computation.
         backend: The class that computes it.
         kv_sharing_target_layer_name: The layer whose cache it reads; None: its own.
-        kv_cache: What is bound to it.
+        kv_cache: The caches that are bound to it.
     """
 
     attn_type: str
@@ -64,11 +64,11 @@ class AttentionLayer:
 
 @dataclass
 class StateLayer:
-    """A Mamba layer, or one like it: no attention layer, since it has no `attn_type`.
+    """A stub of a Mamba layer or similar: not an attention layer, since it has no `attn_type`.
 
     Attributes:
         backend: The class that computes it.
-        kv_cache: What is bound to it.
+        kv_cache: The caches that are bound to it.
     """
 
     backend: Any
@@ -84,7 +84,7 @@ def make_forward_context(
 ) -> dict[str, AttentionLayer | StateLayer]:
     """Return the layers of a model by name, in the model's order.
 
-    `get_backend` returns the backend of a name for a kind of layers.
+    `get_backend` returns a backend, given its name and the kind of layers.
 
     Example:
         >>> from conformance.targets.target import REFERENCE

@@ -23,16 +23,16 @@ class Deployment:
     Attributes:
         serving: The model, and how it is served.
         groups: Its KV cache groups.
-        vllm_config: The configuration.
-        kv_cache_config: The memory.
-        layers: The forward context, caches bound to its layers.
+        vllm_config: The `VllmConfig`.
+        kv_cache_config: The `KVCacheConfig`.
+        layers: The forward context, with caches bound to its layers.
         attn_groups: For each KV cache group, the `AttentionGroup`s: layers of one backend and spec.
         attn_backends: The backend of each layer.
         builders: For each round of `build_metadata`, a builder for each KV cache group.
         kernel_block_sizes: Of each KV cache group that is not encoder-only.
         runner_kv_caches: The caches, in the order of layers.
-        parameters: Of each attention layer, and of each KV cache group of such what all have in
-            common.
+        parameters: For each KV cache group with attention layers, the parameters of each layer, and
+            those that all have in common.
     """
 
     serving: Serving
@@ -49,7 +49,7 @@ class Deployment:
 
     @property
     def kv_caches(self) -> dict[str, Answer]:
-        """What is bound to each layer that has a cache."""
+        """The cache that is bound to each layer that has one."""
         return {name: layer.kv_cache[0] for name, layer in self.layers.items() if layer.kv_cache}
 
 
@@ -59,7 +59,7 @@ def deploy(
     memory_bytes: int,
     groups: tuple[CacheGroup, ...] | None = None,
 ) -> Deployment:
-    """Deploy a model: everything that an engine does with these functions when it starts.
+    """Deploy a model: call the functions that an engine calls when it starts.
 
     Args:
         target: The implementation.
@@ -132,8 +132,8 @@ def build_metadata(
 ) -> dict[str, Answer]:
     """Build the metadata of a step for each layer, by name.
 
-    `build_attn_metadata` has one builder for each KV cache group, so where one has several
-    `AttentionGroup`s it is called in rounds, the `i`-th with the `i`-th builder of each group.
+    `build_attn_metadata` takes one builder for each KV cache group. If a group has several
+    `AttentionGroup`s, it is called in rounds, the `i`-th with the `i`-th builder of each group.
 
     Args:
         target: The implementation.
@@ -231,7 +231,7 @@ def _parameters(
     vllm_config: Answer,
     layers: dict[str, AttentionLayer | StateLayer],
 ) -> list[tuple[dict[str, Answer], Answer]]:
-    """Return the parameters of the layers of each group of attention, and those of the group."""
+    """Return the parameters of each group's attention layers, and those that all have in common."""
     found = []
     for group in kv_cache_config.kv_cache_groups:
         names = [name for name in group.layer_names if isinstance(layers[name], AttentionLayer)]

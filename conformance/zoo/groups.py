@@ -1,7 +1,7 @@
 """Layers sorted into KV cache groups, which share one pool of blocks.
 
-A block has the same bytes in every group, so groups of different kinds have equally many layers:
-the i-th layers of all groups lie in one tensor. The last group of a kind may have fewer.
+A block has the same bytes in every group, so groups of different kinds have the same number of
+layers: the i-th layers of all groups share one tensor. The last group of a kind may have fewer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conformance.zoo.serving import Serving
 from conformance.zoo.specs import make_spec
 
 ATTENTION_BLOCK_ALIGNMENT = 16
-"""Hybrid models raise the block size of attention to a multiple of it."""
+"""Hybrid models raise the block size of attention to a multiple of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +22,12 @@ class CacheGroup:
     """Layers of one kind whose KV caches share one block table.
 
     Attributes:
-        kind: Of the layers.
-        layers: Those with caches of their own, each a rank's part; of encoder-only groups those
-            that have none.
-        block_size: Tokens in a block. Of a group of states the longest sequence, which has one.
-        page_size_padded: The bytes of a page of states; None: what they need.
-        encoder_tokens: Of each request, what cross attention attends to.
+        kind: The kind of the layers.
+        layers: One rank's part of each layer. Each has its own cache, or none if the group is
+            encoder-only.
+        block_size: Tokens in a block. For states, the maximum sequence length: one block is enough.
+        page_size_padded: The bytes of a page of states, padding included; None: no padding.
+        encoder_tokens: Tokens of each request that cross attention attends to.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class CacheGroup:
 
     @property
     def sliding_window(self) -> int | None:
-        """Keys that a query of its layers sees, itself among them; None: all."""
+        """Keys that a query of its layers attends to, its own included; None: all."""
         return self.layers[0].sliding_window
 
     @property
@@ -57,9 +57,9 @@ class CacheGroup:
         return self.kind != ENCODER_ONLY
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Return the blocks of a request with so many tokens of the decoder.
+        """Return the number of blocks of a request with so many tokens of the decoder.
 
-        Cross attention needs blocks for the encoder's tokens, states always need one.
+        Cross attention needs blocks for the encoder's tokens; states always need one.
         """
         if not self.has_kv_cache:
             return 0
@@ -67,7 +67,7 @@ class CacheGroup:
         return -(-num_positions // self.block_size)
 
     def num_skipped_blocks(self, num_computed_tokens: int) -> int:
-        """Return the first blocks of a request that no token after the computed ones reads."""
+        """Return the number of a request's first blocks that no later token reads."""
         first_read = 0
         if self.kind == SLIDING_WINDOW:
             first_read = max(num_computed_tokens - int(self.sliding_window or 0) + 1, 0)
@@ -118,7 +118,7 @@ def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
 
 
 def make_group_spec(target: Target, group: CacheGroup) -> Answer:
-    """Return the spec that all layers of a group have, or the uniform one if their pages differ.
+    """Return the spec of a group: its layers' common spec, or uniform specs if they differ.
 
     Example:
         >>> from conformance.targets.target import REFERENCE
@@ -143,8 +143,8 @@ def _common_page(
 ) -> tuple[int, int | None]:
     """Return the block size of attention, and the bytes that pages of states are padded to.
 
-    States have a size of their own, and a block of attention must not be smaller: its block size
-    is raised, and then the page of states padded to it.
+    A block of attention must not be smaller than a request's states. Its block size is raised to
+    that, and the page of states is then padded to the size of the block.
     """
     block_size = serving.block_size
     if len(by_kind) == 1:

@@ -1,4 +1,4 @@
-"""One layer of a model, as far as a KV cache sees it."""
+"""One layer of a model: the properties that determine its KV cache."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class State:
     """A state of a Mamba layer, or of one like it.
 
     Attributes:
-        name: What it is: "conv" or "ssm".
-        shape: Of one request's.
+        name: "conv" or "ssm".
+        shape: The shape of one request's state.
         divided: The axis that tensor parallelism divides.
-        dtype: By name; None: the model's.
+        dtype: The dtype by name; None: the model's.
     """
 
     name: str
@@ -35,27 +35,29 @@ class Layer:
     """A layer that reads or writes a KV cache, or an attention layer that does not need one.
 
     Attributes:
-        name: Of the module at the hub; where an engine keeps the attention operator in a module
-            within, with `.attn` after it. A model's pattern of layers has `{}` for the number.
+        name: The module's name on the Hugging Face Hub, with `.attn` appended if the engine has the
+            attention operator in a submodule. Templates have `{}` for the layer's number.
         kind: "full", "sliding_window", "chunked_local", "latent" (MLA), "cross", "encoder_only" or
             "mamba" (all layers of states).
-        backend: What computes it, by the engine's name for it.
-        num_query_heads: Query heads; of Mamba layers 0, as the next two.
+        backend: The engine's name of the backend that computes it.
+        num_query_heads: Query heads; 0 in Mamba layers, as are the next two.
         num_kv_heads: Key/value heads; 1 for a latent.
         head_size: Elements of a key, of a value, or of the latent with its rotary part.
-        scale: What scores are multiplied by before the softmax.
-        sliding_window: Keys that a query sees, itself among them; None: all.
+        scale: The factor of the scores before the softmax.
+        sliding_window: Keys that a query attends to, its own included; None: all.
         attention_chunk_size: Tokens of a chunk of chunked local attention; None: no chunks.
         logits_soft_cap: The bound of the scores; None: none.
         has_sinks: Whether each head has a learned score that attends to nothing.
         kv_sharing_target: The layer whose cache this one reads; None: it has one of its own.
-        dtype: Of the cache, by name, where it has a format of its own; None: the model's.
-        cache_dtype_str: The name of such a format.
-        fp8_format: The format that its cache has in 8 bits, by name; None: plain float8s.
+        dtype: The dtype of the cache, by name; None: the requested one or the model's.
+        cache_dtype_str: The packed format of the cache, such as `fp8_ds_mla`; None: not packed.
+        fp8_format: The packed format of the cache if it has 8 bits; None: plain float8s.
         mamba_type: The kind of states; None for attention.
-        states: Of Mamba layers.
-        state_heads: Of Mamba layers: heads, groups or channels that tensor parallelism divides.
-        num_speculative_blocks: Of Mamba layers: more blocks of a request, for draft tokens.
+        states: The states of a Mamba layer.
+        state_heads: The numbers of heads, groups or channels of a Mamba layer that tensor
+            parallelism divides.
+        num_speculative_blocks: Extra blocks of each request in a Mamba layer, for draft tokens and
+            state checkpoints.
     """
 
     name: str
@@ -86,11 +88,11 @@ class Layer:
     def divided(self, tensor_parallel_size: int) -> Layer:
         """Return the part of the layer that each rank of a tensor-parallel group has.
 
-        Query heads are divided, and KV heads as far as there are enough: then each is on several
-        ranks. A latent is whole on each rank. States are divided by heads.
+        Query heads are divided, and so are KV heads; if these are fewer than the ranks, several
+        ranks have the same one. A latent is whole on each rank. States are divided by heads.
 
         Raises:
-            ValueError: A number of heads that does not divide.
+            ValueError: The ranks do not divide a number of heads.
 
         Example:
             >>> layer = Layer(name="0", kind="full", num_query_heads=32, num_kv_heads=4)
@@ -120,7 +122,7 @@ class Layer:
         )
 
     def _kv_heads_on(self, ranks: int) -> int:
-        """Return the KV heads of each rank: its share, or one that other ranks have too."""
+        """Return the number of KV heads of each rank; if there are fewer than ranks, 1."""
         heads = self.num_kv_heads
         if self.kind in (LATENT, MAMBA):
             return heads

@@ -1,4 +1,4 @@
-"""The published models of the zoo, which `models.toml` lists, and any by its `config.json`."""
+"""The published models of the zoo, from `models.toml`, and models read from a `config.json`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TOWERS = ("vision_config", "audio_config")
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A published model, as far as a KV cache sees it.
+    """A published model: its layers, maximum lengths, dtypes and parameters.
 
     Attributes:
-        name: Its name at a command line.
-        published_as: Its name at the Hugging Face hub.
+        name: Its name on the command line.
+        published_as: Its name on the Hugging Face Hub.
         source: Where the numbers come from.
         layers: The layers that have a KV cache, share one, or attend without one, in order.
         max_context_tokens: The longest sequence of the decoder that it was published for.
@@ -36,8 +36,8 @@ class Model:
         num_attn_module: Attention modules in one layer.
         encoder_tokens: Tokens that the encoder makes of each request's input; 0: no encoder.
         weights: The parameters of the language model.
-        weights_dtype: In which they are published, one of `conformance.zoo.weights.BITS`; None:
-            in a quantization that is not known here.
+        weights_dtype: The dtype that they are published in, one of `conformance.zoo.weights.BITS`;
+            None: an unknown quantization.
         uncounted: The parts that are not in `weights`: those for images and sound.
     """
 
@@ -116,7 +116,7 @@ MODELS: Mapping[str, Model] = MappingProxyType({t["name"]: _read_zoo_model(t) fo
 
 
 def get_model(name: str) -> Model:
-    """Return a model of the zoo, by its name there or at the hub.
+    """Return a model of the zoo, by its name there or on the Hugging Face Hub.
 
     Raises:
         KeyError: There is none of that name; the message lists the nearest names.

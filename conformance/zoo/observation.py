@@ -1,4 +1,4 @@
-"""What is compared of a deployment: its values, and where its memory lies."""
+"""The compared parts of a deployment: its values, and its memory layout."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
 
 
 def first_memory_difference(expected: Deployment, actual: Deployment) -> Difference | None:
-    """Return the first difference in where the memory of two deployments with equal values lies.
+    """Return the first difference in the memory layout of two deployments with equal values.
 
-    Compared are the strides and offsets of caches, which of them share memory or are the same
-    object, and which lists and workspaces builders and groups have in common.
+    The layout consists of the strides and offsets of caches, which caches share memory or are the
+    same object, and which lists and workspaces builders and groups share.
 
     Example:
         >>> from conformance.targets.target import REFERENCE, TARGETS
@@ -53,7 +53,7 @@ def first_memory_difference(expected: Deployment, actual: Deployment) -> Differe
 
 
 def _memory(deployment: Deployment) -> dict[str, Answer]:
-    """Return all of a deployment that lies somewhere."""
+    """Return the parts of a deployment whose memory layout is compared."""
     return {
         "kv_caches": deployment.kv_caches,
         "runner_kv_caches": deployment.runner_kv_caches,

@@ -1,6 +1,6 @@
 """The parameters of each architecture, counted from the fields of a model's `config.json`.
 
-Of models of text and images, or of sound, only the language model is counted.
+Only the language model of a multimodal model is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conformance.zoo.config_json import ConfigJson
 
 
 class Share(Enum):
-    """What tensor parallelism and quantization make of a matrix.
+    """How tensor parallelism and quantization treat a matrix.
 
     The matrices of layers are quantized; all others keep the model's dtype.
     """
@@ -34,7 +34,7 @@ Weights: TypeAlias = Counter[Share]
 
 
 def attention(config: ConfigJson, *, gate: bool = False) -> Weights:
-    """Count the projections of attention; `gate` says that queries have a gate of their size."""
+    """Count the projections of attention; with `gate`, queries have a gate of the same size."""
     hidden, head_dim = config.count("hidden_size"), config.head_dim
     queries = config.count("num_attention_heads") * head_dim
     keys = config.num_key_value_heads * head_dim
@@ -56,7 +56,7 @@ def mlp(config: ConfigJson, field: str = "intermediate_size", *, matrices: int =
 
 
 def experts(config: ConfigJson, number: str, field: str, *, num_idle: int = 0) -> Weights:
-    """Count the experts of a layer and their router, which knows `num_idle` more."""
+    """Count a layer's experts and their router, which also routes to `num_idle` zero experts."""
     hidden, count = config.count("hidden_size"), config.count(number)
     return Counter(
         {
@@ -104,7 +104,7 @@ def gemma_weights(config: ConfigJson) -> Weights:
 
 
 def gemma3n_weights(config: ConfigJson) -> Weights:
-    """Count Gemma 3n: with embeddings for each layer, AltUp and Laurel."""
+    """Count Gemma 3n, which has per-layer embeddings, AltUp and Laurel."""
     hidden, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
     inputs, rank = config.count("altup_num_inputs"), config.count("laurel_rank")
     per_layer = config.count("hidden_size_per_layer_input")
@@ -134,7 +134,7 @@ def gpt_oss_weights(config: ConfigJson) -> Weights:
 
 
 def llama4_weights(config: ConfigJson) -> Weights:
-    """Count Llama 4: in each layer, or in each second one, experts and one that all tokens take."""
+    """Count Llama 4: experts and a shared expert in each layer, or in each second one."""
     num_layers, step = config.count("num_hidden_layers"), config.count("interleave_moe_layer_step")
     listed = config.get("moe_layers") or range(step - 1, num_layers, step)
     num_sparse = len(listed)
@@ -167,7 +167,7 @@ def latent_attention(config: ConfigJson) -> Weights:
 
 
 def deepseek_weights(config: ConfigJson) -> Weights:
-    """Count DeepSeek V3 and V3.2, without the module that predicts further tokens."""
+    """Count DeepSeek V3 and V3.2, without the multi-token prediction module."""
     hidden, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
     num_dense = int(config.require("first_k_dense_replace"))
     layer = latent_attention(config) + other(2 * hidden)
@@ -193,7 +193,7 @@ def longcat_weights(config: ConfigJson) -> Weights:
 
 
 def qwen3_next_weights(config: ConfigJson) -> Weights:
-    """Count Qwen3-Next, without the module that predicts further tokens."""
+    """Count Qwen3-Next, without the multi-token prediction module."""
     hidden, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
     key_heads, value_heads = (config.count(f"linear_num_{x}_heads") for x in ("key", "value"))
     value_dim = config.count("linear_value_head_dim")
@@ -288,4 +288,4 @@ COUNTS: Mapping[str, Callable[[ConfigJson], Weights]] = MappingProxyType(
         "whisper": whisper_weights,
     }
 )
-"""What counts the weights, by the `model_type` of a `config.json` or of its `text_config`."""
+"""Functions that count weights, by the `model_type` of a `config.json` or of its `text_config`."""

@@ -1,4 +1,4 @@
-"""How a model is served: on how many ranks, in which blocks, up to which length."""
+"""How a model is served: the ranks, block size, dtypes, backends and maximum length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPE_NAMES = MappingProxyType(
         "fp8_ds_mla": "float8_e4m3fn",
     }
 )
-"""Other names of dtypes, as engines take them."""
+"""Other names of dtypes that engines accept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +36,26 @@ class Serving:
     Attributes:
         model: The model.
         tensor_parallel_size: Ranks that share each layer.
-        dtype: Of keys, values and latents, by a name in `DTYPES` or `DTYPE_NAMES`; None or "auto":
-            the model's. States keep theirs, and so do caches in a format of their own. Latents of
-            sparse MLA in 8 bits have the format of its kernels.
+        dtype: The dtype of keys, values and latents, by a name in `DTYPES` or `DTYPE_NAMES`; None
+            or "auto": the model's. States and caches with a format of their own keep theirs. 8-bit
+            latents of sparse MLA have the format of its kernels.
         mamba_cache_mode: How many blocks of states a request has: "none", "align" (prefixes that
             end with a block are cached) or "all".
-        requested_block_size: Tokens in a block; None: what the backends want. Hybrid models raise
+        requested_block_size: Tokens in a block; None: the backends' default. Hybrid models raise
             that of their attention layers.
         requested_max_model_len: The longest sequence that is served; None: the model's.
         max_num_batched_tokens: The most tokens of a step.
         max_num_seqs: The most requests of a step.
-        num_speculative_tokens: Draft tokens that each decode brings along.
-        num_state_checkpoints: More states of each request, for prefixes that others share.
-        backends: Names of backends that take the place of the layers' own, where they suit; of
-            several, the first.
+        num_speculative_tokens: Draft tokens of each decode.
+        num_state_checkpoints: Extra states of each request, for prefixes that others share.
+        backends: Names of backends to use in place of the layers' own. Each layer takes the first
+            one that suits it.
 
     Raises:
         TypeError: A number that is not an int.
         ValueError: A number that is too small, or too large for the model; a dtype that caches do
-            not have; a backend that suits no layer; a number of ranks that heads cannot be divided
-            by.
+            not have; a backend that suits no layer; a number of ranks that does not divide the
+            heads.
         KeyError: No such backend.
 
     Example:
@@ -103,7 +103,7 @@ class Serving:
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block, but for what hybrid models make of it."""
+        """Tokens in a block, before hybrid models raise it."""
         if self.requested_block_size is not None:
             return self.requested_block_size
         names = {layer.backend for layer in self.layers} | set(self.backends)
@@ -118,12 +118,12 @@ class Serving:
 
     @property
     def num_further_states(self) -> int:
-        """Blocks of states of a request besides those that `mamba_cache_mode` says."""
+        """Blocks of states of a request in addition to those of `mamba_cache_mode`."""
         return self.num_speculative_tokens + self.num_state_checkpoints
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether states lie in the same memory as keys and values."""
+        """Whether some layers have states instead of keys and values."""
         return any(layer.kind == MAMBA for layer in self.layers)
 
     @cached_property
@@ -147,7 +147,7 @@ class Serving:
         return replace(served, dtype="uint8", cache_dtype_str=layer.fp8_format)
 
     def _check_dtype(self) -> None:
-        """Check that there is a cache that can have the dtype."""
+        """Check that the model's caches can have the dtype."""
         if self.cache_dtype is None:
             return
         is_sparse = any(layer.fp8_format for layer in self.model.layers)
@@ -160,7 +160,7 @@ class Serving:
             )
 
     def _check_backend(self, facts: BackendFacts) -> None:
-        """Check that there is a layer that a backend suits."""
+        """Check that a backend suits at least one layer."""
         if not any(suits(facts, layer) for layer in self.model.layers):
             kinds = {get_backend(layer.backend).computes for layer in self.model.layers}
             sparse = " with an indexer" if "indexer" in kinds else ""

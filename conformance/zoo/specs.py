@@ -1,4 +1,4 @@
-"""What each layer keeps, as an implementation's spec."""
+"""The KV cache spec of each layer, made with an implementation."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SPEC_CLASSES = {
 def make_spec(
     target: Target, layer: Layer, block_size: int, page_size_padded: int | None = None
 ) -> Answer:
-    """Return the spec of a layer: a rank's part, with its dtypes.
+    """Return the KV cache spec of a layer, which is a rank's part with its dtypes.
 
-    `page_size_padded` are the bytes of a page of states; None for what they need.
+    `page_size_padded` is the size of a page of states with padding, in bytes; None: no padding.
 
     Example:
         >>> from conformance.targets.target import REFERENCE

@@ -1,4 +1,4 @@
-"""The layers of architectures that also have states, such as Mamba's."""
+"""The layers of hybrid architectures, which also have states, such as Mamba's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def jamba_layers(config: ConfigJson) -> list[Layer]:
 
 
 def nemotron_h_layers(config: ConfigJson) -> list[Layer]:
-    """Return the layers of Nemotron-H: Mamba-2, full attention, and others that keep nothing."""
+    """Return the layers of Nemotron-H that have a cache: Mamba-2, and full attention."""
     heads, groups = config.count("mamba_num_heads"), config.count("n_groups", "mamba_n_groups")
     head_dim, state_size = config.count("mamba_head_dim"), config.count("ssm_state_size")
     channels = heads * head_dim + 2 * groups * state_size

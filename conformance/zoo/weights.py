@@ -31,7 +31,7 @@ Those of the eight-bit formats, at most one for each row or block of 128 by 128,
 
 
 def count_weights(config: ConfigJson) -> Weights:
-    """Count the weights of a model, by what is done with them.
+    """Count the weights of a model, by `Share`.
 
     Example:
         >>> fields = {"model_type": "llama", "num_hidden_layers": 32, "vocab_size": 128_256}
@@ -77,9 +77,9 @@ def weight_bytes(
 
     Args:
         weights: The parameters.
-        weights_dtype: The dtype of what is quantized, one of `BITS`.
-        itemsize: Bytes of a parameter that is not.
-        ranks: Of tensor parallelism.
+        weights_dtype: The dtype of quantized parameters, one of `BITS`.
+        itemsize: Bytes of a parameter that is not quantized.
+        ranks: Tensor-parallel ranks.
         kv_head_copies: Ranks that have the same KV head.
         replicas: Engines of data parallelism, which share experts.
 

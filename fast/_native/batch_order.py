@@ -19,7 +19,7 @@ def find_first_prefill(
     If all are decodes: their number, and the end of the last. With `uniform` a decode has no
     tokens, or as many as the first non-empty one.
     """
-    # The tensors that hold the memory have names to stay alive during the loop; likewise below.
+    # `_starts` keeps the memory alive during the loop; likewise below.
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     return scan_for_prefill(at, num_reqs, threshold, uniform)
 
@@ -64,9 +64,9 @@ def plan_swaps(
 def scan_for_prefill(
     starts_address: int, num_reqs: int, threshold: int, uniform: bool
 ) -> tuple[Any, Any]:
-    """Return the first request that does not count with the decodes, and its first token.
+    """Return the first request that is not counted as a decode, and its first token.
 
-    Reads int32[num_reqs + 1], the starts. If all count with the decodes: their number, and the end.
+    Reads int32[num_reqs + 1], the starts. If all are counted as decodes: their number, and the end.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
     first = np.int64(0)

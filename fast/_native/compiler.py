@@ -55,7 +55,7 @@ def prefetch(array: Any, index: Int) -> None:  # noqa: ANN401  (an array)
 
 @cache
 def _for_numba_only() -> dict[str, Any]:
-    """Return what numba compiles for `int32s_at`, `int64s_at` and `prefetch`."""
+    """Return the versions of `int32s_at`, `int64s_at` and `prefetch` that numba compiles."""
     from llvmlite import ir  # noqa: PLC0415
     from numba import carray, types  # type: ignore[attr-defined]  # noqa: PLC0415  # carray is there
     from numba.core import cgutils  # noqa: PLC0415
@@ -133,8 +133,8 @@ def inlined(function: Callable[P, R]) -> Inlined[P, R]:
 class Compiled(Generic[P, R]):
     """A Python function that numba compiles for one signature when it is first called.
 
-    In checked mode a second machine code runs, which raises `IndexError` where the first would
-    write past the end of an array: a bug in a loop is an exception there, not a crash.
+    In checked mode a second version of the machine code runs. It raises `IndexError` if the first
+    would access an array out of bounds, so a bug in a loop is an exception, not a crash.
 
     A call goes to the C function behind numba's dispatcher, which saves 0.3 us of 0.6. That
     function does not verify its arguments: an array of another dtype, layout or number of

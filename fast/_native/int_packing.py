@@ -72,4 +72,4 @@ def _marshal_works() -> bool:
 
 
 MARSHAL_WORKS: Final = _marshal_works()
-"""Whether `marshal` may be used; tested at import, since its format is Python's own business."""
+"""Whether `marshal` may be used; tested at import, since its format is a detail of Python."""

@@ -62,7 +62,7 @@ def gather_columns(
 ) -> torch.Tensor:
     """Return int32[size, columns], the block-table rows of the virtual requests.
 
-    `block_table` is int32[num_rows, max_blocks] on the CPU; past its last column that is repeated.
+    `block_table` is int32[num_rows, max_blocks] on the CPU. Past its end, its last column is used.
     """
     _, whole, _, _ = locate_table("block_table_tensor", block_table, INT32)
     whole = whole.contiguous()  # contiguous rows are copied in a quarter of the time
@@ -154,7 +154,7 @@ def copy_columns(
     gathered: Int32s,
     columns: int,
 ) -> None:
-    """Copy columns of some rows, each from its own first on; past the table's last, repeat it.
+    """Copy columns of some rows, each from its own first on; past the end, copy the last again.
 
     Reads int32[num_rows, width], the table.
     """

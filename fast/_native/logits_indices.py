@@ -1,4 +1,4 @@
-"""Find the requests to which the tokens belong whose logits are needed."""
+"""Count the tokens of each request whose logits are needed."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def count_logits_indices(
 def write_starts(
     starts_address: int, indices_address: int, num_indices: int, counted: Int32s
 ) -> Any:  # noqa: ANN401  (the compiler's int)
-    """Write where each request starts among the tokens; return the most of a request.
+    """Write where each request starts among the tokens; return the most tokens of a request.
 
     Reads int32, as many starts as there are to write, and int64[num_indices], the tokens.
     """

@@ -7,8 +7,8 @@ Indices from the caller's data are compared with the bounds before they are used
 negative index, and does not check one that is too large.
 
 For `BlockTables` the host keeps rows, columns and tokens below 2**31, positions in a row below
-2**32. A caller's own table may be wider, and its slots more, but not its requests. The offset of a
-row, and a slot, takes 64 bits.
+2**32. A caller's own table may have more columns and more slots, but not more requests. Offsets of
+rows, and slots, take 64 bits.
 """
 
 import numpy as np
@@ -177,8 +177,8 @@ def find_column(
 ) -> tuple[np.int64, np.uint32]:
     """Return the column of a position in its row, and its offset in that block.
 
-    The column is negative if another rank holds the position, or if that is negative. A table may
-    be so wide that positions need 64 bits; the offset in a virtual block is below 2**31.
+    The column is negative if the position is negative or belongs to another rank. A table may be so
+    wide that positions need 64 bits; the offset in a virtual block is below 2**31.
     """
     if position < 0:
         return np.int64(-1), np.uint32(0)

@@ -44,11 +44,11 @@ class Instruction(DeviceFunction):
     simulator.
 
     Attributes:
-        size: The bytes.
+        size: How many bytes it moves.
 
     Args:
         function: The Python function.
-        size: That attribute.
+        size: How many bytes it moves.
     """
 
     def __init__(self, function: Callable[..., Any], size: int) -> None:
@@ -71,7 +71,7 @@ class Kernel:
         signature: Numba's signature, as text.
         threads: Threads in a block, by default.
         name: Its name.
-        loaded: For GPUs by index, what `fast.direct_launch` launches on them.
+        loaded: By index of a GPU, the loaded kernel and its `flatten`, for `fast.direct_launch`.
     """
 
     def __init__(self, function: Callable[..., None], signature: str, threads: int) -> None:

@@ -21,8 +21,8 @@ def gather_columns(
     """Copy columns of some rows of a table: one block of threads for each row of `gathered` (x).
 
     Its threads share the columns: each copies every `blockDim.x`-th of them. Past the table's last
-    column, that is copied again; if the table has no such row, or no columns, the null block is
-    written.
+    column, the last one is copied again; if the table has no such row, or no columns, the null
+    block is written.
 
     Reads rows, first_columns, table (flat, accessed through its strides); writes its own row of
     gathered, which has fewer than 2**31 columns.

@@ -1,4 +1,4 @@
-"""NumPy arrays that `twin.convert` makes of either twin, and the fields of a batch."""
+"""NumPy arrays to convert with `twin.convert`, and the fields of a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch_fields(
 ) -> dict[str, Any]:
     """Return the fields of a batch's metadata.
 
-    Requests own distinct blocks, in an order that is not the slots'.
+    Requests own distinct blocks, in another order than their slots.
     """
     num_reqs = len(query_lens)
     starts = [sum(query_lens[:i]) for i in range(num_reqs + 1)]
@@ -53,7 +53,7 @@ def batch_fields(
 
 
 def counts_of(metadata: Any) -> tuple[int, int, int, int]:
-    """Return a metadata's requests, tokens, greatest query length and greatest sequence length."""
+    """Return a metadata's numbers of requests and tokens, and its two maximum lengths."""
     return (
         metadata.num_reqs,
         metadata.num_actual_tokens,

@@ -1,4 +1,4 @@
-"""What the tests of both twins share: each test runs with `reference` and with `fast`."""
+"""Fixtures for tests of both twins: each test runs with `reference` and with `fast`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.twins.arrays import batch_fields
 
 
 def owner_of(array: Any) -> Any:
-    """Return the array that owns the memory of a view; of what is no NumPy array, itself."""
+    """Return the array that owns the memory of a view, or the value if it is no NumPy array."""
     while isinstance(getattr(array, "base", None), np.ndarray):
         array = array.base
     return array
 
 
 class TwinConverter(Converter):
-    """Converts NumPy's and `reference`'s values, and factories; leaves all others as they are."""
+    """Converts NumPy's and `reference`'s values and factories; leaves others unchanged."""
 
     def __init__(self, lib: ModuleType) -> None:
         super().__init__(Implementation(lib.__name__, lib), None if lib is reference else "cpu")
@@ -48,7 +48,7 @@ class TwinConverter(Converter):
 
 
 class Twin:
-    """One twin, and how its tests make its kind of array.
+    """One twin, with conversions to its kind of array for tests.
 
     Its attributes are the package's: `twin.compute_slot_mapping` is `reference`'s or `fast`'s.
 
@@ -67,9 +67,9 @@ class Twin:
         """Return a value with this twin's arrays, dtypes and objects.
 
         Args:
-            value: A value with NumPy's arrays and dtypes and with objects of `reference`; what is
-                converted twice is one object.
-            name: The argument that it becomes: a few are NumPy arrays in both twins.
+            value: A value with NumPy's arrays and dtypes and with objects of `reference`; an object
+                that is converted twice gives one result.
+            name: The name of the argument: a few are NumPy arrays in both twins.
         """
         return self._converter.convert(value, name)
 
@@ -98,15 +98,15 @@ class Twin:
         return np.shares_memory(np.asarray(one), np.asarray(other))
 
     def checked(self) -> contextlib.AbstractContextManager[None]:
-        """Return checked mode of `fast`; `reference` checks always."""
+        """Return a context manager of checked mode in `fast`; `reference` always checks."""
         return fast.checks(True) if self.lib is fast else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def refuses(self, message: str) -> Iterator[None]:
-        """Expect an exception, of `fast` in checked mode.
+        """Expect an exception; `fast` runs in checked mode.
 
         Args:
-            message: Its class and its text, as the last line of a traceback has them.
+            message: Its class and text, as in the last line of a traceback.
         """
         with self.checked(), refuses(message):
             yield
@@ -114,7 +114,7 @@ class Twin:
 
 @pytest.fixture(params=["reference", "fast"])
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
-    """Return one twin after the other; "kernels", if a module requests it, simulates a GPU."""
+    """Yield each twin; "kernels", if a module requests it, simulates a GPU."""
     if request.param == "reference":
         yield Twin(reference)
         return
@@ -131,7 +131,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
 
 @pytest.fixture
 def make_batch(twin: Twin) -> Callable[..., Any]:
-    """Return what makes a batch of query lengths and computed tokens, as `batch_fields` says."""
+    """Return a function that makes a batch with the fields of `batch_fields`."""
 
     def make(
         query_lens: list[int],

@@ -1,4 +1,4 @@
-"""Specs, bytes and backends of the tests of views, and the view of one layer."""
+"""Specs, bytes and backends for the tests of views, and the view of one layer."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def make_backend(*order: int, make_shape: Callable[..., Any] | None = None) -> S
 
 
 def config(twin: Any, *groups: tuple[list[str], Any]) -> Any:
-    """Return a configuration of groups; no more is read."""
+    """Return a configuration that only has groups, as nothing else is read."""
     made = [twin.KVCacheGroupSpec(layers, twin.convert(spec)) for layers, spec in groups]
     return twin.KVCacheConfig(0, [], made)
 
 
 def make_raw(twin: Any, num_bytes: int) -> Any:
-    """Return bytes."""
+    """Return an int8 array of zeros."""
     return twin.convert(np.zeros(num_bytes, np.int8))
 
 

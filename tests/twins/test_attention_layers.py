@@ -1,4 +1,4 @@
-"""Layers: finding them by type and name, what they keep in the cache, backends and builders."""
+"""Layers: finding them by type and name, their KV cache specs, backends and builders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_named_layers(twin: Any) -> None:
 
 
 def test_layers_are_a_mapping(twin: Any) -> None:
-    """A configuration that does not say which layers there are is refused."""
+    """A configuration without a mapping of layers is refused."""
     for layers, got in ((twin.int32(1, 2), "array"), (None, "NoneType")):
         with twin.refuses(f"TypeError: static_forward_context must be a mapping, got {got}"):
             twin.get_layers_from_vllm_config(make_config(twin, layers), object)
@@ -110,7 +110,7 @@ def test_refusals_of_specs(twin: Any, changes: dict[str, Any], message: str) -> 
 
 
 def test_what_specs_need_besides_layers(twin: Any) -> None:
-    """The dtype and the block size are read where there are no layers, too."""
+    """The dtype is checked before the layers; the block size is read even without layers."""
     with twin.refuses("TypeError: kv_cache_dtype must be a supported dtype, got class float"):
         twin.get_kv_cache_spec(make_config(twin, {"0": make_layer(attn_type="encoder")}), float)
     with twin.refuses("ValueError: block_size is 0, expected at least 1"):
@@ -126,13 +126,13 @@ BACKEND, OTHER = (BackendClass(name, BuilderClass(is_own=True)) for name in ("ON
 
 
 def layers_of(twin: Any, backends: dict[str, Any]) -> dict[str, SimpleNamespace]:
-    """Make layers of backends."""
+    """Make layers with these backends."""
     made = twin.convert(backends)
     return {name: SimpleNamespace(get_attn_backend=partial(made.get, name)) for name in made}
 
 
 def groups_of(twin: Any, *groups: tuple[list[str], Any]) -> Any:
-    """Make a cache of groups of layers."""
+    """Make a cache configuration with these groups of layers."""
     made = [twin.KVCacheGroupSpec(names, twin.convert(spec)) for names, spec in groups]
     return twin.KVCacheConfig(1, [], made)
 
@@ -154,7 +154,7 @@ def test_backends_and_builders(twin: Any) -> None:
 
 
 def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
-    """A builder gets the spec of those of its layers that have one, ours or an engine's own."""
+    """A builder gets the spec of its layers in a uniform spec, ours or an engine's own."""
     ours = twin.UniformTypeKVCacheSpecs(16, {"a": FULL, "b": FULL, "elsewhere": NEAR})
     foreign = type("UniformTypeKVCacheSpecs", (), {"kv_cache_specs": {"c": "spec"}})
     extended = type("Extended", (foreign,), {})()
@@ -165,7 +165,7 @@ def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
 
 
 def builders_of(twin: Any, *backends: tuple[str, tuple[str, ...]]) -> list[Any]:
-    """Make a builder for a group of each backend, of which the name and methods are given."""
+    """Make a group for each backend, given by name and methods, and return their builders."""
     made = [BackendClass(name, BuilderClass(methods=methods)) for name, methods in backends]
     layers = layers_of(twin, {str(i): backend for i, backend in enumerate(made)})
     caches = groups_of(twin, *(([name], FULL) for name in layers))
@@ -174,7 +174,7 @@ def builders_of(twin: Any, *backends: tuple[str, tuple[str, ...]]) -> list[Any]:
 
 
 def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
-    """The first one's is given to the later ones; those without both methods take no part."""
+    """Later builders get the first one's workspace; those without both methods are skipped."""
     builders = builders_of(
         twin,
         ("PLAIN", WORKSPACE_METHODS),
@@ -239,6 +239,6 @@ def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
 
 
 def test_groups_are_a_list(twin: Any) -> None:
-    """Groups in something else than a list are refused."""
+    """Groups in another type than a list are refused."""
     with twin.refuses("TypeError: kv_cache_config.kv_cache_groups must be a list, got tuple"):
         twin.init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config(twin, {}), None)

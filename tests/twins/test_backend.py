@@ -17,7 +17,7 @@ class Builder:
 
 
 class Backend:
-    """Says the least that a backend must."""
+    """A backend that defines only the abstract methods."""
 
     @staticmethod
     def get_name() -> str:
@@ -63,7 +63,7 @@ def test_defaults_of_a_backend(twin: Any, backend: Any) -> None:
 
 
 def test_subclass_of_a_backend(twin: Any, backend: Any) -> None:
-    """It is the backend with another name and other builders, as a class and as an instance."""
+    """The subclass has another name and other builders, as a class and as an instance."""
     made = twin.subclass_attention_backend("Fast", backend, Builder)
     assert ("FastBackend", backend.__module__) == (made.__name__, made.__module__)
     assert issubclass(made, backend)
@@ -105,7 +105,7 @@ class Frozen:
 
 
 def test_subclass_of_a_metadata(twin: Any) -> None:
-    """It has the fields of the other, then the new ones with their defaults, and is named so."""
+    """The subclass has the base's fields, then the new ones, and a name with the prefix."""
     cls = twin.subclass_attention_metadata(
         "Fast", Plain, [("lens", list[int] | None, None), ("n", int, 3)]
     )
@@ -117,7 +117,7 @@ def test_subclass_of_a_metadata(twin: Any) -> None:
 
 
 def test_defaults_of_fields(twin: Any) -> None:
-    """A field that is there gets the new default in its place; a factory makes each anew."""
+    """An existing field gets the new default in place; a default factory runs for each object."""
     cls = twin.subclass_attention_metadata("Fast", Plain, [("scale", float, 2.0)])
     assert ["num_reqs", "scale"] == [field.name for field in dataclasses.fields(cls)]
     assert (2.0, 1.0) == (cls(1).scale, Plain(1).scale)
@@ -128,7 +128,7 @@ def test_defaults_of_fields(twin: Any) -> None:
 
 
 def test_a_subclass_is_frozen_and_compares_as_its_base_does(twin: Any) -> None:
-    """What is not a dataclass gives one that can be changed and compares by value."""
+    """A base that is not a dataclass gives a mutable one that compares by value."""
     fields = [("n", int, 3)]
     frozen = twin.subclass_attention_metadata("Fast", Frozen, fields)
     deeper = twin.subclass_attention_metadata("Very", frozen, [("m", int, 4)])
@@ -209,14 +209,14 @@ class Unhashable(type):
     """Makes classes that equal all others that it makes, and have no hash."""
 
     def __eq__(cls, other: object) -> bool:
-        return isinstance(other, Unhashable)  # `type` too is more than Python 3.11.2 can bear
+        return isinstance(other, Unhashable)  # also accepting `type` breaks Python 3.11.2
 
-    __hash__ = None  # type: ignore[assignment]  # as Python itself says that there is none
+    __hash__ = None  # type: ignore[assignment]  # how Python itself marks a class as unhashable
 
 
 @pytest.mark.parametrize("metaclass", [Alike, Unhashable])
 def test_classes_that_equal_each_other_are_not_one(twin: Any, metaclass: type[Any]) -> None:
-    """A class is known by what it is, not by what it says that it equals."""
+    """Classes are cached by identity, not by equality."""
     one, other = (metaclass("Own", (), {"n": 1}) for _ in range(2))
     for make in (
         lambda cls: twin.subclass_attention_backend("Fast", cls, Builder),
@@ -253,14 +253,14 @@ def test_metadata_classes_are_made_once(twin: Any) -> None:
     "defaults", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,)), (np.int32(3), np.int64(3), 3)]
 )
 def test_defaults_that_are_equal_but_not_the_same(twin: Any, defaults: tuple[Any, ...]) -> None:
-    """Each class has the default that it was requested."""
+    """Each class has exactly the requested default."""
     classes = [twin.subclass_attention_metadata("Fast", Frozen, [("n", int, d)]) for d in defaults]
     assert len({id(cls) for cls in classes}) == len(defaults)
     assert [repr(default) for default in defaults] == [repr(cls(1).n) for cls in classes]
 
 
 def test_defaults_that_cannot_be_a_key(twin: Any) -> None:
-    """A field is known by itself; a default without a hash makes every class new."""
+    """A `dataclasses.field` is cached by identity; an unhashable default gives a new class."""
     made_anew = [("lens", list[int], dataclasses.field(default_factory=list))]
     classes = [twin.subclass_attention_metadata("Fast", Plain, made_anew) for _ in range(3)]
     assert len({id(cls) for cls in classes}) == 1

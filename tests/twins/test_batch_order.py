@@ -1,4 +1,4 @@
-"""The order of a batch by kind: where it is split, and how it is brought about."""
+"""The order of a batch by request kind: splitting and reordering."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_split_in_two(
     padding: int,
     expected: tuple[int, ...],
 ) -> None:
-    """Requests may have no tokens; padding counts with the prefills, or the decodes alone."""
+    """Requests may have no tokens; padding counts as prefills, or as decodes without prefills."""
     batch = make_batch(query_lens, [5] * len(query_lens), padding_tokens=padding)
     with twin.checked():
         counts = twin.split_decodes_and_prefills(batch, threshold, uniform)
@@ -75,7 +75,7 @@ def test_split_in_three(
     padding: int,
     expected: tuple[int, ...],
 ) -> None:
-    """Each kind may be absent; padding goes with the last one that has requests."""
+    """Each kind may be absent; padding counts with the last kind that has requests."""
     batch = make_batch(query_lens, computed, padding_tokens=padding)
     with twin.checked():
         counts = twin.split_decodes_prefills_and_extends(batch, threshold)
@@ -95,7 +95,7 @@ def test_refusals_of_splits(twin: Any, make_batch: Any) -> None:
 
 
 def test_an_engine_s_own_metadata(twin: Any) -> None:
-    """Only what is read must be there; what is not there and read is an AttributeError."""
+    """Only the fields that are read are required; a missing one raises an AttributeError."""
     starts = twin.int32(0, 9, 1, 9, 5)[::2]
     own = SimpleNamespace(query_start_loc=starts, query_start_loc_cpu=starts)
     own.num_reqs, own.num_actual_tokens = np.int64(2), np.int32(5)
@@ -143,7 +143,7 @@ def test_reorder(
     expected: str,
     num_swaps: int,
 ) -> None:
-    """The worked examples: what stands right stays, the others fill the free places in order."""
+    """The worked examples: requests in the right region stay, others fill the gaps in order."""
     batch = make_requests(ids, computed)
     with twin.checked():
         moved = reorder(twin, batch, tokens, decode_threshold=threshold)
@@ -153,7 +153,7 @@ def test_reorder(
 
 
 def test_reorder_into_four_regions(twin: Any) -> None:
-    """With four regions a short extend is no decode, and a short prefill is a prefill."""
+    """With four regions, requests within their prompt are not decodes, even if short."""
     batch = make_requests("fedcba", [0, 0, 9, 4, 9, 12], [3, 20, 20, 8, 9, 10])
     tokens = [2, 11, 11, 1, 1, 2]
     with twin.checked():
@@ -168,7 +168,7 @@ def test_reorder_into_four_regions(twin: Any) -> None:
 
 
 def test_three_regions_read_no_prompts(twin: Any) -> None:
-    """The prompts are read with four regions only; then they must be there."""
+    """Prompt lengths are read, and required, only with four regions."""
     batch = make_requests("a", [0])
     del batch.num_prompt_tokens
     assert not reorder(twin, batch, [5])
@@ -197,7 +197,7 @@ def test_three_regions_read_no_prompts(twin: Any) -> None:
     }.items(),
 )
 def test_refusals_of_reorder(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message, and nothing has moved."""
+    """Each violated precondition is refused with its message, and nothing moves."""
     batch = make_requests("ab", [0, 3], [9, 2])
     for name in changes.keys() - {"scheduled"}:
         setattr(batch, name, changes[name])
@@ -221,7 +221,7 @@ def test_the_array_of_an_engine(twin: Any) -> None:
 
 
 def test_lookups_insert_nothing(twin: Any) -> None:
-    """A mapping that makes entries on lookup is not changed."""
+    """A mapping that inserts entries on lookup, such as a `defaultdict`, is not changed."""
     counts = defaultdict(int, {"a": 1})
     step = SimpleNamespace(num_scheduled_tokens=counts)
     with pytest.raises(KeyError, match="no request 'b'"):

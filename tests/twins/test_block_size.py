@@ -1,4 +1,4 @@
-"""Block sizes: what all backends of a group support, and what each group works with."""
+"""Block sizes: the one that all backends of a group support, and that of each group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def group(*sizes: object) -> SimpleNamespace:
 
 
 def test_multiple_of(twin: Any) -> None:
-    """It compares and hashes by value, holds a Python int and stays as it is."""
+    """`MultipleOf` compares and hashes by value, stores a Python int and is frozen."""
     assert twin.MultipleOf(16) == twin.MultipleOf(np.int64(16))
     assert hash(twin.MultipleOf(16)) == hash(twin.MultipleOf(base=16))
     assert twin.MultipleOf(16) != twin.MultipleOf(32)
@@ -47,7 +47,7 @@ def test_multiple_of(twin: Any) -> None:
     ],
 )
 def test_select(twin: Any, manager: int, supported: list[list[Any]], expected: int) -> None:
-    """The manager's size if all support it, otherwise the greatest listed one that fits."""
+    """The result is the manager's size if all support it, or else the greatest listed that fits."""
     selected = twin.select_common_block_size(
         manager, [group(*twin.convert(sizes)) for sizes in supported]
     )
@@ -70,7 +70,7 @@ def test_refusals_of_entries(twin: Any, entry: object) -> None:
 
 
 def test_other_refusals_of_select(twin: Any) -> None:
-    """Sizes, groups and lists of other types are refused."""
+    """An invalid size, sizes without a common divisor, and other types are refused."""
     with pytest.raises(ValueError, match=r"^kv_manager_block_size is 0"):
         twin.select_common_block_size(0, [])
     with twin.refuses(
@@ -138,7 +138,7 @@ MAMBA = reference.MambaSpec(48, ((4,),), (np.float32,))
     ids=lambda spec: type(spec).__name__,
 )
 def test_prepare_for_attention(twin: Any, spec: Any) -> None:
-    """An attention group gets what its backends have in common."""
+    """An attention group gets the common size of its backends."""
     assert [32] == twin.prepare_kernel_block_sizes(
         config(twin, spec), [[group(16, 32), group(twin.MultipleOf(16))]]
     )
@@ -161,7 +161,7 @@ def test_prepare_for_many_groups(twin: Any) -> None:
 
 
 def test_prepare_with_an_engines_own_specs(twin: Any) -> None:
-    """Kinds are reported by names, so specs of other classes with these names do."""
+    """A spec's kind is known by its class names, so an engine's own classes work."""
     mamba = type("MyMamba", (type("MambaSpec", (), {}),), {"block_size": np.int64(16)})()
     attention = type("MyAttention", (type("AttentionSpec", (), {}),), {"block_size": 32})()
     sizes = twin.prepare_kernel_block_sizes(config(twin, mamba, attention), [[], [group(16)]])
@@ -170,7 +170,7 @@ def test_prepare_with_an_engines_own_specs(twin: Any) -> None:
 
 
 def test_refusals_of_prepare(twin: Any) -> None:
-    """Lists that are missing or none, unknown kinds, and sizes without a common one are refused."""
+    """Missing lists, values that are no lists, and unknown kinds of specs are refused."""
     with twin.refuses("ValueError: attn_groups has 1 lists, none for kv_cache_groups[2]"):
         twin.prepare_kernel_block_sizes(config(twin, FULL, MAMBA, FULL), [[]])
     with twin.refuses("TypeError: attn_groups must be a list, got dict"):

@@ -1,4 +1,4 @@
-"""`BlockTables`, step by step: rows of request slots, and what is gathered of them."""
+"""`BlockTables`, step by step: the rows of request slots, and gathered tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_append_to_several_slots(twin: Any) -> None:
 
 
 def test_append_and_overwrite(twin: Any) -> None:
-    """Ids are copied behind what a row holds, up to max_model_len tokens, or in place of it."""
+    """Ids are appended to a row, up to max_model_len tokens, or overwrite it."""
     tables = make_tables(twin, [2])
     ids = [5, 6]
     append(tables, 1, ids)
@@ -78,7 +78,7 @@ def test_move_swap_and_clear(twin: Any) -> None:
 
 
 def test_gathered_rows_change_at_the_next_gather_only(twin: Any) -> None:
-    """Appending, moving and clearing do not touch what was handed out; the next gather does."""
+    """Appending, moving and clearing do not change gathered tables; the next gather does."""
     tables = make_tables(twin, [2])
     append(tables, 0, [5, 6])
     (gathered,) = tables.gather_block_tables(twin.int32(0))
@@ -105,7 +105,7 @@ def test_gather_repeats_pads_and_clears(twin: Any) -> None:
 
 
 def test_slots_of_all_groups(twin: Any) -> None:
-    """Each group's slots are over its own gathered rows; the buffer behind is padding."""
+    """Each group's slots use its own gathered rows; the rest of the buffer is padding."""
     tables = make_tables(twin)
     append(tables, 2, [5, 9], [3])
     gather(twin, tables, 2)
@@ -129,7 +129,7 @@ def test_rows_not_gathered_are_nulls(twin: Any) -> None:
 
 
 def test_a_full_step(twin: Any) -> None:
-    """As many requests and tokens as there may be are computed; a dummy run may have none."""
+    """A step may have the maximum of requests and tokens; a dummy run may have none."""
     tables = make_tables(twin, [2])
     append(tables, 1, [5])
     gather(twin, tables, 1, -1, -1, -1)
@@ -153,7 +153,7 @@ def test_no_groups(twin: Any) -> None:
 
 
 def test_dummies_clear_everything(twin: Any) -> None:
-    """What a dummy run is handed out is cleared, and so is the rest of the buffers."""
+    """A dummy run clears the tables and slots that it returns, and the rest of the buffers."""
     tables = make_tables(twin, [2])
     append(tables, 0, [5, 6])
     (whole,) = tables.gather_block_tables(twin.int32(0, 0, 0, 0))
@@ -212,7 +212,7 @@ def test_dummies_clear_everything(twin: Any) -> None:
     }.items(),
 )
 def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message, and no row has changed."""
+    """Each violated precondition is refused with its message, and no row changes."""
     tables = make_tables(twin)
     append(tables, 1, [1], [2])
     kwargs: dict[str, Any] = {
@@ -271,7 +271,7 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
     }.items(),
 )
 def test_refusals_of_the_other_methods(twin: Any, message: str, call: tuple[Any, ...]) -> None:
-    """Each violated precondition is refused with its message, and nothing has changed."""
+    """Each violated precondition is refused with its message, and nothing changes."""
     method, *args = call
     tables = make_tables(twin)
     append(tables, 0, [5, 6], [7])

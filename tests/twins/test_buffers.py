@@ -18,7 +18,7 @@ def make(twin: Any, *size: int, dtype: object = np.int32) -> Any:
 
 
 def test_a_new_buffer(twin: Any) -> None:
-    """It is zeroed and has the size and dtype requested; NumPy's view is of the CPU's half."""
+    """A buffer is zeroed, with the requested size and dtype; `np` is a view of the CPU half."""
     buffer = make(twin, 3, 2)
     assert [[0, 0]] * 3 == buffer.cpu.tolist() == buffer.gpu.tolist()
     assert twin.dtype("int32") == buffer.cpu.dtype == buffer.gpu.dtype
@@ -26,7 +26,7 @@ def test_a_new_buffer(twin: Any) -> None:
 
 
 def test_copies_return_the_part_that_was_copied(twin: Any) -> None:
-    """What is copied is the first entries of the first dimension, all by default, as views."""
+    """A copy returns a view of the first entries of the first dimension, all by default."""
     buffer = make(twin, 3, 2)
     buffer.np[1] = [5, 7]
     assert [[0, 0], [5, 7]] == buffer.copy_to_gpu(2).tolist()
@@ -71,7 +71,7 @@ def test_dtypes(twin: Any, name: str) -> None:
     }.items(),
 )
 def test_refusals_of_sizes(twin: Any, size: tuple[Any, ...], message: str) -> None:
-    """A size that cannot be is refused, in these words."""
+    """An impossible size is refused, in these words."""
     with twin.refuses(message):
         make(twin, *size)
 

@@ -1,4 +1,4 @@
-"""`build_attn_metadata`: the metadata of each group, and who gets them."""
+"""`build_attn_metadata`: the metadata of each group and its layers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.twins.arrays import counts_of, int32
 
 
 class Builder:
-    """Remembers what it was given, and builds an object of its own."""
+    """Records the arguments of each call, and builds a new object."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
 
     def build(self, **kwargs: object) -> SimpleNamespace:
-        """Build an object that knows its builder."""
+        """Build an object with a reference to its builder."""
         self.calls.append(kwargs)
         return SimpleNamespace(builder=self)
 
@@ -32,12 +32,12 @@ class Builder:
 
 
 def halves(cpu: Any, gpu: Any = None) -> SimpleNamespace:
-    """Make a buffer, whose halves are equal where one is given."""
+    """Make a buffer; without `gpu`, both halves are equal."""
     return SimpleNamespace(cpu=cpu, gpu=cpu.copy() if gpu is None else gpu)
 
 
 def make_call(twin: Any, **changes: object) -> dict[str, Any]:
-    """Make a valid call: two groups, three requests (the last is padding), 7 tokens, 2 of them so.
+    """Make a valid call: two groups, three requests (one is padding), 7 tokens (two are padding).
 
     Query lengths 2, 3, 0; computed tokens 3, 5, 0.
     """
@@ -57,7 +57,7 @@ def make_call(twin: Any, **changes: object) -> dict[str, Any]:
 
 
 def test_each_layer_gets_what_its_group_has(twin: Any) -> None:
-    """All layers of a group have one object; the order is that of groups and layers."""
+    """All layers of a group get one object; the order is that of groups and layers."""
     call = make_call(twin)
     built = twin.build_attn_metadata(**call)
     assert ["b", "a", "c"] == list(built)
@@ -93,7 +93,7 @@ def test_the_batch_of_a_group(twin: Any) -> None:
 
 
 def test_vectors_are_views_of_both_halves(twin: Any) -> None:
-    """What a captured graph reads is in the buffers: each half's view is of that half."""
+    """The vectors are views of the buffers, each of its own half, as captured graphs need."""
     starts = SimpleNamespace(cpu=twin.int32(0, 2, 5, 5, 9), gpu=twin.int32(0, 2, 5, 5, 8))
     lens = SimpleNamespace(cpu=twin.int32(5, 8, 0), gpu=twin.int32(5, 8, 0))
     starts, lens = twin.convert(starts), twin.convert(lens)
@@ -154,7 +154,7 @@ def test_given_bounds(twin: Any, given: tuple[Any, Any], expected: tuple[int, in
 
 
 def test_no_requests(twin: Any) -> None:
-    """The greatest of nothing is 0; buffers, tables and slots may be as short as that."""
+    """Without requests both maxima are 0; buffers, tables and slots may be empty."""
     call = make_call(
         twin,
         num_reqs=0,
@@ -172,7 +172,7 @@ def test_no_requests(twin: Any) -> None:
 
 
 def test_groups_without_layers_and_layers_of_two_groups(twin: Any) -> None:
-    """A group without layers is built too; of two groups' metadata a layer has the last."""
+    """A group without layers is built too; a layer in two groups gets the last one's metadata."""
     groups = [SimpleNamespace(layer_names=names) for names in (["a", "b"], [], ["a"])]
     call = make_call(
         twin,
@@ -254,7 +254,7 @@ def test_refusals(twin: Any, changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_group_without_names(twin: Any) -> None:
-    """A group that does not say its layers is refused."""
+    """A group without layer names is refused."""
     call = make_call(twin)
     call["kv_cache_config"].kv_cache_groups[1] = SimpleNamespace()
     with pytest.raises(AttributeError, match="layer_names"):

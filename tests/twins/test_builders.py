@@ -21,7 +21,7 @@ def recorder(twin: Any) -> Any:
 
 
 def make_config(twin: Any, num_drafts: Any = None, dcp_size: Any = 1) -> Any:
-    """Make the configuration of an engine that speculates so, on so many ranks."""
+    """Make a configuration with so many draft tokens and decode context-parallel ranks."""
     return twin.VllmConfig(
         speculative_config=twin.SpeculativeConfig(num_speculative_tokens=num_drafts),
         parallel_config=twin.ParallelConfig(decode_context_parallel_size=dcp_size),
@@ -30,7 +30,7 @@ def make_config(twin: Any, num_drafts: Any = None, dcp_size: Any = 1) -> Any:
 
 @pytest.fixture
 def make_builder(twin: Any, recorder: Any) -> Callable[..., Any]:
-    """Return what makes a builder for an engine that speculates so, on so many ranks."""
+    """Return a function that makes a builder for the arguments of `make_config`."""
     return lambda *sizes: recorder(None, [], make_config(twin, *sizes), None)
 
 
@@ -41,7 +41,7 @@ def test_cudagraph_support(twin: Any) -> None:
 
 
 def test_cudagraph_support_of_a_builder(twin: Any, recorder: Any) -> None:
-    """It is NEVER, or what the class defines; it is called on the class or an instance."""
+    """The level is NEVER, or that of the class; the method works on classes and instances."""
     always = type("Always", (recorder,), {"_cudagraph_support": twin.AttentionCGSupport.ALWAYS})
     assert twin.AttentionCGSupport.NEVER is recorder.get_cudagraph_support(None, None)
     assert twin.AttentionCGSupport.ALWAYS is always.get_cudagraph_support(None, None)
@@ -58,7 +58,7 @@ def test_a_builder_stores_what_it_is_made_with(recorder: Any) -> None:
 
 
 def test_a_builder_is_abstract_in_build_alone(twin: Any) -> None:
-    """What does not say how to build has no instances."""
+    """A builder class without `build` cannot be instantiated."""
     assert {"build"} == twin.AttentionMetadataBuilder.__abstractmethods__
     assert inspect.isabstract(twin.AttentionMetadataBuilder)
     with pytest.raises(TypeError, match=r"abstract.*build"):
@@ -66,7 +66,7 @@ def test_a_builder_is_abstract_in_build_alone(twin: Any) -> None:
 
 
 def test_shortcuts_to_build(make_builder: Any) -> None:
-    """Capture and drafting build without common prefix, drafting fast; both by keyword."""
+    """Capture and drafting call `build` by keyword, without common prefix; drafting is fast."""
     builder, batch = make_builder(), object()
     arguments = {"common_prefix_len": 0, "common_attn_metadata": batch}
     for built, expected in (
@@ -78,7 +78,7 @@ def test_shortcuts_to_build(make_builder: Any) -> None:
 
 
 def test_no_cascade_attention(twin: Any, make_builder: Any) -> None:
-    """It always returns False."""
+    """`use_cascade_attention` always returns False."""
     assert make_builder().use_cascade_attention() is False
     assert make_builder().use_cascade_attention(5, twin.convert(np.zeros(3)), num_sms=4) is False
 
@@ -111,7 +111,7 @@ def test_reorder_batch_threshold(
     arguments: dict[str, Any],
     expected: int | None,
 ) -> None:
-    """Drafts raise the threshold, ranks bring it to 1; None stays None. It is a Python int."""
+    """Drafts raise the threshold, ranks lower it to 1, None stays None; it is a Python int."""
     builder = make_builder(num_drafts, dcp_size)
     assert builder.reorder_batch_threshold is None
     builder._init_reorder_batch_threshold(**arguments)
@@ -123,7 +123,7 @@ def test_reorder_batch_threshold(
 
 
 def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
-    """Speculation is read where it is supported and configured, and nothing for None."""
+    """The configuration is read only as far as needed, and not at all for a threshold of None."""
     for speculative_config in (None, SimpleNamespace()):
         builder = make_builder()
         builder.vllm_config.speculative_config = speculative_config
@@ -148,7 +148,7 @@ def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
 def test_refusals_of_thresholds(
     twin: Any, make_builder: Any, message: str, sizes: tuple[int, int], threshold: int
 ) -> None:
-    """What is wrong is refused in these words, and the threshold is as it was."""
+    """Invalid values are refused in these words, and the threshold is unchanged."""
     builder = make_builder(*sizes)
     builder.reorder_batch_threshold = 77
     with twin.refuses(f"ValueError: {message}"):
@@ -157,7 +157,7 @@ def test_refusals_of_thresholds(
 
 
 def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
-    """It has as many builders as requested, none twice, each made with the four, by position."""
+    """A group has as many builders as requested, each new and made with positional arguments."""
     spec, layer_names, config, device = object(), ["layers.0"], object(), object()
     backend = twin.convert(BackendClass("OWN", BuilderClass(is_own=True)))
     group = twin.AttentionGroup.create_with_metadata_builders(
@@ -181,7 +181,7 @@ def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
 
 
 def test_a_group_is_an_ordinary_dataclass(twin: Any) -> None:
-    """It can be made by position, compares by value, and can be changed."""
+    """A group can be made by position, compares by value, and can be changed."""
     group = twin.AttentionGroup(None, [1], ["layers.0"], None)
     assert twin.AttentionGroup(None, [1], ["layers.0"], None) == group
     fields = ["backend", "metadata_builders", "layer_names", "kv_cache_spec"]

@@ -1,4 +1,4 @@
-"""Causal convolutions: which program of the kernel does which tokens."""
+"""Causal convolutions: which program of the kernel computes which tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], i
     [[], [0], [0, 0, 0], [1], [8], [7, 8, 9, 0, 16, 17, 1], [8000, 192], [8000, 193]],
 )
 def test_lists_agree(twin: Any, query_lens: list[int]) -> None:
-    """A sequence has a program for each 8 tokens; pointers have room for 1024, or for all, twice.
+    """A sequence has a program for each 8 tokens; pointers have twice max(1024, programs) entries.
 
-    The sequences of programs are int64, all else is int32, where nothing is listed too.
+    `mlist` is int64 and all else int32, even if empty.
     """
     starts = [sum(query_lens[:i]) for i in range(len(query_lens) + 1)]
     nums_dict, *pointers = twin.compute_causal_conv1d_metadata(twin.int32(*starts))

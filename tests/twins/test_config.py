@@ -62,12 +62,12 @@ def test_fields_and_defaults(twin: Any, name: str) -> None:
 
 
 def test_every_class(twin: Any) -> None:
-    """No configuration is left out above."""
+    """`DEFAULTS` lists every configuration class."""
     assert set(DEFAULTS) == {name for name in vars(twin.config) if name.endswith("Config")}
 
 
 def test_defaults_are_not_shared(twin: Any) -> None:
-    """A default that can be changed is made again for each object."""
+    """A mutable default is made anew for each object."""
     one, other = twin.CompilationConfig(), twin.CompilationConfig()
     assert one.static_forward_context is not other.static_forward_context
     assert one.pass_config is not other.pass_config

@@ -1,4 +1,4 @@
-"""Context parallelism: how much of a sequence each rank holds."""
+"""Context parallelism: the number of a sequence's tokens on each rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_examples(
 
 
 def test_lengths_near_32_bits(twin: Any) -> None:
-    """The greatest sequence is shared out without overflow, also by the greatest round."""
+    """The longest sequence is split without overflow, also with the longest round of ranks."""
     maximum = 2**31 - 1
     seq_lens = twin.int32(maximum)
     assert [[2**30, 2**30 - 1]] == twin.get_dcp_local_seq_lens(seq_lens, 2).tolist()

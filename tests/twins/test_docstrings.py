@@ -1,4 +1,4 @@
-"""The docstrings: `reference` states each definition, and `fast` points there."""
+"""The docstrings: `reference` states each definition, and `fast` points to it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def members_of(cls: type[Any], package: ModuleType) -> Iterator[tuple[str, type[
 
 
 def find_documented(package: ModuleType, names: list[str]) -> dict[str, Any]:
-    """Return functions, classes, methods and properties, by the name that a pointer gives them.
+    """Return functions, classes, methods and properties by the names that pointers use.
 
     An inherited method has the name of the class that defines it, unless that one is private.
     """
@@ -69,14 +69,14 @@ def sections_of(documented: object) -> set[str]:
 
 @pytest.mark.parametrize("name", TWINS)
 def test_fast_points_to_the_definition(name: str) -> None:
-    """The last line of `fast`'s docstring names the definition, of which it repeats nothing."""
+    """`fast`'s docstring ends with a pointer to the definition, and has none of its sections."""
     doc = inspect.getdoc(IN_FAST[name]) or ""
     assert f"Definition: `reference.{name}`." == doc.splitlines()[-1]
     assert not sections_of(IN_FAST[name])
 
 
 def test_additions_of_fast() -> None:
-    """The methods and properties that only `fast` has are known, and have a docstring."""
+    """The methods and properties that only `fast` has are listed here, and have a docstring."""
     added = sorted(IN_FAST.keys() - IN_REFERENCE.keys())
     assert ["MambaSpec.state_size_bytes", "MemorySnapshot.measure"] == added
     for name in added:
@@ -94,7 +94,7 @@ def test_pointers_resolve() -> None:
 
 
 def resolve(path: str) -> Any:
-    """Return what a dotted path names, in a package or in one of its modules."""
+    """Return the object at a dotted path, in a package or in one of its modules."""
     names = path.split(".")
     value: Any = importlib.import_module(names[0])
     for i, name in enumerate(names[1:], 1):
@@ -156,7 +156,7 @@ def test_methods_are_defined() -> None:
 
 
 def assert_example(documented: object) -> None:
-    """Check that a docstring has an example that runs."""
+    """Check that a docstring has a doctest example."""
     (found,) = doctest.DocTestFinder(recurse=False).find(documented, "documented")
     assert found.examples
 

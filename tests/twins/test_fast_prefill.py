@@ -31,7 +31,7 @@ def logits_of(indices: list[int], *, padding: int = 0, dtype: Any = np.int64) ->
 
 
 def test_the_fields(twin: Any) -> None:
-    """They are a list of name, type and default; the protocol requires both of them."""
+    """The fields are a list of (name, type, default); the protocol requires both of them."""
     assert isinstance(twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS, list)
     (indices, number) = twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
     assert ("logits_indices_padded", None) == (indices[0], indices[2])
@@ -115,13 +115,13 @@ def test_corners(
     ],
 )
 def test_the_metadata_itself(twin: Any, make_batch: Any, changes: dict[str, Any]) -> None:
-    """With one token at most of each, or not armed, it comes back, whatever else it holds."""
+    """If no query is longer than 1, or fast prefill is not armed, the batch itself is returned."""
     batch = make_batch([3, 2], [0, 0], **changes)
     assert batch is fast_prefill_batch(twin, batch)
 
 
 def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
-    """The result keeps a subclass's fields; of an engine's own metadata it is ours."""
+    """The result keeps a subclass and its fields; for an engine's own class, it is of ours."""
     batch = make_batch([3, 2], [0, 0], **logits_of([2, 4]))
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     base = (twin.CommonAttentionMetadata,)
@@ -166,7 +166,7 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
     }.items(),
 )
 def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
-    """Each wrong field is refused, in these words; tokens of padding are none."""
+    """Each wrong field is refused, in these words."""
     batch = make_batch([3, 2], [0, 0], padding_tokens=1, **changes)
     with twin.refuses(message):
         fast_prefill_batch(twin, batch)

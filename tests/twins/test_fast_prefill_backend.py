@@ -1,4 +1,4 @@
-"""KV-sharing fast prefill: a backend that builds its metadata of the tokens with logits."""
+"""KV-sharing fast prefill: a backend that builds metadata for the tokens with logits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ INDICES = int32(2, 3, 4, 0)
 
 
 def make_backend(twin: Any, make_metadata: Any) -> type[Any]:
-    """Make a backend whose builder makes such metadata, and keeps what it was called with."""
+    """Make a backend whose builder calls `make_metadata`, and stores its arguments."""
 
     class Builder(twin.AttentionMetadataBuilder[Any]):
-        """Builds, and remembers it."""
+        """Stores its arguments and its result."""
 
         def build(
             self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -35,7 +35,7 @@ def make_backend(twin: Any, make_metadata: Any) -> type[Any]:
             return self.built
 
     class Backend(twin.AttentionBackend):
-        """Says the least that a backend must."""
+        """Defines only the abstract methods of a backend."""
 
         get_name = staticmethod(lambda: "LEAST")
         get_builder_cls = staticmethod(lambda: Builder)
@@ -56,7 +56,7 @@ def batch(make_batch: Any) -> Any:
 
 
 def test_the_classes(twin: Any, batch: Any) -> None:
-    """Backend, builder and metadata extend the other's, and are named with the prefix."""
+    """Backend, builder and metadata extend the underlying ones, with prefixed names."""
     underlying = make_backend(twin, lambda _: twin.AttentionMetadata())
     backend = twin.create_fast_prefill_custom_backend("Fast", underlying)
     builder_cls = backend.get_builder_cls()
@@ -74,12 +74,12 @@ def test_the_classes(twin: Any, batch: Any) -> None:
 
 
 def extend(twin: Any, build: Any) -> Any:
-    """Make a builder of fast prefill, of a backend whose builder makes such metadata."""
+    """Make a fast prefill builder over a backend whose builder calls `build` for metadata."""
     return make_builder(twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, build)))
 
 
 def check_extended(twin: Any, build: Any, batch: Any) -> Any:
-    """Check the metadata of a builder of fast prefill against what it extends, and return it."""
+    """Check a fast prefill builder's metadata against the underlying one, and return it."""
     builder = extend(twin, build)
     metadata = builder.build(0, batch)
     assert isinstance(metadata, type(builder.built))
@@ -92,7 +92,7 @@ def check_extended(twin: Any, build: Any, batch: Any) -> Any:
 
 
 def test_what_the_other_builder_is_given(twin: Any, batch: Any) -> None:
-    """It builds of the tokens with logits, with the same prefix, however it is called."""
+    """The underlying builder gets the batch of tokens with logits, and the other arguments."""
     builder = extend(twin, lambda _: twin.AttentionMetadata())
     for build, expected in (
         (lambda: builder.build(7, batch), (7, False)),
@@ -118,14 +118,14 @@ def test_what_the_other_builder_is_given(twin: Any, batch: Any) -> None:
 def test_where_fast_prefill_is_not_armed(
     twin: Any, make_batch: Any, changes: dict[str, Any]
 ) -> None:
-    """The other builds of the batch itself; the fields are the batch's, None too."""
+    """If not armed, the underlying builder gets the batch itself; fields may be None."""
     batch = make_batch([3, 2], [0, 4], **changes)
     extended = check_extended(twin, lambda given: SimpleNamespace(given=given), batch)
     assert batch is extended.given
 
 
 def test_a_builder_of_the_batch_itself(twin: Any, batch: Any) -> None:
-    """A metadata that has the fields gets the batch's; the batch is not changed, nor handed out."""
+    """If the builder returns the batch, the result is a copy with the batch's logits fields."""
     metadata = check_extended(twin, lambda given: given, batch)
     assert isinstance(metadata, twin.CommonAttentionMetadata)
     assert [0, 1, 3] == metadata.query_start_loc.tolist()
@@ -146,12 +146,12 @@ class Slots:
 
     @property
     def hidden(self) -> int:
-        """What is in the private slot."""
+        """The value in the private slot."""
         return self.__hidden
 
 
 class MoreSlots(Slots):
-    """One whose own slot is called as its base's, and which has a `__dict__` besides."""
+    """A metadata with a slot of the same name as its base's, and a `__dict__`."""
 
     __slots__ = ("__dict__", "__weakref__", "shown")
 
@@ -162,7 +162,7 @@ class MoreSlots(Slots):
 
     @property
     def shown_by_base(self) -> Any:
-        """What is in the base's slot."""
+        """The value in the base's slot."""
         return Slots.shown.__get__(self)  # type: ignore[attr-defined]  # a slot
 
 
@@ -171,7 +171,7 @@ class ReadOnly:
 
     @property
     def logits_indices_padded(self) -> str:
-        """Something else."""
+        """A value of its own."""
         return "its own"
 
     num_logits_indices = "its own"
@@ -186,10 +186,10 @@ class OneField:
 
 
 class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
-    """A metadata with a metaclass, which makes instances in a way of its own."""
+    """A metadata with a metaclass and a `__new__` that requires an argument."""
 
     def __new__(cls, n: int) -> Any:  # an instance
-        """Ask for an argument."""
+        """Require an argument."""
         made = super().__new__(cls)
         made.n = n
         return made
@@ -204,7 +204,7 @@ MORE_METADATA: tuple[Any, ...] = (MoreSlots(), ReadOnly(), OneField(7, 8), Abstr
     ids=lambda built: type(built).__name__,
 )
 def test_metadata_that_is_extended(twin: Any, batch: Any, built: Any) -> None:
-    """Its attributes are copied, its logits fields give way, and it is not changed."""
+    """The result copies all attributes except the logits fields; the original is unchanged."""
     names = (*ATTRIBUTES, "hidden", "shown", "shown_by_base", "more", "n", "num_logits_indices")
     before = {name: getattr(built, name) for name in names if hasattr(built, name)}
     metadata = check_extended(twin, lambda _: built, batch)
@@ -215,7 +215,7 @@ def test_metadata_that_is_extended(twin: Any, batch: Any, built: Any) -> None:
 
 
 def test_what_stays_as_it_is(twin: Any, batch: Any) -> None:
-    """A dataclass has the new fields last, a frozen one is frozen, others are no dataclass."""
+    """A dataclass gets the new fields last, a frozen one is frozen, others are no dataclass."""
     metadata = check_extended(twin, lambda _: Frozen(1, 5), batch)
     assert ["starts", "longest", "logits_indices_padded", "num_logits_indices"] == [
         field.name for field in dataclasses.fields(metadata)
@@ -230,21 +230,21 @@ def test_what_stays_as_it_is(twin: Any, batch: Any) -> None:
 
 
 class Kind(enum.Enum):
-    """A metadata that is one of a few."""
+    """A metadata that is a member of an enum."""
 
     ONLY = 1
 
 
 @pytest.mark.parametrize("built", [None, True, 3, Kind.ONLY, {"n": 3}, [3], np.zeros(3)])
 def test_metadata_that_cannot_be_extended(twin: Any, built: Any, batch: Any) -> None:
-    """What is made in a way of its own, or of a final class, is refused by name."""
+    """Metadata that cannot be extended, such as a list or an enum member, is refused by name."""
     name = type(built).__name__
     with pytest.raises(TypeError, match=rf"^Builder built a {name}, which cannot be extended by "):
         extend(twin, lambda _: built).build(0, batch)
 
 
 def test_errors_of_the_other_builder_are_its_own(twin: Any, batch: Any) -> None:
-    """An exception from its `build` comes through as it is."""
+    """An exception from the underlying `build` is not changed."""
 
     def fail(_: object) -> object:
         raise TypeError("mine")
@@ -254,13 +254,13 @@ def test_errors_of_the_other_builder_are_its_own(twin: Any, batch: Any) -> None:
 
 
 def test_an_engines_own_builder(twin: Any, batch: Any) -> None:
-    """Classes that extend nothing of ours serve, and a build that knows no `fast_build`."""
+    """Classes without our bases work, and a `build` without the parameter `fast_build`."""
 
     class Builder:
         """Builds a namespace."""
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
-            """Return what was given."""
+            """Return the arguments."""
             return SimpleNamespace(prefix=common_prefix_len, given=common_attn_metadata)
 
     own = type("Own", (), {"get_builder_cls": classmethod(lambda _: Builder)})
@@ -271,7 +271,7 @@ def test_an_engines_own_builder(twin: Any, batch: Any) -> None:
 
 
 def test_a_prefix_on_a_prefix(twin: Any, batch: Any) -> None:
-    """Such a backend of such a backend works too."""
+    """A fast prefill backend can extend another one."""
     inner = twin.create_fast_prefill_custom_backend(
         "In", make_backend(twin, lambda given: Frozen(1, given.num_actual_tokens))
     )
@@ -324,13 +324,13 @@ def test_classes_are_garbage_collected(twin: Any, batch: Any) -> None:
     }.items(),
 )
 def test_refusals(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
-    """A prefix that is not a str and classes that are none are refused, in these words."""
+    """A prefix that is not a str, and values that are not classes, are refused in these words."""
     with twin.refuses(f"TypeError: {message}"):
         twin.create_fast_prefill_custom_backend(*arguments)
 
 
 def test_a_builder_that_changes_the_batch(twin: Any, make_batch: Any) -> None:
-    """Where the batch itself is built from, its fields are those from before."""
+    """If `build` changes the batch, the result has the logits fields from before."""
 
     def disarm(batch: Any) -> Frozen:
         batch.logits_indices_padded = batch.num_logits_indices = None
@@ -344,14 +344,14 @@ def test_a_builder_that_changes_the_batch(twin: Any, make_batch: Any) -> None:
 
 
 def test_a_builder_among_others(twin: Any, batch: Any) -> None:
-    """What an engine puts between the made builder and the underlying one is called."""
+    """A class that an engine puts between the new builder and the underlying one is called."""
     underlying = make_backend(twin, lambda _: Frozen(1, 5))
 
     class Between(underlying.get_builder_cls()):  # type: ignore[misc]  # a class that is made
-        """Builds of what was built."""
+        """Wraps the result of the underlying builder."""
 
         def build(self, *args: Any, **kwargs: Any) -> Any:
-            """Return what the underlying builder built, inside another metadata."""
+            """Return the underlying builder's result, inside another metadata."""
             return SimpleNamespace(between=super().build(*args, **kwargs))
 
     made = twin.create_fast_prefill_custom_backend("Fast", underlying).get_builder_cls()
@@ -361,7 +361,7 @@ def test_a_builder_among_others(twin: Any, batch: Any) -> None:
 
 
 class AllEqual(type):
-    """A metaclass whose classes say that they equal all others."""
+    """A metaclass whose classes equal all classes."""
 
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, type)
@@ -371,7 +371,7 @@ class AllEqual(type):
 
 
 def test_equal_classes_are_distinguished(twin: Any, batch: Any) -> None:
-    """What is built is of the class of what was built, not of one that says it equals that."""
+    """The result extends the exact class of the built metadata, not one that compares equal."""
     built = [AllEqual(name, (), {})() for name in ("First", "Second")]
     builder = extend(twin, lambda _: built.pop(0))
     names = [type(builder.build(0, batch)).__name__ for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Binding: the index in a name, and who gets which cache in which order."""
+"""Binding: the layer index in a name, and the caches of layers and runner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import pytest
     ],
 )
 def test_indices(twin: Any, layer_name: str, num_attn_module: int | None, expected: int) -> None:
-    """The integer of a name is its index; a second one counts the modules of a layer."""
+    """The integer in a name is its index; a second one numbers the module in the layer."""
     index = twin.extract_layer_index(layer_name, num_attn_module)
     assert expected == index
     assert type(index) is int
@@ -68,7 +68,7 @@ def make_layers(*names: str) -> dict[str, Any]:
 
 
 def test_binding_order(twin: Any) -> None:
-    """The runner gets caches by index, those of one index in the order of the caches."""
+    """The runner gets caches by index; caches of one index keep their order."""
     names = ["10.attn", "2.self_attn", "2.cross_attn", "1.mixer"]
     kv_caches: dict[str, Any] = {
         name: twin.convert(np.zeros(i)) for i, name in enumerate(names[:3])
@@ -105,7 +105,7 @@ def test_binding_modules(twin: Any) -> None:
 def test_refusals_of_binding(
     twin: Any, layers: list[str], runner_kv_caches: list[Any], message: str
 ) -> None:
-    """A layer that is missing, and caches that are there, are refused; nothing is bound."""
+    """A missing layer, and a runner that already has caches, are refused; nothing is bound."""
     context, before = make_layers(*layers), list(runner_kv_caches)
     with twin.refuses(message):
         twin.bind_kv_cache({"0.attn": "cache 0", "1.attn": "cache 1"}, context, runner_kv_caches)
@@ -114,7 +114,7 @@ def test_refusals_of_binding(
 
 
 def test_binding_refused_by_a_layer(twin: Any) -> None:
-    """A layer that takes no cache is an error, after which all have what they had, or nothing."""
+    """If a layer's attribute cannot be set, binding raises and undoes all changes."""
     layers: dict[str, Any] = {
         "0.attn": SimpleNamespace(kv_cache="old"),
         "1.attn": SimpleNamespace(),

@@ -1,4 +1,4 @@
-"""The KV cache of a model: what is allocated for whom, and all of it at once."""
+"""The KV cache of a model: allocation, and `init_kv_cache` as a whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(twin: Any, tensors: list[tuple[int, list[str]]], *groups: tuple[list[
 
 
 class Backend:
-    """A backend that holds the keys of all blocks before the values."""
+    """A backend whose cache has the keys of all blocks before the values."""
 
     @staticmethod
     def get_kv_cache_shape(num_blocks: int, block_size: int, heads: int, size: int) -> Any:
@@ -49,7 +49,7 @@ def test_allocation(twin: Any) -> None:
 
 
 def test_encoder_only_groups_keep_no_cache(twin: Any) -> None:
-    """Layers of encoder-only groups count as none, uniform groups of that kind too."""
+    """Layers of encoder-only groups, uniform ones included, have no cache."""
     uniform = twin.UniformTypeKVCacheSpecs(4, twin.convert({"x": ENCODER_ONLY, "y": ENCODER_ONLY}))
     groups = ((["x", "y"], ENCODER_ONLY), (["a"], FULL), (["x", "a"], uniform))
     assert ["a"] == list(twin._allocate_kv_cache(config(twin, [(6, ["a"])], *groups), "cpu"))
@@ -95,7 +95,7 @@ def test_refusals_of_allocation(
 
 
 def test_types_of_configurations(twin: Any) -> None:
-    """Tensors and groups come in lists, and an object without them says so."""
+    """Tensors and groups must be lists; a missing one raises an AttributeError."""
     lists: dict[str, Any] = {"kv_cache_tensors": [], "kv_cache_groups": []}
     for name in lists:
         with twin.refuses(f"TypeError: kv_cache_config.{name} must be a list, got tuple"):
@@ -123,7 +123,7 @@ def make_model(twin: Any) -> Any:
 
 
 def test_init_binds_all(twin: Any) -> None:
-    """Each layer gets its view, the runner all of them by index; a write shows where it must."""
+    """Each layer gets its view, the runner all of them by index; shared memory shows a write."""
     made, layers = make_model(twin)
     sharing = {"layers.4.attn": "layers.0.attn"}
     twin.add_kv_sharing_layers_to_kv_cache_groups(sharing, made.kv_cache_groups)
@@ -159,7 +159,7 @@ def test_init_binds_all(twin: Any) -> None:
     }.items(),
 )
 def test_refusals_of_init(twin: Any, change: dict[str, Any], message: str) -> None:
-    """After an error, whichever of the three steps meets it, nothing is bound."""
+    """Nothing is bound after an error, in whichever step it occurs."""
     made, layers = make_model(twin)
     made.kv_cache_groups[0].layer_names.append("layers.4.attn")
     arguments: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Specs: the table of sizes, what can be merged, what is uniform, and what is refused."""
+"""KV cache specs: page sizes, values, copies, and errors of the constructors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ITEMSIZES = {
 
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_pages_of_attention(twin: Any, dtype: Any) -> None:
-    """A page has a key and a value for each position and head, of any dtype; scalar types do."""
+    """A page has a key and a value per position and head; dtypes may be scalar types."""
     for spec in SPECS[:2] + SPECS[3:7]:
         made = dataclasses.replace(twin.convert(spec), dtype=twin.convert(dtype))
         assert 2 * 16 * 3 * 5 * ITEMSIZES[dtype] == made.page_size_bytes
@@ -66,7 +66,7 @@ def test_numbers(twin: Any, spec: Any) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
 def test_frozen_values(twin: Any, spec: Any) -> None:
-    """A spec does not change, compares by value and class, hashes so, and can be pickled."""
+    """A spec is frozen, compares and hashes by value and class, and can be pickled."""
     spec = twin.convert(spec)
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.block_size = 8
@@ -92,7 +92,7 @@ def test_frozen_values(twin: Any, spec: Any) -> None:
 def test_pages_of_mla(
     twin: Any, num_kv_heads: int, dtype: Any, cache_dtype_str: str | None, expected: int
 ) -> None:
-    """A page of MLA has one latent for each position; in one format it has bytes of its own."""
+    """An MLA page has one latent per position and head; `fp8_ds_mla` has a fixed size."""
     spec = twin.MLAAttentionSpec(
         64, num_kv_heads, 576, twin.convert(dtype), cache_dtype_str=cache_dtype_str
     )
@@ -117,7 +117,7 @@ def test_pages_of_mamba(twin: Any) -> None:
 
 
 def test_abstract(twin: Any) -> None:
-    """Every class can be made; what it does not say is not implemented, naming the class."""
+    """Every class can be instantiated; a missing size raises an error that names the class."""
     with twin.refuses("NotImplementedError: KVCacheSpec has no page_size_bytes"):
         _ = twin.KVCacheSpec(16).page_size_bytes
     for spec in (twin.KVCacheSpec(16), twin.convert(SPECS[0])):
@@ -170,7 +170,7 @@ def test_uniform_specs_are_values(twin: Any) -> None:
 
 
 def test_uniform_copies_with_new_block_sizes(twin: Any) -> None:
-    """Of a uniform spec all block sizes change, and nothing else."""
+    """Copying a uniform spec changes the block size of each of its specs, and nothing else."""
     specs = twin.UniformTypeKVCacheSpecs(16, twin.convert({"a": WINDOW, "b": MAMBA}))
     copied = specs.copy_with_new_block_size(32)
     assert 32 == copied.block_size == copied.kv_cache_specs["a"].block_size

@@ -1,4 +1,4 @@
-"""The layout: who says it, in which order, and what is none."""
+"""The KV cache layout: the order of its sources, and invalid values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NOT_LAYOUTS = [
 
 @pytest.fixture(autouse=True)
 def untouched(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin each test with nothing set, and leave nothing behind."""
+    """Clear the override and the environment variable for each test, and restore them."""
     monkeypatch.setattr(twin.kv_layout, "_KV_CACHE_LAYOUT_OVERRIDE", None)
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
 
 
 def test_what_is_a_layout(twin: Any) -> None:
-    """Two names are layouts, and nothing else of any type is; the answer is a bool."""
+    """Exactly two names are layouts, and no other value is; the answer is a bool."""
     assert [True] * 3 == [
         twin.is_valid_kv_cache_layout(name) for name in ("NHD", "HND", np.str_("HND"))
     ]
@@ -29,7 +29,7 @@ def test_what_is_a_layout(twin: Any) -> None:
 
 
 def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The override comes before the environment, and that before the default, at each call."""
+    """Each call reads the override first, then the environment, then the default."""
     assert twin.get_kv_cache_layout() == "NHD"
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
     assert twin.get_kv_cache_layout() == "HND"
@@ -46,7 +46,7 @@ def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", NOT_LAYOUTS, ids=lambda value: type(value).__name__)
 def test_refusals(twin: Any, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not a layout is refused by set, which leaves the override, and by get."""
+    """An invalid layout is refused by set, which keeps the override, and by get."""
     twin.set_kv_cache_layout("HND")
     with twin.refuses(f"ValueError: cache_layout is {value!r}, expected 'NHD' or 'HND'"):
         twin.set_kv_cache_layout(value)

@@ -1,4 +1,4 @@
-"""Sharing: layers get their targets' caches and places, all of them or none."""
+"""KV sharing: layers get the caches and groups of their targets, all of them or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARING = {"d": "b", "c": "a", "e": "b"}
 
 
 def test_caches_and_groups(twin: Any) -> None:
-    """Each sharing layer gets its target's very cache, and a place after its group's layers."""
+    """Each sharing layer gets its target's cache object, and is added at the end of its group."""
     groups = make_groups(twin, ["a"], ["x", "b"])
     caches: dict[str, Any] = {"a": object(), "b": [object()], "c": "its own before"}
     a, b = caches["a"], caches["b"]
@@ -35,7 +35,7 @@ def test_caches_and_groups(twin: Any) -> None:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_groups_alone(twin: Any, given: bool) -> None:
-    """The group half changes the groups, and a set where one is given."""
+    """`add_kv_sharing_layers_to_kv_cache_groups` changes the groups, and the set if given."""
     groups = make_groups(twin, ["a"], ["x", "b"])
     runner_only = {"other"} if given else None
     twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
@@ -44,7 +44,7 @@ def test_groups_alone(twin: Any, given: bool) -> None:
 
 
 def test_twice_is_once(twin: Any) -> None:
-    """A layer that is in its target's group already is not added again, but is remembered."""
+    """A layer that is already in its target's group is only added to the runner-only set."""
     groups = make_groups(twin, ["a", "c"], ["b", "e"])
     caches = {"a": "cache a", "b": "cache b"}
     runner_only: set[str] = set()
@@ -82,7 +82,7 @@ def test_twice_is_once(twin: Any) -> None:
     }.items(),
 )
 def test_refusals(twin: Any, sharing: dict[str, str], message: str) -> None:
-    """Each violated precondition is refused by both functions, and nothing has changed."""
+    """Each violated precondition is refused by both functions, and nothing changes."""
     groups = make_groups(twin, ["a", "g"], ["x", "b", "g"])
     for function, changed in (
         (twin.initialize_kv_cache_for_kv_sharing, dict.fromkeys("abcdexy", 1)),

@@ -1,4 +1,4 @@
-"""Views that cannot be: every precondition, violated in turn."""
+"""Invalid views: each precondition is violated in turn."""
 
 from __future__ import annotations
 

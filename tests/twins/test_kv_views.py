@@ -1,4 +1,4 @@
-"""Views: where each element of a layer's cache is in its bytes."""
+"""Views: the place of each element of a layer's cache in its bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strides_of(view: Any) -> tuple[int, ...]:
 
 
 def places(raw: Any) -> list[int]:
-    """Return where bytes are not 0."""
+    """Return the indices of the bytes that are not 0."""
     found: list[int] = np.flatnonzero(np.asarray(raw)).tolist()
     return found
 
@@ -37,7 +37,7 @@ def test_the_example(twin: Any) -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_every_order(twin: Any, order: tuple[int, ...]) -> None:
-    """In the order that a backend says, 3-cycles too, the dimensions lie in memory as in C."""
+    """In the backend's stride order, 3-cycles too, the dimensions are C-contiguous."""
     spec, shape = reference.MLAAttentionSpec(4, 5, 6, np.int16), (3, 4, 5, 6)
     raw = make_raw(twin, 3 * spec.page_size_bytes)
     backend = make_backend(*order, make_shape=lambda *arguments: arguments)
@@ -48,13 +48,13 @@ def test_every_order(twin: Any, order: tuple[int, ...]) -> None:
 
 
 def raise_not_implemented() -> None:
-    """Say nothing of an order."""
+    """Raise, as a backend without a stride order does."""
     raise NotImplementedError
 
 
 @pytest.mark.parametrize("get_order", [None, raise_not_implemented, lambda: [0, 1, 2, 3, 4]])
 def test_identity(twin: Any, get_order: Callable[[], Any] | None) -> None:
-    """A backend that has no order, or says so, means the identity; a list does for a tuple."""
+    """Without a stride order, or if the method raises, it is the identity; it may be a list."""
     backend = make_backend()
     expected = (360, 120, 30, 6, 1)
     assert expected == strides_of(make_view(twin, BYTES, make_raw(twin, 720), backend))
@@ -63,7 +63,7 @@ def test_identity(twin: Any, get_order: Callable[[], Any] | None) -> None:
 
 
 def test_calls_of_backends(twin: Any) -> None:
-    """A backend is called by position, and for the cache's format where the spec has one."""
+    """`get_kv_cache_shape` is called by position, with the cache's format if the spec has one."""
     backend = make_backend(make_shape=lambda n, tokens, heads, size: (n, tokens * heads, size))
     mla = reference.MLAAttentionSpec(4, 2, 6, np.float16)
     make_view(twin, mla, make_raw(twin, 3 * mla.page_size_bytes), backend)
@@ -76,7 +76,7 @@ def test_calls_of_backends(twin: Any) -> None:
 
 
 def test_no_blocks(twin: Any) -> None:
-    """No bytes are no blocks; a length of 0 counts as 1 in the strides."""
+    """An empty tensor has no blocks; a length of 0 counts as 1 in the strides."""
     view = make_view(twin, BYTES, make_raw(twin, 0), make_backend(1, 0, 2, 3, 4))
     assert (2, 0, 4, 5, 6) == view.shape
     assert (120, 240, 30, 6, 1) == strides_of(view)
@@ -112,7 +112,7 @@ def test_mamba_states(twin: Any) -> None:
 
 
 def test_mamba_beside_attention(twin: Any) -> None:
-    """Over one tensor every block fills its own page, whatever the backend's order."""
+    """If layers share a tensor with Mamba, each block fills its own page in any stride order."""
     raw = make_raw(twin, 3 * PAGE)
     groups = config(twin, (["a"], FULL), (["m"], STATES), (["b"], FULL))
     backends = {"a": make_backend(), "b": make_backend(0, 3, 1, 2, 4)}
@@ -141,7 +141,7 @@ def test_mamba_with_kernel_blocks(twin: Any) -> None:
 
 
 def test_mamba_of_another_group_moves_blocks(twin: Any) -> None:
-    """A Mamba layer anywhere, in a uniform group too, moves the blocks of all others."""
+    """A Mamba layer anywhere, in a uniform group too, makes blocks outermost in all others."""
     uniform = reference.UniformTypeKVCacheSpecs(4, {"x": FULL, "m": STATES})
     raws = {"x": make_raw(twin, PAGE), "m": make_raw(twin, PAGE), "a": make_raw(twin, 2 * PAGE)}
     for mamba in (
@@ -192,7 +192,7 @@ SMALL = reference.FullAttentionSpec(4, 1, 6, np.float16)
 
 
 def test_uniform_groups(twin: Any) -> None:
-    """Each layer has its own spec; one without has that of the layer whose bytes it shares."""
+    """Each layer has its own spec, or else that of the layer whose bytes it shares."""
     uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": SMALL, "gone": FULL})
     raws = {"a": make_raw(twin, 2 * PAGE), "b": make_raw(twin, PAGE)}
     raws["c"], raws["d"] = raws["b"], raws["a"]
@@ -206,7 +206,7 @@ def test_uniform_groups(twin: Any) -> None:
 
 
 def test_first_layer_over_the_bytes_decides(twin: Any) -> None:
-    """Of several layers over the same bytes the first in the group's order lends its spec."""
+    """Of several layers over the same bytes, the first in the group's order gives its spec."""
     other = reference.FullAttentionSpec(4, 6, 5, np.float16)
     uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": other})
     raw = make_raw(twin, PAGE)
@@ -219,7 +219,7 @@ def test_first_layer_over_the_bytes_decides(twin: Any) -> None:
 
 
 def test_a_layer_without_a_spec(twin: Any) -> None:
-    """Equal bytes are not the same bytes, and another group's layer lends nothing."""
+    """Only the same tensor object, used in the same group, gives its spec to a layer."""
     uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL})
     raw = make_raw(twin, PAGE)
     backends = dict.fromkeys("abc", make_backend())
@@ -234,7 +234,7 @@ def test_a_layer_without_a_spec(twin: Any) -> None:
 
 
 def test_an_engines_own_specs(twin: Any) -> None:
-    """Kinds are reported by names, so specs of other classes with these names do."""
+    """A spec's kind is known by its class names, so an engine's own classes work."""
     base = type("KVCacheSpec", (), {})
     own = type("Own", (type("AttentionSpec", (base,), {}),), {"page_size_bytes": 240})()
     own.block_size, own.num_kv_heads, own.head_size, own.dtype = 4, 5, 6, twin.dtype("int8")

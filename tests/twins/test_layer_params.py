@@ -1,4 +1,4 @@
-"""Parameters of layers: as each `impl` has them, and whether all layers agree."""
+"""Parameters of attention layers: those of each `impl`, and whether all layers agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parameters_of(twin: Any, **impl: object) -> Any:
 
 
 def test_comparison(twin: Any) -> None:
-    """What is known of other layers takes no part in comparison, every parameter does."""
+    """Comparison uses every parameter, and ignores the two fields about all layers."""
     one = twin.PerLayerParameters(127, 0.0, 0.125, True)
     assert one == twin.PerLayerParameters(127, 0.0, 0.125, True, False, True)
     for name, value in {
@@ -42,7 +42,7 @@ def test_comparison(twin: Any) -> None:
 
 
 def test_defaults(twin: Any) -> None:
-    """Without more there are no sinks, and nothing is known of other layers."""
+    """By default there are no sinks, and the fields about all layers are None."""
     expected = {
         "window_left": -1,
         "logits_soft_cap": None,
@@ -77,7 +77,7 @@ def test_windows(twin: Any, impl: dict[str, Any], expected: int) -> None:
 
 
 def test_other_parameters(twin: Any) -> None:
-    """A cap of 0.0 stays 0.0; sinks are there when they are not None; scales are as they are."""
+    """A cap of 0.0 stays 0.0; `has_sinks` is whether sinks are not None; scales are unchanged."""
     assert 0.0 == parameters_of(twin, scale=1.0, logits_soft_cap=0.0).logits_soft_cap
     assert 30.0 == parameters_of(twin, scale=1.0, logits_soft_cap=30.0).logits_soft_cap
     assert parameters_of(twin, scale=1.0, logits_soft_cap=None).logits_soft_cap is None
@@ -88,7 +88,7 @@ def test_other_parameters(twin: Any) -> None:
 
 
 def test_layers_are_in_the_requested_order(twin: Any) -> None:
-    """The layers are those requested, in that order; an impl may be of a class that extends."""
+    """The layers are those requested, in that order; an `impl` may be of a subclass."""
     more = type("More", (Impl,), {})(scale=3.0)
     config = make_config(twin, a=Impl(scale=1.0), b=Impl(scale=2.0), c=more)
     found = twin.get_per_layer_parameters(config, ["c", "a"], Impl)
@@ -140,9 +140,9 @@ NEAR = reference.PerLayerParameters(127, 0.0, 0.125)
     ],
 )
 def test_global_parameters(twin: Any, others: Any, same_windows: bool, same_all: bool) -> None:
-    """They are the first layer's, and say whether all agree; sinks, caps and scales count too."""
+    """The result has the first layer's parameters, and whether all layers agree."""
     made = map(twin.convert, [NEAR, *others])
-    layers = {str(-i): layer for i, layer in enumerate(made)}  # the first one's name is the last
+    layers = {str(-i): layer for i, layer in enumerate(made)}  # the first name sorts last
     before = [dict(vars(layer)) for layer in layers.values()]
     inferred = twin.infer_global_hyperparameters(layers)
     assert twin.convert(NEAR) == inferred
@@ -153,7 +153,7 @@ def test_global_parameters(twin: Any, others: Any, same_windows: bool, same_all:
 
 
 def test_parameters_of_an_engine(twin: Any) -> None:
-    """An engine's own objects with the four parameters serve too."""
+    """An engine's own objects with the four parameters work too."""
     fields = {"window_left": 3, "logits_soft_cap": None, "sm_scale": 1.0, "has_sinks": True}
     engine, other = SimpleNamespace(**fields), twin.PerLayerParameters(**fields)
     inferred = twin.infer_global_hyperparameters({"a": engine, "b": other})
@@ -175,6 +175,6 @@ def test_parameters_of_an_engine(twin: Any) -> None:
     }.items(),
 )
 def test_refusals_of_global_parameters(twin: Any, layers: Any, message: str) -> None:
-    """No layers, and what is not a dict, is refused, in these words."""
+    """Invalid layers and their parameters are refused, in these words."""
     with twin.refuses(message):
         twin.infer_global_hyperparameters(twin.convert(layers))

@@ -99,14 +99,14 @@ def test_corners(
 
 
 def test_a_table_of_no_columns(twin: Any, make_batch: Any) -> None:
-    """Where there is no last column to repeat, there are nulls."""
+    """If the table has no columns, the virtual requests get null blocks."""
     batch = make_batch([0, 0], [0, 0], block_table_tensor=twin.convert(np.zeros((2, 0), np.int32)))
     virtual = twin.make_local_attention_virtual_batches(6, batch, 2)
     assert [[0, 0, 0], [0, 0, 0]] == virtual.block_table_tensor.tolist()
 
 
 def test_positions_follow_from_the_lengths(twin: Any, make_batch: Any) -> None:
-    """After fast prefill computed tokens say less than s - q; the last positions are meant."""
+    """Queries are at a sequence's last positions, even if computed tokens are below s - q."""
     batch = make_batch([2], [5], num_computed_tokens_cpu=twin.int32(1))
     virtual = twin.make_local_attention_virtual_batches(4, batch, 2)
     assert ([2], [3], [1]) == (

@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def request(twin: Any, free: object, total: object, utilization: object) -> int:
-    """Ask for a share of a device's memory."""
+    """Request a share of a device's memory."""
     snapshot = twin.MemorySnapshot(free, total, "cuda:3")
     return twin.request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=utilization))
 
@@ -34,14 +34,14 @@ def request(twin: Any, free: object, total: object, utilization: object) -> int:
     ],
 )
 def test_share(twin: Any, total: int, utilization: float, expected: int) -> None:
-    """It is the ceiling of the product in double precision, a Python int."""
+    """The requested memory is the ceiling of the product in double precision, a Python int."""
     requested = request(twin, 2**62, total, utilization)
     assert expected == requested == math.ceil(float(total) * float(utilization))
     assert type(requested) is int
 
 
 def test_all_that_is_free_is_enough(twin: Any) -> None:
-    """The share may be just what is free."""
+    """The share may be exactly the free memory."""
     assert request(twin, 900, 1000, 0.9) == 900
     assert twin.request_memory(twin.MemorySnapshot(900, 1000), twin.CacheConfig()) == 900
     with pytest.raises(ValueError, match="lower gpu_memory_utilization or free memory"):
@@ -49,7 +49,7 @@ def test_all_that_is_free_is_enough(twin: Any) -> None:
 
 
 def test_more_than_is_free(twin: Any) -> None:
-    """The message names the device, the sizes and the share, and says what to do."""
+    """The message contains the device, the sizes and the share, and a remedy."""
     with twin.refuses(
         "ValueError: init_snapshot.free_memory on device cuda:3 is 60.00 GiB of 79.50 GiB, less "
         "than the desired 71.55 GiB (cache_config.gpu_memory_utilization 0.9): lower "
@@ -75,7 +75,7 @@ def test_invalid_shares(twin: Any, utilization: Any) -> None:
 @pytest.mark.parametrize("name", ["free_memory", "total_memory"])
 @pytest.mark.parametrize("value", [-1, 2**63])
 def test_sizes_out_of_range(twin: Any, name: str, value: int) -> None:
-    """Sizes are ints of 63 bits."""
+    """Sizes are from 0 to 2**63 - 1."""
     sizes = {"free_memory": 1, "total_memory": 1, name: value}
     with twin.refuses(
         f"ValueError: init_snapshot.{name} is {value}, expected 0 to 9223372036854775807"

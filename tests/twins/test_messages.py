@@ -1,4 +1,4 @@
-"""How errors are worded: the kind of array that is expected, and who compares all texts.
+"""The wording of errors: types, kinds of arrays, and the checks that compare all texts.
 
 A wrong type, dtype or number of axes, and an int out of range, are refused in the same words for
 every parameter: these words are here and in `test_context_parallel`. The conformance run breaks
@@ -44,13 +44,13 @@ from conformance.targets.target import TARGETS
     ],
 )
 def test_texts_of_types(twin: Any, check: str, value: object, message: str) -> None:
-    """What is of another type is refused in these words, whichever argument it is."""
+    """A value of a wrong type is refused in these words, whatever the argument."""
     with twin.refuses(message):
         getattr(twin.lib._checks, check)("x", twin.convert(value))
 
 
 def test_the_other_kind_of_array_is_distinguished() -> None:
-    """An array where a tensor is due, or the reverse, is named: "an array" would say nothing."""
+    """If an array is passed for a tensor, or the reverse, the message contains both types."""
     with pytest.raises(TypeError, match=r"^seq_lens must be a NumPy array, got Tensor$"):
         reference.get_dcp_local_seq_lens(torch.tensor([1], dtype=torch.int32))  # type: ignore[arg-type]  # the point
     with pytest.raises(TypeError, match=r"^seq_lens must be a torch tensor, got ndarray$"):
@@ -58,7 +58,7 @@ def test_the_other_kind_of_array_is_distinguished() -> None:
 
 
 def test_the_run_compares_full_texts_of_fast() -> None:
-    """Every check of bad calls looks at a function of `fast`'s own, whose text must be equal."""
+    """Every check of refusals tests a function of `fast` itself, whose text must be equal."""
     folder = Path(conformance.__file__).parent
     modules = [
         importlib.import_module(f"conformance.{path.stem}") for path in folder.glob("test_*.py")

@@ -31,7 +31,7 @@ def test_fields(twin: Any) -> None:
 
 
 def test_the_constructor_checks_nothing(twin: Any) -> None:
-    """Anything can be constructed: `validate` is what looks."""
+    """The constructor accepts anything: only `validate` checks it."""
     parameters = inspect.signature(twin.CommonAttentionMetadata).parameters
     metadata = twin.CommonAttentionMetadata(**dict.fromkeys(parameters, None))
     with twin.refuses("TypeError: query_start_loc must be an array, got NoneType"):
@@ -42,7 +42,7 @@ def test_the_constructor_checks_nothing(twin: Any) -> None:
     "changes",
     [
         {"num_computed_tokens_cpu": int32(0, 2, 0)},  # less than s - q: after fast prefill
-        {"num_computed_tokens_cpu": int32(3, 5, -9)},  # of no meaning without query tokens
+        {"num_computed_tokens_cpu": int32(3, 5, -9)},  # ignored without query tokens
         {"max_query_len": 99, "max_seq_len": 99},
         {"num_actual_tokens": 6},
         {"num_reqs": np.int64(3), "causal": np.True_},
@@ -53,7 +53,7 @@ def test_the_constructor_checks_nothing(twin: Any) -> None:
     ],
 )
 def test_valid_changes(make_batch: Any, changes: dict[str, Any]) -> None:
-    """What no invariant forbids is valid."""
+    """Changes that violate no invariant are valid."""
     make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes).validate(block_size=2)
 
 
@@ -123,7 +123,7 @@ def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: 
 
 
 def test_rows_need_a_block_size(twin: Any, make_batch: Any) -> None:
-    """The rows of the table are evaluated with a block size only, and just so wide as needed."""
+    """Table rows are checked only with a block size, and need only as many columns as used."""
     metadata = make_batch([1], [16], block_table_tensor=twin.convert(np.zeros((1, 1), np.int32)))
     metadata.validate()
     metadata.validate(block_size=17)
@@ -148,7 +148,7 @@ def test_absent_fields_are_not_checked(twin: Any, make_batch: Any, name: str) ->
 
 
 def test_pairs_of_fields(twin: Any) -> None:
-    """What compares fields needs both; computed tokens are compared with both lengths only."""
+    """A check of two fields needs both; computed tokens' values need starts and lengths."""
     for fields, message in (
         ({"seq_lens": int32(1), "num_computed_tokens_cpu": int32(9)}, None),
         ({"query_start_loc": int32(0, 1), "num_computed_tokens_cpu": int32(9)}, None),
@@ -167,7 +167,7 @@ def test_pairs_of_fields(twin: Any) -> None:
 
 
 def test_equal_only_to_itself(make_batch: Any) -> None:
-    """Metadata are compared by identity: arrays have no one truth value."""
+    """Metadata compares by identity, as arrays have no single truth value."""
     one, other = make_batch([2], [3]), make_batch([2], [3])
     assert one == one  # noqa: PLR0124  # the point
     assert one != other
@@ -175,7 +175,7 @@ def test_equal_only_to_itself(make_batch: Any) -> None:
 
 
 def test_lengths_without_num_reqs(twin: Any, make_batch: Any) -> None:
-    """Without num_reqs the starts, or else the sequence lengths, say how many there are."""
+    """Without num_reqs, the number of requests is that of the starts or sequence lengths."""
     fields = vars(make_batch([2, 3], [3, 5]))
     del fields["num_reqs"]
     fields["seq_lens_cpu"] = twin.int32(5)
@@ -219,7 +219,7 @@ def test_unpadded_cuts_every_field(twin: Any, make_batch: Any) -> None:
 
 
 def test_unpadded_keeps_the_class(twin: Any, make_batch: Any) -> None:
-    """A subclass is cut to one of the same subclass, with ints as counts, also to nothing."""
+    """The result has the same subclass and ints as counts, even without requests."""
     subclass = type("Ours", (twin.CommonAttentionMetadata,), {})
     metadata = subclass(**vars(make_batch([2, 3], [3, 5])))
     cut = metadata.unpadded(np.int64(0), np.int32(0))
@@ -247,7 +247,7 @@ def test_unpadded_keeps_the_class(twin: Any, make_batch: Any) -> None:
 def test_refusals_of_unpadded(
     twin: Any, make_batch: Any, changes: dict[str, Any], num_tokens: int, message: str
 ) -> None:
-    """Too few tokens, and fields of another type or length than they must have, are refused."""
+    """Too few tokens, and fields of a wrong type or length, are refused."""
     batch = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
     with twin.refuses(message):
         batch.unpadded(num_tokens, 2)

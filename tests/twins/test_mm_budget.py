@@ -1,4 +1,4 @@
-"""Multimodal inputs: how many items of each kind a prompt and a batch may have."""
+"""Multimodal budgets: how many items of each modality a prompt and a batch may have."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_scheduler_config(twin: Any, **changes: Any) -> Any:
 def test_encoder_budget(
     twin: Any, compute: int, cache_size: int, sizes: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    """Each is what is configured, but at least the largest item; nothing without modalities."""
+    """Each number is the configured one, but at least the largest item; 0 without modalities."""
     config = make_scheduler_config(
         twin, max_num_encoder_input_tokens=np.int64(compute), encoder_cache_size=cache_size
     )
@@ -50,7 +50,7 @@ def test_encoder_budget(
 
 
 def test_what_the_encoder_budget_does_not_read(twin: Any) -> None:
-    """Without modalities nothing is read; without the flag, the step's tokens are not."""
+    """Nothing is read without modalities, and the step's tokens only with the flag."""
     assert (0, 0) == twin.compute_mm_encoder_budget(None, {})
     config = SimpleNamespace(
         max_num_encoder_input_tokens=1, encoder_cache_size=2, disable_chunked_mm_input=False
@@ -79,7 +79,7 @@ def make_budget(
 
 
 def make_budget_of(twin: Any, registry: Any, max_model_len: int = 1000, **changes: Any) -> Any:
-    """Make a budget of a registry."""
+    """Make a budget with this registry."""
     return twin.MultiModalBudget(
         twin.ModelConfig(max_model_len=max_model_len),
         make_scheduler_config(twin, **changes),
@@ -88,7 +88,7 @@ def make_budget_of(twin: Any, registry: Any, max_model_len: int = 1000, **change
 
 
 def test_attributes_of_a_budget(twin: Any) -> None:
-    """It has what was configured, the registry's own dicts, and the numbers of items."""
+    """A budget has the configured sizes, the registry's own dicts, and the numbers of items."""
     limits, sizes = {"image": 4, "audio": 9, "unused": 1}, {"audio": 30, "image": 200}
     budget = make_budget(
         twin,
@@ -123,7 +123,7 @@ def test_attributes_of_a_budget(twin: Any) -> None:
     ],
 )
 def test_calls_of_the_registry(twin: Any, cls: type[MadeRegistry], has_cache: bool) -> None:
-    """It gives its cache, if it knows one, the limits, and the sizes; each once, by keyword."""
+    """Each method of the registry is called once; the one for a cache is optional."""
     cache = Cache() if has_cache else None
     registry = cls({"image": 1}, {"image": 2}, cache)
     budget = make_budget_of(twin, registry)
@@ -139,7 +139,7 @@ def test_calls_of_the_registry(twin: Any, cls: type[MadeRegistry], has_cache: bo
 
 
 def test_the_modality_with_the_largest_item(twin: Any) -> None:
-    """Of equals it is the last by name, whatever the order of the dict."""
+    """Of modalities with equal items the last by name is chosen, in any order of the dict."""
     sizes = {"image": 30, "audio": 30, "text": 7, "zebra": 3}
     for items in itertools.permutations(sizes.items()):
         budget = make_budget(twin, dict.fromkeys(sizes, 1), dict(items))
@@ -175,7 +175,7 @@ def test_max_items(
 
 
 def test_without_an_encoder_budget(twin: Any) -> None:
-    """Items of no size leave no budget, and then there are no items of any size."""
+    """If all items have size 0, so has the budget, and it allows no items of any size."""
     budget = make_budget(twin, {"image": 3}, {"image": 0})
     assert 0 == budget.get_encoder_budget()
     assert (0, 0) == budget.get_max_items("image", 5)
@@ -183,7 +183,7 @@ def test_without_an_encoder_budget(twin: Any) -> None:
 
 
 def test_a_modality_that_is_not_there(twin: Any) -> None:
-    """It is refused before the size is looked at, when a budget is made too."""
+    """An unknown modality is refused before its size is checked, also by the constructor."""
     budget = make_budget(twin, {"image": 3, "audio": 2}, {})
     with twin.refuses(
         "KeyError: modality is 'video', expected one of mm_limits: ['audio', 'image']"
@@ -194,7 +194,7 @@ def test_a_modality_that_is_not_there(twin: Any) -> None:
 
 
 def test_modalities_of_an_enum(twin: Any) -> None:
-    """A modality that is a member of an enum of texts comes back as it is."""
+    """A modality that is a member of a str enum is returned unchanged."""
     kinds = Enum("kinds", {"IMAGE": "image", "VIDEO": "video"}, type=str)
     image, video = kinds
     budget = make_budget(twin, {image: 1, video: 1}, {image: 9, video: 9})

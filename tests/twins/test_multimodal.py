@@ -1,4 +1,4 @@
-"""Multimodal inputs: embeddings in placeholders, and what encoders make."""
+"""Multimodal inputs: embeddings in placeholders, and the outputs of encoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAN_BITS = {
 
 
 def make_rows(num_rows: int, num_columns: int, dtype: Any) -> Any:
-    """Make a matrix of any bits at all: NaN of every payload, infinities, -0.0."""
+    """Make a matrix of random bits, which include NaN payloads, infinities and -0.0."""
     num_bytes = num_rows * num_columns * np.dtype(dtype).itemsize
     content = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
     return content.view(dtype).reshape(num_rows, num_columns).copy()
@@ -44,7 +44,7 @@ def mask_of(twin: Any, entries: str) -> Any:
 @pytest.mark.parametrize("dtype", NAN_BITS)
 @pytest.mark.parametrize("embed_dim", [0, 1, 3, 16])
 def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> None:
-    """The `k`-th True entry has row `k`, bit for bit, others the plain NaN; the rows come back."""
+    """The `k`-th True entry gets row `k` bit for bit, others NaN; gathering returns the rows."""
     embeds = twin.convert(make_rows(mask.count("x"), embed_dim, dtype))
     is_embed = mask_of(twin, mask)
     with twin.checked():
@@ -62,7 +62,7 @@ def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> Non
 
 @pytest.mark.parametrize("anything", [np.zeros((2, 3)), np.zeros(7, np.int32), [1, 2], None])
 def test_without_a_mask(twin: Any, anything: Any) -> None:
-    """Without a mask both hand back what they got, and look at nothing."""
+    """Without a mask both functions return their argument, without checks."""
     assert anything is twin.scatter_mm_placeholders(anything, None)
     assert anything is twin.gather_mm_placeholders(anything, None)
 
@@ -124,7 +124,7 @@ def test_refusals_of_gather(twin: Any, placeholders: Any, mask: str, message: st
     [((), 0), ([ROWS, np.zeros((0, 7), np.int8)], 2), (np.zeros((4, 2, 3)), 4)],
 )
 def test_encoder_outputs_that_are_fine(twin: Any, mm_embeddings: Any, num_items: int) -> None:
-    """So many matrices, in a list, a tuple or an array, are fine."""
+    """The expected number of matrices, in a list, a tuple or an array, is accepted."""
     twin.sanity_check_mm_encoder_outputs(twin.convert(mm_embeddings), num_items)
 
 

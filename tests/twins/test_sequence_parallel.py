@@ -1,4 +1,4 @@
-"""Sequence parallelism: where the residual stream is scattered."""
+"""Sequence parallelism: whether the residual stream is scattered."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ OPS = ["attention"]
 def test_what_decides(
     twin: Any, changes: dict[str, Any], num_input_tokens: Any, expected: bool
 ) -> None:
-    """Each part of the configuration decides as the definition says, by a bool."""
+    """The result follows from the configuration as defined, and is a bool."""
     assert expected is twin.is_residual_scattered_for_sp(
         make_config(twin, **changes), num_input_tokens
     )
 
 
 def test_what_decides_not_is_not_read(twin: Any) -> None:
-    """A part after the one that decides may be absent."""
+    """Fields after the one that decides are not read, and may be absent."""
     off = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=twin.PassConfig()))
     assert False is twin.is_residual_scattered_for_sp(off, 7)
     pass_config = twin.PassConfig(enable_sp=True)

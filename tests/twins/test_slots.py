@@ -1,4 +1,4 @@
-"""Where tokens are in the cache: `compute_slot_mapping` and `map_to_kernel_blocks`."""
+"""The slots of tokens: `compute_slot_mapping` and `map_to_kernel_blocks`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAD = -1
 def slots_of(
     twin: Any, table: Any, starts: list[int], positions: list[int], *args: object, **kwargs: object
 ) -> list[int]:
-    """Compute slots from lists, to a list."""
+    """Compute slots from lists, and return a list."""
     arrays = twin.array(table, "int32"), twin.int32(*starts), twin.int64(*positions)
     slots = twin.compute_slot_mapping(*arrays, *args, **kwargs)
     assert twin.dtype("int64") == slots.dtype
@@ -41,7 +41,7 @@ def slots_of(
     ],
 )
 def test_slots_of_the_example(twin: Any, kwargs: dict[str, int], expected: list[int]) -> None:
-    """The worked example, and what its ranks hold."""
+    """The worked example, and the slots of each of its ranks."""
     assert expected == slots_of(twin, TABLE, STARTS, POSITIONS, 2, **kwargs)
 
 
@@ -106,7 +106,7 @@ def test_another_ranks_position_needs_no_column(twin: Any) -> None:
 
 
 def test_out_between_the_entries_of_an_input(twin: Any) -> None:
-    """What interleaves with an input but shares no byte with it is no overlap."""
+    """An `out` that interleaves with an input but shares no byte with it is accepted."""
     both = twin.int64(1, 77, 2, 77, 3, 77, 0, 77)
     table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
     with twin.checked():
@@ -115,7 +115,7 @@ def test_out_between_the_entries_of_an_input(twin: Any) -> None:
 
 
 def test_out_is_padded_to_its_end(twin: Any) -> None:
-    """With out, everything past the positions is padding, and the result is a view of it."""
+    """Entries of `out` past the positions are padding, and the result is a view of `out`."""
     out = twin.int64(*[77] * 7)
     table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
     slots = twin.compute_slot_mapping(table, starts, twin.int64(*POSITIONS, 50), 2, out=out)
@@ -181,7 +181,7 @@ def test_refusals_of_slots(twin: Any, changes: dict[str, Any], message: str) -> 
 
 
 def test_out_that_is_an_input(twin: Any) -> None:
-    """Slots are not written over what they are computed from, nor over a part of it."""
+    """An `out` that is an input, or overlaps with a part of one, is refused."""
     both, memory = twin.int64(*POSITIONS, *[77] * 4), twin.int64(*[0] * 8)
     table = memory.view(twin.dtype("int32"))[:4].reshape(2, 2)
     table[:] = twin.array(TABLE, "int32")

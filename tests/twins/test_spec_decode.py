@@ -10,12 +10,12 @@ import pytest
 
 
 def numbered(shape: tuple[int, ...]) -> Any:
-    """Return an array whose entries tell where they stand."""
+    """Return an array whose entries are their flat indices."""
     return np.arange(math.prod(shape)).reshape(shape)
 
 
 def test_views_are_written_through(twin: Any) -> None:
-    """What is written to the views is written to the array."""
+    """Writes to the views change the array."""
     query = twin.convert(numbered((4, 1, 1)))
     by_request = twin.reshape_query_for_spec_decode(query, 2)
     by_request[1, 0] = 70
@@ -24,7 +24,7 @@ def test_views_are_written_through(twin: Any) -> None:
 
 
 def test_three_dimensions_are_as_they_are(twin: Any) -> None:
-    """An output of tokens in one dimension is returned itself."""
+    """An output with three dimensions is returned itself."""
     attn_output = twin.convert(np.zeros((6, 8, 4)))
     assert attn_output is twin.reshape_attn_output_for_spec_decode(attn_output)
 
@@ -41,7 +41,7 @@ def test_three_dimensions_are_as_they_are(twin: Any) -> None:
     ],
 )
 def test_strides_that_allow_a_view(twin: Any, attn_output: Any, expected: list[int] | None) -> None:
-    """Tokens at one distance in memory, or too few to have any, are a view."""
+    """The result is a view if tokens have one stride in memory, or are too few for two."""
     attn_output = twin.convert(attn_output)
     flat = twin.reshape_attn_output_for_spec_decode(attn_output)
     requests, tokens, heads, dim = attn_output.shape
@@ -53,7 +53,7 @@ def test_strides_that_allow_a_view(twin: Any, attn_output: Any, expected: list[i
 
 @pytest.mark.parametrize("batch_size", [4, 12])
 def test_refusals_of_reshape_query(twin: Any, batch_size: int) -> None:
-    """The tokens must be as many for each request."""
+    """The tokens must divide equally among the requests."""
     with twin.refuses(
         f"ValueError: batch_size is {batch_size}, expected a divisor of the 6 tokens of query"
     ):
@@ -76,7 +76,7 @@ def test_refusals_of_reshape_query(twin: Any, batch_size: int) -> None:
     }.items(),
 )
 def test_refusals_of_reshape_attn_output(twin: Any, attn_output: Any, message: str) -> None:
-    """What has other dimensions, or cannot be a view, is refused, in these words."""
+    """An output with other dimensions, or that cannot be a view, is refused in these words."""
     with twin.refuses(message):
         twin.reshape_attn_output_for_spec_decode(twin.convert(attn_output))
 
@@ -84,7 +84,7 @@ def test_refusals_of_reshape_attn_output(twin: Any, attn_output: Any, message: s
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("shape", [(6, 2, 3), (2, 1, 1), (4, 0, 3), (4, 2, 0), (0, 2, 3)])
 def test_token_by_token(twin: Any, shape: tuple[int, int, int], step: int) -> None:
-    """Token `i * n + j` is `[i, j]` of the view, of strided queries too, and goes back there."""
+    """Token `i * n + j` is `[i, j]` of the view, also of strided queries, and back again."""
     tokens, heads, dim = shape
     query = twin.convert(numbered((tokens * step, heads, dim))[::step])
     by_request = twin.reshape_query_for_spec_decode(query, 2)

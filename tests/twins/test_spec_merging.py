@@ -1,4 +1,4 @@
-"""Layers of one group: which specs merge into one, and which are of one uniform type."""
+"""Specs of a group's layers: which of them merge, and which are of one uniform type."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ CHUNK = reference.ChunkedLocalAttentionSpec(*FIELDS, 8)
     ],
 )
 def test_merge(twin: Any, cls: type[Any], specs: list[Any], expected: Any) -> None:
-    """Specs that fit become one, with the one window or chunk size found."""
+    """Specs that match merge into one, with the one window or chunk size among them."""
     merged = getattr(twin, cls.__name__).merge(twin.convert(specs))
     assert twin.convert(expected) == merged
     assert type(merged) is getattr(twin, type(expected).__name__)
 
 
 def test_merge_makes_its_own_class(twin: Any) -> None:
-    """Full attention merges an engine's own specs, recognised by name, into one of its class."""
+    """Full attention merges an engine's own specs, known by class name, into its own class."""
     near, full, mla = twin.convert([NEAR, FULL, MLA])
     own = type("OwnFull", (type("FullAttentionSpec", (type("KVCacheSpec", (), {}),), {}),), {})()
     for field in dataclasses.fields(near):
@@ -139,7 +139,7 @@ def test_merge_makes_its_own_class(twin: Any) -> None:
     ],
 )
 def test_refusals_of_merge(twin: Any, cls: type[Any], specs: list[Any], message: str) -> None:
-    """Specs that do not fit are refused, in these words."""
+    """Specs that do not match are refused, in these words."""
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         getattr(twin, cls.__name__).merge(twin.convert(specs))
 
@@ -148,7 +148,7 @@ def test_refusals_of_merge(twin: Any, cls: type[Any], specs: list[Any], message:
     "cls", [reference.KVCacheSpec, reference.FullAttentionSpec, reference.MLAAttentionSpec]
 )
 def test_types_of_merge(twin: Any, cls: type[Any]) -> None:
-    """What is not a list, and an entry that is not a spec, is refused."""
+    """A value that is not a list, and an entry that is not a spec, are refused."""
     merge = getattr(twin, cls.__name__).merge
     with twin.refuses("TypeError: specs must be a list, got tuple"):
         merge((twin.convert(MLA),))
@@ -180,7 +180,7 @@ def test_types_of_merge(twin: Any, cls: type[Any]) -> None:
     ],
 )
 def test_uniform_type(twin: Any, specs: Any, expected: bool) -> None:
-    """One block size and one kind, with one window, chunk or number of speculative blocks."""
+    """Uniform specs have one block size, one kind, and one window, chunk size or similar field."""
     by_layer = {f"layers.{i}": spec for i, spec in enumerate(twin.convert(specs))}
     assert expected is twin.UniformTypeKVCacheSpecs.is_uniform_type(by_layer)
     uniform = twin.UniformTypeKVCacheSpecs.from_specs(by_layer)
@@ -197,7 +197,7 @@ def test_uniform_type(twin: Any, specs: Any, expected: bool) -> None:
     ],
 )
 def test_kinds_that_are_never_uniform(twin: Any, first: Any) -> None:
-    """A first spec of another kind is not implemented."""
+    """A first spec of another kind raises a NotImplementedError."""
     for is_uniform in (
         twin.UniformTypeKVCacheSpecs.is_uniform_type,
         twin.UniformTypeKVCacheSpecs.from_specs,
@@ -209,7 +209,7 @@ def test_kinds_that_are_never_uniform(twin: Any, first: Any) -> None:
 
 
 def test_refusals_of_uniform_type(twin: Any) -> None:
-    """No specs, no dict, and what is not a name or no spec is refused."""
+    """Empty dicts, other types, keys that are no str and values that are no specs are refused."""
     for is_uniform in (
         twin.UniformTypeKVCacheSpecs.is_uniform_type,
         twin.UniformTypeKVCacheSpecs.from_specs,

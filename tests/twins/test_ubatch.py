@@ -1,4 +1,4 @@
-"""Micro-batches: where a batch is cut, and what the pieces' metadata say."""
+"""Micro-batches: the slices of a batch, and the metadata of each slice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_slices_of_the_type(twin: Any) -> None:
     ],
 )
 def test_create(twin: Any, counts: list[int], split_points: object, expected: Any) -> None:
-    """A slice's requests are those with a token in it; one that is cut is in both."""
+    """A slice's requests are those with a token in it; a request that is cut is in both slices."""
     for dtype in (np.int32, np.int64):
         tokens = np.repeat(np.array(counts, dtype), 2)[::2]
         tokens.flags.writeable = False
@@ -72,7 +72,7 @@ def test_create_past_32_bits(twin: Any) -> None:
 
 
 def test_create_past_64_bits(twin: Any) -> None:
-    """Counts whose sum passes 2^63 are cut as others are."""
+    """Counts whose sum passes 2^63 do not overflow."""
     half = 2**62
     slices = twin.create_ubatch_slices(int64(half, half, half), [half, 2**63 + 7])
     expected = [(0, 1, 0, half), (1, 3, half, 2**63 + 7), (2, 3, 2**63 + 7, 3 * half)]
@@ -103,7 +103,7 @@ def test_refusals_of_create(twin: Any, counts: object, split_points: object, mes
     [(0, 3, [0, 4, 14, 19]), (1, 3, [0, 10, 15]), (1, 2, [0, 10]), (3, 3, [0]), (0, 0, [0])],
 )
 def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> None:
-    """Starts are counted from the first request's; what comes back is new."""
+    """Starts are relative to the first request's; the result is a new array."""
     starts = twin.int32(0, 99, 4, 99, 14, 99, 19)[::2]
     result = twin.slice_query_start_locs(starts, slice(start, stop, 1))
     assert expected == result.tolist()
@@ -112,7 +112,7 @@ def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> 
 
 
 def test_refusals_of_slice_starts(twin: Any) -> None:
-    """What is sliced must be the starts of requests, without a step."""
+    """The starts must be valid, and the slice must have no step."""
     with twin.refuses("ValueError: request_slice.step is 2, expected None or 1"):
         twin.slice_query_start_locs(twin.int32(0, 4, 14, 19), slice(0, 3, 2))
     with twin.refuses("ValueError: query_start_loc is empty, expected num_reqs + 1 entries"):
@@ -199,7 +199,7 @@ def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
 
 @pytest.mark.parametrize("request_slice", [slice(1, 2), slice(3, 4), slice(1, 4)])
 def test_a_slice_of_padding_alone(twin: Any, make_batch: Any, request_slice: slice) -> None:
-    """Wholly in the padding all starts are 0, and the greatest query length is the batch's own."""
+    """For a slice of padding all starts are 0, and the maximum query length is the batch's."""
     batch = make_batch([2, 0, 3, 0], [4, 5, 0, 0], padding_tokens=4)
     part = twin._make_metadata_with_slice(twin.UBatchSlice(request_slice, slice(6, 8)), batch)
     part.validate(block_size=2)
@@ -219,7 +219,7 @@ def test_a_slice_of_padding_alone(twin: Any, make_batch: Any, request_slice: sli
 def test_what_is_not_wholly_in_the_padding(
     twin: Any, make_batch: Any, one: Any, first_tokens: str
 ) -> None:
-    """A padded request needs a token past all requests, and such a token a padded request."""
+    """Padded requests need tokens past all requests, and such tokens need padded requests."""
     batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
     with pytest.raises(ValueError, match=f"expected it inside {first_tokens}$"):
         twin._make_metadata_with_slice(twin.convert(one), batch)
@@ -256,7 +256,7 @@ def test_refusals_of_a_slice(twin: Any, make_batch: Any, one: Any, message: str)
 
 
 def test_other_refusals(twin: Any, make_batch: Any) -> None:
-    """The batch is validated, and slices come in a list; an engine's own metadata serves."""
+    """The batch is validated, and slices must be a list; an engine's own metadata works."""
     batch = make_batch(QUERY_LENS, COMPUTED)
     with twin.refuses("TypeError: ubatch_slices must be a list, got tuple"):
         twin.split_attn_metadata((twin.convert(ubatch(0, 3, 0, 19)),), batch)

@@ -1,4 +1,4 @@
-"""Which targets catch each bug of kernels: `python -m tools.bugs --targets sim,native`."""
+"""Report which targets catch each kernel bug: `python -m tools.bugs --targets sim,native`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tools.bugs.outcomes import Outcome
 
 MARKS: Final = {"caught": "yes", "not caught": "no"}
-"""How the table has a verdict; a broken patch is written out."""
+"""The table's mark for each verdict; `broken patch` is printed as it is."""
 
 
 def on_each(bugs: Sequence[Bug], targets: Sequence[str]) -> list[Bug]:
-    """Return the bugs that are declared for one of some targets, each for all of these.
+    """Return the bugs that are declared for one of the targets, once for each of the targets.
 
     Args:
         bugs: A catalogue.
@@ -34,11 +34,11 @@ def on_each(bugs: Sequence[Bug], targets: Sequence[str]) -> list[Bug]:
 
 
 def make_table(bugs: Sequence[Bug], outcomes: Sequence[Outcome], targets: Sequence[str]) -> Table:
-    """Return the table of what each target catches, and why it misses the others.
+    """Return the table of the bugs that each target catches, and why it misses the others.
 
     Args:
         bugs: Each for all targets, one after another.
-        outcomes: What was found of each.
+        outcomes: The outcome of each.
         targets: Their names.
     """
     table = Table(
@@ -65,7 +65,7 @@ def find_wrong(bugs: Sequence[Bug], outcomes: Sequence[Outcome]) -> Iterator[str
 
     Args:
         bugs: Each for all targets, one after another.
-        outcomes: What was found of each.
+        outcomes: The outcome of each.
     """
     for bug, found in _grouped(bugs, outcomes):
         if not any(one.is_caught for one in found):
@@ -82,7 +82,7 @@ def find_wrong(bugs: Sequence[Bug], outcomes: Sequence[Outcome]) -> Iterator[str
 def _grouped(
     bugs: Sequence[Bug], outcomes: Sequence[Outcome]
 ) -> Iterator[tuple[Bug, list[Outcome]]]:
-    """Yield each bug, and what was found of it on all targets."""
+    """Yield each bug, and its outcomes on all targets."""
     found: dict[tuple[str, str], list[Outcome]] = {}
     names: dict[tuple[str, str], Bug] = {}
     for bug, outcome in zip(bugs, outcomes, strict=False):  # fewer if the run was interrupted

@@ -1,4 +1,4 @@
-"""Reads the catalogue: `tests/conformance/bugs`, with a file of patches for each module.
+"""Read the catalogue of bugs, `tests/conformance/bugs`: a file of patches for each module.
 
 An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
 
@@ -9,7 +9,7 @@ An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
     new = "return torch.from_numpy(slots).int()"    # what replaces it
     caught_by = "same answer"                       # a kind of check, or a law; this is the default
     target = "host"                                 # the default; for kernels it is `sim`; `native`
-                                                    # for what the simulator does not see
+                                                    # for bugs that the simulator cannot show
     message = "slots"                               # a pattern that the failure matches; optional
     missed_by = { native = "Numba wraps it." }      # the other targets that miss it, and why
 
@@ -33,7 +33,7 @@ from typing import Final
 from tools.bugs.planting import edit, planted
 
 FOLDER: Final = Path(__file__).parents[2] / "tests" / "conformance" / "bugs"
-"""The catalogue. It is not installed."""
+"""The catalogue, which is not installed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Bug:
     """A patch of a module.
 
     Attributes:
-        function: The function whose checks must catch it, by the name that they have for it.
+        function: The function whose checks must catch it, as the checks name it.
         what: What is wrong, in a few words.
         why: What happens, or why it could go unnoticed.
         module: The module that is patched.
@@ -52,7 +52,7 @@ class Bug:
         caught_by: The kind of check that must catch it, or the name of the law.
         message: A pattern that a line of the failure must match.
         missed_by: The targets that do not catch it, and why, where kernels run on several.
-        model: The model whose replay must catch it, where it is a bug that a replay catches.
+        model: The model whose replay must catch it, if the function is `replay`.
         num_speculative_tokens: The draft tokens of each decode of that replay.
     """
 
@@ -96,7 +96,7 @@ def read_catalogue(folder: Path = FOLDER) -> Iterator[Bug]:
         folder: Its folder.
 
     Raises:
-        ValueError: An entry lacks a field, or has one that there is not.
+        ValueError: An entry lacks a field, or has an unknown one.
     """
     for path in sorted(folder.rglob("*.toml")):
         parts = path.relative_to(folder).with_suffix("").parts

@@ -1,4 +1,4 @@
-"""The command line of `python -m tools.bugs`; the package says what it does."""
+"""The command line of `python -m tools.bugs`; see the package."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FOLDER: Final = Path(__file__).parents[2] / "tests" / "conformance" / "bugs"
 """The catalogue, which is not installed."""
 
 MAX_MEDIAN: Final = 20
-"""The examples after which half of the bugs must be caught."""
+"""The most examples that the median bug may take."""
 
 
 def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = None) -> int:
     """Run the command line, and return its exit status.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command line; None: the process' own.
         bugs: The bugs, evaluated in this process; None: the catalogue.
     """
     parser = _make_parser()
@@ -73,13 +73,13 @@ def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = No
 
 
 def _check_catalogue(parser: Parser) -> None:
-    """End where there is no catalogue."""
+    """Exit with an error if there is no catalogue."""
     if not FOLDER.is_dir():
         parser.error(f"runs in the repository only: there is no folder {FOLDER}")
 
 
 def _check_targets(parser: Parser, chosen: Iterable[str], known: Iterable[Bug]) -> None:
-    """End where a target has no bugs."""
+    """Exit with an error if a target has no bugs."""
     targets = {bug.target for bug in known}
     for name in chosen:
         if name not in targets:
@@ -87,7 +87,7 @@ def _check_targets(parser: Parser, chosen: Iterable[str], known: Iterable[Bug]) 
 
 
 def _collect(outcomes: Iterable[Outcome], total: int) -> tuple[list[Outcome], int, str]:
-    """Return the outcomes, and where these are not all, the exit status and why."""
+    """Return the outcomes, the exit status, and why some outcomes are missing; empty if none."""
     found: list[Outcome] = []
     try:
         with tqdm(total=total, unit="bug", file=sys.stderr) as bar:
@@ -103,7 +103,7 @@ def _collect(outcomes: Iterable[Outcome], total: int) -> tuple[list[Outcome], in
 
 
 def _read_catalogue() -> list[Bug]:
-    # It takes long to import, and waits until the command line is known to be right.
+    # It takes long to import: only after the command line is parsed.
     from tools.bugs.catalogue import read_catalogue  # noqa: PLC0415
 
     _use_one_thread()
@@ -133,7 +133,7 @@ def evaluate(bug: Bug) -> Outcome:
         bug: The bug.
 
     Returns:
-        What was found.
+        The outcome.
     """
     # They take long to import.
     from conformance.generation.profiles import PROFILES  # noqa: PLC0415
@@ -184,8 +184,8 @@ def report(outcomes: Sequence[Outcome], *, is_whole: bool) -> int:
     """Print the outcomes, and return the exit status.
 
     Args:
-        outcomes: What was found of each bug.
-        is_whole: Whether these are all bugs; the median of fewer says nothing.
+        outcomes: The outcome of each bug.
+        is_whole: Whether these are all bugs; only then the median is checked.
     """
     caught = [outcome.example for outcome in outcomes if outcome.is_caught]
     wrong = [outcome.line for outcome in outcomes if not outcome.is_caught]
@@ -206,7 +206,7 @@ def report_by_target(
 
     Args:
         bugs: Each for all targets, one after another.
-        outcomes: What was found of each.
+        outcomes: The outcome of each.
         targets: Their names.
     """
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -221,7 +221,7 @@ def make_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table of bugs.
 
     Args:
-        outcomes: What was found of each.
+        outcomes: The outcome of each.
     """
     table = Table(title="bugs", box=box.SIMPLE_HEAD)
     table.add_column("what is wrong", ratio=5)

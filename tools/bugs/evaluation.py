@@ -1,4 +1,4 @@
-"""Runs the checks of the conformance run on a planted bug, in this process."""
+"""Run the checks of the conformance run on a planted bug, in this process."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from conformance.zoo.models import get_model
 from tools.bugs.catalogue import Bug
 
 PATCH_ERRORS = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError", "AttributeError")
-"""What is raised when a patch is not the bug that it was meant to be."""
+"""Exceptions that a broken patch raises, in place of the bug that it should plant."""
 
 REPLAY: Final = "replay"
-"""The function in the entries of bugs that a replay must catch."""
+"""The `function` of bugs that a replay must catch."""
 
 NUM_REPLAYED_STEPS: Final = 150
-"""The steps in which a replay must catch a bug."""
+"""The number of steps within which a replay must catch a bug."""
 
 
 class NamedCheck(NamedTuple):
@@ -50,7 +50,7 @@ class NamedCheck(NamedTuple):
     check: Check
 
     def test(self, target: str, size: str) -> str:
-        """Return the name of the test that the conformance run makes of it.
+        """Return the name of its test in the conformance run.
 
         Args:
             target: The name of the target.
@@ -60,7 +60,7 @@ class NamedCheck(NamedTuple):
         return f"{self.module}::{self.name}[{label}]"
 
     def catches(self, bug: Bug) -> bool:
-        """Return whether it is a check that must catch a bug."""
+        """Return whether this check must catch a bug."""
         return bug.caught_by in {self.check.kind.value, self.check.body.__name__}
 
 
@@ -70,10 +70,10 @@ class Catch:
 
     Attributes:
         test: The test that failed, as pytest names it; for a replay, the model.
-        number: The number of the example that failed, in that test, counted from 1; of a replay,
-            that of the step.
-        drawn: Likewise, with all examples of the tests that passed before.
-        error: What was raised.
+        number: The number of the example that failed, in that test, counted from 1; for a replay,
+            the number of the step.
+        drawn: The same number, plus all examples of the tests that passed before.
+        error: The exception.
     """
 
     test: str
@@ -84,7 +84,7 @@ class Catch:
     def shows(self, bug: Bug) -> bool:
         """Return whether the harness found the bug; otherwise the patch itself is broken.
 
-        Of an error that a broken patch raises too, the bug's message must name what was raised.
+        If a broken patch could raise the same exception, the bug's `message` must match it.
         """
         raised = patch_error_of(self.error)
         if raised:
@@ -98,8 +98,8 @@ class Catch:
 def all_checks(package: str = "conformance") -> Sequence[NamedCheck]:
     """Return the checks of the conformance run, in its order.
 
-    All modules are imported, the plugin too: Hypothesis draws constants of the modules there are,
-    and a check must draw the examples that it draws in the run.
+    All modules are imported, and the plugin: Hypothesis draws constants of the imported modules,
+    and a check must draw the same examples as in the run.
 
     Args:
         package: Its modules named `test_...` have the checks.
@@ -152,15 +152,15 @@ def checks_that_catch(bug: Bug) -> list[NamedCheck]:
 
 
 def find(bug: Bug, profile: Profile, *, by_any_check: bool = False) -> Catch | None:
-    """Plant a bug, and run what must catch it until it fails.
+    """Plant a bug, and run the checks (or the replay) that must catch it until one fails.
 
     Args:
         bug: The bug.
         profile: How many examples each test draws.
-        by_any_check: Whether all checks of the function are run, and not only the declared one.
+        by_any_check: Whether to run all checks of the function, not only the declared ones.
 
     Returns:
-        The failure; None where there is none.
+        The failure; None if there is none.
 
     Raises:
         ValueError: The patch does not apply, or there is no check.
@@ -181,7 +181,7 @@ def first_mismatch(model: str, num_speculative_tokens: int = 0) -> Catch | None:
         num_speculative_tokens: The draft tokens of each decode.
 
     Returns:
-        The first difference; None where there is none.
+        The first difference; None if there is none.
     """
     settings = Settings(num_speculative_tokens=num_speculative_tokens)
     requests = servable(read_trace(DEFAULT_TRACE), model, settings)
@@ -203,7 +203,7 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
         profile: How many examples each test draws.
 
     Returns:
-        The failure; None where all tests pass.
+        The failure; None if all tests pass.
     """
     start = None
     for named in checks:
@@ -226,10 +226,10 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
 
 
 def patch_error_of(error: Exception) -> str:
-    """Return what was raised, if the patch may be broken; empty if the harness found a difference.
+    """Return the exception if the patch may be broken; empty if the harness found a difference.
 
     Args:
-        error: What a check raised.
+        error: The exception of a check.
 
     >>> patch_error_of(NameError("name 'total' is not defined"))
     "NameError: name 'total' is not defined"
@@ -243,7 +243,7 @@ def patch_error_of(error: Exception) -> str:
     if isinstance(error, Mismatch) and error.difference.verdict is Verdict.OUTCOME:
         found = re.match(rf"(?:raised )?((?:{names}):.*)", str(error.difference.got), re.DOTALL)
         return found[1] if found else ""
-    # In a law the target's own errors come through, and the simulator's, which name the kernel.
+    # A law passes on errors of the target, and of the simulator, which name the kernel.
     is_of_target = isinstance(error, TypeError | ValueError | KeyError | IndexError)
     if isinstance(error, AssertionError) or is_of_target or str(error).startswith("kernel "):
         return ""

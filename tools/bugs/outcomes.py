@@ -1,4 +1,4 @@
-"""What was found of a bug."""
+"""The outcome of evaluating one planted bug."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What was found of a bug.
+    """Whether the checks caught a bug, and which one.
 
     Attributes:
         function: The function that has it, as its checks name it.
         bug: What is wrong.
         target: The target on which the checks ran.
-        verdict: `caught`, as it should be; `not caught`; `broken patch`, where it does not apply or
-            something else than the bug was seen.
-        test: The test that failed, as pytest names it; empty where none did.
-        example: The number of its example that failed, counted from 1; 0 where none did.
+        verdict: `caught`; `not caught`; `broken patch`, if the patch does not apply or the failure
+            is not that of the bug.
+        test: The test that failed, as pytest names it; empty if none did.
+        example: The number of its example that failed, counted from 1; 0 if none did.
         error: The failure, in a line.
-        seconds: How long all this took.
+        seconds: How long the evaluation took.
     """
 
     function: str

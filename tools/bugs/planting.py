@@ -1,9 +1,9 @@
-"""Plants a bug in memory: replaces a piece of a module's source until the end of a block.
+"""Plant a bug in memory: replace a piece of a module's source until the end of a block.
 
-Changed function bodies become the code of the functions that there are, so that modules which have
-imported one run the bug. A statement of the module that changes in another way (a signature, a
-field, a constant) is run again, and its new value takes the place of the old one in all modules of
-its package. Loops are compiled again, and kernels and their functions declared again.
+A changed function body replaces the `__code__` of the existing function, so modules that have
+imported the function run the bug. Any other changed statement of the module (a signature, a field,
+a constant) is executed again, and its new value replaces the old one in all modules of the package.
+Loops are compiled again, and kernels and device functions are declared again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fast._native import compiler
 from fast.kernels import cuda
 
 IS_FUNCTION: Final = 1  # CO_OPTIMIZED
-"""The flag of a function's code, which a class' body and a module lack."""
+"""The flag of a function's code object; those of classes and modules lack it."""
 
 MISSING: Final = object()
-"""The value of a name that a module lacks."""
+"""The old value of a name that the module did not have."""
 
 
 def edit(source: str, old: str, new: str, within: str = "") -> str:
-    """Return a source in which one piece is replaced.
+    """Return a source with one piece replaced.
 
     Args:
         source: The source.
@@ -42,7 +42,7 @@ def edit(source: str, old: str, new: str, within: str = "") -> str:
         within: The function or class that has it once, such as `Class.method`; empty: the source.
 
     Raises:
-        ValueError: It does not occur exactly once: the code has changed, and the bug must follow.
+        ValueError: The piece does not occur exactly once: update the bug to the changed code.
     """
     begin, end = _find_definition(source, within) if within else (0, len(source))
     count = source.count(old, begin, end)
@@ -68,14 +68,14 @@ def _find_definition(source: str, name: str) -> tuple[int, int]:
 
 @contextmanager
 def planted(module: ModuleType, source: str) -> Iterator[None]:
-    """Let a module do what another source says, until the end of the block.
+    """Run a module with another source until the end of the block.
 
     Args:
         module: The module.
         source: The other source.
 
     Raises:
-        ValueError: The source says the same, or nothing that can be planted.
+        ValueError: The source compiles to the same code, or its change cannot be planted.
     """
     path = f"<{module.__name__} with a bug, {hash(source)}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -85,7 +85,7 @@ def planted(module: ModuleType, source: str) -> Iterator[None]:
                 _declare_kernels(patch, module, source, path)
             else:
                 if module is numba_cuda:
-                    patch.setattr(cuda, "KERNELS", [])  # so that machine code is not kept on disk
+                    patch.setattr(cuda, "KERNELS", [])  # no machine code is stored on disk
                 _replace(patch, module, source, path)
             _clear_caches(module)
             yield
@@ -96,7 +96,7 @@ def planted(module: ModuleType, source: str) -> Iterator[None]:
 
 
 def _declare_kernels(patch: pytest.MonkeyPatch, module: ModuleType, source: str, path: str) -> None:
-    patch.setattr(cuda, "KERNELS", [])  # where they declare themselves
+    patch.setattr(cuda, "KERNELS", [])  # the list that declared kernels are added to
     names: dict[str, Any] = {"__name__": module.__name__}
     exec(compile(source, path, "exec"), names)  # noqa: S102  # our own source
     for kernel in cuda.KERNELS:
@@ -125,7 +125,7 @@ def _replace(patch: pytest.MonkeyPatch, module: ModuleType, source: str, path: s
 
 
 def _find_changed(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
-    """Yield the outermost codes that differ, but for those that only contain such ones."""
+    """Yield changed code objects: outermost functions, or a class or module that itself differs."""
     parts = [[c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new)]
     if _outside(old) != _outside(new) or len(parts[0]) != len(parts[1]):
         yield old, new
@@ -138,7 +138,7 @@ def _find_changed(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, Code
 
 
 def _outside(code: CodeType) -> object:
-    """Return what a code says, without lines and without the codes inside."""
+    """Return the contents of a code object, without line numbers and nested code objects."""
     constants = [c.co_name if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -148,7 +148,7 @@ def _outside(code: CodeType) -> object:
 def _replace_code(
     patch: pytest.MonkeyPatch, module: ModuleType, old: CodeType, new: CodeType
 ) -> None:
-    """Replace the code of a function that there is, and compile the loops again that it is in."""
+    """Replace the code of an existing function, and recompile the loops that contain it."""
     functions = functions_of(module).get((old.co_qualname, old.co_firstlineno), [])
     if not functions:
         raise ValueError(f"{old.co_qualname} is not there")
@@ -167,7 +167,7 @@ def _replace_code(
 
 
 def _parts_of(function: Any, parts: list[Any]) -> Iterator[Any]:  # noqa: ANN401  # of any signature
-    """Yield the inlined parts that a loop, or a part of it, calls."""
+    """Yield the inlined functions that a loop calls, recursively."""
     names = function.__globals__
     called = [names.get(name) for name in function.__code__.co_names]
     for part in parts:
@@ -177,7 +177,7 @@ def _parts_of(function: Any, parts: list[Any]) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _compile_uncached(loop: Any, suffix: str = "", **options: bool) -> Any:  # noqa: ANN401  # numba's
-    """Compile a loop; numba's cache on disk would take it for the one in the file."""
+    """Compile a loop without numba's disk cache, which would return the unpatched one."""
     from numba import njit  # noqa: PLC0415  # numba takes 0.3 s to import
 
     bound = compiler._bind(loop.py_func, suffix)  # noqa: SLF001  # as Compiled does
@@ -187,11 +187,11 @@ def _compile_uncached(loop: Any, suffix: str = "", **options: bool) -> Any:  # n
 _Functions: TypeAlias = dict[tuple[str, int], list[FunctionType]]
 
 _FUNCTIONS: Final[dict[str, _Functions]] = {}
-"""The functions of modules, by file: to look at all objects of a process takes 0.15 s."""
+"""The functions of modules, by file. Cached: scanning all objects of a process takes 0.15 s."""
 
 
 def functions_of(module: ModuleType) -> _Functions:
-    """Return the functions that were made of a module's source, by name and line."""
+    """Return the functions that a module's source defines, by qualified name and first line."""
     if str(module.__file__) not in _FUNCTIONS:
         package = sys.modules[module.__name__.partition(".")[0]]
         folder = str(Path(str(package.__file__)).parent)
@@ -202,7 +202,7 @@ def functions_of(module: ModuleType) -> _Functions:
         if is_frozen:
             gc.freeze()
         for value in objects:
-            # By type: isinstance would wake lazy objects of torch, which warn.
+            # `type`: isinstance would resolve lazy objects of torch, which warn.
             if type(value) is FunctionType and value.__code__.co_filename.startswith(folder):
                 code = value.__code__
                 functions = found.setdefault(code.co_filename, {})
@@ -214,7 +214,7 @@ def functions_of(module: ModuleType) -> _Functions:
 def _run_changed_statements(
     patch: pytest.MonkeyPatch, module: ModuleType, original: str, source: str, path: str
 ) -> None:
-    """Run the module's statements that differ; what they define takes the old one's place."""
+    """Run the module's statements that differ; their definitions replace the old ones."""
     before = {ast.dump(node) for node in ast.parse(original).body}
     tree = ast.parse(source)
     tree.body = [node for node in tree.body if ast.dump(node) not in before]
@@ -235,7 +235,7 @@ def _run_changed_statements(
 
 
 def _clear_caches(module: ModuleType) -> None:
-    """Clear what the module's functions remember of earlier calls, and kernels' machine code."""
+    """Clear the caches of the module's functions, and the kernels' machine code."""
     native = sys.modules.get("conformance.native.launch")
     if native is not None and module.__name__.startswith(("fast.kernels.", "fast.numba_cuda")):
         native.forget_compiled()

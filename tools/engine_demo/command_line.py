@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_own_process(options: argparse.Namespace) -> int:
-    """Print what engines in their own processes did, and return the exit status."""
+    """Print the results of engines in their own processes, and return the exit status."""
     is_right = True
     for model in options.model:
         print(f"\n{model}, the engine in its own process, the plugin loaded by its entry point")
@@ -70,7 +70,7 @@ def _run(plan: Plan) -> Outcome:
 
 
 def _report_tokens(model: str, plain: Outcome, plugin: Outcome) -> bool:
-    """Print how many tokens are equal. Return whether all are, and shifted slots change some."""
+    """Print which outputs differ; return whether none does, and shifted slots change some."""
     count = sum(map(len, plain.tokens))
     equal = plain.tokens == plugin.tokens
     pairs = list(zip(plain.tokens, plugin.tokens, strict=True))
@@ -88,7 +88,7 @@ def _report_tokens(model: str, plain: Outcome, plugin: Outcome) -> bool:
 
 
 def _report_times(model: str, size: int, outcome: Outcome) -> None:
-    """Print where the time of a step goes."""
+    """Print the CPU times of a step, by function."""
     table = Table(title=f"{model}, {size} requests: CPU time of a step in µs, medians")
     for heading in ("function", "vLLM", "plugin", "ratio"):
         table.add_column(heading, justify="left" if heading == "function" else "right")

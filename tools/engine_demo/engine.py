@@ -1,4 +1,4 @@
-"""A vLLM engine in this process, and what it generates."""
+"""Make a vLLM engine in this process, and generate tokens with it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make_engine(folder: str, max_num_seqs: int, **options: Any) -> Engine:
 
 
 def put_decodes_first() -> None:
-    """Let vLLM reorder batches, as on most GPUs: the CPU's backend takes them in any order."""
+    """Make vLLM reorder batches, as on most GPUs: the CPU's backend takes them in any order."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder  # noqa: PLC0415
 
     CPUAttentionMetadataBuilder.reorder_batch_threshold = 1

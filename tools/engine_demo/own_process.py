@@ -34,7 +34,7 @@ DEMO: Final = "engine_demo"
 """The names of the plugin's entry point, and of one that prepares the demo's engines."""
 
 RELEASE: Final = "ENGINE_DEMO_RELEASE"
-"""The environment variable with the release that vLLM seems to be."""
+"""The environment variable with the release that vLLM pretends to be."""
 
 DESELECTED: Final = "make_local_attention_virtual_batches"
 INEXACT: Final = "with speculative decoding the host has no exact lengths"
@@ -46,10 +46,10 @@ class Case:
 
     Attributes:
         name: What is special about it.
-        logged: Patterns of messages that the engine's process must log, in order; there are no
-            others of the plugin.
+        logged: Patterns of the plugin's messages, all of which the engine's process must log, in
+            order, and no others.
         environment: Environment variables.
-        speculates: Whether it speculates with n-grams of the prompt.
+        speculates: Whether it uses n-gram speculative decoding.
     """
 
     name: str
@@ -83,7 +83,7 @@ CASES: Final = (
 
 
 def check_own_process(model: str, num_requests: int) -> Iterator[tuple[str, bool]]:
-    """Run all cases with a model; yield a line for each, and whether it is as it should be.
+    """Run all cases with a model; yield a line for each, and whether it passed.
 
     Raises:
         ModuleNotFoundError: The plugin is not installed.
@@ -173,7 +173,7 @@ def _write_entry_point(folder: Path) -> None:
 
 
 def prepare_engine() -> None:
-    """Let vLLM have random weights, and seem to be another release; vLLM calls this."""
+    """Give vLLM random weights, and the release in `RELEASE`, if it is set; vLLM calls this."""
     use_random_weights()
     put_decodes_first()
     if RELEASE in os.environ:

@@ -1,4 +1,4 @@
-"""One engine in a process of its own: what it generates, and how long its steps take."""
+"""One engine in its own process: its tokens, and the times of its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WRONG_STEP = 12
 
 @dataclass(frozen=True)
 class Plan:
-    """What an engine does.
+    """The work of an engine.
 
     Attributes:
         model: The name of its model.
@@ -39,14 +39,14 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What an engine did.
+    """The results of an engine.
 
     Attributes:
         tokens: The new tokens of each request.
         wrong_tokens: The same with slots shifted by one, from WRONG_STEP on.
         seconds: How long the requests took.
         replaced: The functions of vLLM that were replaced.
-        kept: Why others were not, by name.
+        kept: Why the other functions were not replaced, by name.
         methods: Times of `METHODS`, by number of requests and name.
         functions: Times of the replaced functions, by number of requests and name.
     """

@@ -1,4 +1,4 @@
-"""Time what a step does before the forward pass, without and with the plugin in turn."""
+"""Time a step up to the forward pass, alternately without and with the plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_COUNTED: Final = 3
 
 
 class Time(NamedTuple):
-    """What a step spends in a function: the medians over steps, of this thread's CPU time."""
+    """The CPU time of this thread that a step spends in a function: medians over steps."""
 
     plain_us: float
     plugin_us: float
@@ -36,17 +36,17 @@ def time_steps(
     *,
     each_function: bool = False,
 ) -> dict[str, Time]:
-    """Time steps with `num_requests` requests, in turn ten without and ten with the plugin.
+    """Time steps with `num_requests` requests, alternately ten without and ten with the plugin.
 
-    So both see the same batches and the same machine.
+    Both therefore run similar batches under the same load of the machine.
 
     Args:
         engine: The engine, with the plugin.
-        installation: The plugin's.
+        installation: The installation of the plugin.
         num_requests: Requests in a batch.
         num_steps: Steps with all these requests; those with fewer, while they start, do not count.
-        each_function: Time the replaced functions, not `METHODS`. They are called inside these,
-            which timing each of them would slow down.
+        each_function: Time the replaced functions, not `METHODS`, which call them: timing both at
+            once would slow down `METHODS`.
 
     Returns:
         Times, by the name of the function.
@@ -64,7 +64,7 @@ def time_steps(
 
 
 class _Turns:
-    """Runs the steps of a model runner in turn without and with the plugin, and times functions.
+    """Runs the steps of a model runner alternately without and with the plugin, and times them.
 
     Attributes:
         spent: By function, its times in ns in the steps without, and with the plugin.
@@ -103,7 +103,7 @@ class _Turns:
         return result
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """Return what calls the method of the runner's class that is there at the time."""
+        """Return a function that looks up and calls the current method of the runner's class."""
         return lambda *args, **kwargs: getattr(type(self._runner), name)(
             self._runner, *args, **kwargs
         )

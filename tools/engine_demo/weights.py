@@ -26,7 +26,7 @@ def fill_weights(model: torch.nn.Module) -> None:
 
 
 def use_random_weights() -> None:
-    """Have vLLM's `load_format="dummy"` fill weights so, before the CPU's kernels pack them."""
+    """Make vLLM's `load_format="dummy"` use `fill_weights`, before the CPU's kernels pack them."""
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader  # noqa: PLC0415
 
     def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:

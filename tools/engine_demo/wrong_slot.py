@@ -1,4 +1,4 @@
-"""Shift slots by one on purpose, to see that the comparison of tokens finds it."""
+"""Shift slots by one on purpose, to show that the comparison of tokens detects it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def wrong_slots(first_step: int) -> Iterator[None]:
-    """Shift the slots of all tokens by one, in each step from one on."""
+    """Shift the slots of all tokens by one, from step `first_step` on."""
     from vllm.v1.worker.block_table import MultiGroupBlockTable  # noqa: PLC0415
 
     compute = MultiGroupBlockTable.compute_slot_mapping

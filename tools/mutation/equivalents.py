@@ -17,14 +17,14 @@ class Declared:
     """A declaration about mutants.
 
     Attributes:
-        kind: `equivalent`: a mutant that does what the original does. `elsewhere`: all mutants of
+        kind: `equivalent`: a mutant that behaves like the original. `elsewhere`: all mutants of
             lines that run only on a GPU. `unspecified`: all mutants of a function whose work the
             definition leaves open. The reasons of the last two name the tests that check them.
-        module: Of the mutants.
-        function: Of the mutants.
-        before: The changed lines as they were, stripped; "": all lines of the function.
-        after: The changed lines as they are, of kind `equivalent`.
-        nth: Which of the function's mutants with these lines; None: all.
+        module: The module of the mutants.
+        function: The function of the mutants.
+        before: The original lines, stripped; "": all lines of the function.
+        after: The mutated lines, for kind `equivalent`.
+        nth: Which of the function's mutants with these lines, from 1; None: all.
         reason: Why no check can kill them.
     """
 
@@ -37,7 +37,7 @@ class Declared:
     nth: int | None = None
 
     def is_about(self, mutant: Mutant) -> bool:
-        """Return whether a mutant is one of these."""
+        """Return whether the declaration covers a mutant."""
         if (self.module, self.function) != (mutant.module, mutant.place.function):
             return False
         is_before = _bare(self.before) == _bare(mutant.before)
@@ -62,10 +62,10 @@ def _bare(line: str) -> str:
 
 
 class Declarations:
-    """What is declared, in a file.
+    """The declarations of a file.
 
     Args:
-        declared: What is.
+        declared: The declarations.
     """
 
     def __init__(self, declared: Sequence[Declared] = ()) -> None:
@@ -76,7 +76,7 @@ class Declarations:
         """Read a file.
 
         Raises:
-            ValueError: It is no such file.
+            ValueError: The file has another format.
         """
         try:
             modules = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -93,24 +93,24 @@ class Declarations:
 
     @property
     def modules(self) -> set[str]:
-        """The modules of which anything is declared."""
+        """The modules that have declarations."""
         return {one.module for one in self._declared}
 
     def of(self, mutant: Mutant) -> Declared | None:
-        """Return what is declared of a mutant, None where nothing is."""
+        """Return the declaration about a mutant; None if there is none."""
         return next((one for one in self._declared if one.is_about(mutant)), None)
 
     def wrong(
         self, modules: Iterable[str], evaluated: Sequence[tuple[Mutant, Outcome]]
     ) -> list[str]:
-        """Return what is wrong with what is declared of modules that were evaluated to the end.
+        """Return the errors in the declarations about modules that were evaluated to the end.
 
         Args:
             modules: Their names.
-            evaluated: Their mutants, and what was found of each.
+            evaluated: Their mutants, with the outcomes.
 
         Returns:
-            Lines, one for each declaration that does not hold.
+            A line for each error.
         """
         lines = []
         chosen = set(modules)
@@ -132,7 +132,7 @@ class Declarations:
 
 
 def _runs(mutant: Mutant, outcome: Outcome) -> bool:
-    """Return whether tests reach a mutant: more than the head of a function, which is imported."""
+    """Return whether tests reach a mutant in code that does not only run at import."""
     return outcome.verdict is not Verdict.UNREACHED and not mutant.place.is_import_time
 
 
@@ -145,7 +145,7 @@ def _items(where: object, table: Any) -> Iterable[tuple[str, Any]]:  # noqa: ANN
 
 
 def _declared(module: str, function: str, line: str, reason: object, path: Path) -> Declared:
-    """Return what an entry declares."""
+    """Return the declaration of an entry."""
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError(f"{path}: {module} {function} gives no reason for {line!r}")
     if line == "unspecified":

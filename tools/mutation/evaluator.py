@@ -1,11 +1,15 @@
-"""Runs tests on mutants: which tests, in which order, and what follows from their results.
+"""Run tests on mutants: select and order the tests, and collect the outcomes.
 
 This process imports the project, and runs a few examples of each test to find which lines it
-reaches. A mutant is evaluated in a fork, first by a few examples of the tests that reach its lines,
-the likeliest to fail first. Then all examples of the module's own tests follow, then a few of the
-other tests, and then all, of the tests that reach its function. In each of these groups, the tests
-of calls that must be rejected run first if the mutant changes a check. Of a mutant of what runs at
-import, which any test may reach, the tests of its module run first.
+reaches. A mutant is evaluated in a forked process, by these steps:
+
+1. a few examples of the 20 tests that reach its lines and are the likeliest to fail;
+2. all examples of the module's own tests, if they reach its function;
+3. a few examples of the other tests that reach its lines;
+4. all examples of the other tests that reach its function.
+
+If the mutant changes a check, tests of calls that must be rejected come first in each step. If its
+code runs at import, any test may reach it, and the tests of its module come first.
 """
 
 from __future__ import annotations
@@ -40,32 +44,32 @@ REFUSAL: Final = "same refusal"
 """The kind of checks whose calls must be rejected."""
 
 TRACED: Final = ("same answer", REFUSAL, "law")
-"""The kinds of checks that run for their lines.
+"""The kinds of checks whose reached lines are traced.
 
-The others call the same functions in other ways, many times, and some trace lines themselves: they
-are taken to reach what these do.
+The other kinds call the same functions in other ways, many times, and some trace lines themselves:
+they are assumed to reach the same lines.
 """
 
 KINDS: Final = (*TRACED, "large", "memory", "conditions", "threads", "stateful")
 """The order in which all examples run."""
 
 NUM_EARLY: Final = 20
-"""Tests that run with a few examples before those of a module's own tests run with all."""
+"""The number of tests that run a few examples before the module's own tests run all of theirs."""
 
 TIMES_THE_ORIGINAL: Final = 4
-"""A test may take so many times what it took on the original, traced, and some seconds more."""
+"""The time limit of a test, as a multiple of its traced time on the original, plus some seconds."""
 
 TIMEOUTS: Final = (-signal.SIGPROF, -signal.SIGALRM)
-"""How a process ends that takes too long, or that only waits."""
+"""The exit codes of a process that takes too long, or is idle."""
 
 
 class Reached(NamedTuple):
-    """What a few examples of a check reach in the original.
+    """The lines of the original that a few examples of a check reach.
 
     Attributes:
         test: The test that ran.
-        seconds: Processor time, traced.
-        lines: By module of the package.
+        seconds: Its traced processor time.
+        lines: The lines, by module of the package.
     """
 
     test: str
@@ -77,13 +81,13 @@ class Evaluator:
     """Runs tests on mutants.
 
     Args:
-        project: What is imported; it must not have been, and must not change.
-        profile: The profile of the conformance run that says how many examples a test draws.
+        project: The project; it must not be imported yet, and must not change.
+        profile: The profile of the conformance run, which sets the number of examples.
         workers: How many mutants are evaluated at a time.
         min_seconds: Seconds of processor time that a test may always take.
         survivor_seconds: Seconds of processor time after which no more tests begin on a mutant
             that passes a few examples of each.
-        deadline: When to begin nothing else, by `time.monotonic()`.
+        deadline: When to start no more tests and mutants, by `time.monotonic()`.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Evaluator:
         """Return the tests in the test modules of a module and of those that import it.
 
         A base class is tested in the test modules of its subclasses, which import its module. Tests
-        of no single function are among them.
+        that are not of a single function are included.
         """
         users = self._users[module]
         near = {_module(one.name) for one in self._tests.values() if one.home in users}
@@ -126,13 +130,13 @@ class Evaluator:
         ]
 
     def missing(self, modules: Iterable[str]) -> list[Test]:
-        """Return a test for each check of which it is not known yet what it reaches."""
+        """Return a test for each traced check whose lines were not measured yet."""
         tests = [one for name in modules for one in self.candidates(name) if one.kind in TRACED]
         first = {one.check: one for one in reversed(tests)}
         return [one for one in first.values() if one.check not in self._reached]
 
     def measure(self, tests: Iterable[Test]) -> Iterator[Test]:
-        """Find out what tests reach, and yield each that was measured before the deadline.
+        """Measure the lines that tests reach, until the deadline; yield each measured test.
 
         Raises:
             RuntimeError: A test fails on the original.
@@ -153,7 +157,7 @@ class Evaluator:
             yield test
 
     def learn(self, mutant: Mutant, outcome: Outcome) -> None:
-        """Run the test that killed a mutant first on others of the same function."""
+        """Record the test that killed a mutant: it runs first on others of the same function."""
         if outcome.by:
             self._kills[mutant.module, mutant.place.function][outcome.by] += 1
 
@@ -163,7 +167,7 @@ class Evaluator:
         return mutant.place.is_import_time or _count(lines, mutant.place.lines) > 0
 
     def steps_for(self, mutant: Mutant) -> tuple[list[Step], list[Step]]:
-        """Return the steps of a mutant: a few examples of tests that reach it, then the others."""
+        """Return the steps of a mutant: those with a few examples, and those with all examples."""
         kills = self._kills[mutant.module, mutant.place.function]
         own, is_everywhere = own_tests(mutant.module), self.runs_at_import(mutant)
         lines, around = mutant.place.lines, mutant.place.around or (0, sys.maxsize)
@@ -200,13 +204,13 @@ class Evaluator:
 
         Args:
             mutants: The mutants.
-            is_declared: Whether no test is expected to notice a mutant: it gets a few examples.
+            is_declared: Whether a mutant is declared; if so, only a few examples run.
         """
         planting = importlib.import_module("tools.bugs.planting")
         for name in self._users:
             planting.functions_of(sys.modules[f"{self._project.package}.{name}"])
         gc.collect()
-        gc.freeze()  # pages that no collector writes to stay shared
+        gc.freeze()  # the collector does not write to these pages: forks share them
         left = takewhile(lambda _: time.monotonic() < self._deadline, mutants)
         running: list[_Running] = []
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -217,7 +221,7 @@ class Evaluator:
                     if not running:
                         return
                     ends = [(one.connection, one.process.sentinel) for one in running]
-                    # Processes that a process has started may keep its ends open.
+                    # A timeout: subprocesses of a process may keep its ends open.
                     wait(chain(*ends), timeout=1)
                     for one in [one for one in running if one.has_ended()]:
                         running.remove(one)
@@ -236,7 +240,7 @@ class Evaluator:
                 steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
         steps = few if is_declared(mutant) else order_steps(few, rest, own_tests(mutant.module))
         runs_at_import = self.runs_at_import(mutant)
-        if runs_at_import:  # then a few examples of all tests would use up the time
+        if runs_at_import:  # a few examples of all tests would use up the time
             own = own_tests(mutant.module)
             steps.sort(key=lambda step: _module(step.test) != own)
         return Trial(
@@ -264,20 +268,20 @@ class _Running:
         theirs.close()
 
     def has_ended(self) -> bool:
-        """Receive what was sent, and return whether the process has ended."""
-        is_alive = self.process.is_alive()  # before what it sent last is received
+        """Receive pending messages, and return whether the process has ended."""
+        is_alive = self.process.is_alive()  # read before the last messages are received
         with suppress(EOFError, OSError):
             while self.connection.poll():
                 self.received.append(self.connection.recv())
         return not is_alive
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the mutant, of the process that has ended."""
-        self.kill()  # others that it has started
+        """Return the outcome of the mutant, after the process has ended."""
+        self.kill()  # its subprocesses
         return outcome_of(self.received, self.process.exitcode or 0, is_reached=self.is_reached)
 
     def kill(self) -> None:
-        """End the process, and those that it has started."""
+        """Kill the process and its subprocesses."""
         self.process.kill()
         if self.process.pid is not None:
             with suppress(ProcessLookupError):
@@ -292,13 +296,13 @@ def changes_a_check(mutant: Mutant) -> bool:
 
 
 def order_steps(few: Sequence[Step], rest: Sequence[Step], own: str) -> list[Step]:
-    """Return the steps of a mutant that is not declared, the likeliest to fail first.
+    """Return the steps of an undeclared mutant, the likeliest to fail first.
 
-    A few examples of hundreds of tests would use up the time before all examples of a module's own.
+    Only `NUM_EARLY` of `few` come first: hundreds would use up the time of the module's own tests.
 
     Args:
-        few: Those with a few examples.
-        rest: Those with all examples.
+        few: The steps with a few examples.
+        rest: The steps with all examples.
         own: The module's own test module.
     """
     of_own = [step for step in rest if _module(step.test) == own]
@@ -320,12 +324,12 @@ def _module(test: str) -> str:
 
 
 def _count(lines: Iterable[int], span: tuple[int, int]) -> int:
-    """Return how many of some lines are in a span."""
+    """Return how many of the lines are in a span."""
     return sum(span[0] <= line <= span[1] for line in lines)
 
 
 def outcome_of(received: list[object], exit_code: int, *, is_reached: bool) -> Outcome:
-    """Return the outcome of a mutant, from what its process has sent and how that ended."""
+    """Return the outcome of a mutant, from the messages and the exit code of its process."""
     last = received[-1] if received else "import"
     if isinstance(last, Finding):
         alive = Verdict.SURVIVED if is_reached else Verdict.UNREACHED

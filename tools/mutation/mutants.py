@@ -25,16 +25,16 @@ class Mutant:
     Attributes:
         module: Its name inside its package, such as `kernels.cuda`.
         path: Its file.
-        operator: What made the change, in cosmic-ray's words.
-        occurrence: The operator's how-manieth change of this module, from 0.
+        operator: The name of the operator that made the change, as in cosmic-ray.
+        occurrence: The index of the change among those of the operator in this module.
         start: Where the change begins.
         end: Where it ends.
-        place: What is changed.
+        place: The function and the statement that are changed.
         text: The changed text of the module.
-        before: The changed lines as they were, stripped, joined by line ends.
-        after: The changed lines as they are.
-        nth: The how-manieth, from 1, of the function's mutants with these lines.
-        digest: Names this mutant of this very source.
+        before: The original lines that are changed, stripped, joined by newlines.
+        after: The mutated lines, likewise.
+        nth: The number of this mutant, from 1, among the function's mutants with these lines.
+        digest: The hash that identifies this mutant of this version of the source.
     """
 
     module: str
@@ -52,7 +52,7 @@ class Mutant:
 
     @property
     def diff(self) -> str:
-        """What was changed, as a diff of the lines around."""
+        """The change, as a unified diff."""
         name = f"{self.module} {self.place.function}".strip()
         original = self.path.read_text(encoding="utf-8").splitlines()
         lines = difflib.unified_diff(original, self.text.splitlines(), name, name, "", "", 1, "")
@@ -62,8 +62,8 @@ class Mutant:
 def find_mutants(module: str, path: Path) -> list[Mutant]:
     """Return a module's mutants, from the top to the bottom.
 
-    Left out are those that do not compile, those that compile to the code of the original or of
-    another mutant, and what cannot matter (see `regions`).
+    Mutants are left out if they do not compile, if they compile to the code of the original or of
+    another mutant, or if they change code without effect (see `regions`).
 
     Args:
         module: Its name inside its package.
@@ -98,7 +98,7 @@ def find_mutants(module: str, path: Path) -> list[Mutant]:
 
 
 def _mutations(text: str, source: Source) -> Iterator[tuple[str, int, Position, Position, str]]:
-    """Yield what each operator makes of a text: its name, number, place, and the text."""
+    """Yield each operator's mutations of a text: name, occurrence, start, end and mutated text."""
     tree = parso.parse(text)
     nodes = list(ast_nodes(tree))
     for name, operator in make_operators().items():
@@ -116,7 +116,7 @@ def _mutations(text: str, source: Source) -> Iterator[tuple[str, int, Position, 
 
 
 def _is_said_by_another(operator: str, node: Node) -> bool:
-    """Return whether a condition is one comparison: turning that round is the same mutant."""
+    """Return whether `AddNot` applies to a single comparison: negating that is the same mutant."""
     if operator != "core/AddNot":
         return False
     condition = node.children[2] if node.type == "test" else node.children[1]
@@ -124,7 +124,7 @@ def _is_said_by_another(operator: str, node: Node) -> bool:
 
 
 def _text_with(tree: Node, node: Node, operator: Operator, index: int) -> str:
-    """Return the text of a tree in which one node is mutated; the tree stays as it was."""
+    """Return the text of a tree with one node mutated; the tree is restored."""
     with _restored(node):
         siblings = node.parent.children
         at = next(i for i, child in enumerate(siblings) if child is node)
@@ -139,7 +139,7 @@ def _text_with(tree: Node, node: Node, operator: Operator, index: int) -> str:
 
 @contextlib.contextmanager
 def _restored(node: Node) -> Iterator[None]:
-    """Give all nodes below one their children and values back, whatever is done to them."""
+    """Restore the children and values of all nodes below one at the end of the block."""
     below = list(ast_nodes(node))
     originals = [(n, list(n.children) if hasattr(n, "children") else n.value) for n in below]
     try:
@@ -153,7 +153,7 @@ def _restored(node: Node) -> Iterator[None]:
 
 
 def _changed_lines(text: str, mutated: str) -> tuple[str, str]:
-    """Return the lines that differ, as they were and as they are."""
+    """Return the lines that differ, of the original and of the mutant."""
     old, new = text.splitlines(), mutated.splitlines()
     first = 0
     while first < min(len(old), len(new)) and old[first] == new[first]:
@@ -167,7 +167,7 @@ def _changed_lines(text: str, mutated: str) -> tuple[str, str]:
 
 
 def _meaning(code: CodeType) -> str:
-    """Return what a code does, whatever lines it is on."""
+    """Return a hash of a code object that ignores line numbers."""
     constants = [
         _meaning(c) if isinstance(c, CodeType) else f"{type(c).__name__} {c!r}"
         for c in code.co_consts

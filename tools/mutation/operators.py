@@ -1,18 +1,17 @@
-"""Which mutations are made: a subset of cosmic-ray's, and what it lacks.
+"""The mutation operators: a subset of cosmic-ray's, and some that it lacks.
 
-All of cosmic-ray's operators make 11,600 mutants of `fast`, 7,000 of them by putting each of eleven
-binary operators in the place of each; no one writes `slot ** size` for `slot * size`, and any test
-finds it. Made are those that a person would get wrong:
+All of cosmic-ray's operators make 11,600 mutants of `fast`, 7,000 of them by replacing each binary
+operator by each of the ten others; no one writes `slot ** size` for `slot * size`, and any test
+finds it. The operators here make typical programming errors:
 
-- `+` and `-`, `*` and `//`, `%` and `//`, the shifts, `&` and `|` for each other;
-- `<` and `<=`, `>` and `>=` for each other, each turned round; `==` and `!=`, `is` and `is not`;
-- a number one more, one less;
-- `True` and `False`, `and` and `or` for each other, a condition turned round, `not`, `-`, `~` left
-  out;
-- `break` and `continue` for each other, a loop of no iteration;
-- what is caught is not caught;
-- a decorator left out, but for those that only make a call faster;
-- a statement left out: a call, a `raise`, a `+=`, a write to an item or an attribute.
+- swap `+` and `-`, `*` and `//`, `%` and `//`, the shifts, `&` and `|`;
+- swap `<` and `<=`, `>` and `>=`; negate comparisons, also `==` and `is`;
+- add or subtract one from a number;
+- swap `True` and `False`, `and` and `or`; negate a condition; remove `not`, `-`, `~`;
+- swap `break` and `continue`; skip a loop;
+- do not catch an exception;
+- remove a decorator, except those that only make a call faster or help type checkers;
+- remove a statement: a call, a `raise`, a `+=`, a write to an item or an attribute.
 """
 
 from __future__ import annotations
@@ -75,10 +74,10 @@ OTHERS: Final = (
 
 
 class RemoveMeaningfulDecorator(RemoveDecorator):  # type: ignore[misc]  # cosmic-ray is untyped
-    """Leaves a decorator out, but for those of `FASTER`."""
+    """Removes a decorator, except those of `FASTER`."""
 
     def mutation_positions(self, node: Node) -> Iterator[Any]:
-        """Yield the place of a decorator."""
+        """Yield the position of a decorator."""
         if node.type == "decorator":
             name = node.children[1].get_code().strip().split("(")[0].split(".")[-1]
             if name not in FASTER:
@@ -86,10 +85,10 @@ class RemoveMeaningfulDecorator(RemoveDecorator):  # type: ignore[misc]  # cosmi
 
 
 class NoIteration(ZeroIterationForLoop):  # type: ignore[misc]  # cosmic-ray is untyped
-    """Makes a loop of no iteration, in words that numba compiles too."""
+    """Makes a loop run no iteration, with code that numba compiles too."""
 
     def mutate(self, node: Node, index: int) -> Node:
-        """Put an empty range in the place of what a loop runs over."""
+        """Replace the iterable of a loop by an empty range."""
         super().mutate(node, index)
         node.children[3] = parso.parse(" range(0)")
         return node
@@ -101,23 +100,23 @@ class NoIteration(ZeroIterationForLoop):  # type: ignore[misc]  # cosmic-ray is 
 
 
 class RemoveStatement(Operator):  # type: ignore[misc]  # cosmic-ray is untyped
-    """Leaves out a statement that is a call, a `raise`, a `+=`, or a write into something.
+    """Removes a statement: a call, a `raise`, a `+=`, or a write to an item or an attribute.
 
-    A check that is never called, a refusal that never comes, an entry that is never written: the
-    mistakes that leave no trace in what is there to be read.
+    Such as a check that is not called, an error that is not raised, or an entry that is not
+    written: mistakes that are hard to see in a review.
     """
 
     KINDS: ClassVar = frozenset({"atom_expr", "expr_stmt", "raise_stmt", "power"})
 
     def mutation_positions(self, node: Node) -> Iterator[Any]:
-        """Yield the place of a statement that can be left out."""
+        """Yield the position of a statement that can be removed."""
         is_bare_raise = node.type == "keyword" and node.value == "raise"
         is_kind = is_bare_raise or (node.type in self.KINDS and _acts(node))
         if is_kind and node.parent.type == "simple_stmt":
             yield node.start_pos, node.end_pos
 
     def mutate(self, node: Node, index: int) -> Node:
-        """Put `pass` in its place."""
+        """Replace the statement by `pass`."""
         del index
         leaf = node.get_first_leaf()
         return Keyword("pass", node.start_pos, prefix=leaf.prefix)

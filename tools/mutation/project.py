@@ -1,4 +1,4 @@
-"""What is mutated, and what checks it."""
+"""The project under mutation: the mutated package, and the package with its checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Project:
     """A package, and the package with its checks.
 
     Attributes:
-        root: The folder that both are in, which is on `sys.path`.
-        package: What is mutated.
-        checks: Its modules named `test_...` have the checks.
-        others: Packages of the folder that import these, or that they import.
+        root: The folder of both, which is on `sys.path`.
+        package: The package to mutate.
+        checks: The package with the checks, in its modules named `test_...`.
+        others: Packages of the folder that import these, or that these import.
     """
 
     root: Path
@@ -37,7 +37,7 @@ class Project:
         return {name: file for name, file in named.items() if not name.endswith("__init__")}
 
     def users(self) -> dict[str, frozenset[str]]:
-        """Return each module of the package with itself and all that import it, indirectly too."""
+        """Return, for each module, the set of itself and all its direct and indirect importers."""
         graph = grimp.build_graph(self.package, cache_dir=None, exclude_type_checking_imports=True)
         names = {f"{self.package}.{name}": name for name in self.modules()}
         return {

@@ -1,4 +1,4 @@
-"""What is left out by construction, and what a place in a source belongs to."""
+"""The regions of a source that are not mutated, and the function and statement of a position."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Position: TypeAlias = tuple[int, int]
 """A line, from 1, and a column in characters, from 0."""
 
 FASTER: Final = frozenset({"cache", "compiled", "final", "lru_cache", "overload", "override"})
-"""Decorators that change no answer, only its time or what a checker of types says."""
+"""Decorators that change no result, only its speed or type checking."""
 
 FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where something is in a module.
+    """The function and the statement of a position in a module.
 
     Attributes:
         function: The functions and classes around it, from outside, joined by dots; "" for none.
-        lines: The first and the last line of the statement, the body of a compound one apart.
-        around: The first and the last line of the innermost function that it is in, or the head
-            of: its decorators and defaults; None outside of all.
+        lines: The first and the last line of the statement; only the head of a compound one.
+        around: The first and the last line of the innermost function that contains it, or whose
+            decorators or defaults do; None outside of functions.
         is_import_time: Whether the statement runs when the module is imported.
     """
 
@@ -35,7 +35,7 @@ class Place:
 
 
 class Source:
-    """A module's text, and what each place in it belongs to.
+    """A module's text, with the place of each position.
 
     Args:
         text: The text.
@@ -48,11 +48,11 @@ class Source:
         self._left_out = [self._span(node) for node in _left_out(self._tree)]
 
     def is_left_out(self, start: Position, end: Position) -> bool:
-        """Return whether a place cannot matter: an annotation, or the words of an error."""
+        """Return whether a range is not mutated, such as an annotation or an error message."""
         return any(first <= start and end <= last for first, last in self._left_out)
 
     def place(self, position: Position) -> Place:
-        """Return what a position belongs to."""
+        """Return the place of a position."""
         names: list[str] = []
         statement: ast.stmt | None = None
         is_import_time, around = True, None
@@ -71,18 +71,18 @@ class Source:
 
     def _span(self, node: ast.AST) -> tuple[Position, Position]:
         """Return where a node begins and ends, in characters."""
-        assert isinstance(node, ast.expr | ast.stmt)  # noqa: S101  # what is left out has a place
+        assert isinstance(node, ast.expr | ast.stmt)  # noqa: S101  # these nodes have positions
         end_line, end_byte = node.end_lineno or node.lineno, node.end_col_offset or 0
         start = node.lineno, self._column(node.lineno, node.col_offset)
         return start, (end_line, self._column(end_line, end_byte))
 
     def _column(self, line: int, byte: int) -> int:
-        """Return the column in characters of one in bytes."""
+        """Convert a column in bytes to one in characters."""
         return len(self._lines[line - 1].encode()[:byte].decode())
 
 
 def _left_out(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield what cannot matter."""
+    """Yield the nodes that are not mutated, since they have no effect on results."""
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             parameters = ast.walk(node.args)
@@ -95,7 +95,7 @@ def _left_out(tree: ast.Module) -> Iterator[ast.AST]:
         elif isinstance(node, ast.Assign) and _is_for_readers(node):
             yield node
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            yield from node.exc.args  # the words of an error
+            yield from node.exc.args  # the message
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             yield node
         if isinstance(node, ast.stmt):
@@ -104,7 +104,7 @@ def _left_out(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _words(block: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield what a block that ends in a `raise` computes before it: the words of an error too."""
+    """Yield the values assigned directly before the `raise` of a block: parts of the message."""
     if not block or not isinstance(block[-1], ast.Raise):
         return
     for statement in reversed(block[:-1]):
@@ -114,14 +114,14 @@ def _words(block: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _is_for_readers(node: ast.Assign) -> bool:
-    """Return whether an assignment is `__all__`, or a variable of types."""
+    """Return whether an assignment is `__all__`, or a type variable."""
     if any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets):
         return True
     return _name(node.value) in {"TypeVar", "ParamSpec", "NewType"}
 
 
 def _name(node: ast.expr) -> str:
-    """Return the last name of what is called, or named."""
+    """Return the last part of the name of a call or a reference."""
     named = node.func if isinstance(node, ast.Call) else node
     return ast.unparse(named).split(".")[-1]
 
@@ -152,9 +152,9 @@ def _inside(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _head(statement: ast.stmt) -> tuple[int, int]:
-    """Return the lines of a statement, without what is in its blocks."""
+    """Return the lines of a statement, without its blocks."""
     last = statement.end_lineno or statement.lineno
     inner = [_first_line(block) for block in _inside(statement)]
-    if isinstance(statement, ast.Try):  # its handlers' heads stand between its blocks
+    if isinstance(statement, ast.Try):  # the heads of its handlers are between its blocks
         return statement.lineno, last
     return _first_line(statement), min([last, *(max(line - 1, statement.lineno) for line in inner)])

@@ -1,4 +1,4 @@
-"""What was found of mutants, in a database: later runs go on from there."""
+"""The database of the outcomes of mutants, from which later runs continue."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What was found of a mutant.
+    """The outcome of evaluating a mutant.
 
     Attributes:
         verdict: How its evaluation ended.
-        by: The test that noticed it; "import" where it cannot be imported; "" for none.
-        error: What that raised, in a line.
+        by: The test that killed it; "import" if it cannot be imported; "" if it survived.
+        error: The exception, in a line.
         num_tests: How many tests ran.
-        num_left: How many did not, because the time was used up.
+        num_left: How many tests did not run, because the time was used up.
     """
 
     verdict: Verdict
@@ -50,16 +50,16 @@ class Outcome:
 
 
 class Session:
-    """The outcomes of mutants, each written as soon as it is known.
+    """The outcomes of mutants, each stored as soon as it is known.
 
     An outcome is valid while the mutant's module is unchanged.
 
     Args:
-        path: The database; it is made if there is none.
+        path: The database; it is created if it does not exist.
 
     Raises:
-        OSError: Its folder cannot be made.
-        ValueError: The file is no database of outcomes.
+        OSError: Its folder cannot be created.
+        ValueError: The file is not a database of outcomes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class Session:
         self._database.execute("insert or replace into outcomes values (?, ?)", row)
 
     def forget(self, mutants: Iterable[Mutant]) -> None:
-        """Forget the outcomes of mutants."""
+        """Delete the outcomes of mutants."""
         digests = [mutant.digest for mutant in mutants]
         self._database.executemany("delete from outcomes where mutant = ?", zip(digests))
         for digest in digests:

@@ -30,17 +30,17 @@ COUNTS: Final = (
     "elsewhere",
     "unspecified",
 )
-"""What is counted, and a column of the table for each.
+"""The counts, which are columns of the table.
 
 Killed: a test failed, or the process crashed. Timeouts: a test did not end. Survived: no test
-failed, and nothing is declared. Unreached: the survivors that no test reaches. Equivalent: declared
-as equivalent, and not killed. Elsewhere: declared to run only on a GPU, and not killed.
+failed, and the mutant is not declared. Unreached: the survivors that no test reaches. Equivalent:
+declared as equivalent, and not killed. Elsewhere: declared to run only on a GPU, and not killed.
 Unspecified: in functions whose work the definition leaves open, killed or not.
 """
 
 
 class Tally(Counter[str]):
-    """How many mutants there are, and how many of each of `COUNTS`."""
+    """The number of mutants, and the `COUNTS`."""
 
     @property
     def evaluated(self) -> int:
@@ -54,7 +54,7 @@ class Tally(Counter[str]):
 
     @property
     def score(self) -> float:
-        """The share that was killed, of those evaluated that are not declared; 1 of none."""
+        """The share of evaluated, undeclared mutants that were killed; 1 if there are none."""
         killed = self["killed"] + self["timeouts"]
         return killed / (killed + self["survived"]) if killed + self["survived"] else 1.0
 
@@ -75,9 +75,9 @@ def tally(
     """Count a run's mutants by module.
 
     Args:
-        mutants: All there are.
-        evaluated: Those that were evaluated, and what was found.
-        declarations: What is declared.
+        mutants: All mutants.
+        evaluated: The evaluated mutants, with their outcomes.
+        declarations: The declarations.
     """
     tallies: dict[str, Tally] = {}
     for mutant in mutants:

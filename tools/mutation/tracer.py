@@ -1,4 +1,4 @@
-"""Find which lines of a package run, those of compiled loops too."""
+"""Trace which lines of a package run, including those of compiled loops."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 Follower: TypeAlias = Callable[..., Any]
-"""What Python calls for each line of a call that is followed."""
+"""A local trace function, as in `sys.settrace`."""
 
 
 class Tracer:
-    """A block in which the lines of some files that run are noted, also in threads started there.
+    """A context manager that records which lines of files run, also in threads started inside.
 
     Args:
-        files: By name.
+        files: The files, by name.
     """
 
     def __init__(self, files: Mapping[str, Path]) -> None:
@@ -41,7 +41,7 @@ class Tracer:
             loop._machine_code, loop._bounds_checked = codes  # noqa: SLF001
 
     def _follow(self, frame: FrameType, event: str, argument: object) -> Follower | None:
-        """Follow a call, if it is one of these files'."""
+        """Trace a call of a function of these files."""
         del event, argument
         code = frame.f_code
         if code.co_filename not in self._names:
@@ -57,7 +57,7 @@ class Tracer:
         return step
 
     def follow_loops(self, loops: Iterable[Any]) -> None:
-        """Compile loops, and note them in each block too: all lines of a loop that is called."""
+        """Compile loops, and record their calls too: a call counts as all lines of the loop."""
         for loop in loops:
             codes = loop.warm_up(), loop._compile_bounds_checked()  # noqa: SLF001
             noted = self._noting(loop, codes[0]), self._noting(loop, codes[1])
@@ -71,7 +71,7 @@ class Tracer:
         return run
 
     def _note(self, loop: Any) -> None:  # noqa: ANN401  # or an inlined part
-        """Note all lines of a loop, and of the parts that are inlined in it."""
+        """Record all lines of a loop, and of the functions inlined in it."""
         function = loop.py_func
         if function.__code__.co_filename in self._names:
             self._reached[function.__code__.co_filename] |= _lines(function.__code__)
@@ -81,7 +81,7 @@ class Tracer:
                 self._note(part)
 
     def take_lines(self) -> dict[str, frozenset[int]]:
-        """Return the lines that ran since the last call of this, by name."""
+        """Return the lines that ran since the last `take_lines`, by name."""
         for loop in self._called:
             self._note(loop)
         found = {self._names[file]: frozenset(lines) for file, lines in self._reached.items()}
@@ -91,6 +91,6 @@ class Tracer:
 
 
 def _lines(code: CodeType) -> set[int]:
-    """Return all lines of a code, and of those inside it."""
+    """Return all lines of a code object, and of those nested in it."""
     inner = [_lines(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return {line for *_, line in code.co_lines() if line is not None}.union(*inner)

@@ -1,6 +1,6 @@
-"""One mutant in one process: it is put in the place of its module, and tests run until one fails.
+"""Evaluate one mutant in one process: replace its module, and run tests until one fails.
 
-The process is a fork of one that has imported the whole project, so a test starts at once.
+The process is a fork of one that has imported the whole project, so tests start at once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tools.mutation.mutants import Mutant
 from tools.mutation.project import Project
 
 TARGETS: Final = ("host", "sim")
-"""Where the tests run."""
+"""The targets on which tests run."""
 
 MEMORY_BYTES: Final = 6 << 30
-"""The memory that a process may take in addition to what it starts with."""
+"""The memory that a process may allocate."""
 
 IDLE_SECONDS: Final = 60
-"""A process that uses no processor time for so long is ended."""
+"""A process that uses no processor time for this long is killed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Test:
     """A test of the conformance run.
 
     Attributes:
-        name: As pytest has it.
-        check: The same for tests of one check and target, which differ in the size of examples.
-        function: What is tested.
+        name: Its name in pytest.
+        check: The check and the target, shared by tests that differ in the size of examples.
+        function: The function under test.
         kind: The kind of its check, such as "same answer".
         home: The module of the package that defines the function, "" for a constant; None if the
             test is not of a single function.
-        bind: Returns the test with the examples of a profile.
+        bind: Returns a callable that runs the test with a profile.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Step(NamedTuple):
 
     Attributes:
         test: Its name.
-        profile: The profile that says how many examples it draws.
-        seconds: Of processor time, after which the mutant is taken for one that never ends.
+        profile: The profile, which sets the number of examples.
+        seconds: The limit of processor time, after which the mutant counts as a timeout.
     """
 
     test: str
@@ -73,13 +73,13 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a process found.
+    """The result that a process sends.
 
     Attributes:
         by: The test that failed, "import" if the mutant cannot be imported, "" for none.
-        error: What it raised, in a line.
+        error: The exception, in a line.
         num_tests: How many tests ran.
-        num_left: How many did not, because the time was used up.
+        num_left: How many tests did not run, because the time was used up.
     """
 
     by: str
@@ -91,7 +91,7 @@ class Finding:
 def load_tests(project: Project) -> dict[str, Test]:
     """Import the project, and return its tests by name.
 
-    All modules of checks are imported, whichever are to run: a check draws as in the whole run.
+    All modules of checks are imported, so that a check draws the same examples as in a whole run.
     """
     all_checks = importlib.import_module("tools.bugs.evaluation").all_checks.__wrapped__
     targets = importlib.import_module("conformance.targets.target").TARGETS
@@ -119,17 +119,17 @@ def load_tests(project: Project) -> dict[str, Test]:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What a forked process does.
+    """The evaluation of one mutant in a forked process.
 
     Attributes:
         project: The project, which is imported.
         tests: Its tests.
         mutant: The mutant.
-        steps: What to run, the likeliest to fail first.
-        is_imported_again: Whether the mutant must be imported: what it changes, or what calls
-            that, runs when the project is imported.
-        seconds: Of processor time, after which no step begins.
-        folder: Where files can be written.
+        steps: The steps, the likeliest to fail first.
+        is_imported_again: Whether to import the project again with the mutant, because the changed
+            code, or a caller of it, runs at import.
+        seconds: The processor time after which no step begins.
+        folder: The folder for temporary files.
     """
 
     project: Project
@@ -159,18 +159,18 @@ class Trial:
                     limit_time(step.seconds)
                     with _without_maps():
                         tests[by].bind(step.profile)()
-            except BaseException as error:  # noqa: BLE001  # whatever a mutant does is evaluated
+            except BaseException as error:  # noqa: BLE001  # any exception kills the mutant
                 line = (str(error).strip().splitlines() or [""])[0][:300]
                 connection.send(Finding(by, f"{type(error).__name__}: {line}", number))
             else:
                 connection.send(Finding("", "", len(self.steps)))
 
     def _plant(self, stack: contextlib.ExitStack) -> dict[str, Test]:
-        """Put the mutant in the place of its module, and return the tests to run."""
+        """Replace the module by the mutant, and return the tests to run."""
         name = f"{self.project.package}.{self.mutant.module}"
         if not self.is_imported_again:
             planted = importlib.import_module("tools.bugs.planting").planted
-            with contextlib.suppress(ValueError):  # what is changed is in no function there is
+            with contextlib.suppress(ValueError):  # the change cannot be planted
                 stack.enter_context(planted(sys.modules[name], self.mutant.text))
                 return self.tests
         return self._import_again(name)
@@ -185,14 +185,14 @@ class Trial:
         if not self.mutant.place.function:
             from numba import config  # noqa: PLC0415  # only these processes need it
 
-            # Loops of other files may use a changed constant, and numba's cache knows a loop by
-            # its own file.
+            # Loops of other files may use a changed constant, but numba's cache only checks the
+            # loop's own file.
             config.CACHE_DIR = str(self.folder)  # type: ignore[attr-defined]  # numba reads it
         return load_tests(self.project)
 
 
 class _Finder(importlib.machinery.PathFinder):
-    """Finds one module in another file."""
+    """Imports one module from another file."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
@@ -200,7 +200,7 @@ class _Finder(importlib.machinery.PathFinder):
     def find_spec(  # type: ignore[override]  # of an object here, of the class there
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return where the one module is."""
+        """Return the spec of the mutated module, None for others."""
         del path, target
         if fullname != self.name:
             return None
@@ -209,9 +209,9 @@ class _Finder(importlib.machinery.PathFinder):
 
 @contextlib.contextmanager
 def _without_maps() -> Iterator[None]:
-    """Pass a test that the system refuses a mapping: the process has run many, with many maps.
+    """Ignore ENOMEM from mmap: a process that has run many tests has many mappings.
 
-    What a mutant itself allocates, NumPy and torch refuse, with other exceptions.
+    Too large allocations of a mutant raise other exceptions, in NumPy and torch.
     """
     try:
         yield
@@ -221,9 +221,9 @@ def _without_maps() -> Iterator[None]:
 
 
 def _prepare() -> None:
-    """Prepare this process: a group of its own, no output, little memory."""
+    """Prepare this process: its own process group, no output, limited memory."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that is interrupted ends its processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent kills this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES
@@ -239,7 +239,7 @@ def used_seconds() -> float:
 
 
 def limit_time(seconds: float) -> None:
-    """End this process by a signal after so much processor time, or when it only waits."""
+    """Kill this process after so much processor time, or when it is idle for `IDLE_SECONDS`."""
     before = [used_seconds()]
 
     def end_if_idle(*_: object) -> None:

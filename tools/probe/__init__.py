@@ -1,4 +1,4 @@
-"""Random calls of the public functions of `fast`, checked against what it promises.
+"""Fuzz the public functions of `fast` with random calls, and check what it promises.
 
     python -m tools.probe --functions compute_slot_mapping --cases 10000
     python -m tools.probe --replay compute_slot_mapping:0:29
@@ -10,19 +10,20 @@ printed with the number of its case, which `--replay` runs again.
 
 The promises, and how a violation is detected:
 
-- Memory outside the arguments is neither read nor written: each array lies between inaccessible
-  pages, so an access raises SIGSEGV.
-- Arguments that a function does not write do not change: they lie on read-only pages, or are
+- Memory outside the arguments is neither read nor written: each array lies between guard pages, so
+  an access raises SIGSEGV.
+- Arguments that a function does not write do not change: they are on read-only pages, or are
   compared with a copy.
-- No result contains uninitialised memory: a second call, with other bytes in fresh memory, returns
-  the same.
+- No result contains uninitialised memory: a second call, with fresh memory filled with other bytes,
+  returns the same result.
 - Time and memory are bounded: 2 s of processor time, 1 GiB of address space, 256 MiB of growth,
   unless an argument states a size of 2**24 or more.
 - An invalid call raises an exception of an allowed class that names an argument, and changes
   nothing.
 - In checked mode `fast` rejects what `reference` rejects, and returns what it returns.
 - Other kinds of tensors, and torch's transforms and modes, are rejected or handled correctly.
-- After an interrupt the next call is correct; block tables are as before or as after the call.
+- After an interrupt the next call is correct; block tables have the state before or after the
+  interrupted call.
 - Threads, forked processes, copies and pickles get the same results.
 
 Not covered: the device path, and sequences of calls other than those of `BlockTables`.

@@ -1,4 +1,4 @@
-"""Other values, shapes and dtypes for an array of a valid call."""
+"""Mutate an array of a valid call: its values, shape, dtype or layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER_DTYPES = (*DTYPES, np.bool_, np.complex64, np.uint32, np.uint64)
 
 
 def other_array(random: Random, array: Array) -> Array:
-    """Return an array like a drawn one, with something changed at random."""
+    """Return an array with its values, shape, dtype or layout changed at random."""
     draw = random.random()
     if draw < 0.6 and array.size:
         return other_values(random, array)
@@ -57,7 +57,7 @@ def other_values(random: Random, array: Array) -> Array:
 
 
 def other_shape(random: Random, array: Array) -> Array:
-    """Return the values in another shape: shorter, longer, of other dimensions, empty."""
+    """Return the array in another shape: shorter, longer, of other dimensions, or empty."""
     dense: Array = np.ascontiguousarray(array).reshape(array.shape)
     shapes = [dense[None], dense[..., None], dense.reshape(-1), np.zeros((), array.dtype)]
     shapes += [np.zeros((0, 2**40), array.dtype), np.zeros((2**31, 0), array.dtype)]
@@ -69,7 +69,7 @@ def other_shape(random: Random, array: Array) -> Array:
 
 
 def other_layout(random: Random, array: Array) -> Array:
-    """Return the same values, lying otherwise: strided, or columns first."""
+    """Return the same values in another memory layout: strided, or column-major."""
     if array.ndim == 0 or not array.size:
         return array.copy()
     step = random.choice((2, 3))

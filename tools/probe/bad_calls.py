@@ -1,4 +1,4 @@
-"""Cases of invalid calls: they raise what `reference` raises, or do no harm."""
+"""Cases of invalid calls: they raise the same exceptions as `reference`, or do no harm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tools.probe.strange_objects import HostilityError, StrangeObject, other_val
 from tools.probe.violation import Finding
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long `fast` may take for a call for which `reference` takes too long."""
+"""The time limit of `fast` for a call that exceeds the limit of `reference`."""
 
 
 class _Mutation:
@@ -33,11 +33,11 @@ class _Mutation:
 
     Attributes:
         call: The call.
-        changed: The places that were replaced.
-        is_plain: Whether what is there are numbers, texts and arrays.
-        is_alike: Whether both twins read the same: no device, no array in place of another
-            object, which has other attributes than a tensor, and no copies that differ.
-        has_hints: Whether `fast` has hints.
+        changed: The paths of the values that were replaced.
+        is_plain: Whether all new values are None, numbers, strings or arrays.
+        is_alike: Whether both twins get equivalent values: no new device, no array in place of
+            another object (a tensor has other attributes), and no copies that differ.
+        has_hints: Whether the call has hints, which only `fast` takes.
     """
 
     def __init__(self, case: Case, call: Call, is_wanted: Callable[[Site], bool]) -> None:
@@ -72,12 +72,12 @@ class _Mutation:
 
 
 def bad_arrays(case: Case) -> Iterator[Finding]:
-    """Arrays have other values, shapes, dtypes and layouts."""
+    """Replace arrays: other values, shapes, dtypes and layouts."""
     yield from _mutated(case, lambda site: isinstance(site.value, np.ndarray))
 
 
 def bad_values(case: Case) -> Iterator[Finding]:
-    """Any values are replaced: numbers, texts, lists, objects, and arrays too."""
+    """Replace any values: numbers, strings, lists, objects and arrays."""
     yield from _mutated(case, lambda _: True)
 
 
@@ -114,7 +114,7 @@ def _mutated(case: Case, is_wanted: Callable[[Site], bool]) -> Iterator[Finding]
 
 
 def _is_pythons(expected: Outcome | None, got: Outcome) -> bool:
-    """Return whether both exceptions are Python's own, of an operation on a strange object."""
+    """Return whether Python itself, not a check, raised the same exception in both twins."""
     return (
         expected is not None
         and type(expected.error) is type(got.error)
@@ -123,11 +123,11 @@ def _is_pythons(expected: Outcome | None, got: Outcome) -> bool:
 
 
 def _repeated(case: Case, call: Call, first: Outcome) -> Iterator[Finding]:
-    """Call again with other bytes in fresh memory: the result must be the same."""
+    """Call again with fresh memory filled with other bytes, and compare the results."""
     try:
         seen = contents(first.result)
     except (RecursionError, HostilityError, TypeError):
-        return  # a result that cannot be walked: it holds itself, or what is hostile or strange
+        return  # cannot be traversed: it contains itself, or hostile objects
     poison(POISONS[1])
     second = case.call_fast(call, checked=False)
     if second.error is not None:

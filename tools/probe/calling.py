@@ -19,7 +19,7 @@ from conformance.values.call import Call
 from tools.probe.target import REFERENCE, PlayingTarget, ProbedTarget
 
 POISONS: Final = (0x5A, 0xA5)
-"""What fresh memory is filled with, in one run of a call and in the other."""
+"""The bytes with which fresh memory is filled, in the first call and in the second."""
 
 _LIBC: Final = ctypes.CDLL(None)
 _M_PERTURB: Final = -6
@@ -36,14 +36,14 @@ class TooSlowError(BaseException):
 
 @dataclasses.dataclass
 class Outcome:
-    """What a call did.
+    """The outcome of a call.
 
     Attributes:
-        invocation: The copies of its arguments; None if they could not be made.
-        result: What it returned.
-        error: What it raised.
+        invocation: The invocation, with the copied arguments; None if copying failed.
+        result: Its result.
+        error: The exception that it raised.
         seconds: Its processor time.
-        grown_bytes: By how much the process' peak size rose.
+        grown_bytes: The growth of the process' peak resident memory.
     """
 
     invocation: Invocation | None = None
@@ -54,13 +54,13 @@ class Outcome:
 
 
 def poison(byte: int) -> None:
-    """Let fresh memory be filled with a byte: that of malloc, and NumPy's, which has its own."""
+    """Set the byte that fills fresh memory, of malloc and of `poison_numpy`."""
     _LIBC.mallopt(_M_PERTURB, byte ^ 0xFF)
     _POISON["byte"] = byte
 
 
 def poison_numpy() -> None:
-    """Let `np.empty` of Python code return poison, until the process ends."""
+    """Patch `np.empty` to return memory filled with the poison byte, until the process ends."""
     empty, empty_like = np.empty, np.empty_like
 
     def filled(array: Any) -> Any:
@@ -82,16 +82,16 @@ def call_fast(
     inside: Any = None,
     seconds: float = 0,
 ) -> Outcome:
-    """Call what is probed.
+    """Call the implementation under test.
 
     Args:
-        target: Where it is found, and what copies its arguments.
+        target: The target, which looks up the function and copies the arguments.
         call: The call.
-        checked: Whether in checked mode.
-        variant: How the call is made.
-        is_protected: Whether what may not change lies on read-only pages.
+        checked: Whether to call in checked mode.
+        variant: The call variant.
+        is_protected: Whether arguments that may not change are on read-only pages.
         inside: A context manager in which the call is made.
-        seconds: After how long the call is ended, as too slow; 0: never.
+        seconds: The time limit of the call; 0: none.
     """
     outcome = Outcome()
     with target.find("checks")(checked), warnings.catch_warnings():
@@ -106,7 +106,7 @@ def call_fast(
                 outcome.result = outcome.invocation.run()
         except TooSlowError:
             outcome.error = TimeoutError(f"took longer than {seconds} s")
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # it is checked whatever it is
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any exception is checked
             outcome.error = error
     if outcome.invocation is not None:
         outcome.seconds = time.process_time() - start
@@ -116,7 +116,7 @@ def call_fast(
 
 
 def copy_arguments(target: ProbedTarget, call: Call, variant: CallVariant = PLAIN) -> Invocation:
-    """Return the copies of a call's arguments, with which it can be made."""
+    """Copy the arguments of a call; return the invocation that makes it."""
     for report in BEFORE_A_CALL:
         report(call)
     return Invocation(target, call, variant, target.changes)
@@ -125,7 +125,7 @@ def copy_arguments(target: ProbedTarget, call: Call, variant: CallVariant = PLAI
 def call_reference(
     call: Call, *, seconds: float = 0.5, target: PlayingTarget = REFERENCE
 ) -> Outcome | None:
-    """Call `reference`; None where that takes too long or too much memory."""
+    """Call `reference`; return None if that takes too long or too much memory."""
     outcome = Outcome()
     try:
         with time_limit(seconds), warnings.catch_warnings():
@@ -134,14 +134,14 @@ def call_reference(
             outcome.result = outcome.invocation.run()
     except (TooSlowError, MemoryError, RecursionError):
         return None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # it is compared whatever it is
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # any exception is compared
         outcome.error = error
     return outcome
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TooSlowError` inside after some time; 0: never."""
+    """Raise `TooSlowError` inside after so many seconds; 0: never."""
     if not seconds:
         yield
         return

@@ -23,15 +23,15 @@ from tools.probe.violation import Finding, innermost_frame
 
 @dataclasses.dataclass
 class Case:
-    """What a case is made of.
+    """The inputs of a case, and the calls that it made.
 
     Attributes:
         subject: The function.
         target: The implementation that is probed.
         pool: Valid calls.
-        random: The source of all choices.
-        valid: The valid call that the case began with.
-        call: The call that was made, for the report.
+        random: The source of all random choices.
+        valid: The valid call that the case starts from.
+        call: The last call that was made, for the report.
     """
 
     subject: Subject
@@ -42,13 +42,13 @@ class Case:
     call: Call | None = None
 
     def choose(self) -> tuple[Call, Outcome | None]:
-        """Return a valid call, and what `reference` did; None where that took too long."""
+        """Return a valid call, and the outcome of `reference`; None if that took too long."""
         call, expected = self.pool.choose(self.random)
         self.valid = self.call = call
         return call, expected
 
     def choose_answered(self) -> tuple[Call, Outcome | None]:
-        """Return the same; None too for a call that `reference` refuses."""
+        """Return the same as `choose`; None also if `reference` refuses the call."""
         call, expected = self.choose()
         return call, expected if expected is not None and expected.error is None else None
 
@@ -85,24 +85,24 @@ def refused(error: BaseException) -> Iterator[Finding]:
 
 
 def named(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings with the circumstances under which they were made."""
+    """Yield findings with a name appended to their kinds."""
     for kind, where, detail in findings:
         yield f"{kind} ({name})", where, detail
 
 
 def array_sites(call: Call) -> list[Site]:
-    """Return the places of a call at which arrays stand."""
+    """Return the places of arrays in a call."""
     return [site for site in sites_of(call) if isinstance(site.value, np.ndarray)]
 
 
 def describe_call(call: Call | None) -> str:
-    """Return a call as text, cut; some objects in it refuse to be printed."""
+    """Return a call as text, cut to a length; objects may raise in `__repr__`."""
     if call is None:
         return ""
     texts = []
     for name, value in {**call.arguments, **call.hints}.items():
         try:
             texts.append(f"{name}={value!r}"[:600])
-        except Exception as error:  # noqa: BLE001  # a hostile object, or one in itself
+        except Exception as error:  # noqa: BLE001  # a hostile object, or one that contains itself
             texts.append(f"{name}=<{type(value).__name__}: {type(error).__name__}>")
     return re.sub(r"\s+", " ", f"{call.function}({', '.join(texts)})")[:2500]

@@ -1,4 +1,4 @@
-"""Check the effects of a call against what `fast` promises."""
+"""Check the outcome of a call against the promises of `fast`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ ALLOWED: Final = frozenset(
 
 MAX_SECONDS: Final = 2.0
 MAX_GROWTH_BYTES: Final = 1 << 28
-"""What a call on small input may take, of processor time and of memory."""
+"""The limits of processor time and memory for a call with small inputs."""
 
 MUCH: Final = 1 << 24
-"""A number of tokens, blocks or programs from which on time and memory may be large."""
+"""The number of tokens, blocks or programs from which on the limits do not apply."""
 
 CALLERS_FILES: Final = re.compile(r"/conformance/(strategies/|factories)|/probe/(strange|target)")
-"""Where the methods of a caller's own objects are written."""
+"""The files that define the methods of a caller's own objects."""
 
 
 def is_large_request(call: Call, expected: Outcome | None) -> bool:
-    """Return whether the arguments themselves state a size that takes much time or memory.
+    """Return whether the arguments contain a size that takes much time or memory.
 
-    Starts that fall state none, unless `reference` accepts them.
+    Starts that decrease do not count, unless `reference` accepts them.
     """
     is_accepted = expected is None or expected.error is None
     for site in sites_of(call):
@@ -63,7 +63,7 @@ def _product(sizes: Sequence[object]) -> int:
 
 
 def check_resources(outcome: Outcome, *, is_large_request: bool = False) -> Iterator[Finding]:
-    """Yield whether a call took too long or too much memory."""
+    """Yield a finding if a call took too long or too much memory."""
     if is_large_request:
         return
     if outcome.seconds > MAX_SECONDS:
@@ -78,9 +78,9 @@ def check_error(
     """Yield what is wrong with an exception, its message, and what changed before it.
 
     Args:
-        call: What was called.
-        outcome: What the call did.
-        valid: The valid call that it was made from, whose names a message may name too.
+        call: The call.
+        outcome: Its outcome.
+        valid: The valid call that it was made from, whose names a message may contain too.
         is_large_request: Whether memory may run out.
     """
     error = outcome.error
@@ -107,10 +107,10 @@ def check_error(
 def check_result(
     contract: Contract, expected: Outcome, got: Outcome, changed: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """Yield how a result differs from `reference`'s, and what changed that may not."""
+    """Yield a finding if a result differs from `reference`'s, or a read-only argument changed."""
     try:
         difference = difference_in(contract, expected, got, changed)
-    except Exception:  # noqa: BLE001  # an object that raises when it is compared
+    except Exception:  # noqa: BLE001  # an object raises when it is compared
         difference = None
     if difference is not None:
         yield "wrong result", path_of(difference.line), difference.line
@@ -118,7 +118,7 @@ def check_result(
 
 
 def check_unchanged(contract: Contract, got: Outcome) -> Iterator[Finding]:
-    """Yield what changed that may not."""
+    """Yield a finding if an argument changed that the function may not write."""
     if got.invocation is not None:
         changed = got.invocation.converter.tracker.changed(contract.changes)
         if changed is not None:
@@ -135,17 +135,17 @@ def check_twins(
     has_one_fault: bool,
     has_hints: bool,
 ) -> Iterator[Finding]:
-    """Yield how the end of a call differs from that of `reference`'s.
+    """Yield a finding if the result or the exception of a call differs from `reference`'s.
 
     Args:
-        contract: What is stated about the function.
-        expected: What `reference` did.
-        got: What `fast` did.
-        changed: The places of the call that were replaced.
-        checked: Whether `fast` must refuse what `reference` does.
-        has_one_fault: Whether both must do so with the same class.
-        has_hints: Whether `fast` has arguments that `reference` lacks. It may refuse those, and
-            without checks believes them.
+        contract: The contract of the function.
+        expected: The outcome of `reference`.
+        got: The outcome of `fast`.
+        changed: The paths of the values that were replaced.
+        checked: Whether `fast` must refuse the calls that `reference` refuses.
+        has_one_fault: Whether both must raise the same class.
+        has_hints: Whether the call has hints, which only `fast` takes. It may refuse them, and
+            trusts them without checks.
     """
     ours, theirs = expected.error, got.error
     if is_callers_own(expected) or is_callers_own(got):
@@ -170,9 +170,9 @@ def check_twins(
 
 
 def is_callers_own(outcome: Outcome) -> bool:
-    """Return whether an exception is the caller's own: of a drawn backend, or of a hostile object.
+    """Return whether a caller's object, a drawn backend or a hostile object, raised the exception.
 
-    Where no arguments could be made, nothing was called.
+    Also true if the arguments could not be copied, so that no call was made.
     """
     error = outcome.error
     if error is None:
@@ -184,7 +184,7 @@ def is_callers_own(outcome: Outcome) -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out, in the words of Python, NumPy or torch."""
+    """Return whether an exception of Python, NumPy or torch reports that memory ran out."""
     text = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
@@ -204,7 +204,7 @@ def is_refusal(outcome: Outcome) -> bool:
 
 
 def path_of(line: str) -> str:
-    """Return where a difference is, without indices, by which differences are grouped.
+    """Return the path of a difference without indices, to group differences.
 
     >>> path_of("result[2].seq_lens[5] = 1, but should be 2")
     'result[].seq_lens[]'
@@ -213,7 +213,7 @@ def path_of(line: str) -> str:
 
 
 def _names_in(call: Call) -> set[str]:
-    """Return the words by which a message can name what is wrong with a call."""
+    """Return the names in a call that an error message may contain."""
     found: set[str] = set()
     for site in sites_of(call):
         found.update(re.findall(r"\w+", site.path))
@@ -223,14 +223,14 @@ def _names_in(call: Call) -> set[str]:
     try:
         function = REFERENCE.lookup(call.function)
         found.update(function.__code__.co_varnames[: function.__code__.co_argcount + 9])
-    except (AttributeError, Absent):  # a class or a scenario: all its arguments are given
+    except (AttributeError, Absent):  # a class, or one of `PLAYS`: the call has all its arguments
         pass
     return found - {"self"}
 
 
 def _is_given(owner: object, outcome: Outcome) -> bool:
-    """Return whether an object is in the arguments of a call."""
-    assert outcome.invocation is not None  # noqa: S101  # `is_callers_own` says so
+    """Return whether an object is in the arguments of a call, at any depth."""
+    assert outcome.invocation is not None  # noqa: S101  # see `is_callers_own`
     seen: set[int] = set()
     left: list[Any] = [outcome.invocation.arguments, outcome.invocation.hints]
     while left:

@@ -26,7 +26,7 @@ from tools.probe.violation import Violation
 from tools.probe.workers import HANG_SECONDS, Job, Report, run_job
 
 CASES_FOR_A_WORKER: Final = 200
-"""How many cases a worker runs at least: to start one takes as long as a hundred cases."""
+"""The fewest cases that a worker runs: starting one takes as long as a hundred cases."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,11 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_workers(names: Sequence[str]) -> None:
-    """Do once what each worker, which is forked, would do again."""
-    torch.set_num_threads(1)  # a fork copies one thread alone
+    """Do the slow initialization once, before workers are forked."""
+    torch.set_num_threads(1)  # a fork copies only one thread
     fast.warmup()
     warm_checked_mode()
-    FakeTensorMode()  # imports a second's worth of torch
+    FakeTensorMode()  # its imports take a second
     pools.Pool("extract_layer_index", 0)  # Hypothesis collects constants of all modules
     if set(names) & set(subjects.constructors()):
         pools.objects_in_calls()
@@ -88,7 +88,7 @@ def _prepare_workers(names: Sequence[str]) -> None:
 
 
 def describe(report: Report, *, is_full: bool = False) -> str:
-    """Return a job's report: one example, in a few lines, of violations that are alike."""
+    """Return a function's report as text, with one example of each kind of violation."""
     lines = [f"{report.function}: {report.done:,} of {report.total:,} cases"]
     found: dict[tuple[str, str, str], list[Violation]] = {}
     for violation in report.violations:
@@ -150,7 +150,7 @@ def _make_parser() -> Parser:
 
 
 def _case(text: str) -> tuple[str, int, int]:
-    """Read the name of a case."""
+    """Parse the name of a case."""
     found = re.fullmatch(r"([\w.]+):(-?\d+):(\d+)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not FUNCTION:SEED:CASE")

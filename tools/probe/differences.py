@@ -1,4 +1,4 @@
-"""The first difference between the effects of both twins."""
+"""Find the first difference between the outcomes of both twins."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tools.probe.calling import Outcome
 def difference_in(
     contract: Contract, expected: Outcome, got: Outcome, changed: Sequence[str] = ()
 ) -> Difference | None:
-    """Return the first difference of a result, and of what was changed, from `reference`'s.
+    """Return the first difference from `reference` in the result and the written arguments.
 
     Args:
-        contract: What is stated about the function.
-        expected: What `reference` did.
-        got: What is compared with it.
-        changed: The places of the call that were replaced, which a result may pass on.
+        contract: The contract of the function.
+        expected: The outcome of `reference`.
+        got: The outcome that is compared with it.
+        changed: The paths of the values that were replaced, which a result may contain.
     """
     shows: Callable[[Any], Any] = contract.shows or (lambda result: result)
     difference = first_difference(shows(expected.result), shows(got.result))
@@ -38,7 +38,7 @@ def difference_in(
 
 
 def contents(value: Any) -> list[tuple[str, bytes]]:
-    """Return the bytes of all arrays of a result, with their paths."""
+    """Return the paths and the bytes of all arrays in a result."""
     return [
         (path, as_bytes(part).tobytes())
         for path, part in arrays_in(value, "result")

@@ -24,7 +24,7 @@ from tools.probe.violation import Finding
 
 
 def other_kinds(case: Case) -> Iterator[Finding]:
-    """Another kind of tensor is refused by name, or answered rightly."""
+    """Check that another kind of tensor is refused by name, or gives the right result."""
     call, expected = case.choose_answered()
     sites = array_sites(call)
     if not sites or expected is None:
@@ -46,7 +46,7 @@ def other_kinds(case: Case) -> Iterator[Finding]:
 
 
 def _places_of_same(site: Site, sites: list[Site]) -> list[Site]:
-    """Return the other places of the same array, which both twins are given as one object."""
+    """Return the other places of the same array, which both twins get as one object."""
     return [
         other
         for other in sites
@@ -59,7 +59,7 @@ def _places_of_same(site: Site, sites: list[Site]) -> list[Site]:
 def _draw_kind(
     case: Case, call: Call, expected: Outcome, site: Site, sites: list[Site]
 ) -> tuple[OfKind, list[Site], Call, Outcome | None]:
-    """Return a kind, the places where it stands, the call of `reference`, and what that did."""
+    """Return a kind, its places, the call of `reference`, and the outcome of that."""
     kind = some_kind(case.random, site.value, site.path)
     if kind.kind in {"expanded", "zero-stride"} and not _is_repeated(site.value):
         array = _repeated(site.value)
@@ -74,7 +74,7 @@ def _draw_kind(
 
 
 def _apart(call: Call, site: Site) -> tuple[Call, Outcome | None]:
-    """Return a call in which an array is no longer that of other places, and its outcome."""
+    """Return a call with an array that other places do not share, and `reference`'s outcome."""
     call = replaced_at(call, site, site.value.copy())
     return call, call_reference(call)
 
@@ -83,15 +83,15 @@ def _wrong_result(
     case: Case, expected: Outcome, got: Outcome, path: str, kind: str
 ) -> Iterator[Finding]:
     if path == "out" or case.subject.contract.observe is not None:
-        return  # what is written went into a copy
+        return  # the call wrote to a copy
     try:
         if any(
             not leaf.untyped_storage().nbytes() and leaf.numel()
             for leaf in _tensors(got.result).values()
         ):
-            return  # a view of a tensor without memory has none either
+            return  # a view of a tensor without storage
         difference = difference_in(case.subject.contract, expected, got, [path])
-    except Exception:  # noqa: BLE001  # it passes on what cannot be read
+    except Exception:  # noqa: BLE001  # the result contains unreadable tensors
         return
     if difference is None or (kind not in SAME_TYPE and difference.verdict is not Verdict.VALUE):
         return
@@ -99,7 +99,7 @@ def _wrong_result(
 
 
 def modes(case: Case) -> Iterator[Finding]:
-    """In inference mode and without gradients a valid call is answered."""
+    """Check a valid call in inference mode or under `no_grad`."""
     call, expected = case.choose_answered()
     if expected is None:
         return
@@ -110,7 +110,7 @@ def modes(case: Case) -> Iterator[Finding]:
 
 
 def transforms(case: Case) -> Iterator[Finding]:
-    """Inside `vmap` and `functionalize` the result is right, or the call is refused."""
+    """Check that inside `vmap` and `functionalize` the result is right, or the call is refused."""
     call, expected = case.choose_answered()
     sites = [site for site in array_sites(call) if not is_numpy(site.path)]
     if not sites or expected is None:
@@ -143,9 +143,9 @@ def transforms(case: Case) -> Iterator[Finding]:
 def _transformed(
     case: Case, name: str, call: Call, site: Site
 ) -> tuple[Outcome, dict[str, torch.Tensor]] | None:
-    """Make a call inside a transform; return what it did, and the tensors of its result by path.
+    """Make a call inside a transform; return its outcome, and the tensors of its result by path.
 
-    None where torch cannot transform it.
+    Return None if torch cannot transform it.
     """
     found: list[Outcome] = []
 

@@ -1,4 +1,4 @@
-"""The valid calls that cases start from, drawn for fifty cases at a time."""
+"""The pools of valid calls that cases start from; fifty cases share a pool."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tools.probe.calling import Outcome, call_reference
 from tools.probe.sites import sites_of
 
 CASES_FOR_A_POOL: Final = 50
-"""Successive cases that share valid calls: few cases draw little, many cases draw new calls."""
+"""The number of successive cases that share a pool: a short run draws few calls."""
 
 NUM_MINIMAL, NUM_REAL = 8, 2
-"""Valid calls in a pool, of the sizes of tests and of engines."""
+"""The numbers of valid calls in a pool, of the presets `MINIMAL` and `REAL`."""
 
 NUM_FOR_OBJECTS: Final = 5
-"""Calls drawn of each function, whose objects are the arguments of constructors."""
+"""The number of calls of each function that are searched for arguments of constructors."""
 
 
 class Pool:
-    """Valid calls of one function, and the results of `reference`.
+    """Valid calls of one function, and the outcomes of `reference`.
 
     Args:
         name: The function.
-        number: Which pool; each has other calls, the same in every run.
+        number: The number of the pool, which determines its calls.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -49,7 +49,7 @@ class Pool:
         self._expected: dict[int, Outcome | None] = {}
 
     def choose(self, random: Random) -> tuple[Call, Outcome | None]:
-        """Return a call at random, and what `reference` did; None where that takes too long."""
+        """Return a random call, and the outcome of `reference`; None if that takes too long."""
         number = random.randrange(len(self.calls))
         call = self.calls[number]
         if number not in self._expected:
@@ -59,7 +59,7 @@ class Pool:
 
 @cache
 def calls_by_hand() -> dict[str, list[Call]]:
-    """Return calls of what has no contract, by name."""
+    """Return hand-written calls of functions without a contract, by name."""
     found: dict[str, list[Call]] = {}
     dtypes = (np.int32, np.int64, np.float32, np.bool_, ml_dtypes.bfloat16)
     sizes: tuple[list[int], ...] = ([4], [3, 2], [0], [1, 0, 5], [1000])
@@ -87,7 +87,7 @@ def calls_by_hand() -> dict[str, list[Call]]:
 
 
 def _constructor_calls(name: str) -> list[Call]:
-    """Return calls of a dataclass' constructor that make the objects other functions take."""
+    """Return calls of a dataclass' constructor that create the objects other functions take."""
     cls = getattr(reference, name)
     fields = {field.name for field in dataclasses.fields(cls) if field.init}
     made = objects_in_calls().get(cls, [])

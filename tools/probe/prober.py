@@ -29,7 +29,7 @@ KINDS: Final[dict[Callable[[Case], Iterator[Finding]], int]] = {
     valid_calls.copied: 2,
     valid_calls.forked: 1,
 }
-"""The kinds of cases, and how many of a hundred are of each."""
+"""The kinds of cases, and their shares in percent."""
 
 
 class Prober:
@@ -37,8 +37,8 @@ class Prober:
 
     Args:
         name: The function.
-        implementation: What is probed.
-        seed: Of the run.
+        implementation: The implementation under test.
+        seed: The seed of the run.
 
     Attributes:
         name: The function.
@@ -59,7 +59,7 @@ class Prober:
         self._pool_number = -1
 
     def run(self, number: int) -> list[Violation]:
-        """Run a case and return what it found."""
+        """Run a case and return its violations."""
         name, seed = self.name, self._seed
         if number // CASES_FOR_A_POOL != self._pool_number:
             self._pool_number = number // CASES_FOR_A_POOL

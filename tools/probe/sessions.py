@@ -1,4 +1,4 @@
-"""Cases of `BlockTables`: valid operations on one object, with changed ones between them."""
+"""Stateful cases of `BlockTables`: valid operations, with disturbances between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _sessions(pool: int) -> list[Session]:
 
 
 def session(case: Case) -> Iterator[Finding]:
-    """Both twins' tables hold the same after every operation, whatever happens between them."""
+    """Check that both twins return the same from every operation, with disturbances between."""
     chosen = case.random.choice(_sessions(case.pool.number))
     case.call = chosen.constructor
     tables = _Tables(case, chosen)
@@ -56,12 +56,12 @@ def session(case: Case) -> Iterator[Finding]:
 
 
 class _Tables:
-    """The object under test, and `reference`'s as its model.
+    """The object under test, and `reference`'s object as its model.
 
     Attributes:
-        model: `reference`'s.
-        actual: The one under test.
-        results: What both returned lately.
+        model: The object of `reference`.
+        actual: The object under test.
+        results: The last results of both.
     """
 
     def __init__(self, case: Case, chosen: Session) -> None:
@@ -73,7 +73,7 @@ class _Tables:
         self.results: list[tuple[Any, Any]] = []
 
     def between(self, operation: Operation) -> Iterator[Finding]:
-        """Do something else before an operation, or nothing."""
+        """Disturb the object before an operation, or do nothing."""
         if self.random.random() < 0.4:
             others = (self._write_into_results, self._interrupt, self._refuse, self._copy)
             yield from self.random.choice(others)(operation)
@@ -83,7 +83,7 @@ class _Tables:
         checked = self.random.random() < 0.4
         expected, got = self._call_both(operation, checked=checked)
         yield from check_resources(got)
-        if expected.error is not None:  # a bad operation before was valid, and this one is not
+        if expected.error is not None:  # an accepted mutated operation made this one invalid
             if checked and type(got.error) is not type(expected.error):
                 yield _disagreement(expected, got)
             return
@@ -98,7 +98,7 @@ class _Tables:
         self.results = [*self.results[-2:], (expected.result, got.result)]
 
     def _write_into_results(self, _: Operation) -> Iterator[Finding]:
-        """Write through torch into what was returned, as runners do."""
+        """Write into the last results, as runners do."""
         yield from ()
         for expected, got in self.results[-1:]:
             is_one = not isinstance(expected, list | tuple)
@@ -108,7 +108,7 @@ class _Tables:
                     array[at] = tensor[at] = -1
 
     def _refuse(self, operation: Operation) -> Iterator[Finding]:
-        """Call with bad arguments: a refusal changes nothing."""
+        """Call with mutated arguments: the twins must agree, and a refusal must change nothing."""
         valid = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
         site = self.random.choice(sites_of(valid))
         value: Any
@@ -128,7 +128,7 @@ class _Tables:
             yield _disagreement(expected, got)
 
     def _copy(self, _: Operation) -> Iterator[Finding]:
-        """Go on with a copy, where the object allows one."""
+        """Continue with a copy of the object, if it can be copied."""
         make = self.random.choice((copy.deepcopy, pickled, _pickled_by_multiprocessing))
         try:
             self.actual = make(self.actual)
@@ -141,7 +141,7 @@ class _Tables:
         self.results.clear()
 
     def _interrupt(self, operation: Operation) -> Iterator[Finding]:
-        """Interrupt the operation: it has happened or it has not."""
+        """Check that an interrupted operation has happened completely or not at all."""
         call = self.case.call = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
         after = copy.deepcopy(self.model)
         _call_model(after, operation.method, call)

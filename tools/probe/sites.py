@@ -18,9 +18,9 @@ class Site:
     """A place in a call.
 
     Attributes:
-        steps: how it is reached from the call, by `children`'s keys.
-        path: the place as an expression: `common_attn_metadata.seq_lens`.
-        value: what is there.
+        steps: The keys of `children` that lead to it from the call.
+        path: The place as an expression: `common_attn_metadata.seq_lens`.
+        value: The value at the place.
     """
 
     steps: tuple[Any, ...]
@@ -29,7 +29,7 @@ class Site:
 
 
 def sites_of(call: Call, deepest: int = 6) -> list[Site]:
-    """Return all places of a call, arguments and what is inside them.
+    """Return all places in a call: arguments, hints and their nested values.
 
     >>> [site.path for site in sites_of(Call("f", {"a": [1, 2], "b": slice(0, 3)}))]
     ['a', 'a[0]', 'a[1]', 'b']
@@ -57,7 +57,7 @@ def _inside(
 
 def _entries(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, slice) or (isinstance(value, Factory) and not _holds_arrays(value)):
-        return []  # a caller's own class: how it is made is not the function's business
+        return []  # a caller's own class: the function does not construct it
     entries = list((vars(value) if isinstance(value, Factory) else children(value)).items())
     if has_entries(value):
         return entries[:20]
@@ -70,7 +70,7 @@ def _holds_arrays(value: Any) -> bool:
 
 
 def replaced_at(call: Call, site: Site, value: Any) -> Call:
-    """Return the call with another value at a place; what leads there is copied.
+    """Return a copy of the call with another value at a place; values elsewhere are shared.
 
     >>> call = Call("f", {"a": [1, 2]})
     >>> replaced_at(call, sites_of(call)[2], "x")

@@ -1,4 +1,4 @@
-"""Objects that no function expects: hostile methods, subclasses, numbers out of range."""
+"""Unexpected argument values: objects with hostile methods, subclasses, numbers out of range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.targets.factories import Factory
 
 
 class HostilityError(Exception):
-    """What a hostile object raises: the caller's own exception, which may pass through."""
+    """The exception of a hostile object, which a function may pass on to its caller."""
 
 
 def _hostile(*_: object, **__: object) -> NoReturn:
@@ -22,7 +22,7 @@ def _hostile(*_: object, **__: object) -> NoReturn:
 
 
 class LyingIndex:
-    """Looks like an int, and is another one each time."""
+    """An index that has another value each time."""
 
     __slots__ = ("_next",)
 
@@ -37,7 +37,7 @@ class LyingIndex:
 
 
 class HostileAttributes:
-    """Raises for every attribute."""
+    """An object that raises for every attribute."""
 
     __slots__ = ()
 
@@ -53,8 +53,8 @@ HOSTILE: Final = {
     "__eq__": ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"),
     "__repr__": ("__repr__", "__str__", "__format__"),
 }
-"""The methods that raise in a class of hostile objects, by the first: an index that is used as one,
-a sequence, an object that is compared, one that is printed in a message.
+"""The methods that raise in each class of hostile objects, by the first one: an index, a sequence,
+an object that is compared, an object that is printed.
 """
 
 
@@ -66,7 +66,7 @@ SUBCLASSES: Final = {
     kind: type(f"{kind.__name__.capitalize()}Subclass", (kind,), {})
     for kind in (list, dict, int, str)
 }
-"""Classes of which an object equals one of a builtin class."""
+"""Subclasses of builtin classes, which behave like these."""
 
 
 def _itself() -> list[Any]:
@@ -114,13 +114,13 @@ def _read_only(array: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StrangeObject(Factory):
-    """An object of `OBJECTS`, which is in an argument's place in both twins."""
+    """An object of `OBJECTS`, which both twins get as an argument."""
 
     name: str
     made: list[Any] = dataclasses.field(default_factory=list, repr=False)
 
     def make(self, converter: Converter) -> Any:
-        """Return it: the same one in both twins."""
+        """Return the object, the same in both twins."""
         del converter
         if not self.made:
             self.made.append(OBJECTS[self.name]())
@@ -129,13 +129,13 @@ class StrangeObject(Factory):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfSubclass(Factory):
-    """A list, dict, int or text as an object of a subclass."""
+    """A list, dict, int or string, converted to a subclass."""
 
     value: Any
     path: str
 
     def make(self, converter: Converter) -> Any:
-        """Return the same value, of another class."""
+        """Return the value as an object of the subclass."""
         converted = converter.convert(self.value, self.path)
         subclass = SUBCLASSES.get(type(converted))
         return converted if subclass is None else subclass(converted)
@@ -146,11 +146,11 @@ INTS += (-(2**63) - 1, 10**30, -2)
 
 
 MAX_CHARACTERS = 1_000_000
-"""How long a text becomes about, however often it is made longer."""
+"""The approximate limit of the length of a string that is repeated."""
 
 
 def other_value(random: Random, value: Any, path: str) -> Any:
-    """Return something else for a value that is not an array."""
+    """Return a mutation of a value that is not an array, or an unrelated value."""
     if isinstance(value, bool | np.bool_):
         likely: list[Any] = [not value, np.bool_(value), int(value)]
     elif isinstance(value, int | np.integer):

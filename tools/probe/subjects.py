@@ -26,8 +26,7 @@ class Subject:
 
     Attributes:
         name: Its name; a method's is `Class.method`.
-        contract: What it may change and what is compared; without a contract in the conformance
-            run, an empty one.
+        contract: Its contract in the conformance run, or an empty one.
     """
 
     name: str
@@ -37,8 +36,8 @@ class Subject:
     def is_compared(self) -> bool:
         """Whether its results for bad calls are compared with those of `reference`.
 
-        Not those of classes that store their arguments unchecked, nor of functions that pass them
-        on to a builder of the caller.
+        False for classes that store their arguments unchecked, and for functions that pass them on
+        to a builder of the caller.
         """
         return bool(self.contract.goals) and ".build_for_" not in self.name
 
@@ -49,7 +48,7 @@ def names() -> list[str]:
 
 
 def unprobed() -> list[str]:
-    """Return public names of `fast` that are neither probed nor have a reason not to be."""
+    """Return public names of `fast` that are neither probed nor listed in `NO_FUNCTIONS`."""
     probed = {name.split(".")[0] for name in names()}
     return sorted(set(fast.__all__) - probed - set(NO_FUNCTIONS))
 

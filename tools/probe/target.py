@@ -1,4 +1,4 @@
-"""The implementation that is probed: `fast`, or a module whose names replace those of `fast`."""
+"""The implementation under test: `fast`, or a module whose names replace those of `fast`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.targets.target import Target
 
 
 class Overlay(ModuleType):
-    """The names of a module, and those of `fast` where it has none."""
+    """A module that falls back to `fast` for missing names."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(module.__name__)
@@ -35,7 +35,7 @@ class Overlay(ModuleType):
 
 
 def load(path: Path | None) -> Implementation:
-    """Return `fast`, or the module of a file in front of it."""
+    """Return `fast`, or the module of a file as an overlay of `fast`."""
     if path is None:
         return FAST
     found = load_implementation(str(path))
@@ -44,11 +44,10 @@ def load(path: Path | None) -> Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class PlayingTarget(Target):
-    """A target in which some names stand for several calls.
+    """A target whose functions include `PLAYS`, short sequences of calls.
 
     Attributes:
-        method: A method of an object, which is called whatever the name is; None: the function,
-            or one of `PLAYS`.
+        method: A method of an object, which is returned for every name; None: look the name up.
     """
 
     method: Callable[..., Any] | None = None
@@ -67,13 +66,13 @@ REFERENCE: Final = PlayingTarget("reference", targets.REFERENCE.implementation, 
 
 @dataclasses.dataclass(frozen=True)
 class ProbedTarget(PlayingTarget):
-    """A target whose arguments lie in guarded memory.
+    """A target whose arguments are in guarded memory.
 
     Attributes:
-        memory: Where they lie.
-        random: How they lie there.
+        memory: The guarded memory.
+        random: The source of random placement.
         changes: The arguments that the function may change.
-        may_span: Whether views of one memory may be placed apart.
+        may_span: Whether views of the same memory may be copied separately.
     """
 
     memory: GuardedMemory = dataclasses.field(default_factory=GuardedMemory)
@@ -87,10 +86,10 @@ class ProbedTarget(PlayingTarget):
 
 
 class PlacingConverter(Converter):
-    """Copies arguments into guarded memory, each array to pages of its own.
+    """Copies arguments into guarded memory, each array to separate pages.
 
-    At random an array ends at a guard page or begins after one, and a view comes with the memory
-    around it or without.
+    An array ends before a guard page or begins after one, and a view is copied with all of its base
+    or only the spanned part, at random.
     """
 
     def __init__(self, target: ProbedTarget, **options: Any) -> None:
@@ -99,7 +98,7 @@ class PlacingConverter(Converter):
         self._pages: list[tuple[str, int, int]] = []
 
     def protect(self) -> None:
-        """Make every array read-only that the function may not change."""
+        """Make all arrays read-only that the function may not change."""
         for path, first, length in self._pages:
             if argument_of(path) not in self._target.changes:
                 self._target.memory.make_read_only(first, length)
@@ -171,7 +170,7 @@ def _layout(module: Any, cache_layout: Any) -> Any:
 
 
 def _checks(module: Any, enabled: Any) -> None:
-    if module is reference:  # which has no such mode
+    if module is reference:  # it has no checked mode
         if not isinstance(enabled, bool) and type(enabled).__name__ != "bool":
             raise TypeError(f"enabled must be a bool, got {type(enabled).__name__}")
         return
@@ -187,4 +186,4 @@ PLAYS: Final[dict[str, Callable[..., Any]]] = {
     "set_kv_cache_layout": _layout,
     "checks": _checks,
 }
-"""What takes several calls to show, by name; each takes the module of the implementation first."""
+"""Functions that make several calls, by name; the first argument is the implementation's module."""

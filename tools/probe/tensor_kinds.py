@@ -1,4 +1,4 @@
-"""Kinds of tensors that look like others but store their values in another place, or not at all."""
+"""Unusual kinds of tensors and arrays: sparse, meta, fake, subclasses, views without storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.values.parts import map_children
 
 
 class Wrapper(torch.Tensor):
-    """A wrapper subclass, with no memory of its own."""
+    """A wrapper subclass without storage."""
 
     inner: torch.Tensor
 
@@ -37,7 +37,7 @@ class Wrapper(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do the same to the inner tensors."""
+        """Apply the function to the inner tensors."""
         del types
 
         def unwrap(value: Any) -> Any:
@@ -48,7 +48,7 @@ class Wrapper(torch.Tensor):
 
 
 class PlainSubclass(torch.Tensor):
-    """A subclass with memory as any tensor has it."""
+    """A subclass with ordinary storage."""
 
 
 def _without_storage(make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -130,7 +130,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "0-dim": lambda t: t.reshape(-1)[0],
     "shared memory": lambda t: t.clone().share_memory_(),
 }
-"""Makers of a kind from an ordinary tensor; one may raise where there is no such tensor."""
+"""Conversions of an ordinary tensor to each kind; they raise if the kind does not allow it."""
 
 
 def _unaligned(array: Array) -> Array:
@@ -155,11 +155,11 @@ ARRAYS: dict[str, Callable[[Array], Any]] = {
     "unaligned": _unaligned,
     "zero-stride": lambda a: np.broadcast_to(a[:1], a.shape),
 }
-"""The same for NumPy arrays, where `fast` takes one."""
+"""The same for NumPy arrays, for arguments that are arrays in `fast`."""
 
 
 class NoSuchKindError(Exception):
-    """An array cannot be made this kind of tensor."""
+    """An array cannot be converted to this kind of tensor."""
 
 
 SAME_TYPE = frozenset(
@@ -167,18 +167,18 @@ SAME_TYPE = frozenset(
     | {"shared memory", "storage resized to 0", "strided", "strided view of nothing", "unaligned"}
     | {"zero-stride"}
 )
-"""Kinds with the type, dtype and device of what they are made from; others may be passed on."""
+"""Kinds that keep the type, dtype and device, so that these are compared in results too."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfKind(Factory):
-    """An array that `fast` is given as another kind of tensor.
+    """An array that `fast` gets as another kind of tensor.
 
     Attributes:
         kind: One of `TENSORS` or `ARRAYS`.
         array: The values.
-        path: The argument that it is.
-        tensor: What `fast` is given; None: what the kind makes of the array.
+        path: The path of the argument.
+        tensor: The tensor for `fast`; None: the array is converted to the kind.
     """
 
     kind: str
@@ -187,10 +187,10 @@ class OfKind(Factory):
     tensor: torch.Tensor | None = None
 
     def make(self, converter: Converter) -> Any:
-        """Return the array, of that kind as `fast` takes it.
+        """Return the array for `reference`, and the converted one for `fast`.
 
         Raises:
-            NoSuchKindError: There is no such tensor of these values.
+            NoSuchKindError: The values cannot be converted.
         """
         if converter.device is not None and self.tensor is not None:
             return self.tensor

@@ -1,4 +1,4 @@
-"""Cases of valid calls: whatever way a call is made, the result is `reference`'s."""
+"""Cases of valid calls: the result must equal `reference`'s, however the call is made."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tools.probe.sites import replaced_at
 from tools.probe.violation import Finding, innermost_frame
 
 LAYOUT_MATTERS: Final = ("reshape_", "_reshape_kv_cache", "init_kv_cache", "bind_kv_cache")
-"""What returns views, and refuses memory that allows none."""
+"""Functions that return views, and refuse memory layouts that allow none."""
 
 
 def valid(case: Case) -> Iterator[Finding]:
-    """A valid call is answered as by `reference`, from any memory and in every manner."""
+    """Check the result of a valid call, with any memory layout and call variant."""
     call, expected = case.choose_answered()
     if expected is None:
         return
@@ -42,13 +42,13 @@ def valid(case: Case) -> Iterator[Finding]:
         has_own_objects=random.random() < 0.2 and contract.takes_objects,
         has_negated_tensors=random.random() < 0.1,
     )
-    if variant.has_numpy_scalars:  # some are passed on
+    if variant.has_numpy_scalars:  # results may contain them
         expected = call_reference(call.with_numpy_scalars()) or expected
     yield from case.check_answer(call, expected, variant)
 
 
 def interrupted(case: Case) -> Iterator[Finding]:
-    """An exception of a signal handler changes no input, and the next call is answered."""
+    """Check that an interrupted call changes no input, and that the next call is correct."""
     call, expected = case.choose_answered()
     if expected is None:
         return
@@ -65,7 +65,7 @@ def interrupted(case: Case) -> Iterator[Finding]:
 
 
 def in_threads(case: Case) -> Iterator[Finding]:
-    """Several threads at once get the results that one gets alone."""
+    """Check that several threads at once get the same results as one."""
     chosen = [case.choose_answered() for _ in range(3)]
     jobs = [(call, expected) for call, expected in chosen if expected is not None]
     if not jobs:
@@ -101,7 +101,7 @@ def in_threads(case: Case) -> Iterator[Finding]:
 
 
 def copied(case: Case) -> Iterator[Finding]:
-    """A copy of a result, and one that was pickled, equals it, or is refused by a TypeError."""
+    """Check that a copied and a pickled result equal the result, or raise TypeError."""
     call, expected = case.choose_answered()
     if expected is None:
         return
@@ -123,7 +123,7 @@ def copied(case: Case) -> Iterator[Finding]:
 
 
 def forked(case: Case) -> Iterator[Finding]:
-    """A forked process gets the same results."""
+    """Check that a forked process gets the same result."""
     call, expected = case.choose_answered()
     if expected is None:
         return
@@ -143,7 +143,7 @@ def forked(case: Case) -> Iterator[Finding]:
 
 
 def pickled(value: Any) -> Any:
-    """Return what comes back of a pickled object."""
+    """Pickle and unpickle an object."""
     return pickle.loads(pickle.dumps(value))  # noqa: S301  # it was pickled just now
 
 

@@ -16,13 +16,13 @@ class Violation:
     """A promise that a call broke.
 
     Attributes:
-        function: what was called.
-        seed: of the run.
-        case: the number of the case.
-        kind: which promise, in a few words.
-        where: the innermost frame in `fast`, or where it shows.
-        detail: what happened.
-        call: the call, cut to a line.
+        function: The function that was called.
+        seed: The seed of the run.
+        case: The number of the case.
+        kind: The kind of violation, in a few words.
+        where: The innermost frame in `fast`, or the path of the difference.
+        detail: What happened.
+        call: The call, cut to a line.
     """
 
     function: str
@@ -35,7 +35,7 @@ class Violation:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What violations have in common of which one is printed."""
+        """The deduplication key: one violation with each key is printed."""
         return self.function, self.kind, self.where
 
     @property
@@ -55,7 +55,7 @@ def innermost_frame(trace: TracebackType | None) -> str:
 
 
 def innermost_dumped(dump: str) -> str:
-    r"""Return the same of what `faulthandler` wrote.
+    r"""Return the innermost frame in `fast` from a dump of `faulthandler`.
 
     >>> innermost_dumped('  File "/a/numpy/b.py", line 3 in g\n  File "/a/fast/x.py", line 2 in f')
     'fast/x.py:2 f'

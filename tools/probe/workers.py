@@ -28,16 +28,16 @@ from tools.probe.prober import Prober
 from tools.probe.violation import Violation, innermost_dumped
 
 HANG_SECONDS: Final = 20.0
-"""A case that takes longer, by the clock, hangs; a call has 2 s of processor time."""
+"""A case that takes longer in wall time counts as hung."""
 
 MEMORY_BYTES: Final = 1 << 30
-"""Address space that a worker may take beyond what it begins with."""
+"""The address space that a worker may allocate."""
 
 CALLING: Final = "calling "
-"""What a line begins with that says what is called next."""
+"""The prefix of lines that describe the next call."""
 
 MAX_DEATHS: Final = 5
-"""Workers of one function that may die before the rest of its cases is left out."""
+"""The number of workers of a function that may die before its other cases are skipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Job:
 
     Attributes:
         functions: The functions.
-        seed: Of the run.
-        first: The first case of each.
-        stop: The one after the last.
+        seed: The seed of the run.
+        first: The first case of each function.
+        stop: The end of the cases.
     """
 
     functions: tuple[str, ...]
@@ -60,20 +60,20 @@ class Job:
         return len(self.functions) * (self.stop - self.first)
 
     def __getitem__(self, place: int) -> tuple[str, int]:
-        """Return the function and the number of the case at a place of the job."""
+        """Return the function and the case number at an index of the job."""
         number, case = divmod(place, self.stop - self.first)
         return self.functions[number], self.first + case
 
 
 @dataclasses.dataclass
 class Report:
-    """What was found of a function.
+    """The results for a function.
 
     Attributes:
         function: The function.
-        total: How many cases were to be run.
-        done: How many were run.
-        violations: What they found, in order.
+        total: The number of its cases.
+        done: The number of cases that were run.
+        violations: The violations, in order.
     """
 
     function: str
@@ -85,11 +85,11 @@ class Report:
 def run_job(
     job: Job, implementation: Implementation, hang_seconds: float, is_over: Callable[[], bool]
 ) -> list[Report]:
-    """Run all cases of a job, in as many workers one after another as it takes.
+    """Run all cases of a job, in a new worker after each one that dies.
 
     Args:
         job: The cases.
-        implementation: What is probed.
+        implementation: The implementation under test.
         hang_seconds: How long a case may take.
         is_over: Whether to stop early.
 
@@ -124,7 +124,7 @@ def _again(
     hang_seconds: float,
     is_over: Callable[[], bool],
 ) -> Violation:
-    """Run the case that a worker died of alone, to learn its call, and whether it dies again."""
+    """Run the case that killed a worker again, alone, to record its call and to confirm it."""
     job = Job((died.function,), died.seed, died.case, died.case + 1)
     reports = {died.function: Report(died.function, 1)}
     _, alone = _follow(job, 0, implementation, reports, hang_seconds, is_over)
@@ -142,11 +142,11 @@ def _follow(
     hang_seconds: float,
     is_over: Callable[[], bool],
 ) -> tuple[int, Violation | None]:
-    """Run a job from a place on in a forked process, and report what it finds.
+    """Run a job from an index on in a forked process, and add its violations to the reports.
 
     Returns:
-        Where it ended: after the last case, or at the case of which it died; and how it died, None
-        if it did not.
+        The index at which it ended: after the last case, or of the case that killed it; and the
+        violation of that case, None if it did not die.
     """
     context = multiprocessing.get_context("fork")
     how, since = None, time.monotonic()
@@ -180,19 +180,19 @@ def _follow(
                 if code < 0
                 else f"died of exit {code}"
             )
-        place = min(place, len(job) - 1)  # what the last case left may end it, too
+        place = min(place, len(job) - 1)  # it may also die after the last case
         stacks.seek(0)
         return place, _death(job, place, how, stacks.read().decode(errors="replace"))
 
 
 def _death(job: Job, place: int, how: str, dump: str) -> Violation:
-    """Return how a process died in a case.
+    """Return the violation of a case that killed its process.
 
     Args:
-        job: Its cases.
-        place: Of the case.
-        how: In a few words.
-        dump: What it wrote: its calls, stacks, and a traceback.
+        job: The job.
+        place: The index of the case.
+        how: How the process died, in a few words.
+        dump: The output of the process: calls, stacks, and a traceback.
     """
     calls = [line[len(CALLING) :] for line in dump.splitlines() if line.startswith(CALLING)]
     frames = re.findall(r'File "[^"]*", line \d+.*', dump)
@@ -211,7 +211,7 @@ def _work(
     stacks: IO[bytes],
     connection: Connection,
 ) -> None:
-    """Run the cases in this process: send the place of each first, then what it finds."""
+    """Run the cases in this process; send the index of each, then its violations."""
     status = 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     try:
@@ -220,7 +220,7 @@ def _work(
         if len(job) == 1:
             _report_calls(stacks)
         poison_numpy()
-        gc.callbacks.clear()  # Hypothesis has one, in which a signal would end
+        gc.callbacks.clear()  # Hypothesis' callback would swallow exceptions of signal handlers
         limit_memory()
         prober: Prober | None = None
         for at in range(place, len(job)):
@@ -232,7 +232,7 @@ def _work(
                 connection.send(violation)
         connection.send(len(job))
         status = 0
-    except BaseException:  # noqa: BLE001  # a worker reports what ended it, and ends
+    except BaseException:  # noqa: BLE001  # the worker reports it, and ends
         stacks.write(traceback.format_exc().encode())
         stacks.flush()
     finally:
@@ -240,7 +240,7 @@ def _work(
 
 
 def _report_calls(stacks: IO[bytes]) -> None:
-    """Write every call before it is made, so that it is known if it ends the process."""
+    """Write every call before it is made, so that a call that kills the process is known."""
 
     def report(call: Any) -> None:
         os.write(stacks.fileno(), f"{CALLING}{describe_call(call)}\n".encode())
@@ -249,7 +249,7 @@ def _report_calls(stacks: IO[bytes]) -> None:
 
 
 def limit_memory() -> None:
-    """Let this process take no more address space than it has now, and some."""
+    """Limit this process to its current address space plus `MEMORY_BYTES`."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * mmap.PAGESIZE + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,4 +1,4 @@
-"""A small model runner: real model classes, served with a paged KV cache by `fast` alone.
+"""A small model runner: real model classes, served with a paged KV cache through `fast`.
 
     python -m tools.runner
 
@@ -6,9 +6,9 @@ serves requests with four architectures of `transformers` (random weights, creat
 compares every token with what the model's own `generate` returns for the request alone. The exit
 status is 0 if all are equal, 1 at the first difference, 2 for a wrong command line.
 
-It is written to be read. Of this project it imports only `fast` and `conformance.engine`, which
-knows neither `fast` nor `reference`, and for its command line `kvtwin.parser`. A step goes through
-these modules:
+It is written to be read. From this project it imports only `fast`, `conformance.engine` (which
+imports neither `fast` nor `reference`), and `kvtwin.parser` for its command line. A step goes
+through these modules:
 
 1. `conformance.engine.scheduler`: which requests run, with how many tokens and in which blocks.
 2. `worker`: executes the step, using

@@ -1,4 +1,4 @@
-"""Paged attention in torch: which fields of a batch it reads, and a layer's attention."""
+"""Paged attention in torch: its metadata, and the attention of a layer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import fast
 
 @dataclass
 class PagedMetadata(fast.AttentionMetadata):
-    """What `PagedAttentionImpl` reads of a batch.
+    """The metadata of a batch for `PagedAttentionImpl`.
 
-    The batch is cut in two: requests of at most one token are first, and are attended to at
-    once; the others follow one by one.
+    The batch has two parts: requests of at most one token come first, and are computed together;
+    the others follow one by one.
 
     Attributes:
         query_start_loc: int32[num_reqs + 1], each request's first token, then their number.
         query_start_loc_cpu: The same on the host.
         seq_lens: int32[num_reqs], computed and new tokens of each request.
         seq_lens_cpu: The same on the host.
-        max_seq_len: At least the longest of these.
+        max_seq_len: An upper bound of these.
         block_table: int32[num_reqs, max_blocks], the blocks of each request.
         slot_mapping: int64[num_tokens], where the tokens' keys and values go.
         num_decodes: Requests in the first part.
-        window_left: How many positions before its own a query sees, -1: all.
-        scale: Of the scores.
+        window_left: How many positions before its own a query sees; -1: all.
+        scale: The factor of the scores.
     """
 
     query_start_loc: torch.Tensor
@@ -45,11 +45,11 @@ class PagedAttentionImpl:
     """A layer's attention, through its cache.
 
     Args:
-        scale: Of the scores.
-        sliding_window: Keys that a query sees, itself among them; None: all before it.
+        scale: The factor of the scores.
+        sliding_window: Keys that a query sees, its own included; None: all before it.
 
     Attributes:
-        scale: Of the scores.
+        scale: The factor of the scores.
         sliding_window: How many positions a query sees before and after its own; None: all before.
         logits_soft_cap: Not supported.
     """
@@ -68,8 +68,8 @@ class PagedAttentionImpl:
     ) -> None:
         """Write the keys and values of a batch's tokens into their slots.
 
-        Those of padding go to the null block, which no query sees. Leaving them out would be as
-        good, but then the host would wait for the device to count them, in each layer.
+        Those of padding go to the null block, which no query sees. Filtering them out would
+        synchronise in each layer.
 
         Args:
             key: [num_tokens, num_kv_heads, head_size].
@@ -87,7 +87,7 @@ class PagedAttentionImpl:
     def forward(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: PagedMetadata
     ) -> torch.Tensor:
-        """Attend to what the cache holds of each token's request.
+        """Compute the attention of each token over its request's keys and values in the cache.
 
         Args:
             query: [num_tokens, num_heads, head_size].
@@ -113,7 +113,7 @@ class PagedAttentionImpl:
 def _attend_to_decodes(
     query: torch.Tensor, kv_cache: torch.Tensor, metadata: PagedMetadata
 ) -> torch.Tensor:
-    """Attend for the requests of at most one token at once, over tables as wide as the longest."""
+    """Attend for all requests of at most one token together, with tables as wide as the longest."""
     counts = metadata.query_start_loc[: metadata.num_decodes + 1].diff()
     requests = torch.arange(metadata.num_decodes, device=query.device)
     requests = torch.repeat_interleave(requests, counts, output_size=len(query))
@@ -158,12 +158,12 @@ def _attend(
         keys: [..., num_keys, num_kv_heads, head_size].
         values: Likewise.
         is_seen: bool[..., num_queries, num_keys], whether a query sees a key.
-        scale: Of the scores.
+        scale: The factor of the scores.
 
     Returns:
         As `query`.
     """
-    # What no query sees may be anything: a weight of 0 would not hide what is not a number.
+    # Values that no query sees may be NaN, which a weight of 0 would not hide.
     values = values.where(is_seen.any(-2)[..., None, None], 0.0)
     grouped = query.unflatten(-2, (keys.shape[-2], -1))
     scores = torch.einsum("...qhgd,...khd->...hgqk", grouped, keys) * scale

@@ -12,16 +12,16 @@ from tools.runner.attention import PagedAttentionImpl, PagedMetadata
 
 
 class PagedBuilder(fast.AttentionMetadataBuilder[PagedMetadata]):
-    """Builds `PagedMetadata`; as it is one for all layers, they must have the same parameters.
+    """Builds one `PagedMetadata` for all layers, which must have the same parameters.
 
     Args:
-        kv_cache_spec: Of the layers, with the kernels' block size.
+        kv_cache_spec: The spec of the layers, with the kernels' block size.
         layer_names: The layers.
-        vllm_config: The engine's, with the layers.
-        device: Of the tensors.
+        vllm_config: The configuration of the engine, with the layers.
+        device: The device of the tensors.
 
     Raises:
-        ValueError: Layers of different parameters.
+        ValueError: The layers have different parameters.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def make_batch(
     Args:
         step: The step.
         input_batch: The worker's order of requests, which becomes that of the batch.
-        settings: Of the engine.
+        settings: The settings of the engine.
         decode_threshold: The most new tokens of a decode.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The worker's persistent buffers, which a batch is written into: on the host and the device."""
+"""The worker's persistent buffers for the batch of a step, on the host and the device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Buffers(BatchBuffers):
     """The buffers of a batch, with its tokens and where logits are computed.
 
     Args:
-        settings: Of the engine.
-        device: Of their other halves.
+        settings: The settings of the engine.
+        device: The device of their other halves.
 
     Attributes:
         input_ids: int64[max_num_tokens], the tokens; 0 for padding.
         part_logits_indices: For each micro-batch int64[max_num_reqs], the tokens whose logits are
-            computed, then padding: several are on their way at once.
+            computed, then padding; each has its own, since several copies are in flight at once.
     """
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
@@ -74,11 +74,11 @@ class Buffers(BatchBuffers):
         """Copy the tokens whose logits are computed to the device, and pad their number.
 
         Args:
-            number: Of the micro-batch.
-            logits_indices: Their places in it.
+            number: The number of the micro-batch.
+            logits_indices: The tokens, relative to its first.
 
         Returns:
-            They and padding, on the device: at least one. Token 0 is the padding.
+            The tokens and padding (token 0) on the device, at least one entry.
         """
         size = self._settings.padded(max(1, len(logits_indices)))
         buffer = self.part_logits_indices[number]

@@ -19,7 +19,7 @@ from tools.runner.settings import Settings
 
 @dataclass(frozen=True)
 class Caches:
-    """A model's caches, and what is made with them.
+    """A model's KV cache groups, with their block sizes and builders.
 
     Attributes:
         config: The `KVCacheConfig`, with the kernels' block sizes; layers that share the cache of
@@ -58,7 +58,7 @@ def make_caches(
     names_of_groups = _group_names(specs)
     config = _make_config(specs, names_of_groups, settings)
 
-    # Kernel blocks are smaller, and as many bytes in total.
+    # Kernel blocks are smaller; the total number of bytes is the same.
     backends = [layers[names[0]].get_attn_backend() for names in names_of_groups]
     block_sizes = fast.prepare_kernel_block_sizes(
         config,
@@ -139,9 +139,9 @@ def _make_specs(
 
 
 def _group_names(specs: dict[str, fast.KVCacheSpec]) -> list[list[str]]:
-    """Sort layers into groups of one spec, all of as many layers as the rarest spec has.
+    """Divide layers into groups of one spec, of at most as many layers as the rarest spec has.
 
-    Where a spec has more, the rest of them are further groups.
+    A spec with more layers has several groups.
     """
     by_spec: dict[fast.KVCacheSpec, list[str]] = {}
     for name, spec in specs.items():

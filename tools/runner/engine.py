@@ -81,7 +81,7 @@ def serve(
     """Serve requests until all are finished or a token differs.
 
     Args:
-        model: The model; a copy is plugged into its caches.
+        model: The model; the worker changes a copy of it.
         requests: What to serve, each with the step in which it arrives; copies are served.
         expected: The expected tokens of each request, by ID.
         settings: The settings of the engine.
@@ -89,7 +89,7 @@ def serve(
         on_finished: Called after each request that is finished.
 
     Returns:
-        What came of it.
+        The outcome.
     """
     requests = copy.deepcopy(requests)
     by_id = {request.request_id: request for _, request in requests}

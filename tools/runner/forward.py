@@ -43,13 +43,13 @@ def paged_attention(
     forward_context: ForwardContext,
     **_kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Write a layer's keys and values into its cache, and attend to what is there.
+    """Write a layer's keys and values into its cache, and attend over the cache.
 
     Args:
         module: The model's attention.
         query: [1, num_heads, num_tokens, head_size].
         key: [1, num_kv_heads, num_tokens, head_size]. In a layer that shares the cache of another
-            these are the other's, which has written them.
+            these are the other layer's, which has written them already.
         value: Likewise.
         attention_mask: Not read.
         forward_context: The batch.
@@ -93,8 +93,8 @@ def _narrow(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Narrow the inputs of a layer that shares a cache to the tokens with logits.
 
-    No later token reads anything of the others in such a layer. What the first one gets narrowed
-    goes through all that follow; the other inputs come again to each.
+    No later token reads the other tokens' results of such a layer. The hidden states are narrowed
+    once, in the first such layer; the other inputs in each.
     """
     metadata = kwargs["forward_context"].attn_metadata[name]
     if not isinstance(metadata, fast.KVSharingFastPrefillMetadata):

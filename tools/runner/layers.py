@@ -23,8 +23,8 @@ class AttentionLayer:
         target: The layer whose cache it reads; None if it has its own.
 
     Attributes:
-        attn_type, num_kv_heads, head_size, sliding_window, attention_chunk_size: What it keeps in
-            its cache; the last two are None where it sees the whole sequence.
+        attn_type, num_kv_heads, head_size, sliding_window, attention_chunk_size: The parameters of
+            its cache; the last two are None if it sees the whole sequence.
         kv_sharing_target_layer_name: The layer whose cache it reads, or None.
         impl: Its attention.
         kv_cache: A list with its cache, once it is bound.
@@ -73,11 +73,11 @@ def find_layers(model: nn.Module) -> dict[str, AttentionLayer]:
     """Find the attention layers of a model.
 
     Args:
-        model: A model for text of `transformers`.
+        model: A text model of `transformers`.
 
     Returns:
         The forward context: the layers by name. A layer that shares a cache reads that of the last
-        layer of its type which has one.
+        layer of its type that has one.
     """
     layers: dict[str, AttentionLayer] = {}
     owners: dict[str, str] = {}

@@ -37,12 +37,12 @@ SIZES: dict[str, Any] = {
     # changes them.
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
-    # Requests end when they have as many tokens as they want.
+    # Requests end at their maximum number of new tokens.
     "eos_token_id": None,
     "bos_token_id": None,
     "pad_token_id": 0,
 }
-"""What all models have in common."""
+"""The configuration that all models have in common."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -90,7 +90,7 @@ def _gemma() -> tuple[type[PreTrainedModel], Any]:
 
 
 def _gemma_shared() -> tuple[type[PreTrainedModel], Any]:
-    """Layers by turns, the last two of which read the caches of those before."""
+    """Sliding and full layers alternate; the last two read the caches of earlier layers."""
     return Gemma3nForCausalLM, Gemma3nTextConfig(
         **SIZES,
         num_hidden_layers=6,
@@ -113,7 +113,7 @@ def _llama_chunked() -> tuple[type[PreTrainedModel], Any]:
         intermediate_size_mlp=SIZES["intermediate_size"],
         num_local_experts=4,
         interleave_moe_layer_step=2,
-        # It numbers positions from 0 in each call, where a chunk of a prompt begins further on.
+        # It numbers positions from 0 in each call, which is wrong for a later chunk of a prompt.
         attn_temperature_tuning=False,
     )
 
@@ -122,13 +122,13 @@ def _llama_chunked() -> tuple[type[PreTrainedModel], Any]:
 def generate(
     model: PreTrainedModel, prompt_token_ids: Sequence[int], max_new_tokens: int
 ) -> list[int]:
-    """Generate with the model's own `generate`, one request alone: what the runner must give.
+    """Generate the expected tokens of one request alone, with the model's own `generate`.
 
-    It keeps a cache of its own: windows and chunks of it too. With transformers 5.23.0 that gives
-    the same 24 tokens as no cache (`use_cache=False`) behind prompts of 1 to 200 tokens, each.
+    It uses the KV cache of `transformers`, with windows and chunks. With transformers 5.23.0 the 24
+    tokens after each prompt of 1 to 200 tokens are the same without it (`use_cache=False`).
 
     Args:
-        model: With an attention of its own.
+        model: The model, with its original attention.
         prompt_token_ids: The prompt.
         max_new_tokens: How many tokens.
 

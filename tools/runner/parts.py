@@ -25,9 +25,9 @@ class Part:
     Attributes:
         tokens: Its tokens.
         attn_metadata: The metadata of each layer, by name.
-        logits_indices: int64[num_logits_padded] on the device: the tokens with logits,
-            counted from the part's first, and padding. None: all that leave the last layer, since
-            the layers that share a cache compute these alone.
+        logits_indices: int64[num_logits_padded] on the device: the tokens with logits, relative to
+            the part's first, then padding. None: all tokens that leave the last layer, since the
+            layers that share a cache compute only tokens with logits.
         num_logits: How many of them are not padding.
     """
 
@@ -103,8 +103,8 @@ class PartBuilder:
     ) -> fast.CommonAttentionMetadata:
         """Make the common metadata of the batch in one KV cache group.
 
-        `build_attn_metadata` does so for whole batches, and keeps it to itself. Micro-batches are
-        cut from it, and fast prefill also needs the logits indices.
+        `build_attn_metadata` makes it internally, for whole batches only. Micro-batches are cut
+        from it, and fast prefill also needs the logits indices.
         """
         buffers, num_reqs = self._buffers, batch.num_padded_reqs
         return fast.CommonAttentionMetadata(
@@ -124,7 +124,7 @@ class PartBuilder:
     def _cut_into_micro_batches(
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
     ) -> list[Part]:
-        """Cut the batch into micro-batches of about as many tokens, in the midst of requests."""
+        """Cut the batch into micro-batches of about equal size, also inside requests."""
         count, num_tokens = self._settings.micro_batches, batch.num_tokens
         points = [num_tokens * k // count for k in range(1, count)]
         slices = fast.create_ubatch_slices(batch.query_lens, points)
@@ -164,16 +164,16 @@ class PartBuilder:
         attn_metadata: dict[str, Any],
         common: dict[int, fast.CommonAttentionMetadata],
     ) -> Part:
-        """Make a part: layers that share a cache compute only tokens with logits.
+        """Make a part, in which layers that share a cache compute only tokens with logits.
 
         Args:
             number: The number of the micro-batch; each has its own builders and buffer.
             tokens: Its tokens.
             indices: The tokens with logits, relative to the first.
-            attn_metadata: The metadata of the other layers, to which that of these is added.
-            common: What backends build it from, for each group that has such layers at least.
+            attn_metadata: The metadata of all other layers; that of sharing layers is added.
+            common: The common metadata of each group, at least of those with sharing layers.
         """
-        # The builders of fast prefill count the logits of each request, and wait for the device.
+        # The builders of fast prefill count the logits of each request, which synchronises.
         # All parts are made before the first one runs, so the device has nothing else to do.
         logits_indices = self._buffers.copy_logits_indices(number, indices)
         is_narrowed = False

@@ -10,11 +10,11 @@ from tools.runner.settings import LONGEST_PROMPT, MAX_NEW_TOKENS, VOCAB_SIZE
 EDGES = (1, LONGEST_PROMPT, 33, 129, 16, 64, 7, 24, 128, 2, 32, 65, 9, 17, 31, 63, 25, 8, 23, 15)
 """Prompt lengths next to the edges of blocks, kernel blocks, windows, chunks and steps.
 
-Long and short ones by turns: a few requests have both.
+Long and short ones alternate, so that even a few requests have both.
 """
 
 STEPS_BETWEEN_ARRIVALS = (0, 0, 0, 1, 4)
-"""How many steps after another request one arrives: any of these. Many come at once."""
+"""The possible numbers of steps between two arrivals; many requests arrive together."""
 
 
 def make_requests(count: int, seed: int) -> list[tuple[int, Request]]:
@@ -22,8 +22,8 @@ def make_requests(count: int, seed: int) -> list[tuple[int, Request]]:
 
     Args:
         count: How many.
-        seed: Of lengths, tokens and arrivals. The first lengths are `EDGES`, in any order among
-            the others.
+        seed: The seed of lengths, tokens and arrivals. The lengths include those of `EDGES`, in
+            random order.
 
     Returns:
         The requests by arrival, each with the step in which it arrives.

@@ -29,7 +29,7 @@ class Settings(EngineSettings):
         block_size: Tokens in a block of the scheduler's pool; a backend's kernels may work on
             smaller ones.
         requests_in_pool: How many of the longest sequences the pool of blocks holds. It is small,
-            so that it runs dry.
+            so that blocks run out.
     """
 
     max_num_seqs: int = 10

@@ -25,12 +25,12 @@ class Worker:
     """Executes steps with a model.
 
     Args:
-        model: The model; it is plugged into its caches.
+        model: The model; it is changed to use paged attention.
         settings: The settings of the engine.
         wrong_slot: Shifts a slot on purpose, or None.
 
     Attributes:
-        caches: The model's.
+        caches: The model's KV caches.
         part_builder: Makes the inputs of the forward passes, and counts micro-batches.
     """
 
@@ -111,7 +111,7 @@ class Worker:
         )
 
     def _find_slots(self, batch: Batch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Gather each group's block tables in the batch's order, and find the tokens' slots."""
+        """Gather each group's block tables in batch order, and compute the tokens' slots."""
         buffers = self._buffers
         block_tables = self._tables.gather_block_tables(
             buffers.idx_mapping.gpu[: batch.num_padded_reqs]

@@ -1,4 +1,4 @@
-"""Shift one slot by one on purpose, to see that the comparison of tokens finds it."""
+"""Shift one slot by one on purpose, to show that the comparison of tokens detects it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from conformance.engine.scheduler_output import SchedulerOutput
 from tools.runner.batch import Batch
 
 MIN_READERS = 4
-"""The least number of tokens that the request generates after the step; each reads the slot."""
+"""The minimum number of tokens that the request generates after the step; each reads the slot."""
 
 
 class WrongSlot:
     """Shifts one token's slot by one, in one step.
 
-    It is the last token of the step of a request that goes on: the shortest such request. Among few
-    keys a wrong one counts; among many it may change no token, only a number after one.
+    It is the last token of the step of the shortest request that continues. Among few keys a wrong
+    one matters; among many it may change no token.
 
     Args:
         step_index: The step, or the next one with a suitable token.
@@ -40,7 +40,7 @@ class WrongSlot:
         slot_mappings: torch.Tensor,
         block_sizes: Sequence[int],
     ) -> None:
-        """Shift the slot if the step has come.
+        """Shift the slot if this is the first suitable step.
 
         Args:
             step: The step, before its tokens are computed.

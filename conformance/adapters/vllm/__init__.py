@@ -1,8 +1,8 @@
 """The adapter of vLLM: `python -m conformance --impl vllm` tests the installed release.
 
-It is imported and called as it is. `places` says where it has our names,
-`calls` makes calls whose parameters differ, `objects` converts objects, and `deviations` lists what
-vLLM does differently on purpose. Nothing here is imported unless vLLM is under test.
+It is imported and called as it is. `places` finds our names in it, `calls` adapts calls whose
+parameters differ, `objects` converts objects, and `deviations` lists intended differences. Nothing
+here is imported unless vLLM is under test.
 
 The functions and classes have the names of vLLM (Apache-2.0, https://github.com/vllm-project/vllm).
 """

@@ -1,4 +1,4 @@
-"""Calls of vLLM's functions of a batch whose parameters or results differ from ours."""
+"""Calls of vLLM's batch functions whose parameters or results differ from ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.adapters.vllm.places import find
 
 
 class BatchCalls:
-    """vLLM's functions of a batch with our parameters, for those that have others.
+    """vLLM's batch functions whose parameters differ, with our parameters.
 
     Args:
         ours: Returns our object for one of vLLM's.
@@ -39,7 +39,7 @@ class BatchCalls:
     ) -> torch.Tensor:
         """Call the method of a `BlockTable` that holds these tensors.
 
-        The kernel for CPUs reads raw memory, so its tensors must be contiguous, and knows one rank.
+        The kernel for CPUs supports one rank. It reads raw memory, so tensors must be contiguous.
         """
         method = find("compute_slot_mapping")
         takes_indices = "req_indices" in inspect.signature(method).parameters
@@ -92,13 +92,13 @@ class BatchCalls:
     def make_local_attention_virtual_batches(
         self, attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
     ) -> Any:
-        """Return the metadata alone; since 0.13 there is also a function for its block table."""
+        """Return only the metadata; since 0.13 vLLM also returns a function for its block table."""
         found = find("make_local_attention_virtual_batches")
         made = found(attn_chunk_size, common_attn_metadata, block_size)
         return made[0] if isinstance(made, tuple) else made
 
     def make_kv_sharing_fast_prefill_common_attn_metadata(self, common_attn_metadata: Any) -> Any:
-        """Return the metadata; until 0.28 the configuration says whether fast prefill is used."""
+        """Return the metadata; until 0.28 the configuration turns fast prefill on and off."""
         found = find("make_kv_sharing_fast_prefill_common_attn_metadata")
         given = common_attn_metadata
         indices = given.logits_indices_padded, given.num_logits_indices
@@ -110,7 +110,7 @@ class BatchCalls:
     def split_decodes_prefills_and_extends(
         self, common_attn_metadata: Any, decode_threshold: int = 1
     ) -> Any:
-        """Pass batches whose lengths say what is computed: since 0.32 nothing else says it."""
+        """Pass the batch; since 0.32 computed tokens must be those before the query."""
         ours = getattr(common_attn_metadata, "converted_from", None)
         if ours is not None and not hasattr(common_attn_metadata, "num_computed_tokens_cpu"):
             query_lens = ours.query_start_loc_cpu.diff()
@@ -128,9 +128,9 @@ class BatchCalls:
         *,
         regions: int = 3,
     ) -> bool:
-        """Reorder to as many regions as the release knows: three in 0.12, four since 0.20.
+        """Reorder into the regions that the release has: three in 0.12, four since 0.20.
 
-        Releases between these have three others.
+        Releases between these have three other regions.
         """
         found = find("reorder_batch_to_split_decodes_and_prefills")
         known = 4 if "done_prefilling" in found.__code__.co_varnames else 3
@@ -142,7 +142,7 @@ class BatchCalls:
         return moved
 
     def create_ubatch_slices(self, num_scheduled_tokens: Any, split_points: Any) -> Any:
-        """Pass the one point that old releases split at."""
+        """Pass the only split point, which old releases take as an int."""
         points = [split_points] if np.ndim(split_points) == 0 else [*split_points]
         if len(points) != 1:
             raise Unsupported("a batch split at other than one point")
@@ -169,7 +169,7 @@ class BatchCalls:
         max_query_len: int | None = None,
         max_seq_len: int | None = None,
     ) -> Any:
-        """Pass the builders, alone or in groups of one each, and what the release takes besides."""
+        """Pass builders, as they are or in groups of one each, and what else the release takes."""
         known = inspect.signature(find("build_attn_metadata")).parameters
         if max_query_len is not None and "max_query_len" not in known:
             raise Unsupported("max_query_len of build_attn_metadata")
@@ -203,7 +203,7 @@ class BatchCalls:
 
 
 def call_with_known(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a function with those of the arguments that it has parameters for."""
+    """Call a function with the arguments that it has parameters for."""
     known = inspect.signature(function).parameters
     return function(**{name: value for name, value in arguments.items() if name in known})
 
@@ -238,7 +238,7 @@ def _default(cls: Any, parameter: str) -> Any:
 
 
 class _Halves:
-    """A tensor on the CPU where vLLM has a buffer on two devices."""
+    """A CPU tensor in place of vLLM's buffer on two devices."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.cpu = self.gpu = tensor
@@ -246,13 +246,13 @@ class _Halves:
 
 
 class _Builder:
-    """A builder that gets our metadata for vLLM's.
+    """A builder that converts vLLM's metadata to ours.
 
     Args:
         builder: Ours.
         ours: Returns our metadata for vLLM's.
-        lengths: The lengths of requests, if vLLM gets them as an array, from which it makes a
-            tensor of the same memory that no longer says where in its buffer it lies.
+        lengths: The lengths of requests, if vLLM takes them as an array. The tensor that it makes
+            of the array shares the memory of this one, but not its storage.
     """
 
     supports_update_block_table = False

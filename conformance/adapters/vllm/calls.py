@@ -16,9 +16,9 @@ LAYOUT = "the layout, which depends on the configuration and is kept after it wa
 
 
 class Calls(BatchCalls):
-    """vLLM's functions with our parameters, for those that have others; the rest are called as is.
+    """vLLM's functions whose parameters differ, with our parameters; others are called as they are.
 
-    Those that an engine calls while it starts are here, those of a batch in the base class.
+    Functions that an engine calls when it starts are here, those of a batch in the base class.
     """
 
     def compute_mm_encoder_budget(
@@ -55,20 +55,20 @@ class Calls(BatchCalls):
 
     @property
     def AttentionBackend(self) -> type:  # noqa: N802  # vLLM's name
-        """The base class, with the one abstract method of which ours knows nothing."""
+        """The base class, with the one abstract method that ours does not have."""
         base: Any = find("AttentionBackend")
         members = {"get_impl_cls": staticmethod(_no_implementation)}
         return _classes.setdefault(base, type("AttentionBackend", (base,), members))
 
     def create_fast_prefill_custom_backend(self, prefix: str, underlying_attn_backend: Any) -> Any:
-        """Return the backend; what its builders build of vLLM's metadata is not checked."""
+        """Return the backend; what its builders build from vLLM's metadata is not checked."""
         found = find("create_fast_prefill_custom_backend")
         backend = found(prefix, underlying_attn_backend)
         backend.get_builder_cls().build = _unsupported_build
         return backend
 
     def KVCacheTensor(self, size: int, shared_by: list[str]) -> Any:  # noqa: N802  # vLLM's name
-        """Make one, which since 0.28 is a place in one allocation for all layers."""
+        """Make a tensor; since 0.28 it is a part of one allocation for all layers."""
         cls = find("KVCacheTensor")
         if "shared_by" not in inspect.signature(cls).parameters:
             raise Unsupported("tensors of some layers: all layers have one allocation")
@@ -88,7 +88,7 @@ class Calls(BatchCalls):
             raise Unsupported("several layers of one index, on CPUs") from None
 
     def is_residual_scattered_for_sp(self, vllm_config: Any, num_input_tokens: int) -> Any:
-        """Return the answer; since 0.20 sequence parallelism needs a graph that is not split."""
+        """Return the result; since 0.20 sequence parallelism needs a graph that is not split."""
         found = find("is_residual_scattered_for_sp")
         config = vllm_config.compilation_config
         if (
@@ -103,15 +103,15 @@ class Calls(BatchCalls):
         return found(vllm_config, num_input_tokens)
 
     def subclass_attention_metadata(self, *_: Any, **__: Any) -> Any:
-        """Make no class, since all that ours promises of the class itself is ours alone."""
+        """Raise `Unsupported`: vLLM's class has none of the properties that ours promises."""
         raise Unsupported("classes that are neither frozen nor made once, in the module `types`")
 
     def get_kv_cache_layout(self) -> Any:
-        """Read no layout."""
+        """Raise `Unsupported`, since vLLM caches the layout."""
         raise Unsupported(LAYOUT)
 
     def set_kv_cache_layout(self, *_: Any, **__: Any) -> None:
-        """Set no layout."""
+        """Raise `Unsupported`, since vLLM caches the layout."""
         raise Unsupported(LAYOUT)
 
 

@@ -1,4 +1,4 @@
-"""What vLLM does differently on purpose, each with a call that shows it."""
+"""vLLM's intended differences from `reference`, each with a call that shows it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _deviations() -> Iterator[Deviation]:
 
 
 def _found(name: str) -> Any:
-    """Return what vLLM has by our name, None for nothing."""
+    """Return vLLM's object for our name, or None."""
     with contextlib.suppress(AttributeError):
         return find(name)
     return None

@@ -54,10 +54,10 @@ KNOWN: Final = inspect.signature(places.find(METADATA)).parameters
 """The fields of the metadata in this release."""
 
 COUNTS: Final = ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len")
-"""Fields that may be NumPy's numbers or tensors of no dimensions, which serve as numbers."""
+"""Fields that may be NumPy scalars or 0-dimensional tensors."""
 
 OF_EACH_SPEC: Final = ("page_size_bytes", "max_memory_usage_bytes", "copy_with_new_block_size")
-"""What each kind of spec defines for itself."""
+"""Members that each kind of spec defines itself."""
 
 UNIFORM: Final = tuple(
     f"UniformTypeKVCacheSpecs.{method}" for method in ("from_specs", "is_uniform_type")
@@ -112,7 +112,7 @@ class VllmAdapter(Adapter):
         self._calls = Calls(self.ours)
 
     def find(self, name: str) -> Any:
-        """Return vLLM's own function or class, or the call of it that takes our parameters."""
+        """Return vLLM's own function or class, or a wrapper of it that takes our parameters."""
         found = places.find(name)
         owner, _, member = name.partition(".")
         if owner in places.SPECS and member in OF_EACH_SPEC:
@@ -122,7 +122,7 @@ class VllmAdapter(Adapter):
         return getattr(self._calls, name, found)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function, or vLLM's own class where no argument of it is converted."""
+        """Return a function, or vLLM's own class if none of its arguments is converted."""
         if name in places.OTHER_BASES:
             raise Unsupported(places.OTHER_BASES[name])
         found = self.find(name)
@@ -132,11 +132,11 @@ class VllmAdapter(Adapter):
         return found if is_own else super().function(name)
 
     def is_data(self, name: str) -> bool:
-        """Return whether objects of a class are converted: the metadata alone."""
+        """Return whether objects of a class are converted: only the metadata."""
         return name == METADATA
 
     def new(self, class_name: str, **fields: Any) -> Any:
-        """Return an object of ours where it is converted, else of vLLM's class."""
+        """Return a stub if the class is converted, else an object of vLLM's class."""
         if self.is_data(class_name):
             return self.made(class_name, **fields)
         cls = self.find(class_name)
@@ -156,7 +156,7 @@ class VllmAdapter(Adapter):
         return int(theirs) if isinstance(theirs, np.integer) else super().ours(theirs)
 
     def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
-        """Convert a result; the counts of a split may be tensors of no dimensions."""
+        """Convert a result; the counts of a split may be 0-dimensional tensors."""
         if function.startswith("split_decodes"):
             return tuple(int(count) for count in theirs)
         return super().result(function, theirs, arguments)
@@ -174,7 +174,7 @@ class VllmAdapter(Adapter):
         if "max_logits_per_req" in KNOWN:
             fields["max_logits_per_req"] = _most_logits(ours)
         made = self.find(METADATA)(**fields)
-        made.converted_from = ours  # where it is returned as it is, ours is
+        made.converted_from = ours  # if it is returned unchanged, ours is
         return made
 
     def our_metadata(self, theirs: Any) -> Any:
@@ -193,7 +193,7 @@ class VllmAdapter(Adapter):
         return self.made(METADATA, **fields)
 
     def layer(self, ours: Any) -> Any:
-        """Return a layer that binds its cache, as recent releases want."""
+        """Return a layer that binds its cache, as recent releases require."""
         if hasattr(ours, "kv_cache") and not hasattr(ours, "bind_kv_cache"):
             return _Layer(ours)
         return ours
@@ -218,9 +218,9 @@ SHARE: Final = "gpu_memory_utilization"
 
 
 class _Layer:
-    """A layer with its methods for binding; setting its cache sets ours, which is in a list.
+    """A layer with `bind_kv_cache`; setting its cache sets ours, which is in a list.
 
-    vLLM sets it in a list, until 0.16, then without, and since 0.28 calls the method.
+    Until 0.16 vLLM sets the cache in a list, then without one, and since 0.28 calls the method.
     """
 
     def __init__(self, ours: Any) -> None:
@@ -259,7 +259,7 @@ def _of_object(member: str) -> Callable[..., Any]:
 
 
 def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call of a method that compares specs."""
+    """Return a wrapper of a method that compares specs, which first calls `check_uniform`."""
 
     def call(specs: Mapping[str, Any]) -> Any:
         check_uniform(specs.values())
@@ -269,7 +269,7 @@ def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_given(theirs: Any, names: Sequence[str]) -> Any:
-    """Return the first attribute of these names that there is and that is not None."""
+    """Return the first of these attributes that exists and is not None."""
     values = (getattr(theirs, name, None) for name in names if name in KNOWN)
     return next((value for value in values if value is not None), None)
 
@@ -280,7 +280,7 @@ def _plain(value: Any) -> Any:
 
 
 def _most_logits(ours: Any) -> int | None:
-    """Return the most tokens of one request whose logits are needed, None if none are named."""
+    """Return the most logits indices of one request, or None if the batch has none."""
     number, indices = ours.num_logits_indices, ours.logits_indices_padded
     if number is None or indices is None:
         return None

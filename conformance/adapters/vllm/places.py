@@ -1,6 +1,6 @@
-"""Where vLLM has our names. Names move from release to release; the first place that exists counts.
+"""The modules of vLLM that have our names, which move from release to release.
 
-Names that are not here are absent.
+The first module that has a name is used. Names that are not listed are absent.
 """
 
 from __future__ import annotations
@@ -88,23 +88,23 @@ _NAMES_BY_PLACES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 PLACES: Final = {name: places for places, names in _NAMES_BY_PLACES.items() for name in names}
-"""By our name: modules below `vllm`, newest release first, with `:CLASS` where it is a method."""
+"""By our name: modules below `vllm`, newest release first, with `:CLASS` if it is a method."""
 
 OTHER_METHODS: Final = frozenset({"AttentionMetadataBuilder"})
-"""Classes whose methods read more than ours do: of the configuration, and of devices."""
+"""Classes whose methods read more of the configuration and of devices than ours."""
 
 OTHER_BASES: Final = {
     "AttentionBackend": "the base class of backends, whose abstract methods are others",
     "AttentionMetadataBuilder": "the base class of builders, which stores other attributes",
 }
-"""Classes that backends and builders of calls extend, and that are not checked themselves."""
+"""Base classes of backends and builders, and why they are not checked themselves."""
 
 
 def prepare() -> None:
     """Import all places, whose warnings would be errors later, and load the platform's kernels.
 
-    vLLM's workers load these before their first step. It then looks at the attributes of every
-    imported module, which llvmlite does not bear.
+    vLLM's workers load the kernels before their first step. This reads the attributes of every
+    imported module, which fails for llvmlite's.
     """
     for place in {place.partition(":")[0] for places in PLACES.values() for place in places}:
         with contextlib.suppress(ImportError):
@@ -113,7 +113,7 @@ def prepare() -> None:
     hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("llvmlite")}
     try:
         for name in ("import_kernels", "register_triton_kernel_overrides"):
-            load = getattr(platform, name, None)  # None too, of a platform that is not known
+            load = getattr(platform, name, None)  # None too, on an unknown platform
             if load is not None:
                 load()
     finally:
@@ -127,10 +127,10 @@ def prepare() -> None:
 
 
 def find(name: str) -> Any:
-    """Return what the installed vLLM has by our name, `Class.method` included.
+    """Return the installed vLLM's object for our name, which may be `Class.method`.
 
     Raises:
-        AttributeError: It has no such thing.
+        AttributeError: It has none.
     """
     first, _, rest = name.partition(".")
     if rest and first in OTHER_METHODS:

@@ -1,6 +1,6 @@
-"""Specs of the KV cache for which vLLM has other rules than ours, in some of its releases.
+"""KV cache specs for which some releases of vLLM have other rules than ours.
 
-Their memory depends on options that releases added, dropped or count otherwise.
+Their memory depends on options that releases added, dropped or count differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conformance.adapters.vllm.places import find
 
 
 def check_memory(spec: Any, vllm_config: Any) -> None:
-    """Check that `max_memory_usage_bytes` of a spec means what it means in ours.
+    """Check that vLLM computes `max_memory_usage_bytes` of a spec by our rules.
 
     Raises:
         Unsupported: It does not.
@@ -46,7 +46,7 @@ def _check_mode(spec: Any, mode: str) -> None:
 
 
 def check_uniform(specs: Iterable[Any]) -> None:
-    """Check that whether specs are uniform depends on what it depends on in ours.
+    """Check that vLLM decides by our rules whether specs are uniform.
 
     Raises:
         Unsupported: Recent releases also compare the pages of Mamba layers.

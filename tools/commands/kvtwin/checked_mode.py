@@ -1,4 +1,4 @@
-"""Checked mode of `fast`, ready for use."""
+"""Warm up the checked mode of `fast`."""
 
 
 def warm_checked_mode() -> None:

@@ -1,4 +1,4 @@
-"""Where the code that runs here lies."""
+"""The folders of the running code, in a checkout or installed."""
 
 from pathlib import Path
 from typing import Final
@@ -7,7 +7,7 @@ import kvtwin
 import reference
 
 ROOT: Final = Path(reference.__file__).resolve().parents[1]
-"""The folder of `reference`: a checkout, its copy on a node of a cluster, or `site-packages`."""
+"""The folder that contains `reference`: a checkout, a copy of one, or `site-packages`."""
 
 COMMANDS: Final = Path(kvtwin.__file__).resolve().parents[1]
-"""The folder of `kvtwin`, which in a checkout is another one."""
+"""The folder that contains `kvtwin`; in a checkout, `tools/commands`."""

@@ -1,4 +1,4 @@
-"""`kvtwin COMMAND`: which commands there are, and how they start."""
+"""`kvtwin COMMAND`: the list of commands, and the entry point that runs them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Command(NamedTuple):
     """A command.
 
     Attributes:
-        module: Has the `main` that runs it.
-        summary: What it does, in a line.
-        extra: What to install for it.
+        module: The module whose `main` runs it.
+        summary: What it does, in one line.
+        extra: The extra of the distribution `kvtwin` that it needs.
     """
 
     module: str
@@ -45,16 +45,16 @@ COMMANDS: Final = {
     "soak": Command("kvtwin.soak", "replay for minutes with random faults", "soak"),
     "vectors": Command("kvtwin.vectors", "write test vectors for any language", "vectors"),
 }
-"""By what follows `kvtwin` in a command line. The extra of a command has its name."""
+"""The commands by name. A command and its extra have the same name."""
 
 
 def main() -> NoReturn:
-    """Run the command that the process' arguments name, and exit with its status."""
+    """Run the command in the process' arguments, and exit with its status."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in COMMANDS:
         del sys.argv[1]
-        # `python -m` searches the working directory first, the installed script not at all. Here it
-        # is the last: `--impl` finds a module there, but none that hides an installed one.
+        # `python -m` searches the working directory first; the installed script does not search it.
+        # As the last entry, it lets `--impl` find modules there that hide no installed ones.
         sys.path.append("")
         run_command(name)
     parser = _make_parser()
@@ -69,7 +69,7 @@ def run_command(name: str) -> NoReturn:
 
 
 def _make_parser() -> Parser:
-    """Make the parser of what is no command."""
+    """Make the parser for all else: `--help`, `--version`, and names that are not commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
     parser = Parser("kvtwin", "\n".join(["commands:", *lines]))

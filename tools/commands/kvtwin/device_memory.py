@@ -1,4 +1,4 @@
-"""What is left of a device's memory for its KV cache."""
+"""The part of a device's memory that is left for its KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.zoo.weights import BITS, weight_bytes
 
 GIB = 2**30
 MAX_RANKS = 1024
-"""Up to so many ranks are tried for a message."""
+"""The most ranks that an error message suggests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class DeviceMemory:
     """The memory of each device.
 
     Attributes:
-        gpu_bytes: All of it.
+        gpu_bytes: The total.
         utilization: The part that the engine takes, 0 to 1.
         weights_bytes: The weights of the language model.
         weights_dtype: Their dtype.
@@ -36,7 +36,7 @@ class DeviceMemory:
 
     @property
     def cache_bytes(self) -> int:
-        """What is left for the KV cache; negative if the weights do not fit."""
+        """The bytes left for the KV cache; negative if the weights do not fit."""
         return int(self.gpu_bytes * self.utilization) - self.weights_bytes - self.reserve_bytes
 
 
@@ -49,7 +49,7 @@ def make_device_memory(
     reserve_bytes: int,
     data_parallel_size: int = 1,
 ) -> DeviceMemory:
-    """Return what each device's memory is used for.
+    """Return how the memory of each device is divided.
 
     Args:
         serving: The model, and how it is served.
@@ -123,7 +123,7 @@ def _itemsize(dtype: str) -> int:
 
 
 def _enough(serving: Serving, dtype: str, data_parallel_size: int, available: int) -> str:
-    """Say on how many ranks the weights fit."""
+    """Return a hint with a number of ranks on which the weights fit; empty if none is found."""
     ranks = serving.tensor_parallel_size
     while (ranks := 2 * ranks) <= MAX_RANKS:
         try:

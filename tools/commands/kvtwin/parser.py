@@ -1,4 +1,4 @@
-"""The argument parser of every command line here, the types of common options, and JSON output."""
+"""The argument parser of all commands, the types of common options, and JSON output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         prog: The command.
         description: What it does, in a sentence.
         examples: Arguments of useful command lines.
-        statuses: What exit statuses mean, next to `STATUSES`.
+        statuses: The meaning of exit statuses, in addition to `STATUSES`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """End with one line if what is inside cannot read a file, or does not know a name."""
+        """Exit with a one-line message on a file error, an unknown name or an invalid value."""
         try:
             yield
         except KeyError as error:
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             self.error(str(error))
 
     def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
+        """Exit with status 2 and a one-line message."""
         self.exit(2, f"{self.prog}: {message}\n")
 
     def add_number(
@@ -81,8 +81,8 @@ class Parser(argparse.ArgumentParser):
         """Add an option that takes an integer.
 
         Args:
-            name: Of the option.
-            description: For `--help`, where the default is added if there is one.
+            name: The name of the option.
+            description: For `--help`; the default is appended if there is one.
             default: Its default.
             minimum: 0 or 1.
         """
@@ -134,7 +134,7 @@ class RenamedOption(argparse.Action):
 
 
 def write_json(value: object, path: Path) -> None:
-    """Write a result to where `--json` says: a file or stdout."""
+    """Write a result as JSON to the file in `--json`, or to stdout."""
     text = json.dumps(value, indent=1, ensure_ascii=path == STDOUT, default=dataclasses.asdict)
     if path == STDOUT:
         print(text)
@@ -144,7 +144,7 @@ def write_json(value: object, path: Path) -> None:
 
 @contextlib.contextmanager
 def beside_json(path: Path | None) -> Iterator[None]:
-    """Send what is printed to stderr, if `--json` says that stdout is for the JSON alone."""
+    """Redirect stdout to stderr if `--json` prints to stdout, so that only the JSON is there."""
     with contextlib.redirect_stdout(sys.stderr if path == STDOUT else sys.stdout):
         yield
 

@@ -2,8 +2,8 @@
 
     kvtwin plan --model NAME --gpu-memory-gib X --tensor-parallel N
 
-The model is one of the zoo, or a `config.json` of an architecture of the zoo. Its KV cache gets
-what the weights and a reserve leave of each device's memory. The numbers are computed by `fast`'s
+The model is one of the zoo, or a `config.json` of an architecture of the zoo. Its KV cache gets the
+memory of each device that the weights and a reserve leave. The numbers are computed by `fast`'s
 functions. The exit status is 0, or 2 if the command line is wrong or nothing fits.
 
 `--json` prints one object:
@@ -19,13 +19,13 @@ functions. The exit status is 0, or 2 if the command line is wrong or nothing fi
   `num_speculative_tokens`, `prefix_caching`;
 - `memory_bytes` and `used_bytes` of the KV cache on each device;
 - `block_bytes`: of one block over all tensors; `num_blocks`: the null block, number 0, included;
-- `bytes_per_token` on each device; `bytes_per_token_beyond_windows`: once all windows and chunks
-  have passed it;
+- `bytes_per_token` on each device; `bytes_per_token_beyond_windows`: of a token that all windows
+  and chunks have passed;
 - `longest_request_tokens`: of a single request, up to `max_model_len`;
 - `capacities`, for requests of `max_model_len` and of `--request-tokens` tokens: `request_tokens`;
-  `worst_case_blocks` of a request, and `worst_case_requests`, which fit at once if each needs so
-  many, as a fraction; `steady_blocks` of a decoding request, `step_blocks` that the tokens of a
-  step need in addition, once, and `steady_requests`, which fit at once then;
+  `worst_case_blocks` of a request; `worst_case_requests`: how many fit at once if each needs that
+  many blocks, a fraction; `steady_blocks` of a decoding request; `step_blocks`: further blocks, in
+  all, for the tokens of a step; `steady_requests`: how many fit at once with these;
 - `backends`: a list of `name`, `kernel_block_sizes`, `multiples_of`;
 - `groups`, for each KV cache group `kind`, `num_layers` (with a cache of their own, or with none),
   `num_sharing_layers`, `block_size` (tokens), `kernel_block_size` (None if no backend has one),
@@ -241,7 +241,7 @@ def _gib_or_none(text: str) -> float:
 
 
 def _part(text: str) -> float:
-    """Read a part of a whole."""
+    """Read a fraction greater than 0."""
     return _number(text, "a number greater than 0", 1, exclusive=True)
 
 

@@ -1,4 +1,4 @@
-"""A plan printed as tables."""
+"""Print a plan as tables."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _capacity_table(plan: Plan) -> Table:
 
 
 def _group_table(plan: Plan) -> Table:
-    """Make the table of groups; equal ones share a row."""
+    """Make the table of KV cache groups; equal groups share a row."""
     table = Table(title="KV cache groups")
     headings = ("#", "kind", "layers", "block", "kernel", "page", "blocks", "steady", "share")
     for heading in headings:
@@ -143,7 +143,7 @@ def _gib(size_bytes: float) -> str:
 
 
 def _kib(size_bytes: int) -> str:
-    """Format a size in KiB, or in MiB if it is as large."""
+    """Format a size in KiB, or in MiB from 1 MiB on."""
     if size_bytes >= 2**20:
         return f"{size_bytes / 2**20:,.4g} MiB"
     return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"

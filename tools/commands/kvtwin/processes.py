@@ -1,4 +1,4 @@
-"""Starts processes, which may crash, from several threads, and receives what they send."""
+"""Start processes, which may crash, from several threads, and receive their results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 _STARTING: Final = threading.Lock()
-"""Held while a process is started or awaited.
+"""Serialises starting and joining processes.
 
-`multiprocessing` does neither in two threads, and a fork in one thread inherits the open pipes of
-another, whose reader would wait for both processes.
+`multiprocessing` supports neither from two threads at once, and a fork in one thread inherits the
+open pipes of another, whose reader would wait for both processes.
 """
 
 
@@ -29,7 +29,7 @@ def started(
 
     Yields:
         The process, and the other end of the connection, which raises EOFError or OSError when the
-        process has ended. The process is awaited at the end of the block.
+        process has ended. The process is joined at the end of the block.
     """
     with _STARTING:
         ours, theirs = context.Pipe(duplex=False)

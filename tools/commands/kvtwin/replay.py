@@ -4,7 +4,7 @@
 
 reads a trace (columns TIMESTAMP, ContextTokens, GeneratedTokens). A continuous-batching scheduler
 turns it into the steps of an engine, and each step runs in `reference` and in `fast`. `--json`
-prints what the table has: `schema_version`, `model`, `steps`, `requests_finished`,
+prints the contents of the table: `schema_version`, `model`, `steps`, `requests_finished`,
 `requests_left_out`, `preemptions`, `batches` by kind, `tokens`, `median_ms_per_step` of each twin,
 `seconds` and `mismatches`.
 """
@@ -40,7 +40,7 @@ from conformance.zoo.models import MODELS, get_model
 from kvtwin.parser import Parser, beside_json, write_json
 
 SCHEMA_VERSION = 1
-"""Of what `--json` prints."""
+"""The version of the `--json` output."""
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
 
@@ -127,7 +127,7 @@ def _make_parser() -> Parser:
 
 
 class Replay:
-    """A run of an engine's steps in both twins, and what is counted of it.
+    """A run of an engine's steps in both twins, and its statistics.
 
     Args:
         engine: Makes the steps.
@@ -145,13 +145,13 @@ class Replay:
         self.wall_seconds = 0.0
 
     def run(self, num_steps: int) -> Mismatch | None:
-        """Run steps until one differs, they are so many, or all requests have ended.
+        """Run up to `num_steps` steps; stop if one differs or all requests have ended.
 
         Args:
-            num_steps: The most steps.
+            num_steps: The maximum number of steps.
 
         Returns:
-            The first mismatch, None where there is none.
+            The first mismatch, or None.
         """
         started = time.perf_counter()
         with tqdm(
@@ -170,7 +170,7 @@ class Replay:
         return None
 
     def _kind(self, step: SchedulerOutput) -> str:
-        """Say which kinds of requests a batch has."""
+        """Return the kind of a batch, one of `KINDS`."""
         threshold = self.engine.settings.decode_threshold
         kinds = {
             "decode only"
@@ -183,7 +183,7 @@ class Replay:
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
     def result(self, *, num_left_out: int) -> dict[str, Any]:
-        """Return what was counted, as `--json` prints it.
+        """Return the statistics, as `--json` prints them.
 
         Args:
             num_left_out: Requests of the trace that were too long to serve.
@@ -206,10 +206,10 @@ class Replay:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """Print the closing table.
+    """Print the statistics as a table.
 
     Args:
-        result: What `Replay.result` returned.
+        result: The result of `Replay.result`.
     """
     table = Table(title=f"{result['model']}: reference and fast", show_header=False)
     table.add_column("what")

@@ -23,7 +23,7 @@ from kvtwin.steady_state import (
 )
 
 FOLLOWS = "vLLM 0.32"
-"""The engine with whose groups, blocks and worst cases the plans were compared."""
+"""The engine release whose groups, blocks and worst cases were compared with the plans."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,8 @@ def make_plan(
 
     Args:
         serving: The model, and how it is served.
-        memory: Of each device: the bytes of its KV cache, or what all of it is used for.
-        engine: How the engine schedules; None: as by default.
+        memory: For each device, the bytes of its KV cache, or how its whole memory is divided.
+        engine: How the engine schedules; None: the default.
         request_tokens: A typical length of requests, besides the longest.
 
     Returns:
@@ -149,7 +149,7 @@ def make_plan(
 
 
 def _check_context_parallel(serving: Serving, engine: Engine) -> None:
-    """Check that ranks have copies of KV heads to divide the tokens of."""
+    """Check that decode context parallelism divides the number of copies of each KV head."""
     dcp, ranks = engine.decode_context_parallel_size, serving.tensor_parallel_size
     copies = min(
         ranks if layer.kind == LATENT else ranks * layer.num_kv_heads // own.num_kv_heads
@@ -183,7 +183,7 @@ def _longest_request(target: Target, serving: Serving, engine: Engine, config: A
 def _bytes_per_token(
     engine: Engine, groups: tuple[CacheGroup, ...], one_block: int, *, bounded: bool
 ) -> int:
-    """Return the bytes of a token on each device, those of padding layers included."""
+    """Return the bytes of a token on each device, padding layers included."""
     growing = [
         group
         for group in groups
@@ -257,7 +257,7 @@ def _kernel_block_size(group: CacheGroup, sizes: Any) -> int | None:  # noqa: AN
 
 
 def _backends_of(serving: Serving, group: CacheGroup) -> list[str]:
-    """Return the backends that need a common kernel block size: those named, or the layers' own."""
+    """Return the backends that need a common kernel block size: selected, or the layers' own."""
     named = [
         name
         for name in serving.backends

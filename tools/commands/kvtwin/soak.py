@@ -4,10 +4,10 @@
 
 Round after round, a model of the zoo serves a trace in `reference` and in `fast`, as in the replay,
 in a pool of blocks that is often empty. Between steps there are faults: invalid arguments, which
-both must refuse alike; more blocks than a row has; requests that are cancelled while a step runs;
-calls of `fast` that a KeyboardInterrupt ends between two instructions. All results of all steps are
-compared, after a fault as before it. The exit status is 0 if nothing differed and the memory of the
-process was at most 2% larger after the first minute than in it; else it is 1.
+both must reject with the same error; more blocks than a row has; requests that are cancelled while
+a step runs; calls of `fast` that a KeyboardInterrupt ends between two instructions. All results of
+all steps are compared, also after a fault. The exit status is 0 if nothing differed and the memory
+of the process was at most 2% larger after the first minute than in it; else it is 1.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ STEPS_OF_A_ROUND = 80
 POOL_TOKENS = 2048
 """As many as the longest request has, so that others are preempted."""
 FAULT_RATE = 0.3
-"""How likely there is a fault in a step."""
+"""The probability of a fault in a step."""
 LONGEST_INTERRUPTED_CALL = 400
-"""Instructions within which a call is interrupted."""
+"""A call is interrupted within this many instructions, if it runs that long."""
 MAX_GROWTH = 0.02
 
 
 @dataclass
 class Soak:
-    """A run, and what is counted of it.
+    """A run, and its counters.
 
     Attributes:
-        seed: Of all that is random.
-        warmup_seconds: After so much time the memory must be flat.
+        seed: The seed of all random choices.
+        warmup_seconds: After this time the memory must not grow.
         num_rounds: Engines that were started.
         num_steps: Steps that were compared.
-        num_faults_by_kind: Faults between them.
-        num_preemptions: Requests that lost their blocks, since there were no more.
+        num_faults_by_kind: Injected faults.
+        num_preemptions: Requests that were preempted because the pool was empty.
         first_memory_bytes: The most memory at the end of a round in the warm-up.
         last_memory_bytes: The most memory at the end of a round after it.
-        problem: What differed, or None.
+        problem: The first difference, or None.
     """
 
     seed: int = 0
@@ -81,12 +81,12 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """By which part the memory grew after the warm-up."""
+        """The relative growth of the memory after the warm-up."""
         return max(self.last_memory_bytes / self.first_memory_bytes - 1, 0)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing differed, and the memory was flat."""
+        """Whether nothing differed, and the memory grew by at most `MAX_GROWTH`."""
         return self.problem is None and self.growth <= MAX_GROWTH
 
     def run(self, seconds: float) -> Soak:
@@ -148,7 +148,7 @@ class Soak:
 
 
 def _cancel(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
-    """End a running request: this step still has it, the next one says that it has ended."""
+    """Cancel a running request: this step still has it; the next one reports it as finished."""
     del twins
     if engine.scheduler.running:
         engine.scheduler.finish(draw.choice(engine.scheduler.running))
@@ -156,7 +156,7 @@ def _cancel(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | Non
 
 
 def _refused_alike(twins: Twins, name: str, *arguments: object) -> str | None:
-    """Make a call that both twins must refuse in the same words; return what differs."""
+    """Make a call that both twins must reject with the same error; return the difference."""
     outcomes = []
     for runner in (twins.expected, twins.actual):
         try:
@@ -171,7 +171,7 @@ def _refused_alike(twins: Twins, name: str, *arguments: object) -> str | None:
 
 
 def _bad_input(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
-    """Pass a row that there is not."""
+    """Pass the index of a row that does not exist."""
     del engine
     return _refused_alike(twins, "clear_row", draw.choice((-1, 10**6)))
 
@@ -186,7 +186,7 @@ def _too_many_blocks(engine: TraceEngine, twins: Twins, draw: random.Random) -> 
 
 
 def _interrupt(engine: TraceEngine, twins: Twins, draw: random.Random) -> str | None:
-    """Interrupt a call of `fast` that changes nothing when it is done."""
+    """Interrupt two calls of `fast` that leave the tables unchanged if they complete."""
     del engine
     rows = twins.actual.rows.req_ids
     free = [row for row, req_id in enumerate(rows) if req_id is None]
@@ -210,9 +210,9 @@ FAULTS: dict[str, Callable[[TraceEngine, Twins, random.Random], str | None]] = {
 
 
 def _resident_bytes() -> int:
-    """Return the memory of the process that is in use, without garbage.
+    """Return the resident memory of the process, after garbage collection.
 
-    Models have caches of different sizes, so what the allocator has kept of freed ones is returned.
+    Models have caches of different sizes, so the allocator first returns freed memory to the OS.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_soak(soak: Soak) -> None:
-    """Print what was counted."""
+    """Print the counters and the verdict."""
     print(f"rounds                       {soak.num_rounds:,}")
     print(f"steps compared               {soak.num_steps:,}")
     for kind in FAULTS:

@@ -1,9 +1,9 @@
 """How many requests an engine holds at once: the worst case, and the steady state.
 
-The worst case is what an engine's own estimate at its start is: each request has as many tokens as
+The worst case is the estimate that an engine makes at startup: each request has as many tokens as
 possible, and a whole step's tokens beyond its windows and chunks. In the steady state the requests
-share a step's tokens, as they share its token budget: all of them but one hold what they need
-while they decode.
+share a step's tokens, as they share its token budget: all requests but one hold only the blocks
+that they need while they decode.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Engine:
     Attributes:
         steps_in_flight: Steps that are scheduled before the first one's tokens are known: 2 with
             asynchronous scheduling.
-        decode_context_parallel_size: Ranks that divide the tokens of each sequence, of those of
-            tensor parallelism.
-        prefill_context_parallel_size: Further devices that divide them.
-        data_parallel_size: Such engines, each with its own requests; they share only experts.
+        decode_context_parallel_size: Tensor-parallel ranks that divide the tokens of each sequence
+            among them.
+        prefill_context_parallel_size: Further devices that divide these tokens.
+        data_parallel_size: Engines, each with its own requests; they share only experts.
     """
 
     steps_in_flight: int = 2
@@ -96,7 +96,7 @@ def make_capacity(
 
 
 def in_flight_tokens(serving: Serving, engine: Engine) -> int:
-    """Return the most tokens of the steps that are in flight at once."""
+    """Return the maximum number of tokens of all steps in flight."""
     return serving.max_num_batched_tokens * engine.steps_in_flight
 
 
@@ -125,8 +125,8 @@ def worst_case_blocks(
 def steady_blocks(serving: Serving, engine: Engine, group: CacheGroup, num_tokens: int) -> int:
     """Return the blocks of a group that a request of a length holds while it decodes.
 
-    A decode has its draft tokens with it, and with two steps in flight the tokens of the next step
-    too. Windows and chunks may begin inside a block.
+    A decode includes its draft tokens and, with two steps in flight, the tokens of the next step.
+    Windows and chunks may begin inside a block.
 
     Example:
         >>> from conformance.targets.target import REFERENCE

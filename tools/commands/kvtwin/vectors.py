@@ -1,4 +1,4 @@
-"""Write test vectors: calls and what `reference` answers, as plain JSON for any language.
+"""Write test vectors: calls and their results in `reference`, as plain JSON for any language.
 
     kvtwin vectors --out DIR
 
@@ -99,7 +99,7 @@ def write_function(name: str, folder: Path, num_examples: int) -> dict[str, int]
 
     Args:
         name: The function, class or method.
-        folder: The folder, which is made.
+        folder: The folder to create.
         num_examples: How many valid calls, or sessions of a kind, to write at most.
 
     Returns:
@@ -126,7 +126,7 @@ def write_function(name: str, folder: Path, num_examples: int) -> dict[str, int]
 
 
 def _about(case: dict[str, Json]) -> str:
-    """Return what is particular about a case, in a line."""
+    """Describe a case in one line: its invalid input, or the coverage goals that it meets."""
     if case["kind"] == "refusal":
         return str(case["refusal"]["what"])
     return "; ".join(case["meets"])
@@ -194,7 +194,7 @@ def parameters_of(function: str) -> list[dict[str, Json]]:
 
 
 def _default(value: Json) -> Json:
-    """Return a default as JSON; one that has no form there by its text."""
+    """Return a default as JSON, or its `repr` if it cannot be encoded."""
     try:
         return Encoder().encode(value)
     except TypeError:
@@ -202,7 +202,7 @@ def _default(value: Json) -> Json:
 
 
 def _blueprints(value: Json) -> Iterator[str]:
-    """Yield the classes of the factories in a case."""
+    """Yield the class paths of the factories in a case."""
     for _, node in walk(value, ""):
         if isinstance(node, dict) and node.get("$") == "blueprint":
             yield node["class"]
@@ -213,7 +213,7 @@ def _first_line(cls: type) -> str:
 
 
 def index_of(rows: dict[str, dict[str, int]]) -> dict[str, Json]:
-    """Return what is in the index of a folder of vectors.
+    """Return the contents of `index.json` in a folder of vectors.
 
     Args:
         rows: The number of cases of each kind, by function.
@@ -228,7 +228,7 @@ def index_of(rows: dict[str, dict[str, int]]) -> dict[str, Json]:
 
 
 def _write(path: Path, value: Json) -> None:
-    """Write JSON, after it was read again."""
+    """Write JSON, after checking that it can be read back."""
     text = to_text(value)
     if json.loads(text) != value:
         raise ValueError(f"{path} does not read as it was written")
@@ -236,7 +236,7 @@ def _write(path: Path, value: Json) -> None:
 
 
 def _print_table(out: Path, rows: dict[str, dict[str, int]]) -> None:
-    """Print what was written."""
+    """Print the number of cases of each function."""
     table = Table(title=f"vectors in {out}")
     table.add_column("function")
     kinds = ("answer", "refusal", "session")

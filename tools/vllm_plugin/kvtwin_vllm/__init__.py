@@ -1,8 +1,8 @@
 """A vLLM plugin that replaces vLLM's batch plumbing by kvtwin's `fast`.
 
 vLLM calls `register` in each of its processes, before a worker exists. Nothing is replaced, and no
-loop of `fast` is compiled, until the worker has registered its kernels: vLLM then looks into all
-modules, and fails at those of llvmlite, which come with numba.
+loop of `fast` is compiled, until the worker has registered its kernels: to register them, vLLM
+inspects all imported modules, and fails at those of llvmlite, which numba imports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KNOWN_RELEASES: Final = ("0.32",)
 
 
 def register() -> None:
-    """Have `fast` installed when a worker of this process is initialized; vLLM calls this.
+    """Install `fast` as soon as a worker of this process is initialized; vLLM calls this.
 
     Raises:
         ValueError: The environment variable KVTWIN_VLLM has an unknown name.

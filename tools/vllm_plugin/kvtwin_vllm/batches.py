@@ -40,11 +40,11 @@ def to_vllm(
     metadata: VllmObject,
     **others: VllmObject,
 ) -> VllmObject:
-    """Return what `fast` made of a batch, as an object of vLLM's class.
+    """Convert metadata that `fast` made to an object of vLLM's class.
 
     Args:
-        made: By `fast`.
-        metadata: vLLM's, of whose class the result is.
+        made: The metadata that `fast` made.
+        metadata: vLLM's metadata; the result has the same class.
         others: Fields that only vLLM's class has.
     """
     return type(metadata)(

@@ -1,8 +1,8 @@
-"""Block tables on a CPU, where a buffer and its copy on the device are one.
+"""Block tables on a CPU, where a buffer and its copy on the device are the same memory.
 
-`fast.compute_slot_mapping` is for one group, and checks everything for each. That takes 9 of its
-10 us with 12 requests. Here the buffers are checked when they are first seen, since they stay the
-same, and the batch once for all groups.
+`fast.compute_slot_mapping` handles one group, and checks all inputs in each call. That takes 9 of
+its 10 us with 12 requests. Here the buffers, which stay the same, are checked on first use, and the
+batch once for all groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvtwin_vllm.registry import ORIGINALS, VllmObject, replaces
 BLOCK_TABLE: Final = "vllm.v1.worker.block_table"
 
 _SLOTS: Final[WeakKeyDictionary[VllmObject, list[tuple[Any, Any]]]] = WeakKeyDictionary()
-"""The first and the last arguments of `write_slots` for the groups of a table, which have slots."""
+"""By table, the first and the last arguments of `write_slots` for each group with slots."""
 
 
 @replaces(BLOCK_TABLE, "BlockTable")
@@ -34,7 +34,7 @@ def commit_block_table(self: VllmObject, num_reqs: int) -> None:
 def compute_slot_mapping(
     self: VllmObject, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    """Write the slots of each group's tokens, and -1 behind them."""
+    """Write the slots of each group's tokens, and -1 after them."""
     groups = _SLOTS.get(self)
     if groups is None:
         if not all(map(_is_on_host, self.block_tables)):
@@ -61,14 +61,14 @@ def compute_slot_mapping(
 
 
 def _has_slots(table: VllmObject) -> bool:
-    """Return whether tokens of a group have slots; those of Mamba's groups have not."""
+    """Return whether the tokens of a group have slots, which those of Mamba groups do not."""
     return bool(table.slot_mapping_mode.name == "TOKEN_TO_KV_SLOT")
 
 
 def _is_on_host(table: VllmObject) -> bool:
-    """Return whether a table is on the CPU, and let its buffers be their own copies then.
+    """Return whether a table is on the CPU; if so, make each buffer its own copy on the device.
 
-    vLLM's runner for CPUs does so too, but not for the tables of several groups, which it makes
+    vLLM's runner for CPUs does this too, but not for the tables of several groups, which it makes
     later.
     """
     blocks, slots = table.block_table, table.slot_mapping
@@ -78,7 +78,7 @@ def _is_on_host(table: VllmObject) -> bool:
 
 
 def _locate(table: VllmObject) -> tuple[Any, Any]:
-    """Return the arguments of `write_slots` that say where a group's blocks and slots are."""
+    """Return the arguments of `write_slots` that locate a group's blocks and slots."""
     address, rows, *strides = locate_table("block_table", table.block_table.cpu, torch.int32)
     slots = table.slot_mapping.np
     check_written("slot_mapping", slots, np.int64, 1)

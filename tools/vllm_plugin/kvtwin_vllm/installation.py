@@ -47,7 +47,7 @@ class Installation:
 
     Attributes:
         replaced: The names of the functions that are replaced.
-        kept: Why others that were selected are not, by name.
+        kept: Why the other functions are not replaced, by name.
     """
 
     replaced: list[str] = field(default_factory=list)
@@ -79,12 +79,12 @@ class Installation:
             ]
 
     def activate(self, wrap: Wrap = _as_it_is) -> None:
-        """Let all references refer to the replacements, each in a wrapper if there is one."""
+        """Point all references to the replacements, each wrapped by `wrap`."""
         for name, owner, attribute, _, replacement in self._references:
             setattr(owner, attribute, wrap(name, replacement))
 
     def deactivate(self, wrap: Wrap = _as_it_is) -> None:
-        """Let all references refer to vLLM's functions again."""
+        """Point all references to vLLM's functions again, each wrapped by `wrap`."""
         for name, owner, attribute, original, _ in self._references:
             setattr(owner, attribute, wrap(name, original))
 

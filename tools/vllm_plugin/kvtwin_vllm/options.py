@@ -1,4 +1,4 @@
-"""The environment variable KVTWIN_VLLM says which functions are replaced.
+"""The environment variable KVTWIN_VLLM, which selects the functions to replace.
 
 | value | replaced |
 |---|---|
@@ -21,8 +21,8 @@ def read_selection(names: Collection[str], value: str | None = None) -> frozense
     """Return the names of the functions to replace.
 
     Args:
-        names: Of all functions that can be replaced.
-        value: Of the variable; None: the environment's.
+        names: The names of all functions that can be replaced.
+        value: The value of the variable; None: that in the environment.
 
     Raises:
         ValueError: A name is unknown, or only some names have a minus.

@@ -42,7 +42,7 @@ REPLACEMENTS: Final[dict[str, Replacement]] = {}
 """All replacements, by name."""
 
 ORIGINALS: Final[dict[str, Function]] = {}
-"""The functions of vLLM that are replaced, by name, once they are."""
+"""The original functions of vLLM, by name, once they are replaced."""
 
 
 def replaces(module: str, in_class: str | None = None, **options: Any) -> Callable[[F], F]:  # noqa: ANN401

@@ -26,7 +26,7 @@ WORKER: Final = "vllm.v1.worker.utils"
 def compute_slot_mapping(
     self: VllmObject, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    """Write the slots of a KV cache group's tokens, and -1 behind them."""
+    """Write the slots of a KV cache group's tokens, and -1 after them."""
     if self.slot_mapping_mode.name != "TOKEN_TO_KV_SLOT":  # a group of Mamba states has no slots
         ORIGINALS["BlockTable.compute_slot_mapping"](self, num_reqs, query_start_loc, positions)
         return
@@ -49,7 +49,7 @@ def split_decodes_and_prefills(
     require_uniform: bool = False,
     treat_short_extends_as_decodes: bool = True,
 ) -> tuple[int, int, int, int]:
-    """Count decodes and prefills; short extends as prefills are left to vLLM."""
+    """Count decodes and prefills; vLLM's own counts short extends as prefills."""
     if not treat_short_extends_as_decodes:
         original = ORIGINALS["split_decodes_and_prefills"]
         return original(common_attn_metadata, decode_threshold, require_uniform, False)
@@ -103,7 +103,7 @@ def maybe_create_ubatch_slices(
 ) -> tuple[Sequence[VllmObject] | None, Sequence[VllmObject] | None]:
     """Cut a batch into micro-batches of equal size, the last one also with its padding.
 
-    A micro-batch of padding alone is left to vLLM.
+    Lists of split points, and micro-batches of only padding, are left to vLLM.
     """
     if not should_ubatch:
         return None, None

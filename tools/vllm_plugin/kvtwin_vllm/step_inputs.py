@@ -26,7 +26,7 @@ class _Views(NamedTuple):
 
 
 _VIEWS: Final[WeakKeyDictionary[VllmObject, _Views]] = WeakKeyDictionary()
-"""By runner: making them takes 20 us in a step."""
+"""By runner: making them in each step would take 20 us."""
 
 
 @replaces("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
@@ -38,8 +38,8 @@ def _prepare_inputs(
     """Write the inputs of a step into the runner's buffers.
 
     Returns:
-        Which tokens' logits are needed, int32[num_reqs]; None, since nothing is speculated; and the
-        most tokens that a request samples.
+        int32[num_reqs], the tokens whose logits are needed; None, since nothing is speculated; and
+        the most tokens that a request samples.
     """
     if not _is_usual(self):
         return ORIGINALS["GPUModelRunner._prepare_inputs"](
@@ -73,7 +73,7 @@ def _prepare_inputs(
     positions = np.add(num_computed_tokens[requests], places, out=views.positions[:num_tokens])
     self.input_ids.np[:num_tokens] = batch.token_ids_cpu[requests, positions]
 
-    # What is sampled before a prompt's end is discarded.
+    # Tokens that are sampled before the end of a prompt are discarded.
     num_known_tokens = batch.num_tokens_no_spec[:num_reqs]
     np.less(seq_lens[:num_reqs], num_known_tokens, out=self.discard_request_mask.np[:num_reqs])
     self.num_accepted_tokens.np.fill(1)

@@ -1,9 +1,9 @@
 """The metadata of a step: `GPUModelRunner._build_attention_metadata` in the usual case.
 
 KV cache groups with equal specs differ only in their block tables and slots. vLLM builds the
-metadata of such groups once, if their backend can replace a block table; that for CPUs cannot. vLLM
-also copies the batch for each group, and compares the specs in each step. Here both are done only
-where they are needed.
+metadata of such groups once, if their backend can replace a block table; the CPU backend cannot.
+vLLM also copies the batch for each group, and compares the specs in each step. Here both are done
+only if they are needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _build_attention_metadata(
     num_scheduled_tokens: dict[str, int] | None = None,
     slot_mappings: dict[int, torch.Tensor] | None = None,
 ) -> tuple[VllmObject, VllmObject | None]:
-    """Build the metadata of each layer, and None, since nothing is speculated."""
+    """Build the metadata of each layer; the second result is None, since nothing is speculated."""
     is_padded = num_tokens_padded is not None or num_reqs_padded is not None
     is_usual = not (is_padded or for_cudagraph_capture or ubatch_slices) and _is_usual(self)
     groups = _groups_of(self) if is_usual else []
@@ -127,7 +127,7 @@ def update_block_table(
 
 
 def _is_usual(runner: VllmObject) -> bool:
-    """Return whether the batch has no other fields than those that are filled above."""
+    """Return whether the batch needs only the fields that are set above."""
     config = runner.cache_config
     return (
         runner.speculative_config is None

@@ -21,11 +21,11 @@ MakeBlockTable: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 def make_local_attention_virtual_batches(
     attn_chunk_size: int, common_attn_metadata: VllmObject, block_size: int = 0
 ) -> tuple[VllmObject, MakeBlockTable]:
-    """Make one virtual request of each chunk, and what makes the tables of other groups."""
+    """Make one virtual request of each chunk, and a function that makes other groups' tables."""
     table = common_attn_metadata.block_table_tensor
     if block_size < 1 or attn_chunk_size % block_size or not table.is_cpu:
         return _make_with_checks(attn_chunk_size, common_attn_metadata, block_size)
-    # The loops of `fast`, without an object of its class between them: 50 us less in a step.
+    # The loops of `fast` without its metadata class: saves 50 us in a step.
     metadata, columns = common_attn_metadata, attn_chunk_size // block_size
     virtual = find_virtual_requests(
         metadata.query_start_loc_cpu,
@@ -60,7 +60,7 @@ def make_local_attention_virtual_batches(
 def _make_with_checks(
     attn_chunk_size: int, metadata: VllmObject, block_size: int
 ) -> tuple[VllmObject, MakeBlockTable]:
-    """Do the same on a GPU, and raise what is wrong with the sizes."""
+    """Do the same on a GPU, or raise the error of invalid sizes."""
     batch = SimpleNamespace(
         num_reqs=metadata.num_reqs,
         num_actual_tokens=metadata.num_actual_tokens,

@@ -1,9 +1,9 @@
 """Baselines: the hot functions in vectorised NumPy, and in torch where that is usual.
 
-`fast` is timed against them. Each is what an engineer who knows the job writes for the host, with
-tricks that cost nothing (views, early returns, preallocated buffers) and without `fast`'s
-checks: they expect valid input. `kvtwin bench` compares their results with `reference`'s
-before it times them. The classes of batches and micro-batches are `fast`'s own.
+`fast` is timed against them. Each is written as an experienced engineer would write it for the
+host, with tricks that cost nothing (views, early returns, preallocated buffers) and without
+`fast`'s checks: they expect valid input. `kvtwin bench` compares their results with `reference`'s
+before it times them. They use `fast`'s classes of batches and micro-batches.
 """
 
 from fast import CommonAttentionMetadata, UBatchSlice

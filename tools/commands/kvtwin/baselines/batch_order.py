@@ -13,7 +13,7 @@ def split_decodes_and_prefills(
     """Count decodes and prefills, and their tokens; arguments are those of `reference`."""
     metadata = common_attn_metadata
     num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
-    # The bound says that all are decodes: no array is touched.
+    # The bound implies that all are decodes, so no array is read.
     if metadata.max_query_len <= decode_threshold and not require_uniform:
         return num_reqs, 0, num_tokens, 0
     starts = metadata.query_start_loc_cpu.numpy()

@@ -28,7 +28,7 @@ class BlockTables:
         self._gathered = [torch.zeros_like(view) for view in self._views]
         size = len(widths), max_num_batched_tokens
         self._slots = torch.full(size, -1, dtype=torch.int64, device="cpu")
-        # What the last step filled: no more is cleared.
+        # The rows and tokens that the last step filled: only these are cleared.
         self._num_rows = self._num_tokens = 0
 
     def append_block_ids(

@@ -13,7 +13,7 @@ from fast import CommonAttentionMetadata
 def make_local_attention_virtual_batches(
     attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
 ) -> CommonAttentionMetadata:
-    """Make each chunk that a request touches a request; arguments are those of `reference`."""
+    """Make a virtual request of each chunk touched; arguments are those of `reference`."""
     metadata = common_attn_metadata
     starts = metadata.query_start_loc_cpu.numpy()
     seq_lens = metadata.seq_lens_cpu.numpy().astype(np.int64)

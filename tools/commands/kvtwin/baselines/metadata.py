@@ -23,7 +23,7 @@ def build_attn_metadata(
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
 ) -> dict[str, Any]:
-    """Have the builder of each group build its metadata; arguments are those of `reference`."""
+    """Build the metadata of each group with its builder; arguments are those of `reference`."""
     starts_cpu = query_start_loc.cpu[: num_reqs + 1]
     lens_cpu = seq_lens.cpu[:num_reqs]
     starts, lens = query_start_loc.gpu[: num_reqs + 1], seq_lens.gpu[:num_reqs]

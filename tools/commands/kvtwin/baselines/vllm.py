@@ -1,7 +1,7 @@
 """vLLM as the baseline, `kvtwin bench --baseline vllm`: its functions, without the adapter's work.
 
-Arguments are converted, and a block table is filled, before a call is timed. What is timed is
-vLLM's function, or its method where it has no function.
+Arguments are converted, and a block table is filled, before a call is timed. Only vLLM's function
+is timed, or its method if there is no function.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class VllmBaseline(VllmAdapter):
     """The adapter of vLLM, with calls that are prepared once and made many times."""
 
     prepared: ClassVar[Mapping[str, Callable[..., Prepared]]] = {}
-    """What prepares the calls of functions whose parameters are not ours."""
+    """The functions that prepare calls whose parameters differ from `reference`'s, by name."""
 
     def prepare(self, function: str, *args: Any, **kwargs: Any) -> Prepared:
-        """Return the call of a function with arguments that are vLLM's already.
+        """Return a prepared call of a function, whose arguments are already converted to vLLM's.
 
         Raises:
             Unsupported: vLLM's function does not support an argument.
@@ -39,7 +39,7 @@ class VllmBaseline(VllmAdapter):
         return lambda: found(*args, **kwargs)
 
     def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
-        """Convert a result; virtual batches come with what makes the tables of other groups."""
+        """Convert a result; of virtual batches drop vLLM's function that makes other tables."""
         if function == "make_local_attention_virtual_batches":
             theirs, _ = theirs
         return super().result(function, theirs, arguments)
@@ -48,7 +48,7 @@ class VllmBaseline(VllmAdapter):
 def _prepare_slots(
     block_table: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, size: int
 ) -> Prepared:
-    """Make the `BlockTable` of a KV cache group, as the runner for CPUs has it."""
+    """Make the `BlockTable` of a KV cache group as vLLM's runner for CPUs does."""
     num_reqs, num_columns = block_table.shape
     device = torch.device("cpu")
     table = find("BlockTable")(size, num_reqs, num_columns, len(positions), False, device, 1)
@@ -101,7 +101,7 @@ def _prepare_build(
         theirs = SimpleNamespace(build=builder.build, supports_update_block_table=False)
         groups.append([group_class(None, group.layer_names, None, 0, metadata_builders=[theirs])])
     build = find("build_attn_metadata")
-    # By name, as vLLM's runner calls it; the views are made in the call, as in that of `fast`.
+    # With keywords, as vLLM's runner calls it; the timed call makes the views, as that of `fast`.
     return lambda: build(
         attn_groups=groups,
         num_reqs=num_reqs,

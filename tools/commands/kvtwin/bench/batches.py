@@ -17,7 +17,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 KINDS: Final = ("decode", "speculative", "mixed", "prefill")
 SIZES: Final = (1, 8, 64, 256, 1024)
-"""How many requests a batch has."""
+"""The numbers of requests in the timed batches."""
 
 MAX_CONTEXT: Final = 8000
 """The longest sequence, in tokens."""
@@ -30,7 +30,7 @@ NUM_DRAFTS: Final = 3
 """Draft tokens of a speculative decode."""
 
 TOKEN_BUDGET: Final = 8192
-"""The tokens of a step that are shared by prefills, where each still gets `MIN_CHUNK`."""
+"""The tokens of a step that prefills share; on average each gets at least `MIN_CHUNK`."""
 
 MIN_CHUNK: Final = 16
 
@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def name(self) -> str:
-        """What the batch is called in tables and files."""
+        """The name of the batch in tables and files."""
         return f"{self.kind}, {self.num_reqs}"
 
     @property
@@ -97,7 +97,7 @@ class Batch:
 
     @cached_property
     def block_ids(self) -> Array:
-        """int32[blocks of all], the blocks of one request after those of another, from a pool."""
+        """int32[blocks of all], the blocks of one request after another, from a pool."""
         return self._random.permutation(int(self.num_blocks.sum())).astype(np.int32) + 1
 
     @cached_property
@@ -109,7 +109,7 @@ class Batch:
 
     @cached_property
     def arrival(self) -> Array:
-        """int64[num_reqs], the requests as they came: some out of batch order."""
+        """int64[num_reqs], the requests in order of arrival: some are out of batch order."""
         order = np.arange(self.num_reqs)
         moved = np.flatnonzero(self._random.random(self.num_reqs) < 0.2)
         order[moved] = self._random.permutation(moved)
@@ -121,7 +121,7 @@ class Batch:
 
 
 def make_batch(kind: str, num_reqs: int) -> Batch:
-    """Make a batch of a kind; the same one each time.
+    """Make a batch of a kind, the same one in each call.
 
     Args:
         kind: One of `KINDS`: all decode; all verify `NUM_DRAFTS` draft tokens; three of four
@@ -130,7 +130,7 @@ def make_batch(kind: str, num_reqs: int) -> Batch:
         num_reqs: How many requests it has.
 
     Returns:
-        It. Contexts are up to `MAX_CONTEXT` tokens. Chunks of prompts share `TOKEN_BUDGET`.
+        The batch. Contexts have up to `MAX_CONTEXT` tokens. Prompt chunks share `TOKEN_BUDGET`.
 
     Example:
         >>> make_batch("speculative", 3).query_lens.tolist()
@@ -154,8 +154,8 @@ def trace_batches(path: Path | None, num_batches: int) -> list[Batch]:
     """Cut batches from a run of a trace, evenly spread over its steps.
 
     Args:
-        path: Of the trace; None: the project's own.
-        num_batches: How many.
+        path: The trace; None: the project's own.
+        num_batches: The number of batches.
 
     Raises:
         ValueError: A trace that cannot be read.

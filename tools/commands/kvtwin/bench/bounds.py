@@ -19,7 +19,7 @@ MAX_BEHIND_US: Final = 1.0
 
 MAX_GEOMETRIC_MEAN: Final = 0.4
 MAX_GEOMETRIC_MEAN_OF_WORKERS: Final = 0.3
-"""Without the copiers and callers."""
+"""The same bound without the copiers and callers."""
 
 ENGINE: Final = "vllm"
 """The baseline that is an engine: it is timed on mixed batches of `ENGINE_SIZES` requests."""
@@ -45,9 +45,9 @@ ENGINE_US: Final = {
     "get_dcp_local_seq_lens": (42, 53, 61),
     "make_kv_sharing_fast_prefill_common_attn_metadata": (46, 75, 94),
 }
-"""What a widely used engine's own host code takes for mixed batches of `ENGINE_SIZES` requests, in
-microseconds, on a machine where the yardstick takes `ENGINE_ADD_US`: handed to the project with its
-specification, not measured by it."""
+"""The time of a widely used engine's own host code for mixed batches of `ENGINE_SIZES` requests, in
+microseconds, on a machine where the yardstick takes `ENGINE_ADD_US`: given in the project's
+specification, not measured here."""
 
 ENGINE_SIZES: Final = (8, 256, 1024)
 ENGINE_ADD_US: Final = 3.0
@@ -58,10 +58,10 @@ class Bound:
     """One bound, and what was measured.
 
     Attributes:
-        what: What is bounded.
+        what: The bounded quantity.
         bound: The bound, in words.
-        got: What was measured, in words.
-        holds: Whether it is within.
+        got: The measurement, in words.
+        holds: Whether the measurement is within the bound.
     """
 
     what: str
@@ -79,7 +79,7 @@ def is_behind(row: Row) -> bool:
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float:
-    """Return the geometric mean of the ratios that there are; NaN of none.
+    """Return the geometric mean of the ratios that are not None; NaN if there are none.
 
     >>> geometric_mean([0.5, None, 2.0])
     1.0
@@ -89,7 +89,7 @@ def geometric_mean(ratios: Iterable[float | None]) -> float:
 
 
 def check_bounds(record: Record) -> list[Bound]:
-    """Check a run against all bounds of what it measured."""
+    """Check the measurements of a run against all their bounds."""
     bounds = []
     if record.baseline == ENGINE:
         bounds += _of_ratios_to_engine(record.rows)
@@ -185,7 +185,7 @@ def _of_ratios_to_engine(rows: Sequence[Row]) -> list[Bound]:
 
 
 def _of_growth(rows: Sequence[Row]) -> Bound:
-    """Hold each step of growth against the bound; of what copies rows against a copy's step."""
+    """Compare each step of growth with the bound; for functions that copy rows, with a copy's."""
     found = {job: too_steep(of_job) for job, of_job in by_job(rows).items()}
     worst = max(found, key=lambda job: found[job])
     over, steep, allowed = found[worst]

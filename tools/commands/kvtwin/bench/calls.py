@@ -30,16 +30,16 @@ def make(target: Target, class_name: str, **fields: Any) -> Any:
 
 
 def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """Return a call without arguments: what is timed, with nothing of an adapter in it.
+    """Return a call without arguments, which is timed without the adapter's work.
 
     An adapter with a method `prepare(function, *args, **kwargs)` makes the call itself, from
     arguments that are converted.
 
     Args:
-        target: What is called.
-        function: By our name.
-        args: Our arguments by position, for a method its object first.
-        kwargs: Those by name.
+        target: The implementation to call.
+        function: The function, by its name in `reference`.
+        args: Positional arguments in our types; for a method, its object first.
+        kwargs: Keyword arguments, likewise.
 
     >>> from conformance.targets.target import TARGETS
     >>> prepare(TARGETS["host"], "extract_layer_index", "layers.3.attn")()
@@ -60,5 +60,5 @@ def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Callabl
 def result_of(
     target: Target, function: str, returned: Any, arguments: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return what a call returned as `reference` would, for comparison."""
+    """Convert the result of a call to the form of `reference`, for comparison."""
     return target.implementation.adapter.result(function, returned, arguments or {})

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _picked(functions: str | None) -> list[Job]:
-    """Return the jobs of some functions.
+    """Return the jobs of the given functions.
 
     Raises:
         KeyError: There is no such function.
@@ -112,7 +112,7 @@ def _picked(functions: str | None) -> list[Job]:
 
 
 def _load_baseline(options: argparse.Namespace) -> Implementation:
-    """Return the baseline that the options name."""
+    """Load the baseline that the options select."""
     try:
         found = load_implementation(options.baseline, options.adapter)
     except ValueError as error:
@@ -176,7 +176,7 @@ class Bench:
 
     Args:
         command: The command line.
-        jobs: Which functions.
+        jobs: The functions to time.
         baseline: The implementation that `fast` is compared with, on the host.
         device: Where `fast` runs.
 
@@ -199,10 +199,10 @@ class Bench:
         )
 
     def run(self, batches: Sequence[Batch], *, quick: bool, grows: bool) -> None:
-        """Measure all there is.
+        """Run all measurements.
 
         Raises:
-            WrongAnswerError: An implementation answers something else than `reference`.
+            WrongAnswerError: An implementation returns another result than `reference`.
         """
         if self.target.device == "cuda":
             from kvtwin.bench.device import measure_on_device  # noqa: PLC0415  # needs a GPU
@@ -232,10 +232,10 @@ class Bench:
         self.record.first_calls = first_calls()
 
     def compare(self, batches: Sequence[Batch]) -> None:
-        """Measure only what `fast` and the baseline both have.
+        """Measure only the functions that `fast` and the baseline both have.
 
         Raises:
-            WrongAnswerError: One of them answers something else than `reference`.
+            WrongAnswerError: One of them returns another result than `reference`.
         """
         work = [(job, batch) for job in self.jobs for batch in batches]
         rows = self._measure(work, num_blocks=ENGINE_BLOCKS, with_reference=False)
@@ -249,7 +249,7 @@ class Bench:
         with_reference: bool,
         with_copy: bool = False,
     ) -> list[Row]:
-        """Measure jobs on batches; those that a batch has no call of are left out."""
+        """Measure jobs on batches; skip a job that has no call for a batch."""
         rows = []
         for job, batch in tqdm(work, unit="row", disable=None, file=sys.stderr):
             beside = {}
@@ -284,19 +284,19 @@ class Bench:
             )
 
     def _torch_add(self) -> float:
-        """Return what adding two small tensors takes."""
+        """Return the time of adding two small tensors, in microseconds."""
         timing = time_in_turn({TORCH_ADD: make_torch_add()}, self.spin, num_blocks=15)
         return timing[TORCH_ADD].median_us
 
 
 def make_torch_add() -> Callable[[], Any]:
-    """Return the call that whole steps are held against."""
+    """Return the yardstick of whole steps: a call that adds two small tensors."""
     a, b = torch.ones(256), torch.ones(256)
     return lambda: torch.add(a, b)
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Say what this runs on."""
+    """Return the CPU, the versions of the packages, and the GPU."""
     described = {
         "cpu": cpu_model(),
         "Python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The cost of calls on a GPU: time of the host and the device, and the share of copy bandwidth."""
+"""The cost of calls on a GPU: host time, device time, and the share of copy bandwidth."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvtwin.bench.jobs import Job
 from kvtwin.bench.measuring import checked_call
 
 SLEEP_CYCLES: Final = 50_000_000
-"""Some 30 ms of a GPU: in these the host puts a lot into the queue. torch's own tests wait so."""
+"""About 30 ms of GPU time, in which the host enqueues many calls, as in torch's own tests."""
 
 COPY_BYTES: Final = 2**30
-"""What the copy moves whose bandwidth is the yardstick."""
+"""The size of the copy whose bandwidth is the yardstick."""
 
 
 def host_cost_us(call: Callable[[], Any], num_blocks: int = 20, num_calls: int = 50) -> float:
-    """Return what a warm call costs the host, in microseconds: the median of some blocks."""
+    """Return the host time of a warm call, in microseconds: the median over blocks."""
     call()
     blocks = []
     for _ in range(num_blocks):
@@ -38,7 +38,7 @@ def host_cost_us(call: Callable[[], Any], num_blocks: int = 20, num_calls: int =
 
 
 def device_seconds(call: Callable[[], Any], num_calls: int = 20) -> float:
-    """Return what a warm call takes the device, which never waits for the host between calls."""
+    """Return the device time of a warm call; the device never waits for the host between calls."""
     call()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # torch's own tests wait so
@@ -52,14 +52,14 @@ def device_seconds(call: Callable[[], Any], num_calls: int = 20) -> float:
 
 @cache
 def copy_bandwidth() -> float:
-    """Return the bytes that the device reads and writes in a second when it copies."""
+    """Return the bytes per second that the device reads and writes in a copy."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / device_seconds(lambda: target.copy_(source))
 
 
 def moved_bytes(job: Job, batch: Batch) -> int | None:
-    """Return what a row mover must read and write; None for other functions."""
+    """Return the bytes that a scatter or gather must read and write; None for other functions."""
     if job.function not in {"scatter_mm_placeholders", "gather_mm_placeholders"}:
         return None
     # Scattered: half of the rows are read, all are written. Gathered: half are read and written.
@@ -70,10 +70,10 @@ def moved_bytes(job: Job, batch: Batch) -> int | None:
 def measure_on_device(
     jobs: Sequence[Job], batches: Sequence[Batch], target: Target
 ) -> list[dict[str, Any]]:
-    """Compare each job with `reference`, then measure what it costs.
+    """Compare each job with `reference`, then measure its cost.
 
     Raises:
-        WrongAnswerError: An answer is another.
+        WrongAnswerError: A result differs.
     """
     rows = []
     for job in jobs:

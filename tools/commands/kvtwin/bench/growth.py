@@ -14,10 +14,10 @@ from kvtwin.bench.jobs import Rows
 from kvtwin.bench.measuring import BASELINE, Row
 
 GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
-"""How many requests the batches have by which growth is evaluated."""
+"""The numbers of requests at which growth is measured."""
 
 MAX_OVER: Final = 1.25
-"""How many times more than the number of requests a time may grow, for noise and caches."""
+"""The factor by which a time may outgrow the number of requests, for noise and caches."""
 
 COPIER: Final = "NumPy"
 """The name of the plain copy that is timed in turn with a function that copies rows."""
@@ -34,15 +34,15 @@ def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def steps(rows: Sequence[Row], name: str = "fast") -> list[float]:
-    """Return by how much a job's time grew faster than its requests, from size to size.
+    """Return the growth of a job's time divided by that of its requests, from size to size.
 
     Args:
-        rows: Of one job, by the number of requests.
-        name: What was timed.
+        rows: The rows of one job, by the number of requests.
+        name: The name of the target.
 
     Returns:
-        For each size but the first 1.0 where it grew as they did, less where it grew more slowly.
-        Ones where there is no time.
+        A ratio for each size but the first: 1.0 for linear growth, less for slower growth, and 1.0
+        if a time is missing.
     """
     return [
         (b.timings[name].median_us / a.timings[name].median_us) / (b.num_reqs / a.num_reqs)
@@ -53,14 +53,14 @@ def steps(rows: Sequence[Row], name: str = "fast") -> list[float]:
 
 
 def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
-    """Return the step at which a job grew fastest, against what is allowed there.
+    """Return the step between sizes at which a job exceeded the allowed growth most.
 
     Args:
-        rows: Of one job, by the number of requests.
+        rows: The rows of one job, by the number of requests.
 
     Returns:
-        How many times what is allowed, within which it is to be `MAX_OVER`; how many times linear;
-        and what is allowed: once, or what a copy of as many rows takes where that is more.
+        Its growth divided by the allowed growth, which must be at most `MAX_OVER`; its growth
+        relative to linear; and the allowed growth: 1.0, or that of a plain copy if it is more.
     """
     allowed = [max(step, 1.0) for step in steps(rows, COPIER)]
     return max(
@@ -73,19 +73,19 @@ def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
 
 
 def plain_copy(num_reqs: int, rows: Rows) -> Callable[[], Any]:
-    """Return a call of NumPy that copies the rows of so many requests, one after another."""
+    """Return a NumPy call that copies the rows of `num_reqs` requests, one after another."""
     shape = (num_reqs * rows.per_request, rows.apart)
     target, source = np.zeros(shape, np.uint8), np.ones(shape, np.uint8)
     return partial(np.copyto, target[:, : rows.num_bytes], source[:, : rows.num_bytes])
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw a small picture for each function, both axes logarithmic.
+    """Plot time over requests for each function, with logarithmic axes.
 
     Args:
         rows: Each function on batches of some sizes.
-        path: Of the PNG.
-        title: Above it all.
+        path: The PNG file.
+        title: The title of the figure.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -108,7 +108,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
         axis.set_xlabel("requests")
     for axis in axes[:, 0]:
         axis.set_ylabel("µs")
-    # Of a panel with all there are.
+    # The legend of a panel that has all labels.
     handles, labels = max((axis.get_legend_handles_labels() for axis in axes.flat), key=_num_labels)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.legend(handles, labels, loc="lower right", ncols=len(labels), frameon=False)

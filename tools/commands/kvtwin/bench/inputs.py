@@ -22,7 +22,7 @@ MAX_NUM_REQS: Final = 1024
 
 
 def metadata_fields(batch: Batch, target: Target) -> dict[str, Any]:
-    """Return the fields of a batch's metadata; on the host both of a pair are one array."""
+    """Return the fields of a batch's metadata; on the host a field and its `_cpu` are one array."""
     starts, lens = host_array_of(target, batch.starts), host_array_of(target, batch.seq_lens)
     is_on_host = target.device in {None, "cpu"}
     return {
@@ -50,8 +50,8 @@ class InputBatch:
 
     Args:
         batch: The requests, in the order in which they came.
-        does_swap: Whether a swap does anything. What is timed swaps nothing, so that each call
-            finds the same.
+        does_swap: Whether a swap does anything. Timed calls swap nothing, so that each starts from
+            the same order.
     """
 
     def __init__(self, batch: Batch, *, does_swap: bool) -> None:
@@ -100,10 +100,10 @@ def rows_of(target: Target, rows: np.ndarray[Any, Any]) -> Any:
 
 
 class HandOn:
-    """A builder that takes no time: it hands on what it is given."""
+    """A builder that takes no time: it returns its input."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
-        """Return the batch."""
+        """Return the batch's metadata."""
         del common_prefix_len
         return common_attn_metadata
 
@@ -157,9 +157,9 @@ def make_tables(batch: Batch, target: Target) -> Any:
 
 
 def append_arguments(batch: Batch) -> list[Any]:
-    """Return what a step appends: each group's blocks of the requests whose tokens enter new ones.
+    """Return the arguments of a step's append: the new blocks of each request, for each group.
 
-    A row is overwritten, so that each call finds the same; there is as much to write as if not.
+    Rows are overwritten, so that each call starts from the same state; it writes as much as usual.
     """
     owned = -(-batch.num_computed_tokens.astype(np.int64) // BLOCK_SIZE)
     counts = batch.num_blocks - owned

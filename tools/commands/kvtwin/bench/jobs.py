@@ -29,28 +29,28 @@ from kvtwin.bench.inputs import (
 
 DCP_SIZE: Final = 4
 IN_PLACE: Final = ", out="
-"""Behind the names of jobs that write to an `out`."""
+"""The suffix of the names of jobs that write to an `out`."""
 
 BIG_CHUNK, SMALL_CHUNK = 8192, 512
 """Positions in a chunk of local attention."""
 
 TABLE_ROW_BYTES: Final = 4 * MAX_CONTEXT // BLOCK_SIZE
-"""Of a block table of int32."""
+"""The bytes of a row of an int32 block table."""
 
 MEAN_CONTEXT: Final = 3500
-"""Tokens of the batches' requests; blocks after a context are not copied."""
+"""The mean tokens of the batches' requests; blocks after a context are not copied."""
 
 GAP: Final = 64
-"""Bytes between two rows that a plain copy copies: in one piece it would take them as one."""
+"""Bytes between two rows of a plain copy; without a gap it would copy them in one piece."""
 
 
 class Rows(NamedTuple):
     """The rows that a call copies.
 
     Attributes:
-        per_request: How many for each request.
-        num_bytes: How many bytes of each.
-        apart: How many bytes each begins after the one before.
+        per_request: Rows per request.
+        num_bytes: Bytes that are copied of each row.
+        apart: Bytes from the start of a row to that of the next.
     """
 
     per_request: int
@@ -60,12 +60,12 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call that is ready to be made again and again.
+    """A prepared call, which can be repeated.
 
     Attributes:
-        call: It, without arguments.
-        observe: What it comes to, as `reference` would return it, where that is not what the call
-            returns. It may be called once, before the call is timed.
+        call: The call, without arguments.
+        observe: Makes the call and returns its effect as `reference` would, for comparison. It may
+            be called once, before the call is timed.
     """
 
     call: Callable[[], Any]
@@ -74,18 +74,18 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Job:
-    """A hot function with what is fixed about its calls.
+    """A hot function, and how its calls are prepared and compared with bounds.
 
     Attributes:
         function: The function, or the method written `Class.method`.
-        prepare: Makes the call for a batch; None where the batch has no such call.
-        variant: What is added to the function's name in tables.
-        is_copier: Whether it copies, or calls others; then its ratio to a baseline is bounded by
-            what it copies or calls.
-        rows: What it copies for each request, about; None where it copies no long rows. They leave
-            a cache when that is full: growth is bounded by that of a plain copy of such rows.
-        prepare_in_place: Makes the call that writes to an `out` of the caller's, where growth is
-            to be evaluated by that: 32 MiB for a result are new pages in each call.
+        prepare: Prepares the call for a batch; returns None if the batch allows no such call.
+        variant: The suffix of the function's name in tables.
+        is_copier: Whether it mainly copies, or calls other code, which limits its ratio to a
+            baseline.
+        rows: Roughly the rows that it copies for each request; None: no long rows. Rows outgrow
+            the caches, so the bound of growth is that of a plain copy of such rows.
+        prepare_in_place: Prepares a call that writes to the caller's `out`, if growth is measured
+            with that: a new result of 32 MiB would be new pages in each call.
     """
 
     function: str
@@ -97,11 +97,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return self.function + self.variant
 
     def in_place(self) -> Job:
-        """Return the job by which growth is evaluated."""
+        """Return the job with which growth is measured."""
         if self.prepare_in_place is None:
             return self
         return dataclasses.replace(self, variant=IN_PLACE, prepare=self.prepare_in_place)
@@ -124,7 +124,7 @@ def _prepared(
 
 
 def _hints(target: Target, **hints: Any) -> dict[str, Any]:
-    """Return hints with which `fast` need not wait for a GPU; only `fast` has them."""
+    """Return keywords with which `fast` need not synchronise; other implementations get none."""
     return hints if target.name == "fast" and target.device != "cpu" else {}
 
 
@@ -252,7 +252,7 @@ def _append(batch: Batch, target: Target) -> Prepared:
 
 
 def _gather_tables(batch: Batch, target: Target) -> Prepared:
-    """Gather in one order and in the opposite one by turns, so that of several rows most change."""
+    """Gather alternately in one order and its reverse, so that most of several rows change."""
     tables = make_tables(batch, target)
     gather = "BlockTables.gather_block_tables"
     orders = (batch.arrival.astype(np.int32), batch.arrival[::-1].astype(np.int32))
@@ -262,7 +262,7 @@ def _gather_tables(batch: Batch, target: Target) -> Prepared:
     def in_turn() -> Any:
         return next(turns)()
 
-    # Views of the same memory: the second call writes over what the first gave.
+    # Both calls return views of the same memory: the second overwrites the first's result.
     return Prepared(in_turn, lambda: [deepcopy(result_of(target, gather, call())) for call in both])
 
 
@@ -301,7 +301,7 @@ JOBS: Final = (
         "make_local_attention_virtual_batches",
         _local_attention(BIG_CHUNK),
         f", chunk {BIG_CHUNK}",
-        # Of the block table, whole: contexts are shorter than a chunk.
+        # Whole rows of the block table: contexts are shorter than a chunk.
         rows=Rows(1, TABLE_ROW_BYTES, 4 * BIG_CHUNK // BLOCK_SIZE),
     ),
     Job(

@@ -1,4 +1,4 @@
-"""What a kernel launch costs the host, with and without numba's dispatcher.
+"""Measure the host cost of a kernel launch, with and without numba's dispatcher.
 
     python -m kvtwin.bench.launches
 
@@ -29,13 +29,13 @@ SIGNATURE: Final = "void(int32[:, ::1], int64[::1], int32[::1], int64[::1], int6
 
 
 def do_nothing(table: Any, positions: Any, requests: Any, slots: Any, block_size: Any) -> None:
-    """Do nothing, in a way that a compiler cannot know."""
+    """Do nothing, in a way that the compiler cannot optimise away."""
     if cuda.grid(1) > 2**30:
         slots[0] = table[0, 0] * block_size + positions[0] + requests[0]
 
 
 def make_launch(device: str) -> Callable[[], None]:
-    """Return a launch of a kernel of its own, with four tensors and an int."""
+    """Return a call that launches a new kernel with four tensors and an int."""
     kernel = Kernel(do_nothing, SIGNATURE, threads=128)
     table = torch.zeros(64, 128, dtype=torch.int32, device=device)
     positions, slots = (torch.zeros(1024, dtype=torch.int64, device=device) for _ in range(2))

@@ -19,23 +19,23 @@ BASELINE: Final = "baseline"
 """The name of the baseline that `fast` is compared with, whichever module it is."""
 
 REFERENCE_BLOCKS: Final = 3
-"""Blocks of `reference`, of one call: it is slow."""
+"""Timed blocks of `reference`, each of one call, since it is slow."""
 
 
 class WrongAnswerError(Exception):
-    """A target that is to be timed returns another result than `reference`."""
+    """A target to be timed returns another result than `reference`."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one job takes on one batch.
+    """The times of one job on one batch.
 
     Attributes:
         job: The job's name.
         kind: The batch's kind.
         num_reqs: Its requests.
         num_tokens: Its new tokens.
-        timings: What each target takes, by its name. A target that lacks the function has none.
+        timings: The time of each target, by its name; without targets that lack the function.
     """
 
     job: str
@@ -45,7 +45,7 @@ class Row:
     timings: dict[str, Timing]
 
     def ratio(self, name: str = BASELINE) -> float | None:
-        """Return how many times another target's time `fast` takes, None where it has none."""
+        """Return the time of `fast` divided by another target's; None if that has none."""
         if name not in self.timings:
             return None
         return self.timings["fast"].median_us / self.timings[name].median_us
@@ -58,9 +58,9 @@ class Row:
 
 
 def checked_call(job: Job, batch: Batch, target: Target, expected: Any) -> Callable[[], Any] | None:
-    """Return a target's call, which returns what is expected.
+    """Return a target's call, after checking that it returns the expected result.
 
-    None where there is no such call, or the target does not support it.
+    Return None if there is no such call, or the target does not support it.
 
     Raises:
         WrongAnswerError: It returns another result.
@@ -100,7 +100,7 @@ def measure(
         beside: Other calls, by name, that are timed in turn with the targets'.
 
     Returns:
-        What it takes; None where the batch has no such call.
+        The times; None if the batch allows no such call.
 
     Raises:
         WrongAnswerError: A target returns another result than `reference`.

@@ -1,4 +1,4 @@
-"""Measure what a call allocates besides its result, with tracemalloc and torch's own events."""
+"""Measure the memory that a call allocates besides its result, with tracemalloc and torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 FREE_BYTES: Final = 64 * 1024
-"""Scratch that any call may have."""
+"""Scratch memory that any call may use."""
 
 BYTES_PER_ITEM: Final = 100
 """Scratch for each request and each new token: some integers."""
@@ -20,11 +20,11 @@ BYTES_PER_ITEM: Final = 100
 
 @dataclass(frozen=True)
 class Allocated:
-    """What a warm call allocates.
+    """The memory that a warm call allocates.
 
     Attributes:
-        result_bytes: What its result holds.
-        scratch_bytes: How much more there was at once.
+        result_bytes: The memory of its result.
+        scratch_bytes: The peak beyond that.
     """
 
     result_bytes: int
@@ -34,7 +34,7 @@ class Allocated:
 def measure_memory(call: Callable[[], Any]) -> Allocated:
     """Measure what a warm call allocates: NumPy's and Python's memory, and torch's on the CPU.
 
-    The two are counted in one call each; their peaks are added, which is more than there was.
+    The two are measured in separate calls; the sum of their peaks is an upper bound.
 
     Example:
         >>> import numpy as np
@@ -51,7 +51,7 @@ def measure_memory(call: Callable[[], Any]) -> Allocated:
 
 
 def _traced(call: Callable[[], Any]) -> tuple[int, int]:
-    """Return what NumPy and Python hold after a call, and the most during it."""
+    """Return the bytes of NumPy and Python after a call, and their peak during it."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -65,7 +65,7 @@ def _traced(call: Callable[[], Any]) -> tuple[int, int]:
 
 
 def _profiled(call: Callable[[], Any]) -> tuple[int, int]:
-    """Return what torch holds after a call, and the most during it."""
+    """Return the bytes of torch after a call, and their peak during it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()
     kineto: Any = profiler.profiler

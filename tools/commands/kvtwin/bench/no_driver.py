@@ -21,7 +21,7 @@ from fast import direct_launch, numba_cuda
 SOURCE: Final = Path(__file__).with_suffix(".c")
 MAX_WORDS: Final = 64
 STREAM: Final = 0x6000
-"""The stream that torch is said to be on."""
+"""The handle that stands for torch's current stream."""
 
 TYPES: Final = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8"}
 
@@ -33,7 +33,7 @@ class Launched(NamedTuple):
         grid: Blocks along x, y and z.
         block: Threads along x, y and z.
         stream: The stream's handle.
-        words: What the kernel takes.
+        words: The kernel's arguments, as words.
     """
 
     grid: tuple[int, ...]
@@ -65,7 +65,7 @@ class NoDriver:
         _pretend()
 
     def last(self, num_words: int) -> Launched:
-        """Return the last launch, of which so many words were noted."""
+        """Return the last launch, with `num_words` recorded words."""
         return Launched(
             tuple((ctypes.c_uint * 3).in_dll(self._library, "launched_grid")),
             tuple((ctypes.c_uint * 3).in_dll(self._library, "launched_block")),
@@ -74,7 +74,7 @@ class NoDriver:
         )
 
     def note(self, num_words: int) -> None:
-        """Note so many words of each launch from now on, and forget the last one's."""
+        """Record `num_words` words of each launch from now on, and clear the last one's."""
         ctypes.c_int.in_dll(self._library, "num_words").value = num_words
         noted = (ctypes.c_int64 * MAX_WORDS).in_dll(self._library, "words")
         noted[:] = [0] * MAX_WORDS
@@ -85,7 +85,7 @@ class NoDriver:
 
 
 def _pretend() -> None:
-    """Let torch say that its tensors are on a GPU, in Python, which takes as long as in C."""
+    """Make torch report that its tensors are on a GPU, in Python, which takes as long as in C."""
 
     def describe(tensor: torch.Tensor) -> dict[str, Any]:
         return {

@@ -12,10 +12,10 @@ from kvtwin.bench.measuring import BASELINE, Row
 from kvtwin.bench.timing import Timing
 
 SCHEMA: Final = 1
-"""The version of the file's form."""
+"""The version of the file format."""
 
 MAX_GROWN: Final = 1.5
-"""By how much a ratio to the baseline may grow from one run to another."""
+"""The factor by which a ratio to the baseline may grow from one run to another."""
 
 
 @dataclass
@@ -24,17 +24,17 @@ class Record:
 
     Attributes:
         command: The command line.
-        date: ISO.
+        date: The date, in ISO format.
         machine: What it ran on, by name: versions, processor, device.
         baseline: The module of the baseline.
         device: Where `fast` ran.
-        torch_add_us: What adding two tensors of 256 float32 takes, the yardstick.
+        torch_add_us: The time of adding two tensors of 256 float32, the yardstick.
         rows: Each function on each batch.
         growth: Each function on mixed batches of 1 to 4096 requests.
-        step_us: A whole step of 256 requests, and the yardstick; empty where not measured.
+        step_us: The time of a whole step of 256 requests, and the yardstick; empty: not measured.
         memory: For each function: result bytes, scratch bytes, allowed scratch bytes.
-        import_seconds: What `import fast` takes after `import torch`; None: not measured.
-        first_calls: How many times its median each function's first call takes.
+        import_seconds: The time of `import fast` after `import torch`; None: not measured.
+        first_calls: The time of each function's first call, relative to its median.
         device_rows: On a GPU, for each function and batch: host and device time and bandwidth.
     """
 
@@ -58,7 +58,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """Read what `--json` wrote.
+    """Read a record that `--json` wrote.
 
     Raises:
         OSError: The file cannot be read.
@@ -90,8 +90,8 @@ def grown(old: Record, new: Record) -> tuple[list[str], int]:
     """Compare the ratios to the baseline of two runs.
 
     Args:
-        old: The run that is held against.
-        new: The other.
+        old: The earlier run.
+        new: The run to check.
 
     Returns:
         A line for each ratio that has grown by more than half, and how many were compared.

@@ -1,6 +1,6 @@
 """Measure startup: importing `fast`, and each hot function's first call after `warmup()`.
 
-Both are measured in processes of their own: `python -m kvtwin.bench.startup` is one of them.
+Both are measured in separate processes; `python -m kvtwin.bench.startup` runs one of them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ IMPORT = (
 NUM_PROCESSES = 5
 NUM_CALLS = 101
 OTHER_BYTES = 2**23
-"""More than a core's own caches hold."""
+"""More than the private caches of a core hold."""
 
 
 def import_seconds() -> float:
-    """Return what `import fast` takes after `import torch`: the median of some processes."""
+    """Return the seconds of `import fast` after `import torch`: the median over processes."""
     return statistics.median(float(_run("-c", IMPORT)) for _ in range(NUM_PROCESSES))
 
 
 def first_calls() -> dict[str, float]:
-    """Return how many times its median each function's first call takes after `warmup()`.
+    """Return the time of each function's first call after `warmup()`, relative to its median.
 
-    Each figure is the median of some processes: a single call cannot be timed twice.
+    Each figure is the median over processes: a process has only one first call.
     """
     runs = [json.loads(_run("-m", "kvtwin.bench.startup")) for _ in range(NUM_PROCESSES)]
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
@@ -50,9 +50,9 @@ def _time_first_calls() -> dict[str, float]:
     """Warm up, then call every hot function for a mixed batch, and compare the first with the rest.
 
     The functions are called in turn, as in a step, and before each call the processor's caches are
-    filled with other memory: otherwise the first call differs from the rest by what caches hold,
-    whatever was warmed up. The calls are made ready before, all of them; of `append_block_ids`,
-    which fills the tables of two others, it is not the first call that is timed.
+    filled with other memory: otherwise the contents of the caches would make the first call slower.
+    All calls are prepared first. That calls `append_block_ids` to fill tables, so its first call is
+    not timed.
     """
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415  # only in the process that measures

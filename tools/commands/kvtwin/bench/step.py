@@ -1,4 +1,4 @@
-"""A whole step of a runner: what all hot functions cost together."""
+"""A whole step of a runner, in which the hot functions are timed together."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from kvtwin.bench.inputs import (
 from kvtwin.bench.jobs import BIG_CHUNK
 
 TORCH_ADD: Final = "torch.add"
-"""What a step is held against: adding two tensors of 256 float32."""
+"""The yardstick of a step: adding two tensors of 256 float32."""
 
 
 def make_step(batch: Batch, target: Target) -> Callable[[], Any]:
-    """Return a call that reorders, appends, gathers, finds slots, builds, and makes chunks local.
+    """Return a call that runs a step, from reordering to metadata and virtual batches.
 
-    It is a steady step: swaps swap nothing, and requests and order are those of the step before, so
-    that gathering takes only what was appended.
+    It is a steady step: swaps do nothing, and requests and order are those of the step before, so
+    that gathering copies only appended blocks.
 
     Args:
-        batch: The step's.
-        target: Whose functions.
+        batch: The batch of the step.
+        target: The implementation.
 
     Returns:
-        It. It returns the metadata of all layers, and the virtual batch.
+        The call, which returns the metadata of all layers, and the virtual batch.
     """
     tables = make_tables(batch, target)
     _, reorder = reorder_call(batch, target, does_swap=False)
@@ -43,7 +43,7 @@ def make_step(batch: Batch, target: Target) -> Callable[[], Any]:
     gather = prepare(target, "BlockTables.gather_block_tables", tables, everyone)
     starts, positions = array_of(target, batch.starts), array_of(target, batch.positions)
     find_slots = prepare(target, "BlockTables.compute_slot_mappings", tables, starts, positions)
-    # The buffers' views are the same in every step: they are handed in once.
+    # The buffers' views are the same in every step, so they are passed once.
     arguments = build_arguments(batch, target)
     arguments.update(block_tables=gather(), slot_mappings=find_slots())
     build = prepare(target, "build_attn_metadata", **arguments)

@@ -21,21 +21,21 @@ from kvtwin.bench.measuring import BASELINE, Row
 from kvtwin.bench.record import Record
 
 WIDTH = 150
-"""Of what is printed where there is no terminal."""
+"""The width of the output if there is no terminal."""
 
 
 def make_console() -> Console:
-    """Return a console that cuts nothing off in a file."""
+    """Return a console that is wide enough if the output is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 
 
 def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
-    """Print what a run measured.
+    """Print the measurements of a run.
 
     Args:
         record: The run.
-        console: Where to.
+        console: The console to print to.
         shows_all: Whether each function on each batch is shown.
     """
     console.print(f"{record.command}, {record.date}", highlight=False)
@@ -78,7 +78,7 @@ def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
 
 
 def _us(microseconds: float) -> str:
-    """Write a time with as many figures as mean something."""
+    """Format a time: below 10 us with two decimals, else without."""
     return f"{microseconds:.2f}" if microseconds < 10 else f"{microseconds:,.0f}"
 
 
@@ -158,7 +158,7 @@ def _beside(row: Row) -> str:
 
 
 def _beside_engine(record: Record) -> Table:
-    """Compare `fast` with an engine's own times."""
+    """Compare `fast` with the recorded times of an engine."""
     scale = record.torch_add_us / ENGINE_ADD_US
     table = Table(
         title="fast / an engine's own host code, µs, mixed batches"
@@ -180,7 +180,7 @@ def _beside_engine(record: Record) -> Table:
 
 
 def _on_device(record: Record) -> Table:
-    """Show what calls cost the host and the device, and the share of a copy's bandwidth."""
+    """Show the host and device times of calls, and the share of a copy's bandwidth."""
     table = Table(title=f"fast on {record.device}")
     table.add_column("function")
     table.add_column("batch")

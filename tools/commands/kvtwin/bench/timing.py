@@ -25,11 +25,11 @@ MAX_TRIES: Final = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """What a call takes.
+    """The time of a call.
 
     Attributes:
         median_us: The median of its blocks, in microseconds.
-        iqr_us: What lies between their quartiles.
+        iqr_us: Their interquartile range, in microseconds.
         num_blocks: How many blocks there were.
         is_steady: Whether the machine ran at full speed in all of them.
     """
@@ -41,7 +41,7 @@ class Timing:
 
 
 class Spin:
-    """The fixed loop, and the least time that it ever took.
+    """The fixed loop, and its best time so far.
 
     Example:
         >>> spin = Spin()
@@ -53,7 +53,7 @@ class Spin:
         self._best = min(self._seconds() for _ in range(200))
 
     def slowed(self) -> float:
-        """Run the loop, and return how many times its best it took."""
+        """Run the loop, and return its time divided by the best time."""
         seconds = self._seconds()
         self._best = min(self._best, seconds)
         return seconds / self._best
@@ -80,10 +80,10 @@ def time_in_turn(
         calls: By name; each is made a few times first.
         spin: Measures how fast the machine runs.
         num_blocks: Blocks of each that count.
-        block_seconds: About how long a block is; one call, where that takes longer.
+        block_seconds: The approximate length of a block; a longer call is a block.
 
     Returns:
-        What each takes, by name.
+        The time of each call, by name.
     """
     timers = {name: Timer("call()", globals={"call": call}) for name, call in calls.items()}
     numbers = {name: _calls_in_a_block(timer, block_seconds) for name, timer in timers.items()}
@@ -112,7 +112,7 @@ def _calls_in_a_block(timer: Timer, block_seconds: float) -> int:
 
 
 def _merge(steady: list[Measurement], slow: list[Measurement], num_blocks: int) -> Timing:
-    """Return the blocks as one; the fastest of the slow ones stand in for what is missing."""
+    """Return the time over the blocks; the fastest slow ones replace missing steady ones."""
     missing = max(0, num_blocks - len(steady))
     blocks = steady + sorted(slow, key=lambda block: float(block.mean))[:missing]
     times_us = np.array([block.mean for block in blocks]) * 1e6

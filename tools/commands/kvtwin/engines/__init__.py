@@ -1,4 +1,4 @@
-"""Releases of an engine, each in an environment of its own: what the conformance run says of each.
+"""Run the conformance tests against releases of vLLM, each in its own virtual environment.
 
 `kvtwin engines` makes the environments, runs the tests, and writes a table.
 """

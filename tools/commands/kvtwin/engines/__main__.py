@@ -2,8 +2,8 @@
 
     kvtwin engines [--releases 0.28.0,0.32.0]
 
-Each release gets an environment in the cache folder (up to 6 GB, most of it torch), which is used
-again the next time. It needs PyPI, and uv if that is installed.
+Each release gets an environment in the cache folder (up to 6 GB, most of it torch), which later
+runs reuse. Creating one needs PyPI, and uses uv if that is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvtwin.parser import Parser, names
 RELEASES: Final = ("0.12.0", "0.16.0", "0.20.0", "0.24.0", "0.28.0", "0.32.0")
 
 HOURS: Final = 1
-"""How long the tests of a release may take."""
+"""The timeout of the tests of one release."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

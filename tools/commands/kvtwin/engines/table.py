@@ -13,15 +13,15 @@ STATES: Final = {
     "not run": "-",
     "not checkable": "not checkable",
 }
-"""Words of the table by the state of a cell, where nothing was found."""
+"""The text of a cell by its state, if it has no findings."""
 
 
 NOT_COMPARED: Final = "error"
-"""The verdict of a test that fails without a right answer: of a law, or an assertion."""
+"""The verdict of a failed test without an expected value: a law or an assertion."""
 
 
 def summary_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the table needs of the report of one release."""
+    """Return the parts of a release's report that the table shows."""
     [engine] = report["implementations"]
     return {
         "version": engine["version"],
@@ -42,7 +42,7 @@ def _word(cell: Mapping[str, Any]) -> str:
 
 
 def _wrong_answers(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one failed test for each wrong answer of a function, the easiest to understand."""
+    """Yield one failed test for each kind of wrong answer of a function, the easiest to read."""
     for failure in report["failures"]:
         seen = set()
         for test in failure["tests"]:
@@ -61,10 +61,10 @@ def _wrong_answers(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kind_of(test: Mapping[str, Any]) -> str:
-    """Return what is alike in wrong answers that have one reason.
+    """Return a key that wrong answers with the same cause have in common.
 
-    It is the difference from the right answer but its numbers; of an exception its class and first
-    words; and of a test that has no right answer to compare with, its law or its name.
+    It is the difference from the expected value, with `N` for numbers; for an exception, its class
+    and first words; for a test without an expected value, its law or its name.
 
     >>> kind_of({"difference": "result.seq_lens[3] = 4, but should be 0", "verdict": "value"})
     'result.seq_lens[N] = N, but should be N'
@@ -86,7 +86,7 @@ def markdown_of(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page of all releases.
 
     Args:
-        summaries: What `summary_of` returned, by release; `{"error": ...}` where nothing ran.
+        summaries: The results of `summary_of` by release; `{"error": ...}` if nothing ran.
     """
     return "\n".join(_lines(summaries)) + "\n"
 
@@ -154,7 +154,7 @@ def _table(ran: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _of_function(function: str, ran: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the wrong answers of a function: those with a right answer first."""
+    """Yield the wrong answers of a function: those with an expected value first."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for release, summary in ran.items():
         for one in summary["wrong_answers"]:
@@ -185,7 +185,7 @@ def _statement(of: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 PLAIN: Final = "answers valid calls as reference does."
-"""The end of what a plain comparison states."""
+"""The end of the statement of a plain comparison with `reference`."""
 
 
 def _wrong_answer(of: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

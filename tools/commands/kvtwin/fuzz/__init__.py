@@ -1,19 +1,19 @@
 """Nightly fuzzing: `kvtwin fuzz --minutes 30` checks properties until the time is over.
 
-| module | what it has |
+| module | contents |
 |---|---|
 | `command_line` | the options |
-| `night` | the loop: replay what was found before, run slices, minimize, report |
-| `properties`, `sizes` | what is checked, and with inputs of which sizes |
-| `cases`, `coverage` | one case: drawn, run, and the new behaviour that it covered |
-| `schedule` | which job is next |
-| `chooser` | which property gets the next slice of time |
-| `jobs`, `slices`, `minimize` | the work that is sent to a worker |
-| `shrink`, `child` | the smallest input that fails; forked children, which may crash |
-| `worker`, `worker_process`, `local_pool` | processes that do it here |
-| `ray_pool`, `ray_cluster`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster |
-| `failures`, `findings`, `database` | what was found, and where it is stored |
-| `exhaustive` | small scopes, enumerated |
+| `night` | the main loop: run jobs until the time is over, and collect their results |
+| `properties` | the properties: each check on each target |
+| `cases`, `coverage`, `branches` | draw and run one case; record the coverage that it adds |
+| `schedule` | chooses the next job |
+| `chooser` | chooses the property that gets the next slice of time |
+| `jobs`, `slices`, `minimize`, `replay`, `growth` | the jobs that are sent to workers |
+| `shrink`, `child` | find the smallest failing input; forked children, which may crash |
+| `worker`, `worker_process`, `local_pool` | worker processes on this machine |
+| `ray_pool`, `ray_cluster`, `ray_driver`, `ray_worker`, `shipping` | workers on a Ray cluster |
+| `failures`, `findings`, `database` | failures, and where they and inputs are stored |
+| `exhaustive`, `exhaustive_night` | bounded exhaustive testing: all inputs of small scopes |
 | `report` | the morning report |
-| `bisect`, `repository`, `commit_check` | which commit introduced a failure |
+| `bisect`, `repository`, `commit_check` | find the commit that introduced a failure |
 """

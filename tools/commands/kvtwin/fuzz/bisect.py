@@ -1,15 +1,15 @@
-"""Finds the commit that introduced a failure, with `git bisect` in a temporary worktree.
+"""Find the commit that introduced a failure, with `git bisect` in a temporary worktree.
 
-Each commit's implementation is checked by the harness and the `reference` of today: of our own
-repository only `fast` comes from the worktree, so that a stored case means the same for each
-commit, and a function is compared with its present definition. A commit is
+The current harness and `reference` check each commit's implementation: of this repository, only
+`fast` comes from the worktree. So a stored case is the same test for each commit, and a function is
+compared with its current definition. A commit is
 
 - bad, if the case fails as it does at BAD: the same field and exception class, or the process dies
   or hangs;
 - good, if the case passes;
 - skipped, if it cannot be tested (it cannot be imported, it lacks the function) or fails otherwise.
 
-An implementation is imported as it is in the commit: what must be compiled first is not built.
+An implementation is imported as it is in the commit; compiled extensions are not built.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class BisectResult:
     Attributes:
         repository: The folder of the repository.
         line: The failure at BAD, in a line.
-        commits: The commit; several, if it is one of these, because some cannot be tested.
-        skipped: Why commits were skipped, by their hashes.
-        tried: How many commits were tried, GOOD and BAD among them.
+        commits: The commit; several candidates, if commits that cannot be tested are among them.
+        skipped: The reasons for which commits were skipped, by their hashes.
+        tried: The number of commits that were tried, including GOOD and BAD.
     """
 
     repository: Path
@@ -76,22 +76,22 @@ def bisect(
 ) -> BisectResult:
     """Return which commit introduced the failure of a stored case.
 
-    The repository is that of the implementation. Uncommitted changes of its checkout are left as
-    they are, and play no part.
+    The repository is that of the implementation. Uncommitted changes of its checkout are ignored,
+    and left as they are.
 
     Args:
         case_file: The stored case.
         good: A commit at which the case passes, an ancestor of BAD.
         bad: A commit at which it fails.
         impl: The module or the file of the implementation; None for `fast`.
-        adapter: The module or the file of its adapter, as it is today; None for its own.
+        adapter: The module or the file of its adapter, from the checkout; None for its own.
         target: Where it runs: `host`, `sim`, `native` or `cuda`.
         case_seconds: A case that takes longer hangs.
         note: Called with a line for each commit that was tried.
 
     Raises:
         ValueError: A file that is not a stored case, a target that cannot run here, an
-            implementation that is in no repository, commits that are not there or in the wrong
+            implementation that is in no repository, commits that do not exist or are in the wrong
             order, a case that fails at GOOD or passes at BAD.
     """
     case = read_json(case_file)
@@ -114,7 +114,7 @@ def bisect(
         }
 
         def attempt(commit: str) -> Outcome:
-            # Files of two commits may have the same times: no cache is shared.
+            # Files of two commits may have the same mtime: share no cache.
             cache = {"NUMBA_CACHE_DIR": str(Path(folder, commit)), "PYTHONDONTWRITEBYTECODE": "1"}
             environment = {**os.environ, **cache, "PYTHONPATH": os.pathsep.join(path)}
             return try_case(request, environment, case_seconds)
@@ -137,7 +137,7 @@ def search(
         worktree: A worktree of it, in which commits are checked out.
         good: A commit at which it passes.
         bad: A commit at which it fails.
-        attempt: What tries the commit that is checked out, of which it is given the hash.
+        attempt: Tries the commit that is checked out; called with its hash.
         note: Called with a line for each commit that was tried.
 
     Raises:
@@ -183,7 +183,7 @@ def search(
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """The source of an implementation, as it is today.
+    """The source of an implementation in its checkout.
 
     Attributes:
         path: A file, or the folder from which its module is imported.
@@ -209,7 +209,7 @@ class _Source:
         if self.module is None:
             return str(inside), path
         if self.module == "fast":
-            # A link, so that nothing else of the worktree is imported.
+            # A symlink: nothing else is imported from the worktree.
             (folder / "fast").symlink_to(inside / "fast")
             return "fast", [str(folder), *path]
         return self.module, [path[0], str(inside), *path[1:]]

@@ -1,6 +1,6 @@
-"""Which branches of Python code cases take: of the implementation, and of `reference`.
+"""Branch coverage: the Python branches that cases take in the implementation and in `reference`.
 
-`reference` is in place of compiled loops, which cannot be observed.
+Compiled loops cannot be observed; the branches of `reference` are a proxy for theirs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Branches(Source):
     A location costs nothing once both of its branches were taken.
 
     Args:
-        folders: Whose code is observed.
-        is_sampled: Whether a location is no longer observed in a slice after `MAX_HITS` times.
+        folders: The folders whose code is observed.
+        is_sampled: Whether to stop observing a location in a slice after `MAX_HITS` times.
     """
 
     MAX_HITS: Final = 1024
@@ -49,7 +49,7 @@ class Branches(Source):
         events = self._monitoring.events
         self._monitoring.register_callback(self._tool, events.PY_START, self._on_start)
         self._monitoring.register_callback(self._tool, events.BRANCH, self._on_branch)
-        # Only code of the folders gets events of branches, when it is first called.
+        # `_on_start` enables branch events for code of the folders, when it is first called.
         self._monitoring.set_events(self._tool, events.PY_START)
 
     def begin(self, prop: str, *, is_simulated: bool) -> None:
@@ -62,7 +62,7 @@ class Branches(Source):
         self._monitoring.restart_events()
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
-        """Return whether the case took a branch that none of its property took before."""
+        """Return whether the case took a branch that no case of its property took before."""
         del function, goals, example
         is_new, self._is_new = self._is_new, False
         return is_new
@@ -77,7 +77,7 @@ class Branches(Source):
         )
 
     def close(self) -> None:
-        """Observe nothing any more."""
+        """Stop observing."""
         self._monitoring.set_events(self._tool, 0)
         self._monitoring.free_tool_id(self._tool)
 
@@ -108,7 +108,7 @@ class Branches(Source):
 
 @dataclasses.dataclass
 class _Times:
-    """The times of a property's traced and other cases, and of its slices, in seconds."""
+    """The times of a property's traced and untraced cases, and of its slices, in seconds."""
 
     traced: float = 0.0
     others: float = 0.0
@@ -126,26 +126,26 @@ class _Times:
             self.num_others += 1
 
     def of_tracing(self) -> float:
-        """Return how much longer the traced cases took than as many others."""
+        """Return the overhead of tracing: how much longer the cases took than as many untraced."""
         return self.traced - self.num_traced * self.others / max(self.num_others, 1)
 
 
 class TracedArcs(Source):
-    """Branches as pairs of lines, by coverage.py's tracer, where there is no `sys.monitoring`.
+    """Branches as pairs of lines, by coverage.py's tracer, for Pythons without `sys.monitoring`.
 
     Args:
-        folders: Whose code is observed.
-        is_sampled: Whether only some cases are traced: the first of a property, and of those that
-            vary an input so many that tracing takes `MAX_SHARE` of the property's time.
+        folders: The folders whose code is observed.
+        is_sampled: Whether to trace only some cases: the first of a property, and as many cases
+            that vary an input as take `MAX_SHARE` of the property's time.
     """
 
     MAX_SHARE: Final = 0.15
-    """In most properties tracing more than doubles a case's time; in some it costs little."""
+    """The share of time for tracing. For most properties it more than doubles a case's time."""
 
     def __init__(self, folders: Iterable[Path], *, is_sampled: bool) -> None:
         from coverage import Coverage  # noqa: PLC0415  # needed only before Python 3.12
 
-        # To observe greenlets costs several times as much.
+        # Observing greenlets costs several times as much.
         self._tracers = {
             is_simulated: Coverage(
                 data_file=None,
@@ -176,7 +176,7 @@ class TracedArcs(Source):
 
     @contextlib.contextmanager
     def watching(self, *, is_varied: bool) -> Iterator[None]:
-        """Observe what is called inside, unless the case is left out."""
+        """Trace the calls inside, unless the case is not sampled."""
         times = self._times[self._prop]
         began = time.perf_counter()
         allowed = self.MAX_SHARE * (times.slices + began - self._began)
@@ -192,7 +192,7 @@ class TracedArcs(Source):
             times.add(time.perf_counter() - began, is_traced=self._is_traced)
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
-        """Return whether the case took a branch that none of its property took before."""
+        """Return whether the case took a branch that no case of its property took before."""
         del function, goals, example
         if not self._is_traced:
             return False
@@ -207,7 +207,7 @@ class TracedArcs(Source):
         return is_new
 
     def end(self) -> Counter[Event]:
-        """Return the branches that were taken by the observed cases."""
+        """Return the branches that the traced cases of the slice took."""
         self._times[self._prop].slices += time.perf_counter() - self._began
         return Counter(
             ("branch", _short(file), f"{arc:x}")
@@ -233,10 +233,10 @@ def _short(file: str) -> str:
 
 
 def branch_source(folders: Iterable[Path], *, is_sampled: bool) -> Branches | TracedArcs:
-    """Return what observes branches of the code of folders most cheaply in this Python.
+    """Return the fastest source of branch coverage that this Python has.
 
     Args:
-        folders: Whose code is observed.
+        folders: The folders whose code is observed.
         is_sampled: Whether it may miss branches to save time.
     """
     source = Branches if hasattr(sys, "monitoring") else TracedArcs
@@ -244,7 +244,7 @@ def branch_source(folders: Iterable[Path], *, is_sampled: bool) -> Branches | Tr
 
 
 def observer_of_branches() -> str:
-    """Return what observes branches here, for the report."""
+    """Return the name of the branch tracer here, for the report."""
     if hasattr(sys, "monitoring"):
         return "sys.monitoring"
     return "coverage.py, in some cases"

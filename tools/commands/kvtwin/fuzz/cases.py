@@ -1,8 +1,8 @@
-"""One case: an input that is drawn, checked, and can be drawn again.
+"""One case: draw an input, run the check on it, and record how to draw it again.
 
-An input is a seed and a prefix of choices, Hypothesis' record of what was drawn. The same seed and
-prefix give the same input. Once it is drawn, all of its choices are known, and the seed is no
-longer needed.
+An input is a seed and a prefix of choices, Hypothesis' record of its draws. The same seed and
+prefix give the same input. Once the input is drawn, all of its choices are known, and the seed is
+no longer needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Input:
 
     Attributes:
         property_name: The name of the property.
-        seed: What is drawn after the prefix comes from it.
+        seed: The seed of all draws after the prefix.
         prefix: The first choices.
     """
 
@@ -44,7 +44,7 @@ class Input:
     prefix: tuple[ChoiceT, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return it as bytes, to be written down before the case runs."""
+        """Return it as bytes, to be recorded before the case runs."""
         prefix = b64encode(choices_to_bytes(self.prefix)).decode()
         return json.dumps([self.property_name, self.seed, prefix]).encode()
 
@@ -53,7 +53,7 @@ class Input:
         """Return the input that `to_bytes` wrote.
 
         Raises:
-            ValueError: Bytes that it did not write.
+            ValueError: Bytes in another format.
 
         >>> Input.from_bytes(Input("a", 3, (1, True)).to_bytes())
         Input(property_name='a', seed=3, prefix=(1, True))
@@ -66,7 +66,7 @@ class Input:
 
 
 class Status(enum.Enum):
-    """What became of a case."""
+    """The result of a case."""
 
     PASSED = "passed"
     INVALID = "invalid"
@@ -78,11 +78,11 @@ class Case:
     """A case that ran.
 
     Attributes:
-        status: What became of it.
-        choices: All that was drawn.
-        example: What the property's strategy drew; None if that failed.
-        goals: What it met.
-        error: How it failed.
+        status: Its result.
+        choices: All of its draws.
+        example: The example that the property's strategy drew; None if that failed.
+        goals: The coverage goals that it met.
+        error: The exception with which it failed; None if it did not fail.
         used: The functions that it looked up in the target.
     """
 
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def raised(self) -> BaseException:
-        """What a failed case raised.
+        """The exception of a failed case.
 
         Raises:
             ValueError: It did not fail.
@@ -111,7 +111,7 @@ def run_case(
     note: Callable[[bytes], None] = lambda _: None,
     watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
-    """Draw an input of a property and check it in a context, noting the input before."""
+    """Pass an input to `note`, draw it, and check it in the context `watching`."""
     note(input_.to_bytes())
     chance = random.Random(input_.seed)  # noqa: S311  # no secret
     data = ChoiceData(random=chance, provider=FreshProvider, prefix=input_.prefix)
@@ -124,9 +124,10 @@ def run_data(
     note: Callable[[bytes], None] = lambda _: None,
     watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
-    """Check what a record of choices draws; see `run_case`.
+    """Draw an example from Hypothesis' data, and check it; see `run_case`.
 
-    What was drawn is noted. A stateful test draws while it runs, and notes nothing.
+    The choices are passed to `note` before the check. A stateful test draws while it runs, and
+    notes nothing.
     """
     example: Any = None
     error: BaseException | None = None
@@ -137,7 +138,7 @@ def run_data(
         try:
             example = data.draw(prop.strategy)
             is_drawn = True
-            COVERAGE.reached.clear()  # checks that find goals while they run count them here
+            COVERAGE.reached.clear()  # filled by checks that find goals while they run
             if not prop.is_stateful:
                 note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
             with watching or contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Draw what may crash or hang in a forked child; `forked_calls` makes calls there."""
+"""Run draws that may crash or hang in a forked child, and repeat them here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from conformance.execution.forked_calls import HANG, run_in_child
 
 CASE_SECONDS: Final = 20.0
-"""A case that takes longer hangs; a worker waits a little longer for one."""
+"""A case that takes longer counts as hung; a worker waits a little longer for one."""
 
 HANG_SECONDS: Final = 3.0
-"""One that is like a case that hung for much longer hangs if it takes longer than this."""
+"""The shorter limit for replaying or minimizing a case that hung."""
 
 
 class ProcessDiedError(Exception):
-    """A case that ended its process, or did not end.
+    """A case crashed its process, or hung.
 
     Args:
-        how: `SIGSEGV`, `exit 3`, `hang`.
+        how: Such as `SIGSEGV`, `exit 3`, `hang`.
     """
 
     def __init__(self, how: str) -> None:
@@ -35,15 +35,15 @@ class ProcessDiedError(Exception):
 def draw_in_child(
     draw: Callable[[ConjectureData], object], data: ConjectureData, seconds: float = CASE_SECONDS
 ) -> str:
-    """Call a function that draws in a forked child, and draw the same here.
+    """Call a function that draws in a forked child, then repeat the child's draws here.
 
     Args:
-        draw: Draws, and may die of what it drew.
-        data: What it draws from; afterwards all that the child drew has been drawn from it.
-        seconds: How long it may take.
+        draw: Draws from the data, and may crash.
+        data: The data; afterwards it contains all draws of the child.
+        seconds: How long the child may take.
 
     Returns:
-        How the child died; empty if it came to its end.
+        How the child died; empty if it finished.
     """
     with tempfile.TemporaryFile(buffering=0) as record:
 
@@ -61,7 +61,7 @@ def draw_in_child(
 
 
 def _record_draws(data: ConjectureData, record: IO[bytes]) -> None:
-    """Let data write down each draw before it is made, and where spans of draws begin and end."""
+    """Make data record each draw before it is made, and the begins and ends of spans."""
 
     def recorded(name: str) -> Callable[..., Any]:
         method = getattr(data, name)

@@ -1,9 +1,9 @@
 """Choose the property that gets the next slice of time.
 
-Each property first gets a short slice. Afterwards three slices in ten go to the property that had
-the least time, so that none is starved, and three in twenty to the one that had the least time for
-each of its coverage goals that no case has met. The others go to properties that are expected to
-cover something new, in proportion to the square of how much they should cover per second.
+Each property first gets a short slice. Afterwards, of 20 slices, 6 go to the property that had the
+least time, so that none is starved; 1 to a check of refusals that has fewer cases than in the
+default run; and 3 to the property that had the least time for each of its unmet coverage goals. The
+others are drawn with weights: the square of the new coverage per second expected of a property.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Three minutes on two cores ran 94,153 cases with 0.1 and 115,578 with 0.3 (2026-
 FEW_SHARE: Final = 0.05
 """The share of slices that goes to properties of refusals with few cases, while there are any.
 
-Their cases are slow: each is refused in many ways. Without this share, three minutes on two cores
+Their cases are slow: each makes many invalid calls. Without this share, three minutes on two cores
 ran 9 cases of one that has 50 examples in the default run (2026-11-26), and missed branches that
-this takes.
+the default run takes.
 """
 
 UNMET_SHARE: Final = 0.15
@@ -41,36 +41,36 @@ the time went to properties with many pairs of goals.
 """
 
 PROMISE_POWER: Final = 2
-"""A property's weight is this power of what it promises.
+"""A property's weight is its promise to this power.
 
 With 1, most slices go to the many properties that each promise little.
 """
 
 MIN_PROMISE: Final = 1e-3
-"""A property that promises less is chosen as often as if it promised this."""
+"""Its power is added to every weight, so that each property can be chosen."""
 
 MIN_SECONDS: Final = 1e-3
 """A shorter time counts as this."""
 
 MEMORY: Final = 0.6
-"""The weight of what was known about a property before its last slice."""
+"""The weight of earlier slices in the moving average of a property's gain."""
 
 WEIGHTS: Final[Mapping[str, float]] = {"goal": 4.0, "branch": 10.0}
-"""What a new event is worth; of other kinds 1. Branches are few: a late one leads somewhere."""
+"""The weights of new events; 1 for other kinds. New branches are rare, and often lead to more."""
 
 
 @dataclasses.dataclass
 class Record:
-    """What is known about a property.
+    """The statistics of a property.
 
     Attributes:
-        cases: Its cases.
-        invalid: Those that could not be drawn.
-        failed: Those that failed.
+        cases: The number of its cases.
+        invalid: The number of cases that could not be drawn.
+        failed: The number of cases that failed.
         seconds: The time that it had.
-        slices: Its slices.
-        gain: The weight of new events in a second, lately.
-        alone: The weight of the events that one case met so far, if the case is of this property.
+        slices: The number of its slices.
+        gain: The weight of new events per second, as a moving average over slices.
+        alone: The weight of the events that only one case of the night met, a case of this one.
         events: Its events, with the number of cases.
     """
 
@@ -87,25 +87,25 @@ class Record:
     def promise(self) -> float:
         """The weight of new events that are expected in the next second.
 
-        It is what the last slices gained, and at most the estimate of Good and Turing, that the
-        next case is as likely to meet a new event as a case so far was to meet one that no other
-        met. What was gained alone is too much after a property's first slice: it met what each
-        property of its function meets.
+        It is the gain of the last slices, capped by the Good-Turing estimate: the next case is as
+        likely to meet a new event as a case so far was to meet an event that no other case met.
+        After a property's first slice the gain is too high: it includes events that every property
+        of its function meets.
         """
         return min(self.gain, self.alone / max(self.seconds, MIN_SECONDS))
 
 
 class Chooser:
-    """Chooses properties, and learns what came of them.
+    """Chooses properties, and updates their statistics with the results of slices.
 
     Args:
         goals: The events of the coverage goals of each property.
-        seed: What it draws from.
-        examples: How many examples the default conformance run has of those properties that should
-            have as many cases early in a night.
+        seed: The seed of the choices.
+        examples: For properties that should get at least as many cases as the default conformance
+            run has examples: the number of these.
 
     Attributes:
-        records: What is known about each property.
+        records: The statistics of each property.
         events: All events, with the number of cases.
         kinds: How many different events there are of each kind.
 
@@ -158,7 +158,7 @@ class Chooser:
         return self._take(self._chance.choices(names, weights)[0])
 
     def learn(self, result: SliceResult) -> int:
-        """Note what came of a slice; return how many of its events are new."""
+        """Add the result of a slice; return how many of its events are new."""
         name, seconds = result.property_name, result.seconds
         record = self.records[name]
         new = [event for event in result.events if event not in self.events]
@@ -182,7 +182,7 @@ class Chooser:
         return len(new)
 
     def give_up(self, name: str) -> None:
-        """Note that a slice was lost."""
+        """Record that a slice was lost."""
         self._promised[name] -= 1
         self.records[name].slices += 1
         self.records[name].gain /= 2
@@ -205,7 +205,7 @@ class Chooser:
         return self._promised[name] + self.records[name].cases / self._examples[name]
 
     def _time_of(self, name: str) -> float:
-        """Return the time that a property had, with what it was promised."""
+        """Return the seconds that a property had, plus one for each slice that has not ended."""
         return self.records[name].seconds + self._promised[name]
 
 

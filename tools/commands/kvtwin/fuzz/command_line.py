@@ -42,23 +42,23 @@ SEED_HELP: Final = (
 SIGNAL_STATUS: Final = {"SIGINT": 130, "SIGTERM": 143}
 
 MINUTES: Final = 10.0
-"""Of a night, where the command line does not say."""
+"""The default of `--minutes`."""
 
 EXHAUSTIVE_MINUTES: Final = 60.0
-"""Likewise, of an exhaustive one, which ends by itself."""
+"""The default of `--minutes` with `--exhaustive`, which ends by itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a night as the command line says.
+    """Run the command line.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command line; None: the process' own.
 
     Returns:
         0 if nothing fails; 1 if something does, or nothing was run; 130 or 143 after a signal.
 
     Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
+        SystemExit: With status 2, for an invalid command line.
     """
     parser = _make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)

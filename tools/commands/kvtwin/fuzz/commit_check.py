@@ -1,8 +1,8 @@
 """Try a stored case with the implementation of one commit, in a process that may crash or hang.
 
-The implementation comes from a worktree; the harness and `reference` are those of the checkout. The
-process writes its outcome to a file: `started` after its imports, and then the outcome of the case.
-If the process ends before that, the case killed it.
+The implementation comes from a worktree; the harness and `reference` come from the checkout. The
+process writes its outcome to a file: `started` after its imports, then the outcome of the case. If
+the process ends while the file contains `started`, the case killed it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Any, Final
 
 START_SECONDS: Final = 300.0
-"""The time for the imports, on a slow machine too."""
+"""The time limit of the imports, enough for a slow machine."""
 
 CASE_SECONDS: Final = 60.0
-"""A case that takes longer hangs."""
+"""A case that takes longer counts as hung."""
 
 CODE: Final = "import sys, kvtwin.fuzz.commit_check as check; check.main(sys.argv[1])"
 COMMAND: Final = (sys.executable, "-P", "-c", CODE)
-"""What runs `main`: `-P`, so that nothing is imported from the working directory."""
+"""The command that runs `main`: `-P`, so that nothing is imported from the working directory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a case at one commit.
+    """The outcome of a case at one commit.
 
     Attributes:
         status: `passes`, `fails`, or `untestable`; `started` while the case runs.
-        key: What makes two failures the same; empty if it did not fail.
+        key: The failure's deduplication key; empty if the case did not fail.
         line: The failure, or why the case could not be tried, in a line.
     """
 
@@ -48,12 +48,12 @@ class Outcome:
 def try_case(
     request: Mapping[str, Any], environment: Mapping[str, str], seconds: float = CASE_SECONDS
 ) -> Outcome:
-    """Try a case in a process of its own.
+    """Try a case in a separate process.
 
     Args:
         request: The `case`, the name of the `target`, the module or file `impl`, its `adapter` or
             None, and the `worktree`.
-        environment: Of the process.
+        environment: The environment of the process.
         seconds: How long the case may take.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -106,14 +106,14 @@ def main(text: str) -> None:
         report(Outcome("untestable", line=_first_line(error)))
         return
     report(Outcome("started"))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process, in native code too
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even in native code
     signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     report(attempt())
 
 
 def _load(request: dict[str, Any]) -> Callable[[], Outcome]:
-    """Import all that the case needs, and return what tries it."""
-    import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
+    """Import everything that the case needs, and return a function that tries it."""
+    import torch  # noqa: PLC0415  # imports of a commit's code, which may fail
 
     from conformance.cases.check import replay  # noqa: PLC0415
     from conformance.checks.functions import find_contract  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Kinds of coverage: what a case did that can be new.
+"""Kinds of coverage, and the events that sources observe in cases.
 
 An event is a tuple whose first element is its kind. `goal` and `pair` events come from the
 harness' own coverage goals, and `size` events from the batch of a case, in bands of powers of two.
@@ -49,23 +49,23 @@ class Source:
         """Return a context in which a case is checked; here one that does nothing.
 
         Args:
-            is_varied: Whether its input is like one that covered something new.
+            is_varied: Whether its input varies one that covered something new.
         """
         return contextlib.nullcontext()
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
-        """Observe a case that ran, by its example and the goals that this met.
+        """Observe a case that ran, by its example and the goals that it met.
 
         Returns:
-            Whether the case did something that no case of its property did before in this process,
-            where the source knows that of single cases; such an input is worth varying.
+            Whether the case covered something that no case of its property covered before in this
+            process, so that its input is worth varying; False if the source cannot tell.
         """
         raise NotImplementedError
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice, with the number of cases in which each occurred.
 
-        A kind that does not look at single cases counts 1 for a slice.
+        A kind that is not observed by case counts 1 for a slice.
         """
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class GoalsAndSizes(Source):
         self._sizes: Counter[Event] = Counter()
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
-        """Count what a case met, and the sizes of its batch, if it has one."""
+        """Count the goals of a case, and the sizes of its batch, if it has one."""
         self._met[function, frozenset(goals)] += 1
         batch = batch_of(example)
         if batch is not None:
@@ -99,7 +99,7 @@ class GoalsAndSizes(Source):
 
 
 def batch_of(example: Any, depth: int = 0) -> Batch | None:
-    """Return the batch that an example was made of, the largest if there are several."""
+    """Return the batch that an example was generated from, the largest if there are several."""
     found = example if isinstance(example, Batch) else getattr(example, "facts", None)
     if isinstance(found, Batch):
         return found
@@ -109,7 +109,7 @@ def batch_of(example: Any, depth: int = 0) -> Batch | None:
 
 
 def sizes_of(batch: Batch) -> dict[str, int]:
-    """Return how large a batch is, by axis."""
+    """Return the sizes of a batch, by axis."""
     return {
         "requests": batch.num_reqs,
         "tokens": batch.num_tokens,

@@ -31,16 +31,16 @@ MAX_COVERING: Final = 64
 """The most inputs of a property that are stored because they covered something new."""
 
 EXPIRE_AFTER: Final = timedelta(days=30)
-"""When a server forgets the inputs of a property that no night used."""
+"""The time after which a server deletes the inputs of a property that no night used."""
 
 TIMEOUT_SECONDS: Final = 1.0
-"""What one exchange with a server may take."""
+"""The timeout of one request to a server."""
 
 RETRY_SECONDS: Final = 5.0
-"""How long nothing is sent to a server that did not answer."""
+"""How long to wait before sending to a server that did not answer."""
 
 FLUSH_SECONDS: Final = 1.0
-"""How long one operation may send what could not be sent before."""
+"""How long one operation may spend on sending earlier changes."""
 
 
 class Database:
@@ -60,7 +60,7 @@ class Database:
         self._saved: dict[str, collections.deque[bytes]] = {}
 
     def save_covering(self, property_name: str, data: bytes) -> None:
-        """Save an input that covered something new, in the place of an earlier one if need be."""
+        """Save an input that covered something new; the oldest is removed if there are too many."""
         key = _key(property_name, "covering")
         saved = self._saved.setdefault(property_name, collections.deque())
         if data in saved:
@@ -80,7 +80,7 @@ class Database:
         return found[:MAX_COVERING]
 
     def save_failing(self, property_name: str, data: bytes) -> None:
-        """Save a failing input; it is in the folder when this returns."""
+        """Save a failing input, to the folder before this returns."""
         key = _key(property_name, "failing")
         self._folder.save(key, data)
         self._all.save(key, data)
@@ -90,15 +90,15 @@ class Database:
         return sorted(self._all.fetch(_key(property_name, "failing")))
 
     def remove_failing(self, property_name: str, data: bytes) -> None:
-        """Remove an input that fails no longer."""
+        """Remove an input that no longer fails."""
         self._all.delete(_key(property_name, "failing"), data)
 
     def status(self) -> str:
-        """Return what a report should say of the server; empty if it was always there."""
+        """Return the server's outages for the report; empty if it was always there."""
         return "" if self._server is None else self._server.status()
 
     def close(self) -> None:
-        """Write what is not written yet, to the server too if it is there."""
+        """Finish pending writes, and send them to the server if it is there."""
         list(self._all.fetch(b"kvtwin"))  # this waits for the writes
         if self._server is not None:
             self._server.close()
@@ -107,13 +107,13 @@ class Database:
 class RedisServer(ExampleDatabase):
     """A Redis server that may be away for some time; its operations never raise.
 
-    When it is back, it gets what changed meanwhile, and everything if it was restarted without its
-    data: what is saved here is in the folder too.
+    When it is back, it gets all changes since, and after a restart all keys of this night: the
+    folder has the same data.
 
     Args:
-        client: Of the package `redis`.
-        name: What the report calls it.
-        folder: Has what is saved here, too.
+        client: A client of the package `redis`.
+        name: Its name in the report.
+        folder: The folder to which everything is saved too.
     """
 
     def __init__(self, client: Any, name: str, folder: DirectoryBasedExampleDatabase) -> None:
@@ -155,7 +155,7 @@ class RedisServer(ExampleDatabase):
         return found
 
     def status(self) -> str:
-        """Return how long it was away, and whether it lacks something."""
+        """Return how long it was away, and whether it lacks changes."""
         if self._away_since is not None:
             seconds = time.monotonic() - self._away_since
             return (
@@ -170,7 +170,7 @@ class RedisServer(ExampleDatabase):
         """Connect for the first time; a server that does not answer is away.
 
         Raises:
-            ValueError: It answers and refuses; its URL has options that there are not.
+            ValueError: It answers with an error; its URL has unknown options.
         """
         from redis import exceptions  # noqa: PLC0415  # an extra
 
@@ -182,15 +182,15 @@ class RedisServer(ExampleDatabase):
             self._note_away(error)
 
     def close(self) -> None:
-        """Send what could not be sent before, if the server is back."""
-        for _ in range(2):  # the connection may be one to a server that was restarted since
+        """Send the changes that were not sent, if the server is back."""
+        for _ in range(2):  # the connection may be stale, to a server that was restarted
             self._retry_at = 0.0
             if self._do(self._notice_restart) and self._do(lambda: self._catch_up(math.inf)):
                 break
         self._client.close()
 
     def _do(self, call: Callable[[], None]) -> bool:
-        """Call something that needs the server; return whether the server was there."""
+        """Call a function that needs the server; return whether the server was there."""
         if time.monotonic() < self._retry_at:
             return False
         try:
@@ -206,14 +206,14 @@ class RedisServer(ExampleDatabase):
         return True
 
     def _notice_restart(self) -> None:
-        """Let the server have everything again if it is not the one that had it."""
+        """Mark all keys as unsent if the server was restarted."""
         run_id = self._client.info("server")["run_id"]
         if self._run_id not in {None, run_id}:
             self._unsent_keys |= self._keys
         self._run_id = run_id
 
     def _catch_up(self, seconds: float) -> None:
-        """Send what could not be sent before, for a while."""
+        """Send the changes that were not sent, for at most so many seconds."""
         until = time.monotonic() + seconds
         while self._unsent_deletions and time.monotonic() < until:
             change = next(iter(self._unsent_deletions))
@@ -240,10 +240,10 @@ def open_database(url: str | None, folder: Path) -> Database:
         url: A folder, as a path or `file://`; a Redis server, as `redis://HOST:PORT/NUMBER` or
             `rediss://`, with `USER:PASSWORD@` before the host if it needs one; None for a folder in
             `folder`.
-        folder: Where the night writes; what goes to a server is saved here too.
+        folder: The output folder of the night, which also has all that goes to a server.
 
     Raises:
-        ValueError: A URL of another kind; the package `redis` is not installed; the server refuses.
+        ValueError: A URL of another kind; `redis` is not installed; the server returns an error.
     """
     local = DirectoryBasedExampleDatabase(folder / "examples")
     if url is None:

@@ -36,13 +36,13 @@ from kvtwin.parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks, and print what they met.
+    """Run the checks, and print their coverage.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command line; None: the process' own.
 
     Returns:
-        0 if nothing fails; what fails raises.
+        0; a check that fails raises.
     """
     parser = Parser(
         prog="python -m kvtwin.fuzz.default_run",
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def observe(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the cases, the seconds, and the number of different events by kind.
+    """Run the checks; return the cases, the seconds, and the number of different events by kind.
 
     Args:
-        options: Of the command line.
+        options: The parsed command line.
     """
     subject = Subject(target=options.target, functions=options.functions)
     sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
@@ -93,7 +93,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, Counter[str]]:
-    """Return a check whose examples are observed, and the count of these."""
+    """Return a check whose examples are observed, and a counter of its examples."""
     seen: Counter[str] = Counter()
 
     def goals_of(example: Any) -> Iterable[str]:

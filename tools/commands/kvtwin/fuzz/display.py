@@ -1,4 +1,4 @@
-"""What a night shows while it runs: a live display, or lines if there is no terminal."""
+"""The progress display of a night: live in a terminal, else a line each minute."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 LINE_SECONDS: Final = 60.0
-"""Between two lines where there is no terminal."""
+"""The time between two lines without a terminal."""
 
 
 @dataclasses.dataclass
 class State:
-    """What is shown.
+    """The numbers that are shown.
 
     Attributes:
-        seconds: Since the start.
+        seconds: Seconds since the start.
         cases: Cases so far.
         met: Different events so far, by kind of coverage.
         open: Failures that are open.
@@ -39,7 +39,7 @@ class State:
 
     @property
     def line(self) -> str:
-        """All of it in a line."""
+        """The state in a line."""
         rate = self.cases / self.seconds if self.seconds else 0.0
         met = ", ".join(f"{count:,} {kind}" for kind, count in self.met.items())
         return (
@@ -49,10 +49,10 @@ class State:
 
 
 class Display:
-    """Shows a night.
+    """Shows the progress of a night.
 
     Args:
-        console: Where.
+        console: Where to print.
         budget: The seconds of the night.
     """
 
@@ -68,13 +68,13 @@ class Display:
             self._live = Live(self._progress, console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start the live display."""
         if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End; the live display goes away."""
+        """Stop and remove the live display."""
         if self._live is not None:
             self._live.stop()
 

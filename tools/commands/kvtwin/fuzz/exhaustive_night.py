@@ -1,4 +1,4 @@
-"""A night of `--exhaustive`: what an exhaustive run found, as findings and as a report."""
+"""A night of `--exhaustive`: run the scopes, and convert the failures to findings and a report."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from kvtwin.fuzz.summary import reported_findings, start_of_night
 
 
 def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display) -> Night:
-    """Compare what is left of all scopes, and return the record of it.
+    """Compare the cases that are left of all scopes, and return the record of the night.
 
     Args:
-        options: What the night does.
+        options: The options of the night.
         scale: How large the bounds of the scopes are.
         pool: The workers, which are closed at the end.
         display: Shows the failures.
 
     Raises:
-        ValueError: The options name nothing that there is; the folder has the progress of another
-            run, or findings that cannot be read.
+        ValueError: The options have unknown names; the folder has the progress of another run, or
+            findings that cannot be read.
         RuntimeError: The comparison itself failed.
     """
     started, began = datetime.now(UTC), time.monotonic()
@@ -89,11 +89,11 @@ def _scopes(progress: Progress) -> list[Scope]:
 
 
 def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
-    """Return what an exhaustive run found as a failure, with its stored case and its script.
+    """Convert a failing case of an exhaustive run to a failure, with its stored case and script.
 
     Args:
-        found: What it found.
-        progress: The run.
+        found: The failing case.
+        progress: The run's progress.
     """
     target = targets_of(progress.subject)[found.target]
     example = example_of(found.scope, found.index, progress.scale)

@@ -1,4 +1,4 @@
-"""A failure as plain values, which travel between processes and machines."""
+"""A failure as plain values, to be sent between processes and machines."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Failure:
     """One failing input.
 
     Attributes:
-        function: The function that the failed check is about.
+        function: The function that the failed check tests.
         target: The target.
         property_name: The name of the property.
-        kind: What the check looks at: `same answer`, `same refusal`, `law`, `stateful`,
-            `exhaustive`; or `crash`, `hang`, `memory`.
-        field: The path of the first difference, without indices; empty if it is none.
-        error: The class of the exception; of a crash the signal.
+        kind: The kind of the check, such as `same answer`; or `crash`, `hang`, `memory growth`: see
+            `findings.KINDS`.
+        field: The path of the first difference, without indices; empty if there is none.
+        error: The class of the exception; for a crash the signal.
         line: The failure in a line.
-        message: All that it says.
+        message: The whole message of the exception.
         uses: The functions of the target that the check used.
-        input: How it was drawn, as `cases.Input` writes it; empty for what was not drawn.
-        case: The stored case; None where it is the input that is stored.
-        script: A short script that shows it; None where its call has no plain form.
-        details: What the report shows of it, as `conformance.reports` has it.
+        input: The input, as `cases.Input` writes it; empty if the example was not drawn.
+        case: The stored case; None if the input is stored in its place.
+        script: A short script that reproduces it; None if its call cannot be written as code.
+        details: Tables and pictures for the report, from `conformance.reports`.
         is_minimal: Whether it was minimized.
-        fails: How often it failed of so many tries.
-        tries: The number of these.
+        fails: How many of the tries failed.
+        tries: How often it was tried.
         requests: The number of requests of its batch; None if it has none.
     """
 
@@ -63,7 +63,7 @@ class Failure:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes two failures the same: the function, the field and the exception class."""
+        """The deduplication key: the function, the field and the exception class."""
         return self.function, self.field, self.error
 
     @property
@@ -75,7 +75,7 @@ class Failure:
 
 
 def key_of(function: str, error: BaseException) -> tuple[str, str, str]:
-    """Return what makes two failures the same, of a check that is about a function."""
+    """Return the deduplication key of a failure in a check of a function."""
     return function, field_of(error), type(error).__name__
 
 
@@ -105,7 +105,7 @@ def failure_of(prop: Property, example: Any, error: BaseException, **more: Any) 
     check = prop.check
     function, field, name = key_of(check.function, error)
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
-    if not str(error):  # a plain `assert` says nothing
+    if not str(error):  # a plain `assert` has no message
         line += check.description.partition("\n")[0]
     batch = batch_of(example)
     fields: dict[str, Any] = {
@@ -122,12 +122,12 @@ def failure_of(prop: Property, example: Any, error: BaseException, **more: Any) 
 def with_artefacts(
     failure: Failure, prop: Property, example: Any, error: BaseException, *, is_safe: bool = True
 ) -> Failure:
-    """Return a failure with its stored case, and its script if that can be short.
+    """Return a failure with its stored case, and with a script if a short one reproduces it.
 
-    With `is_safe` the call can be made again in this process, to see that a script shows it.
+    With `is_safe` the call may be repeated in this process, to verify the script.
     """
     case = None
-    with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
+    with contextlib.suppress(TypeError, ValueError, KeyError):  # it cannot be written as JSON
         case = case_of_failure(prop.check, prop.where, example, error)
     script = script_of(prop.check, prop.target, example, error) if is_safe else None
     return dataclasses.replace(failure, case=case, script=script)

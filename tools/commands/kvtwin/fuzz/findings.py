@@ -2,10 +2,10 @@
 
     findings/findings.json       an entry for each, open or fixed
     findings/cases/ID.json       its stored case
-    findings/scripts/ID.py       a script that shows it, where that can be short
+    findings/scripts/ID.py       a script that reproduces it, if there is a short one
 
 A failure is written as soon as it is reported, so that it is not lost if the night is killed, and
-again when it was minimized.
+again after it was minimized.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ KINDS: Final = (
     "threads",
     "stateful",
 )
-"""The kinds of failures, those that say most about a function first."""
+"""The kinds of failures, the most informative first."""
 
 OUT_OF_MEMORY: Final = "out of memory"
 """The error of a worker that was killed because it took too much memory."""
 
 CONSEQUENCES: Final = frozenset({"large", "memory", "law", "conditions", "threads", "stateful"})
-"""The kinds that a wrong answer to a plain call explains."""
+"""The kinds of failures that a failure of another kind explains."""
 
 
 @dataclasses.dataclass
 class Finding:
-    """A failure, and what became of it.
+    """A failure, and its status.
 
     Attributes:
-        failure: The smallest failing input found.
+        failure: The failure, minimized if that was possible.
         first_seen: When it was first found, in ISO 8601.
         status: `new` (found tonight), `known` (found before, and still there), `fixed`.
-        seen: How many inputs failed so tonight.
+        seen: How many inputs failed in this way tonight.
     """
 
     failure: Failure
@@ -74,13 +74,13 @@ class Findings:
     """The findings of a folder.
 
     Args:
-        folder: The folder, which is made when something is found.
+        folder: The folder, which is created when something is found.
 
     Attributes:
         by_id: The findings by their ids.
 
     Raises:
-        ValueError: `findings.json` is none.
+        ValueError: `findings.json` cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,7 +106,7 @@ class Findings:
             ) from error
 
     def add(self, failure: Failure) -> Finding | None:
-        """Note a failure; return the finding if it is new, or was fixed before, else None."""
+        """Add a failure; return the finding if it is new, or was fixed before, else None."""
         found = self.by_id.get(failure.id)
         if found is None:
             found = Finding(failure, datetime.now(UTC).isoformat(timespec="seconds"), seen=1)
@@ -125,9 +125,9 @@ class Findings:
         return found if was_fixed else None
 
     def replace(self, known: str, failure: Failure) -> None:
-        """Put a minimized failure in the place of the one that it was made from, by its id.
+        """Replace the finding `known` by its minimized failure.
 
-        The key may be another: a field may turn out to be the second that differs.
+        The key may change: in a smaller input, another field may be the first that differs.
         """
         found = self.by_id.pop(known)
         if known != failure.id:
@@ -144,25 +144,25 @@ class Findings:
         self.write(failure.id)
 
     def note_failing(self, known: str, fails: int, tries: int) -> None:
-        """Note how often a finding of an earlier night, by its id, failed when tried again."""
+        """Record how often a finding of an earlier night failed when tried again."""
         found = self.by_id[known]
-        if found.status == "fixed":  # a slice may have found it first: then it is new already
+        if found.status == "fixed":  # unless a slice has found it again before
             found.status = "new"
         found.seen += fails
         found.failure = dataclasses.replace(found.failure, fails=fails, tries=tries)
         self.write(known)
 
     def note_fixed(self, known: str) -> None:
-        """Note that a finding of an earlier night, by its id, fails no more."""
+        """Record that a finding of an earlier night no longer fails."""
         self.by_id[known].status = "fixed"
         self.write(known)
 
     def case_path(self, known: str) -> Path:
-        """Return the file of a finding's stored case, which need not be there."""
+        """Return the path of a finding's stored case, which need not exist."""
         return self.folder / "cases" / f"{known}.json"
 
     def script_path(self, known: str) -> Path:
-        """Return the file of a finding's script, which need not be there."""
+        """Return the path of a finding's script, which need not exist."""
         return self.folder / "scripts" / f"{known}.py"
 
     def write(self, known: str | None = None) -> None:
@@ -188,12 +188,12 @@ class Findings:
         replace_file(self.folder / "findings.json", text + "\n")
 
     def primary(self) -> dict[str, list[Finding]]:
-        """Return the findings to report by id, each with those that it explains.
+        """Return the findings to report by id, each with the findings that it explains.
 
-        A failed law of a function is explained by any other failure of it, such as a wrong answer
-        under a condition, or else by another of its laws: one bug breaks several, with different
-        errors. Memory that grows explains a worker that ran out of it. A failure of a function that
-        uses another is explained by a failure of that one, if that uses no others.
+        Any other failure of a function explains a failed law, such as a wrong answer under a
+        condition, or else another of its laws: one bug breaks several, with different errors.
+        Memory growth explains a worker that ran out of memory. A failure of a function that uses no
+        others explains failures of the functions that use it.
         """
         explained: defaultdict[str, list[Finding]] = defaultdict(list)
         ordered = sorted(self.by_id.values(), key=_rank)
@@ -207,17 +207,17 @@ class Findings:
 
 
 def _rank(found: Finding) -> tuple[int, int, str]:
-    """Return where a finding is in the report: open ones first, the most telling before."""
+    """Return the sort key of a finding in the report: open ones first, then by kind."""
     return (not found.is_open, place_of(found.failure.kind), found.failure.id)
 
 
 def place_of(kind: str) -> int:
-    """Return the place of a kind of failure: those that say most are first, an unknown one last."""
+    """Return the rank of a kind of failure: the most informative first, an unknown one last."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
 def _explains(cause: Finding, found: Finding) -> bool:
-    """Return whether a finding is why another fails, as far as one can say."""
+    """Return whether one finding probably causes another."""
     if cause is found or cause.is_open != found.is_open:
         return False
     ours, theirs = cause.failure, found.failure
@@ -241,7 +241,7 @@ def _explains(cause: Finding, found: Finding) -> bool:
 
 
 def _case_of_input(failure: Failure) -> dict[str, Any] | None:
-    """Return what was drawn, as a stored case, for what has no other form."""
+    """Return the input of a failure as a stored case; None if it was not drawn."""
     if not failure.input:
         return None
     return {
@@ -254,7 +254,7 @@ def _case_of_input(failure: Failure) -> dict[str, Any] | None:
 
 
 def _plain(failure: Failure) -> dict[str, Any]:
-    """Return a failure as JSON, without what has a file of its own."""
+    """Return a failure as JSON, without its case and script, which have their own files."""
     values = {field.name: getattr(failure, field.name) for field in dataclasses.fields(failure)}
     del values["case"], values["script"]
     return {**values, "input": base64.b64encode(failure.input).decode()}

@@ -20,22 +20,22 @@ from kvtwin.fuzz.properties import Property, PropertyJob, properties_of
 from kvtwin.fuzz.worker_process import rss_bytes
 
 STAGES: Final = 8
-"""Memory must grow in so many stages, after a first one that fills caches.
+"""The number of stages in which memory must grow, after a first one that fills caches.
 
-What a C library keeps of freed memory has grown for five of them, in a function that leaks nothing.
+The freed memory that a C library keeps grew for five stages, in a function without a leak.
 """
 
 ROUNDS: Final = 3
-"""How often the same cases are run in a stage."""
+"""How often the same cases run in a stage."""
 
 CASES: Final = 24
-"""Cases of a round."""
+"""The number of cases in a round."""
 
 MAX_SECONDS: Final = 240.0
-"""A property whose cases take longer is not measured."""
+"""The time limit of a measurement; slower properties are not measured."""
 
 MIN_BYTES: Final = 32 << 10
-"""What each case must add in each stage to be reported; the harness' own caches add 5 KiB."""
+"""The growth per case, in each stage, that is reported; the harness' caches add 5 KiB."""
 
 
 SHARE: Final = 0.01
@@ -54,7 +54,7 @@ class GrowthJob(PropertyJob):
     """Run the same cases again and again in a forked child, and measure its memory.
 
     Attributes:
-        seed: What the cases are drawn from.
+        seed: The seed of the first case; each further one adds 1.
     """
 
     seed: int
@@ -68,7 +68,7 @@ class GrowthJob(PropertyJob):
         """Return the failure if the memory grows in each stage; None if it does not.
 
         Args:
-            note: Writes down each input before it runs.
+            note: Called with each input before it runs.
         """
         prop = properties_of(self.subject)[self.property_name]
         if prop.calls_other_functions:
@@ -81,11 +81,11 @@ class GrowthJob(PropertyJob):
         error = MemoryGrowthError(f"the memory of the process grows by {each:,.0f} KiB each case")
         failed = dataclasses.replace(case, status=Status.FAILED, error=error)
         found = failure_of_case(prop, failed, kind="memory growth")
-        # Measured again: a single case would show nothing.
+        # Without a prefix: a replay measures again, since a single case shows nothing.
         return dataclasses.replace(found, input=Input(prop.name, self.seed).to_bytes())
 
     def _measure(self, prop: Property, note: Callable[[bytes], None]) -> list[int]:
-        """Return the resident bytes after each stage of a child, up to one that adds too few."""
+        """Return a child's resident bytes after each stage, until one grows too little."""
         with tempfile.TemporaryFile() as file:
 
             def measure() -> None:
@@ -113,8 +113,8 @@ def can_measure(seconds_per_case: float, worker_seconds: float) -> bool:
     """Return whether a night has the time to measure a property whose memory does not grow.
 
     Args:
-        seconds_per_case: Of the property.
-        worker_seconds: Of the night, for all workers together.
+        seconds_per_case: The seconds per case of the property.
+        worker_seconds: The seconds of the night, times its workers.
 
     >>> can_measure(0.01, 360), can_measure(0.1, 360), can_measure(0.1, 3600), can_measure(1, 1e6)
     (True, False, True, False)
@@ -124,6 +124,6 @@ def can_measure(seconds_per_case: float, worker_seconds: float) -> bool:
 
 
 def _trim() -> None:
-    """Give memory that is free back to the system, where the C library can do that."""
+    """Return free memory to the system, if the C library has `malloc_trim`."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Signals that end a night."""
+"""Handle the signals that end a night, SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 def catching_signals(interrupt: Callable[[str], Any]) -> Iterator[None]:
     """Call a function with the name of the first SIGINT or SIGTERM; a second one ends the process.
 
-    A signal that is ignored, as SIGINT is under nohup, stays so.
+    An ignored signal, as SIGINT under nohup, stays ignored.
 
     Args:
         interrupt: The function, which is called in the main thread between two instructions.

@@ -1,10 +1,10 @@
-"""Opens an issue for each new failure of a night, and closes it when the failure is fixed.
+"""Open an issue for each new failure of a night, and close it when the failure is fixed.
 
     python -m kvtwin.fuzz.issue_tracker [--dry-run] night/report.json ...
 
 runs `gh`, GitHub's command line, which needs a token that may write issues (`GH_TOKEN`). Several
-reports are of the same night on several machines: a failure is fixed if some report says so, and
-open if any does. The text of an issue has a comment with the id of its finding:
+reports belong to one night on several machines: a failure is open if any report lists it as open,
+else fixed. The text of an issue has a comment with the id of its finding:
 
 | finding | no issue yet | open issue | closed issue |
 |---|---|---|---|
@@ -39,11 +39,11 @@ MARKER: Final = "<!-- kvtwin-finding: {} -->"
 IN_TEXT: Final = re.compile(MARKER.format(r"(\S+)"))
 
 MAX_OPENED: Final = 20
-"""Issues that one night opens at most; the next one opens the others."""
+"""The most issues that one night opens; the next night opens the others."""
 
 LONGEST_TITLE: Final = 200
 LONGEST_SCRIPT: Final = 50_000
-"""Characters; GitHub takes texts of 65,536."""
+"""The limit in characters; the limit of GitHub is 65,536 for a text."""
 
 
 Finding: TypeAlias = Mapping[str, Any]
@@ -58,8 +58,8 @@ class Command:
     """A call of `gh`.
 
     Attributes:
-        arguments: What follows `gh`.
-        text: What it reads from stdin.
+        arguments: The arguments of `gh`.
+        text: Its stdin.
     """
 
     arguments: tuple[str, ...]
@@ -79,10 +79,10 @@ LIST: Final = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tool as the command line says.
+    """Run the command line.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command line; None: the process' own.
 
     Returns:
         The exit status.
@@ -122,7 +122,7 @@ def read_findings(path: Path) -> list[Finding]:
     """Return the findings of a report.
 
     Raises:
-        ValueError: It cannot be read, or is of another form.
+        ValueError: It cannot be read, or has another schema.
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def read_findings(path: Path) -> list[Finding]:
 
 
 def merged(reports: Iterable[Sequence[Finding]]) -> list[Finding]:
-    """Return one finding for each id; an open one, if any report has it open."""
+    """Return one finding for each id; the open one, if it is open in any report."""
     found: dict[str, Finding] = {}
     for finding in (one for report in reports for one in report):
         known = found.setdefault(finding["id"], finding)
@@ -150,8 +150,8 @@ def commands_for(
     """Return the calls of `gh` that bring the issues up to date.
 
     Args:
-        findings: Those of the night.
-        issues: All issues with the label; those without the id of a finding are ignored.
+        findings: The findings of the night.
+        issues: All issues with the label; issues without the id of a finding are ignored.
         run_url: Where the reports are.
     """
     by_finding: defaultdict[str, list[Issue]] = defaultdict(list)
@@ -214,12 +214,12 @@ def text_of(finding: Finding, run_url: str = "") -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a text that can stand between backticks in a table."""
+    """Return a text escaped for inline code in a table."""
     return " ".join(text.split()).replace("`", "'").replace("|", "\\|")
 
 
 def _block(text: str, language: str) -> list[str]:
-    """Return a block of code, whatever backticks are in it."""
+    """Return a fenced code block, whose fence is longer than any in the text."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [fence + language, text.rstrip("\n"), fence]

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 
 class WorkerContext(Protocol):
-    """What a job may use in the worker that runs it."""
+    """The interface of a worker to the job that it runs."""
 
     def note_input(self, data: bytes) -> None:
-        """Write down the input that runs next, in memory that survives a crash of the worker."""
+        """Record the input that runs next, in memory that survives a crash of the worker."""
 
     def report(self, message: object) -> None:
         """Send a message to the coordinator at once; it must be picklable."""
@@ -20,11 +20,11 @@ class WorkerContext(Protocol):
 
 
 class Job(Protocol):
-    """A piece of work, of some seconds. It must be picklable."""
+    """A picklable unit of work for a worker, which takes some seconds."""
 
     @property
     def name(self) -> str:
-        """What the display and the report call it."""
+        """The name in the display and the report."""
 
     @property
     def needs_gpu(self) -> bool:
@@ -32,7 +32,7 @@ class Job(Protocol):
 
     @property
     def patience_seconds(self) -> float | None:
-        """A case that takes longer hangs; None for the worker's own limit."""
+        """A case that takes longer counts as hung; None for the worker's own limit."""
 
     def run(self, worker: WorkerContext) -> Any:
         """Do the work in a worker process, and return a picklable result."""
@@ -40,11 +40,11 @@ class Job(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What a running job reported.
+    """A message that a running job reported.
 
     Attributes:
         job: The job.
-        content: What it passed to `WorkerContext.report`.
+        content: The argument of `WorkerContext.report`.
     """
 
     job: Job
@@ -53,13 +53,13 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A job that ended by itself.
+    """A job that returned.
 
     Attributes:
         job: The job.
-        result: What `Job.run` returned.
+        result: The result of `Job.run`.
         rss_bytes: The resident memory of the worker afterwards.
-        peak_bytes: The most that the worker had.
+        peak_bytes: The peak resident memory of the worker.
     """
 
     job: Job
@@ -70,15 +70,15 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A job whose worker died, hung, or took too much memory.
+    """A job that did not return: its worker died, hung, took too much memory or was stopped.
 
     Attributes:
         job: The job.
-        reason: `signal SIGSEGV`, `exit 3`, `hang`, `memory`, `stopped` (the run ended), `node` (the
-            machine is gone), or `error` (the job itself raised).
-        input: What the job noted last; empty if it noted nothing.
-        detail: The stack of the worker, as far as it is known.
-        worker: Which worker it was.
+        reason: `signal SIGSEGV`, `exit 3`, `hang`, `memory`, `lost GPU context`, `a closed pipe`,
+            `stopped` (the run ended), `node` (its node was lost), or `error` (the job raised).
+        input: The last input that the job noted; empty if there is none.
+        detail: The stack or the traceback of the worker, if known.
+        worker: The name of the worker.
     """
 
     job: Job
@@ -105,7 +105,7 @@ class Pool(Protocol):
         """Return what happened since the last call; wait up to `timeout` seconds for the first."""
 
     def stop(self) -> None:
-        """Ask all running jobs to end: `WorkerContext.is_over` is true from now on."""
+        """Signal all jobs to end: `WorkerContext.is_over` is true from now on."""
 
     def close(self) -> None:
         """End all workers."""

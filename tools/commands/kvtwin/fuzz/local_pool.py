@@ -1,4 +1,4 @@
-"""Workers on this machine, each watched by a thread."""
+"""A pool of workers on this machine, each driven by a thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvtwin.fuzz.worker import PRELOAD, Limits, LocalWorker
 
 
 class LocalPool:
-    """Processes on this machine that run jobs; see `jobs.Pool`.
+    """Worker processes on this machine; see `jobs.Pool`.
 
     Args:
-        workers: How many.
-        limits: What each may take.
+        workers: The number of workers.
+        limits: The limits of each.
         preload: Modules that their processes import once.
 
     Attributes:
@@ -47,12 +47,12 @@ class LocalPool:
         return take_events(self._events, timeout)
 
     def stop(self) -> None:
-        """Ask all running jobs to end."""
+        """Signal all jobs to end."""
         for worker in self.workers:
             worker.stop()
 
     def close(self) -> None:
-        """End all workers; jobs that are running or wait are lost as `stopped`."""
+        """End all workers; running and waiting jobs are lost as `stopped`."""
         for worker in self.workers:
             worker.close()
         for _ in self._threads:
@@ -61,7 +61,7 @@ class LocalPool:
             thread.join()
 
     def _follow(self, worker: LocalWorker) -> None:
-        """Give one worker its jobs: the body of a thread."""
+        """Run jobs in one worker: the body of a thread."""
         while (job := self._jobs.get()) is not None:
             try:
                 for event in worker.run(job):
@@ -71,7 +71,7 @@ class LocalPool:
 
 
 def take_events(events: queue.SimpleQueue[Event], timeout: float) -> list[Event]:
-    """Return what is in a queue; wait up to `timeout` seconds for the first."""
+    """Return all events of a queue; wait up to `timeout` seconds for the first."""
     found: list[Event] = []
     with contextlib.suppress(queue.Empty):
         found.append(events.get(timeout=max(timeout, 0)))

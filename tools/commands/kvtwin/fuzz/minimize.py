@@ -1,8 +1,8 @@
 """Minimize the inputs of failures.
 
-An input that raises is tried in the worker itself. One that crashes or hangs is tried in a forked
-child each time: the input is drawn in the worker, and checked in the child. A stateful test draws
-while it runs, so there the child draws, and the worker draws the same once the child has ended.
+An input that raises is tried in the worker itself. An input that crashes or hangs is drawn in the
+worker, and checked in a forked child. A stateful test draws while it runs, so the child draws, and
+the worker repeats the draws after the child has ended.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kvtwin.fuzz.properties import Property, PropertyJob, properties_of
 from kvtwin.fuzz.shrink import shrink
 
 TRIES: Final = 5
-"""How often an input is tried to learn whether it always fails."""
+"""How often an input is tried, to detect flaky failures."""
 
 DIED: Final = {"crash", "hang"}
-"""The kinds of failures that end a worker."""
+"""The kinds of failures that end the worker."""
 
 Key = tuple[str, str, str]
 
@@ -47,10 +47,10 @@ class MinimizeJob(PropertyJob):
     Attributes:
         input: The input, as `Input.to_bytes` writes it.
         key: The key of the failure.
-        seconds: How long to try.
+        seconds: The time limit.
         kind: The kind of the failure.
-        stacks: What a worker that died of the input was doing.
-        finding_id: The finding that the failure is of.
+        stacks: The stacks of the worker that the input crashed.
+        finding_id: The finding of the failure.
     """
 
     input: bytes
@@ -91,14 +91,14 @@ class _Attempts:
     """Cases that are tried in this process.
 
     Args:
-        job: What they are tried for.
+        job: The job.
         prop: The property.
         worker: The worker.
     """
 
     tries = TRIES
     clock = staticmethod(time.process_time)
-    """Processor time: on a busy machine an input should not stay larger."""
+    """Processor time, so that inputs are minimized as far on a busy machine."""
 
     def __init__(self, job: MinimizeJob, prop: Property, worker: WorkerContext) -> None:
         self.job, self.prop, self.worker = job, prop, worker
@@ -108,20 +108,20 @@ class _Attempts:
         return run_case(self.prop, input_, self.worker.note_input)
 
     def run(self, data: ConjectureData) -> Case:
-        """Try what data draws."""
-        # If this worker dies, that is a failure too: a stateful test notes nothing itself.
+        """Try the input that data draws."""
+        # If this worker dies, that is a failure too; a stateful test notes no input itself.
         given = tuple(_given(data.prefix or ()))
         self.worker.note_input(Input(self.prop.name, 0, given).to_bytes())
         return run_data(self.prop, data, self.worker.note_input)
 
     def is_same(self, case: Case) -> bool:
-        """Return whether a case fails like the one that is minimized."""
+        """Return whether a case is the same failure as the one to minimize."""
         return case.error is not None and (
             key_of(self.prop.check.function, case.error) == self.job.key
         )
 
     def num_requests(self, data: ConjectureData) -> int | None:
-        """Return the requests of what data draws, 0 for another example; None if it passes."""
+        """Return the number of requests that data draws, 0 without a batch; None if it passes."""
         case = self.run(data)
         if not self.is_same(case):
             return None
@@ -136,7 +136,7 @@ class _Attempts:
 
 
 class _ForkedAttempts(_Attempts):
-    """Cases that are tried in a forked child each, since they crash or hang."""
+    """Cases that are each tried in a forked child, since they may crash or hang."""
 
     clock = staticmethod(time.monotonic)
 
@@ -156,8 +156,8 @@ class _ForkedAttempts(_Attempts):
         return self.run(ConjectureData(random=chance, provider=FreshProvider, prefix=input_.prefix))
 
     def run(self, data: ConjectureData) -> Case:
-        """Try what data draws; a `ProcessDiedError` is the error if the child died."""
-        self.worker.note_input(self.job.input)  # this worker lives; the child has its own time
+        """Try the input that data draws; the error is a `ProcessDiedError` if the child died."""
+        self.worker.note_input(self.job.input)  # reset the hang timer; the child has its own
         if not self.prop.is_stateful:
             return run_data(self._drawing, data)
         how = draw_in_child(lambda copy: run_data(self.prop, copy), data, self.seconds)
@@ -167,7 +167,7 @@ class _ForkedAttempts(_Attempts):
         return Case(Status.FAILED, choices, error=ProcessDiedError(how))
 
     def is_same(self, case: Case) -> bool:
-        """Return whether a case ends its process, or hangs, like the one that is minimized."""
+        """Return whether a case crashes or hangs like the one to minimize."""
         return isinstance(case.error, ProcessDiedError) and (
             (case.error.how == "hang") is self.hangs
         )
@@ -179,7 +179,7 @@ class _ForkedAttempts(_Attempts):
         found = failure_of_case(prop, case, kind=self.job.kind, message=message, **counts)
         how = error.how if isinstance(error, ProcessDiedError) else ""
         found = dataclasses.replace(found, error=how, line=str(error))
-        if prop.is_stateful:  # only the child knows what it drew
+        if prop.is_stateful:  # only the child has the example
             return found
         return with_artefacts(found, prop, case.example, error, is_safe=False)
 
@@ -196,7 +196,7 @@ def _replay(choices: Sequence[ChoiceT]) -> ConjectureData:
 def _given(prefix: Iterable[object]) -> Iterator[ChoiceT]:
     """Yield the choices of a prefix up to the first that Hypothesis' shrinker leaves open.
 
-    What is drawn for that and all after it is noted once it is drawn; by a stateful test it is not.
+    The later choices are noted after they were drawn; in a stateful test they are not.
     """
     for choice in prefix:
         if not isinstance(choice, int | str | float | bytes):

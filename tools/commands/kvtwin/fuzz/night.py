@@ -35,26 +35,26 @@ from kvtwin.fuzz.schedule import Schedule
 from kvtwin.fuzz.slices import SliceJob, SliceResult
 
 DRAIN_SECONDS: Final = 4.0
-"""What running jobs may take to end after the night is over."""
+"""How long to wait for running jobs after the night is over."""
 
 GROWN_BYTES: Final = 24 << 20
-"""A property whose slices left this much memory behind is measured."""
+"""A property whose slices grew memory by this much is measured for leaks."""
 
 MAX_ERRORS: Final = 50
-"""After so many errors of the fuzzer itself a night ends."""
+"""The number of errors of the fuzzer itself after which a night ends."""
 
 
 class Fuzzing:
-    """A night that runs.
+    """The main loop of a night, and its state.
 
     Args:
-        options: What it does.
+        options: The options of the night.
         pool: The workers.
-        database: Keeps the inputs that are worth varying.
-        display: Shows it.
+        database: The example database.
+        display: Shows the progress.
 
     Raises:
-        ValueError: The options name nothing that there is; the findings cannot be read.
+        ValueError: The options have unknown names; the findings cannot be read.
     """
 
     def __init__(self, options: Options, pool: Pool, database: Database, display: Display) -> None:
@@ -112,7 +112,7 @@ class Fuzzing:
         self.interrupted_by = name
 
     def _submit(self) -> None:
-        """Keep each worker busy, and one job waiting."""
+        """Submit jobs until each worker has one, and one job waits."""
         while len(self._outstanding) <= self.pool.size and self.left > 0:
             job = self._schedule.next(self._outstanding, self.seconds, self.pool.size)
             if job is None:
@@ -161,7 +161,7 @@ class Fuzzing:
         if self._grown[name] > GROWN_BYTES and result.grown_bytes > 0:
             record = self.chooser.records[name]
             worker_seconds = self.options.seconds * self.pool.size
-            # What fails leaves reports behind, which would be measured too.
+            # Failing cases leave reports in memory, which would be measured too.
             if not record.failed and can_measure(
                 record.seconds / max(record.cases, 1), worker_seconds
             ):
@@ -237,7 +237,7 @@ class Fuzzing:
         self._schedule.minimize(failure)
 
     def _drain(self) -> None:
-        """Let running jobs end, and take what they found."""
+        """Stop running jobs, and handle their last events."""
         self.pool.stop()
         until = time.monotonic() + DRAIN_SECONDS
         while self._outstanding and time.monotonic() < until:
@@ -276,12 +276,12 @@ class Fuzzing:
 
 
 def _property_of(job: Job) -> str:
-    """Return the property that a job is about: each job of a night is about one."""
+    """Return the name of a job's property; each job of a night has one."""
     return job.property_name if isinstance(job, PropertyJob) else job.name
 
 
 def _input_of(data: bytes) -> Input | None:
-    """Return the input that a lost worker had noted; None if it had noted none, or all of it."""
+    """Return the input that a lost worker had noted; None if there is none, or it was cut off."""
     try:
         return Input.from_bytes(data)
     except (ValueError, TypeError):
@@ -289,7 +289,7 @@ def _input_of(data: bytes) -> Input | None:
 
 
 def _death_of(prop: Property, event: Lost) -> Failure:
-    """Return the failure of a worker that died, before it was minimized."""
+    """Return the failure of a worker that died, not minimized."""
     how = event.reason.removeprefix("signal ")
     how = OUT_OF_MEMORY if how == "memory" else how
     line = str(ProcessDiedError(how))

@@ -11,13 +11,13 @@ from kvtwin.fuzz.properties import Subject
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a night does.
+    """The options of a night.
 
     Attributes:
-        subject: What is fuzzed.
-        seconds: How long.
-        out: Where findings and reports go.
-        seed: What the draws come from; None: another one each night.
+        subject: The implementations, targets and functions to fuzz.
+        seconds: The length of the night.
+        out: The folder for findings and reports.
+        seed: The seed of the draws; None: a new one each night.
         command: The command line, for the report.
         database_url: The example database; None for a folder in `out`.
     """

@@ -32,7 +32,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 torch.set_num_threads(1)  # a fork copies only one thread
 with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
     all_checks()  # imports the harness
-    fast.warmup()  # a case that compiles a loop takes so long that it seems to hang
+    fast.warmup()  # compiling a loop in a case would count as a hang
     warm_checked_mode()
     _draw()
 
@@ -42,4 +42,4 @@ def prepare() -> None:
     torch.set_num_threads(1)
     profile.load()
     gc.collect()
-    gc.freeze()  # the modules need not be looked at again by each collection
+    gc.freeze()  # later collections skip the modules' objects

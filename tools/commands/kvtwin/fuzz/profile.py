@@ -1,7 +1,7 @@
-"""Hypothesis' settings in the fuzzer's processes, whatever the machine's profile or `CI` is.
+"""Hypothesis' settings in the fuzzer's processes, independent of the machine's profile and `CI`.
 
-With `CI` set, Hypothesis' own profile draws the same examples each time and has no database, so
-that a night would explore nothing.
+With `CI` set, Hypothesis' own profile draws the same examples each time and has no database, so a
+night would explore nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def load() -> None:
     """Load the fuzzer's profile in this process, and verify it.
 
     Raises:
-        RuntimeError: Hypothesis would not run as the profile says.
+        RuntimeError: Hypothesis' settings differ from the profile.
     """
     profile = settings(
         derandomize=False,
         deadline=None,
-        database=InMemoryExampleDatabase(),  # the run's own is used by `slices`, not by Hypothesis
+        database=InMemoryExampleDatabase(),  # the night's own database is not used by Hypothesis
         phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
         report_multiple_bugs=True,
         suppress_health_check=list(HealthCheck),
@@ -39,10 +39,10 @@ def load() -> None:
 
 
 def verify() -> None:
-    """Verify that Hypothesis runs as the fuzzer needs it.
+    """Verify Hypothesis' settings.
 
     Raises:
-        RuntimeError: It does not.
+        RuntimeError: A setting differs from the profile.
     """
     current = settings()
     wrong = [

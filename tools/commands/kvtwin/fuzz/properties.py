@@ -30,10 +30,10 @@ from conformance.targets.target import Target, choose_targets
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is fuzzed, as plain values that travel to workers.
+    """The implementations, targets and functions to fuzz, as plain values for workers.
 
     Attributes:
-        impl: Modules or files under test; nothing: `fast`.
+        impl: Modules or files under test; empty: `fast`.
         adapter: Their adapters; none, one for all, or one for each.
         target: Comma-separated targets; None for the default ones.
         functions: Comma-separated functions; None for all.
@@ -50,10 +50,10 @@ class Property:
     """One check on one target.
 
     Attributes:
-        where: Where the check stands, as the corpus names it.
+        where: Where the check is defined, as the corpus names it.
         check: The check.
         target: The target.
-        size: For a state machine, `minimal` or `real`; empty for what draws its sizes itself.
+        size: For a state machine, `minimal` or `real`; empty for checks that draw their sizes.
     """
 
     where: str
@@ -63,7 +63,7 @@ class Property:
 
     @property
     def name(self) -> str:
-        """What it is called: the check, the target and the size."""
+        """The property's name: the check, the target and the size."""
         short = self.where.removeprefix("conformance.").replace(":", "::")
         return "@".join(filter(None, (short, self.target.name, self.size)))
 
@@ -103,10 +103,10 @@ class Property:
         return sized()
 
     def run(self, example: Any) -> None:
-        """Raise if an example contradicts the statement.
+        """Run the check on an example; raise if it fails.
 
         Raises:
-            ContextLostError: It contradicts it, and the GPU context is lost.
+            ContextLostError: The check failed, and the GPU context is lost.
         """
         with noticing_lost_context(self.target.device):
             if self.is_stateful:
@@ -139,10 +139,10 @@ def properties_of(subject: Subject) -> dict[str, Property]:
     """Return the properties of a subject by name.
 
     Args:
-        subject: What is fuzzed.
+        subject: The subject.
 
     Raises:
-        ValueError: An option that names nothing that there is; nothing to check.
+        ValueError: The subject has unknown names, or nothing to check.
     """
     targets = choose_targets(subject.target, load_implementations(subject.impl, subject.adapter))
     functions = choose_functions(subject.functions)
@@ -162,10 +162,10 @@ def properties_of(subject: Subject) -> dict[str, Property]:
 
 @dataclasses.dataclass(frozen=True)
 class PropertyJob:
-    """A `jobs.Job` about one property of a subject.
+    """A `jobs.Job` for one property of a subject.
 
     Attributes:
-        subject: What is fuzzed.
+        subject: The subject.
         property_name: The property's name.
     """
 
@@ -175,24 +175,24 @@ class PropertyJob:
 
     @property
     def name(self) -> str:
-        """What is done to which property."""
+        """The task and the property, such as `minimize PROPERTY`."""
         return f"{self.task} {self.property_name}"
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the target is a GPU; a property that the subject lacks needs none."""
+        """Whether the target is a GPU; False if the subject lacks the property."""
         prop = properties_of(self.subject).get(self.property_name)
         return prop is not None and prop.target.device == "cuda"
 
     @property
     def patience_seconds(self) -> float | None:
-        """A case that takes longer hangs; None for the worker's own limit."""
+        """A case that takes longer counts as hung; None for the worker's own limit."""
         return None
 
 
 @functools.cache
 def all_checks() -> dict[str, Check]:
-    """Return all checks of the harness by where they stand."""
+    """Return all checks of the harness, by where they are defined."""
     found = {}
     for path in sorted(Path(conformance.__file__).parent.glob("test_*.py")):
         module = importlib.import_module(f"conformance.{path.stem}")

@@ -1,4 +1,4 @@
-"""A Ray cluster as the coordinator sees it: what it has, and the process that talks to it."""
+"""The coordinator's side of a Ray cluster: its resources, and the driver process that uses Ray."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from typing import Final
 from kvtwin.fuzz.ray_worker import WorkerConfig
 
 REACH_SECONDS: Final = 5.0
-"""What the head node may take to accept a connection."""
+"""How long the head node may take to accept a connection."""
 
 CONNECT_SECONDS: Final = 60.0
-"""What Ray may take to connect."""
+"""How long Ray may take to connect."""
 
 FIRST_WORKER_SECONDS: Final = 60.0
-"""What the first worker may take to be placed on a node and started, after that."""
+"""How long the first worker may take to start, after that."""
 
 RECONNECT_SECONDS: Final = 10.0
-"""What is waited before the process that talks to Ray is started again."""
+"""How long to wait before the driver is started again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What the driver needs to know.
+    """The configuration of the driver.
 
     Attributes:
-        address: Of the cluster.
+        address: The address of the cluster.
         code: The folder that is copied to the nodes.
-        port: Where the coordinator listens to workers, on this machine.
-        worker: What each worker needs to know.
+        port: The port on this machine at which the coordinator listens for workers.
+        worker: The configuration of each worker.
         workers: The most workers on CPUs; None for one for each CPU.
         use_gpus: Whether to start a worker on each GPU too.
     """
@@ -55,13 +55,13 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a cluster has.
+    """The resources of a cluster.
 
     Attributes:
         cpus: The CPUs of its nodes.
-        free_cpus: Those that nothing uses.
+        free_cpus: The CPUs that are not in use.
         gpus: The GPUs of its nodes.
-        failure: Why the last worker that failed did; empty if none has.
+        failure: The last error of a worker; empty if none has failed.
     """
 
     cpus: int
@@ -74,11 +74,11 @@ class Cluster:
     """A cluster on which `ray_driver` starts workers.
 
     Args:
-        config: What the driver needs to know.
-        log: Where its output goes.
+        config: The configuration of the driver.
+        log: The file for its output.
 
     Attributes:
-        resources: What the cluster has now; None until that is known.
+        resources: The current resources; None until they are known.
     """
 
     def __init__(self, config: Config, log: Path) -> None:
@@ -109,7 +109,7 @@ class Cluster:
                 raise self._refusal(self._why_no_worker())
 
     def watch(self, note: Callable[[Resources], None]) -> None:
-        """Call a function with what the cluster has, in a thread, until the cluster is closed."""
+        """Start a thread that calls a function with each update of the resources, until `close`."""
         self._watcher = threading.Thread(target=self._watch, args=(note,), daemon=True)
         self._watcher.start()
 
@@ -126,7 +126,7 @@ class Cluster:
                     self._start()
 
     def close(self) -> None:
-        """End the driver; Ray ends the workers of a process that is gone."""
+        """End the driver; Ray then ends its workers."""
         with self._starting:
             self._closed.set()
             self._kill()
@@ -180,7 +180,7 @@ class Cluster:
         self._pipe.send(self._config)
 
     def _last_words(self) -> str:
-        """Return the end of what the driver printed, on one line."""
+        """Return the end of the driver's output, on one line."""
         text = self._log.read_text(encoding="utf-8", errors="replace")
         return " ".join(text[-1000:].split()) or "it printed nothing"
 
@@ -193,7 +193,7 @@ def check_address(address: str) -> None:
     """Check that Ray is installed, and that something listens at an address.
 
     Raises:
-        ValueError: It is not; the address is of another form; nothing listens there.
+        ValueError: Ray is not installed; the address is malformed; nothing listens there.
     """
     if importlib.util.find_spec("ray") is None:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""The process that has Ray start a worker on each free CPU and GPU, for `ray_pool.RayPool`.
+"""The driver process that starts Ray tasks, a worker for each CPU and GPU, for `ray_pool.RayPool`.
 
-It is a process of its own because Ray ends the process that uses it when the head node is lost, and
-because Ray prints. What the cluster has goes through a pipe to the coordinator; jobs and events go
-between the coordinator and the workers directly.
+It is a separate process because Ray ends its driver when the head node is lost, and because Ray
+prints. It sends the cluster's resources to the coordinator through a pipe; jobs and events go
+directly between the coordinator and the workers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kvtwin.fuzz.ray_cluster import Config, Resources
 from kvtwin.fuzz.ray_worker import run_worker
 
 WATCH_SECONDS: Final = 2.0
-"""How often the nodes of the cluster are looked at."""
+"""How often the nodes of the cluster are polled."""
 
 PAUSE_SECONDS: Final = 10.0
-"""What is waited after a worker could not be started."""
+"""How long to wait after a worker failed to start."""
 
 
 class Driver:
-    """Starts workers where the cluster has room for them.
+    """Starts a worker for each CPU and GPU of the cluster.
 
     Args:
-        config: What it needs to know.
+        config: The configuration.
 
     Raises:
-        Exception: Of any class: Ray cannot be used.
+        Exception: Of any class, if Ray cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -54,10 +54,10 @@ class Driver:
         self._failure = ""
 
     def look(self) -> Resources:
-        """Replace workers that ended, start what the nodes have room for, and return these."""
+        """Replace ended workers, start workers for new CPUs and GPUs, and return the resources."""
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         if self._node not in nodes:
-            # Ray ends the workers of a driver whose node is gone: another one begins again.
+            # Ray ends the workers of a driver whose node is gone: exit, to be started again.
             raise RuntimeError("the node of this machine is gone")
         cpus, gpus = (
             sum(int(node["Resources"].get(kind, 0)) for node in nodes.values())
@@ -93,7 +93,7 @@ class Driver:
             num_cpus=0 if has_gpu else 1,
             num_gpus=1 if has_gpu else 0,
             max_retries=0,
-            max_calls=1,  # a process of its own: its fork server keeps what it sees of GPUs
+            max_calls=1,  # a new process each: a fork server keeps the GPUs it started with
         )(run_worker)
         worker = task.remote(self._number, self._address, self._config.worker, has_gpu)
         self._workers[worker] = has_gpu
@@ -101,7 +101,7 @@ class Driver:
 
 
 def main() -> None:
-    """Serve the coordinator, whose end of the pipe the command line names, until it is gone."""
+    """Serve the coordinator until it is gone; the argument is the file descriptor of the pipe."""
     pipe = Connection(int(sys.argv[1]))
     config: Config = pipe.recv()
     try:

@@ -1,8 +1,8 @@
 """Workers on a Ray cluster: see `jobs.Pool`, and docs/cluster.md for how to start one.
 
-Ray starts the workers, from another process, `ray_driver`, which is started again if it ends with
-the head node. Each worker connects to this process, receives jobs, and sends each event at once, so
-what was found is here when a node is lost. The job that ran there runs again on another node.
+A separate process, `ray_driver`, starts the workers; it is restarted if it ends with the head node.
+Each worker connects to this process, receives jobs, and sends each event at once, so no finding is
+lost with a node. The job that ran there runs again on another node.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kvtwin.fuzz.shipping import copy_code, dump, load
 from kvtwin.fuzz.worker import PRELOAD, Limits
 
 CLOSE_SECONDS: Final = 6.0
-"""What the workers may take to end."""
+"""How long to wait for the workers to end."""
 
 KEEPALIVE_SECONDS: Final = 5
-"""A node that does not answer the kernel four times in such a distance is lost."""
+"""The interval of TCP keepalive probes; a node that misses four is lost."""
 
 MAX_LOST_NODES: Final = 4
-"""A job that loses its node so often is not run again: it may be the cause itself."""
+"""A job that loses this many nodes is not run again: it may be the cause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class NodeLost:
     """A worker that was lost with its node: the content of a `Message` of the job that ran there.
 
     Attributes:
-        worker: Which worker it was.
-        times: How often the job lost its node so far; it runs again.
+        worker: The name of the worker.
+        times: How often the job has lost its node so far.
     """
 
     worker: str
@@ -54,7 +54,7 @@ class NodeLost:
 
 @dataclasses.dataclass(eq=False)
 class _Task:
-    """A job that has not ended, pickled too, and how often it lost its node."""
+    """A job that has not ended, with its pickle, and how often it lost its node."""
 
     job: Job
     data: bytes
@@ -64,19 +64,19 @@ class _Task:
 class RayPool:
     """Workers on a Ray cluster; see `jobs.Pool`.
 
-    Each job ends once, as `Finished` or `Lost`. One whose node is lost reports a `NodeLost` and
-    runs again, so its earlier messages may come twice. Only after `MAX_LOST_NODES` of
-    them is it `Lost` with the reason `node`.
+    Each job ends once, as `Finished` or `Lost`. A job whose node is lost reports a `NodeLost` and
+    runs again, so its earlier messages may come twice. At the loss of its `MAX_LOST_NODES`-th node
+    it ends as `Lost` with the reason `node`.
 
     Args:
         address: `HOST:PORT` of the head node, or `auto` for the cluster of this machine. This
             machine must be a node of the cluster.
-        limits: What each worker may take.
+        limits: The limits of each worker.
         workers: The most workers that use no GPU; None for one for each CPU of the cluster.
-        use_gpus: Whether there is a worker for each GPU next to these, for the jobs that need one.
+        use_gpus: Whether to start a worker for each GPU too, for jobs that need one.
         preload: Modules that the workers' processes import once.
-        files: Files and folders that jobs need next to this checkout, such as the file of an
-            implementation.
+        files: Files and folders that jobs need in addition to this checkout, such as the file of
+            an implementation.
 
     Raises:
         ValueError: Ray is not installed; the cluster cannot be reached, has another version of Ray
@@ -147,12 +147,12 @@ class RayPool:
         return take_events(self._events, timeout)
 
     def stop(self) -> None:
-        """Ask all running jobs to end."""
+        """Signal all jobs to end."""
         self._is_stopped = True
         self._send_all(STOP)
 
     def close(self) -> None:
-        """End all workers; jobs that are running or wait are lost as `stopped`."""
+        """End all workers; running and waiting jobs are lost as `stopped`."""
         self._is_closed = True
         self._send_all(CLOSE)
         until = time.monotonic() + CLOSE_SECONDS
@@ -166,7 +166,7 @@ class RayPool:
             self._finish(task, Lost(task.job, "stopped"))
 
     def _note(self, resources: Resources) -> None:
-        """Lose the jobs that need a GPU if the cluster has none."""
+        """End waiting jobs that need a GPU as `Lost` if the cluster has none."""
         if resources.gpus:
             return
         detail = "no node has a GPU: start one with `ray start --num-gpus N`"
@@ -183,7 +183,7 @@ class RayPool:
                 threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
 
     def _follow(self, connection: socket.socket) -> None:
-        """Give one worker its jobs: the body of a thread."""
+        """Run jobs in one worker: the body of a thread."""
         _notice_lost_node(connection)
         pipe = Connection(os.dup(connection.fileno()))
         with connection, pipe, contextlib.suppress(OSError, EOFError, AuthenticationError):
@@ -194,7 +194,7 @@ class RayPool:
             try:
                 if self._is_stopped:
                     self._send(pipe, STOP)
-                while not pipe.poll():  # a worker without a job says nothing until it ends
+                while not pipe.poll():  # a worker without a job sends nothing until it ends
                     with contextlib.suppress(queue.Empty):
                         self._run(self._jobs[has_gpu].get(timeout=0.2), pipe, name)
             finally:
@@ -223,7 +223,7 @@ class RayPool:
             self._finish(task, Lost(task.job, *content))
 
     def _lose_node(self, task: _Task, worker: str) -> None:
-        """Run a job again that lost its node, unless it did so too often."""
+        """Run a job again that lost its node, unless it lost too many."""
         task.lost_nodes += 1
         if task.lost_nodes >= MAX_LOST_NODES:
             self._finish(task, Lost(task.job, "node", worker=worker))
@@ -232,7 +232,7 @@ class RayPool:
         self._jobs[task.job.needs_gpu].put(task)
 
     def _finish(self, task: _Task, event: Event) -> None:
-        """Let a job end, unless it has."""
+        """Emit the final event of a job, unless it has ended."""
         with self._lock:
             if task in self._tasks:
                 self._tasks.remove(task)
@@ -249,7 +249,7 @@ class RayPool:
 
 
 def _notice_lost_node(connection: socket.socket) -> None:
-    """Let a connection end when the other machine is gone and can no longer end it."""
+    """Enable TCP keepalive, so that a connection ends if the other machine is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         connection.setsockopt(socket.IPPROTO_TCP, option, KEEPALIVE_SECONDS)

@@ -1,7 +1,7 @@
 """A worker on a node of a Ray cluster: a Ray task with a child process that runs the jobs.
 
-The task itself runs no job and imports nothing of the harness, so a crash ends only the child. Its
-jobs and events go through a socket to the coordinator.
+The task itself runs no job and imports nothing of the harness, so a crash ends only the child. It
+exchanges jobs and events with the coordinator through a socket.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kvtwin.fuzz.worker import Limits, LocalWorker
 
 STOP: Final = "stop"
 CLOSE: Final = "close"
-"""What the coordinator sends, next to jobs."""
+"""The messages of the coordinator that are not jobs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PickledJob:
-    """A job that the task need not import.
+    """A pickled job, whose modules the task need not import.
 
     Attributes:
         data: The job, as `shipping.dump` writes it.
         places: Where the coordinator's folders are on this node.
-        patience_seconds: The job's own.
+        patience_seconds: The `patience_seconds` of the job.
     """
 
     data: bytes
@@ -46,7 +46,7 @@ class PickledJob:
 
 
 class _PicklingContext:
-    """A `WorkerContext` that pickles what is reported."""
+    """A `WorkerContext` that pickles messages before it reports them."""
 
     def __init__(self, worker: WorkerContext, places: Places) -> None:
         self._worker, self._places = worker, places
@@ -58,12 +58,12 @@ class _PicklingContext:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker on a node needs to know.
+    """The configuration of a worker on a node.
 
     Attributes:
         key: Authenticates it to the coordinator.
         places: Folders of the coordinator.
-        limits: What its child process may take.
+        limits: The limits of its child process.
         preload: Modules that its child processes import once.
     """
 
@@ -77,9 +77,9 @@ def run_worker(number: int, address: tuple[str, int], config: WorkerConfig, has_
     """Run the jobs that the coordinator sends until it closes the connection.
 
     Args:
-        number: Of the worker.
-        address: Of the coordinator.
-        config: What the worker needs to know.
+        number: The number of the worker.
+        address: The address of the coordinator.
+        config: The configuration of the worker.
         has_gpu: Whether it runs the jobs that need a GPU, or the others.
     """
     name = f"worker {number} on {socket.gethostname()}"
@@ -101,7 +101,7 @@ def _receive(
     jobs: queue.SimpleQueue[PickledJob | None],
     places: Places,
 ) -> None:
-    """Receive jobs, and what ends them: the body of a thread."""
+    """Receive jobs, and the requests to stop and close: the body of a thread."""
     with contextlib.suppress(EOFError, OSError):
         while (received := pipe.recv()) != CLOSE:
             if received == STOP:

@@ -21,16 +21,16 @@ from kvtwin.fuzz.minimize import TRIES
 from kvtwin.fuzz.properties import Property, PropertyJob, Subject, properties_of
 
 SECONDS: Final = 20.0
-"""After this long no further try begins."""
+"""The time after which no further try begins."""
 
 MAX_PASSES: Final = 200
-"""However seldom a failure fails, it counts as fixed after so many passes."""
+"""The number of passes after which even the rarest failure counts as fixed."""
 
 
 def passes_to_be_fixed(fails: int, tries: int) -> int:
     """Return after how many passes a failure counts as fixed, by how often it failed before.
 
-    One that is still there passes as often in a row by chance once in a hundred nights.
+    A failure that is not fixed passes that often with probability 1%, or more at `MAX_PASSES`.
 
     >>> [passes_to_be_fixed(fails, 8) for fails in (8, 7, 4, 1)], passes_to_be_fixed(1, 1000)
     ([1, 3, 7, 35], 200)
@@ -42,7 +42,7 @@ def passes_to_be_fixed(fails: int, tries: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayResult:
-    """What came of it.
+    """The result of replaying a finding.
 
     Attributes:
         id: The finding's id.
@@ -59,12 +59,12 @@ class ReplayResult:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayJob(PropertyJob):
-    """Try a finding again, in a forked child: it may crash.
+    """Try a finding again in a forked child, since it may crash.
 
     Attributes:
         id: The finding's id.
         kind: The kind of the failure.
-        input: How it was drawn.
+        input: The input, as `Input.to_bytes` writes it.
         case: Its stored case; None if there is none, and the input is drawn again.
         passes: How often it must pass to count as fixed.
     """
@@ -89,7 +89,7 @@ class ReplayJob(PropertyJob):
         fails = tries = 0
         started = time.monotonic()
         while not tries or time.monotonic() - started < SECONDS:
-            worker.note_input(self.input)  # each try has a time of its own
+            worker.note_input(self.input)  # resets the hang timer for each try
             fails += _fails(lambda: self._try(prop), seconds)
             tries += 1
             if tries >= TRIES and (fails or tries >= self.passes):
@@ -105,11 +105,11 @@ class ReplayJob(PropertyJob):
 
 
 def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
-    """Return what draws a stored input again, and raises if it still fails.
+    """Return a function that draws a stored input again, and raises if it still fails.
 
     Args:
         case: The case, of kind `input`.
-        subject: What is fuzzed.
+        subject: The subject, which must have its property.
 
     Raises:
         ValueError: An input of a property that the subject does not have.
@@ -133,7 +133,7 @@ def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
 
 
 def _fails(attempt: Callable[[], None], seconds: float) -> bool:
-    """Return whether an attempt raises or dies, in a forked child."""
+    """Run an attempt in a forked child; return whether it raises, crashes or hangs."""
 
     def call() -> None:
         try:

@@ -15,7 +15,7 @@ from typing import Literal
 BisectStep = Literal["good", "bad", "skip"]
 
 FOUND = re.compile(r"^# (?:possible )?first bad commit: \[(\w+)\]", re.MULTILINE)
-"""What `git bisect log` says at the end; `possible` if only skipped commits are left."""
+"""The last lines of `git bisect log`; `possible` if only skipped commits are left."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Repository:
         """Return the repository that a file or a folder is in.
 
         Raises:
-            ValueError: It is in none, or git is not installed.
+            ValueError: There is none, or git is not installed.
         """
         folder = path.resolve() if path.is_dir() else path.resolve().parent
         try:
@@ -76,11 +76,11 @@ class Repository:
         """Return a commit.
 
         Args:
-            name: How the user names it.
-            role: What it is called in an error.
+            name: Its hash, or another git revision.
+            role: Its name in an error message.
 
         Raises:
-            ValueError: There is none of this name.
+            ValueError: There is no such commit.
         """
         try:
             if name.startswith("-"):
@@ -115,13 +115,13 @@ class Repository:
         """Run `git bisect`.
 
         Args:
-            worktree: Where commits are checked out.
+            worktree: The worktree in which commits are checked out.
             good: A good commit, an ancestor of the bad one.
             bad: A bad commit.
-            step: Called with the commit that is checked out.
+            step: Returns the verdict on the commit that is checked out.
 
         Returns:
-            The first bad commit; several, if only skipped commits are left between.
+            The first bad commit; several candidates, if only skipped commits are left.
         """
         _git(worktree, "bisect", "start", bad.hash, good.hash)
         while not (found := FOUND.findall(_git(worktree, "bisect", "log"))):
@@ -132,14 +132,14 @@ class Repository:
 
 
 def commit_of(path: Path) -> str:
-    """Return the commit of the repository that a file lies in.
+    """Return the commit of the repository that a file is in.
 
     Args:
         path: The file or folder.
 
     Returns:
-        Its short name, with ` (modified)` where tracked files differ from it; empty where the
-        file lies in no repository, or git is missing.
+        Its short hash, with ` (modified)` if tracked files differ from it; empty if the file is in
+        no repository, or git is not installed.
     """
     folder = path if path.is_dir() else path.parent
     options = ("--always", "--abbrev=12", "--exclude=*", "--dirty= (modified)")
@@ -150,13 +150,13 @@ def commit_of(path: Path) -> str:
 
 
 def _git(folder: Path, *arguments: str, allowed: tuple[int, ...] = (0,)) -> str:
-    """Run git, and return what it prints.
+    """Run git, and return its output.
 
     Raises:
-        ValueError: It fails, with what it says.
+        ValueError: It fails; the message has its error.
     """
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
-    # Hooks of the user are not for this checkout.
+    # The user's hooks must not run in this worktree.
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
     try:
         done = subprocess.run(  # noqa: S603  # git, with commits of the user

@@ -26,33 +26,33 @@ LATE_SHARE: Final = 0.6
 """After this share of a night, minimizing comes before slices."""
 
 MINIMIZE_SECONDS: Final = 20.0
-"""What minimizing a failing input may take; less in a short night."""
+"""The time limit for minimizing an input; less in a short night."""
 
 SHARED_INPUTS: Final = 16
-"""Inputs of a property, found by others, that go with each of its slices."""
+"""The most inputs worth varying that are sent with a slice."""
 
 MAX_DEATHS: Final = 3
-"""After a property ended this many workers it gets no more slices: each would end another."""
+"""The number of workers that a property may end before it gets no more slices."""
 
 PATIENCE_SECONDS: Final = 3.0
-"""A case of a function that is known to hang hangs if it takes longer than this."""
+"""The shorter hang limit for functions that are known to hang."""
 
 
 class Schedule:
     """Chooses the jobs of a night.
 
     Args:
-        options: What the night does.
-        seed: Where the seeds of slices come from.
-        properties: What can be run, by name.
+        options: The options of the night.
+        seed: The seed from which those of slices are derived.
+        properties: The properties, by name.
         chooser: Chooses the property of a slice.
-        findings: What was found; what earlier nights found is tried first.
-        database: Keeps the inputs that are worth varying.
+        findings: The findings; those of earlier nights are replayed first.
+        database: The example database.
 
     Attributes:
         urgent: Jobs that come before slices.
         failing: The keys of known failures, which slices need not report.
-        covering: Inputs that found something new, by property: the latest.
+        covering: The latest inputs that covered something new, by property.
         deaths: How many workers each property ended.
     """
 
@@ -80,12 +80,12 @@ class Schedule:
         self._untried: dict[str, tuple[int, ...]] = {}
 
     def next(self, running: Sequence[Job], seconds: float, num_workers: int) -> Job | None:
-        """Return what to do next: until late, half of the workers look for more failures.
+        """Return the next job; until late in the night, half of the workers run slices.
 
         Args:
             running: The jobs that run, or wait for a worker.
-            seconds: Since the night began.
-            num_workers: Of the pool.
+            seconds: The seconds since the night began.
+            num_workers: The number of workers of the pool.
         """
         if self._replays:
             return self._replays.popleft()
@@ -93,7 +93,7 @@ class Schedule:
         is_late = seconds > LATE_SHARE * self.options.seconds
         if self.urgent and (is_late or others < max(num_workers // 2, 1)):
             primary = self.findings.primary()
-            # What another failure explains waits: that one may turn out to be flaky.
+            # Explained failures wait: the one that explains them may turn out to be flaky.
             jobs = [job for job in self.urgent if _is_primary(job, primary)]
             if jobs:
                 job = min(jobs, key=_place_of)
@@ -102,17 +102,17 @@ class Schedule:
         return self._next_slice(self.options.seconds - seconds, num_workers)
 
     def give_back(self, name: str, presets: tuple[int, ...]) -> None:
-        """Note the presets of a slice of which no case was drawn: another slice gets them."""
+        """Take back the presets that a slice drew no case of, for another slice."""
         self._untried[name] += presets
 
     def give_back_of_lost(self, job: SliceJob, noted: Input | None) -> None:
-        """Give back the presets of a slice that was lost, but those up to the last that was drawn.
+        """Take back the presets of a lost slice, from the one after its last case on.
 
         Args:
             job: The slice.
-            noted: The input of its last case; None if it had none.
+            noted: The input of its last case; None if there was none.
         """
-        # A slice runs its first inputs, then one of each preset in turn, then others.
+        # A slice runs its first inputs, then one case of each preset in order, then others.
         turns = [Input.from_bytes(data).prefix for data in job.first]
         turns += [(preset,) for preset in job.presets]
         untried = job.presets
@@ -122,7 +122,7 @@ class Schedule:
         self.give_back(job.property_name, untried)
 
     def minimize(self, failure: Failure) -> None:
-        """Have a failure minimized, unless that was done or cannot be."""
+        """Schedule the minimization of a failure, unless it is minimal or cannot be minimized."""
         if failure.is_minimal or failure.kind == "memory growth" or not failure.input:
             return
         self.urgent.append(
@@ -176,10 +176,10 @@ class Schedule:
         )
 
     def _take_untried(self, name: str) -> tuple[int, ...]:
-        """Return the presets of a property for bands of size axes, in random order, once.
+        """Return the presets of a property with size axes, in random order, each once.
 
-        Other properties have none here: their presets are random sizes, and to have all first would
-        leave no time to vary inputs.
+        For other properties it returns none: their presets are random sizes, and drawing each of
+        them first would leave no time to vary inputs.
         """
         if name not in self._untried:
             prop = self.properties[name]
@@ -191,7 +191,7 @@ class Schedule:
         return presets
 
     def _patience_with(self, function: str) -> float | None:
-        """Return how long a case of a function may take, None for the usual time."""
+        """Return the hang limit for cases of a function; None for the default."""
         known = (found.failure for found in open_findings(self.findings))
         is_known = any(
             failure.key == (function, "", "hang") and failure.fails == failure.tries > 1
@@ -200,7 +200,7 @@ class Schedule:
         return PATIENCE_SECONDS if is_known else None
 
     def _slice_seconds(self, num_workers: int) -> float:
-        """Return the length of a slice: all properties have one within a third of the night."""
+        """Return the length of a slice; the first round takes about a third of the night."""
         shortest, longest = SLICE_SECONDS
         share = self.options.seconds * num_workers / len(self.properties)
         if self.chooser.is_first_round:
@@ -214,5 +214,5 @@ def _is_primary(job: Job, primary: Mapping[str, object]) -> bool:
 
 
 def _place_of(job: Job) -> int:
-    """Return the place of an urgent job: failures that explain others come before these."""
+    """Return the rank of an urgent job: failures that explain others come first."""
     return place_of(job.kind if isinstance(job, MinimizeJob) else "memory growth")

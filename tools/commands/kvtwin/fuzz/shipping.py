@@ -1,9 +1,9 @@
-"""Code and values that are sent to another machine, where the same files have other paths.
+"""Send code and values to another machine, where the same files have other paths.
 
-A run on a cluster copies the packages of this checkout, and the files that options name, into one
-folder, which Ray unpacks on each node. Jobs and results contain paths of the implementation under
-test and of scripts. `dump` writes a path of this machine as a place in that folder, and `load`
-turns the place into a path of the machine that it runs on.
+A run on a cluster copies the packages of this checkout, and the files that options refer to, into
+one folder, which Ray unpacks on each node. Jobs and results contain paths of the implementation
+under test and of scripts. `dump` replaces a path of this machine by the name of a folder, and
+`load` replaces the name by the path on its machine.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import reference
 from kvtwin.checkout import ROOT
 
 PACKAGES: Final = (reference, fast, conformance, kvtwin)
-"""They lie side by side in the copy, as where they are installed."""
+"""The packages to copy; they are side by side in the copy, as when they are installed."""
 
 MAX_BESIDE_BYTES: Final = 10 << 20
-"""The most that the `.py` files next to an implementation may have, to be copied too."""
+"""The size limit of the `.py` files next to an implementation, which are copied too."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Folders, by what they are called on every machine.
+    """Folders, by names that are the same on every machine.
 
     Attributes:
         folders: Pairs of a name, which is also the path below the copied folder, and the folder on
@@ -43,11 +43,11 @@ class Places:
     folders: tuple[tuple[str, str], ...]
 
     def on_node(self) -> Places:
-        """Return where the same folders are on the node that runs this."""
+        """Return the same folders on the node that runs this."""
         return Places(tuple((name, str(ROOT / name)) for name, _ in self.folders))
 
     def to_names(self, text: str) -> str | None:
-        r"""Return a text with names in the place of folders; None if it contains no folder.
+        r"""Replace folders in a text by names; return None if it contains no folder.
 
         >>> Places((("code", "/home/me"),)).to_names("/home/me/fast and /home/me2")
         '\x00code\x00/fast and /home/me2'
@@ -57,7 +57,7 @@ class Places:
         return None if found == text else found
 
     def to_folders(self, text: str) -> str:
-        """Return a text with folders in the place of names."""
+        """Replace names in a text by folders."""
         for name, folder in self.folders:
             text = text.replace(f"\0{name}\0", folder)
         return text
@@ -73,15 +73,15 @@ def copy_code(extra: Iterable[Path], to: Path) -> Places:
 
     Args:
         extra: Files, or folders of packages, that jobs need as well. The `.py` files next to such
-            a `.py` file are copied too, because it may import them. What is in this checkout keeps
-            its place in it.
+            a `.py` file are copied too, because it may import them. Files of this checkout keep
+            their relative paths.
         to: The folder.
 
     Returns:
-        Where the copies come from.
+        The folders of the copied files on this machine.
 
     Raises:
-        ValueError: A path that is not there; files that are too large.
+        ValueError: A path does not exist; files are too large.
     """
     folders = [(".", str(ROOT))]
     for package in PACKAGES:
@@ -123,7 +123,7 @@ def _copy_files(path: Path, to: Path) -> None:
 
 
 def dump(value: Any, places: Places) -> bytes:
-    """Pickle a value; folders in its texts become names.
+    """Pickle a value, with folders in its strings replaced by names.
 
     >>> here = Places((("code", "/home/me"),))
     >>> there = Places((("code", "/tmp/copy"),))
@@ -136,7 +136,7 @@ def dump(value: Any, places: Places) -> bytes:
 
 
 def load(data: bytes, places: Places) -> Any:
-    """Return the value that `dump` pickled; names in its texts become folders of this machine."""
+    """Unpickle a value, with names in its strings replaced by folders of this machine."""
     return _Unpickler(io.BytesIO(data), places).load()
 
 
@@ -146,7 +146,7 @@ class _Pickler(pickle.Pickler):
         self._places = places
 
     def persistent_id(self, value: Any) -> str | None:
-        # pickle calls this with each object; what it returns is written in the object's place.
+        # pickle calls this with each object, and writes the returned id in its place.
         if type(value) is str and "/" in value:
             return self._places.to_names(value)
         return None

@@ -1,7 +1,7 @@
-"""Find the smallest input that fails: of the fewest requests, then what Hypothesis calls simplest.
+"""Shrink a failing input: to the fewest requests first, then to the simplest for Hypothesis.
 
-Hypothesis' shrinker does most of it, but it changes one thing at a time: it takes out no request
-where a number that is drawn later, like the start of a slice, must change too. Random draws do.
+Hypothesis' shrinker does most of it, but it changes one thing at a time: it cannot remove a request
+if a later number, like the start of a slice, must change too. Random draws can.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hypothesis.internal.escalation import InterestingOrigin
 from conformance.generation.hypothesis_provider import FreshProvider
 
 Attempt: TypeAlias = Callable[[ConjectureData], int | None]
-"""Draws and checks an input; returns its number of requests if it fails alike, or None."""
+"""Draws and checks an input; returns its number of requests if it is the same failure, or None."""
 
 DRAWS: Final = 200
-"""How many inputs are drawn at random to find a smaller one."""
+"""The number of random draws in the search for a smaller input."""
 
 FEW_CHOICES: Final = 64
-"""An input of no more choices is short enough for Hypothesis' shrinker."""
+"""The most choices of an input that goes straight to Hypothesis' shrinker."""
 
 MAX_CANDIDATES: Final = 16
-"""A random input starts with fewer than so many of the first choices."""
+"""A random draw keeps fewer than this many of the first choices."""
 
 REQUESTS: Final = "requests"
 
@@ -42,7 +42,7 @@ class _Failing:
     """An input that fails.
 
     Attributes:
-        choices: What was drawn.
+        choices: Its choices.
         requests: Its number of requests; infinite if it was not tried yet.
     """
 
@@ -51,12 +51,12 @@ class _Failing:
 
     @property
     def size(self) -> tuple[float, int]:
-        """What must become smaller."""
+        """The measure to minimize."""
         return self.requests, len(self.choices)
 
 
 class _TimeIsOverError(KeyboardInterrupt):
-    """Ends the shrinker in the middle: only Ctrl-C does, without it complaining."""
+    """Ends the shrinker early: a KeyboardInterrupt, which it passes on."""
 
 
 def shrink(
@@ -66,11 +66,11 @@ def shrink(
 
     Args:
         choices: Choices that fail.
-        attempt: Tries others.
+        attempt: Tries other choices.
         is_late: Whether to stop.
     """
     found = _Failing(tuple(choices))
-    if len(choices) > FEW_CHOICES:  # the shrinker takes out one request of 300 at a time
+    if len(choices) > FEW_CHOICES:  # the shrinker would remove 300 requests one at a time
         found = _draw_smaller(found, attempt, is_late, enough=FEW_CHOICES)
     while True:
         found = _simplify(found, attempt, is_late)
@@ -81,7 +81,7 @@ def shrink(
 
 
 def _simplify(found: _Failing, attempt: Attempt, is_late: Callable[[], bool]) -> _Failing:
-    """Return what Hypothesis' shrinker makes of an input, without adding requests."""
+    """Shrink an input with Hypothesis' shrinker, without adding requests."""
     origin = InterestingOrigin(AssertionError, "", 0, (), ())
 
     def test(data: ConjectureData) -> None:
@@ -109,9 +109,9 @@ def _simplify(found: _Failing, attempt: Attempt, is_late: Callable[[], bool]) ->
 def _draw_smaller(
     found: _Failing, attempt: Attempt, is_late: Callable[[], bool], enough: int = 0
 ) -> _Failing:
-    """Return a smaller input that begins alike and fails, if a few random draws give one.
+    """Return a smaller failing input with the same first choices, if random draws find one.
 
-    Draws end as soon as an input has no more than `enough` choices.
+    Drawing stops as soon as an input has no more than `enough` choices.
     """
     chance = random.Random(0)  # noqa: S311  # no secret
     for _ in range(DRAWS):
@@ -134,7 +134,7 @@ def _draw_smaller(
 
 @contextlib.contextmanager
 def _without_limits() -> Iterator[None]:
-    """Let Hypothesis shrink as long and as often as it can: `shrink` has its own deadline."""
+    """Remove Hypothesis' limits on shrinking: `shrink` has its own deadline."""
     before = engine.MAX_SHRINKING_SECONDS, engine.MAX_SHRINKS
     engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKS = 10**9
     try:

@@ -1,4 +1,4 @@
-"""A slice: cases of one property for some seconds, in a worker."""
+"""A slice: run cases of one property for some seconds, in a worker."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from kvtwin.fuzz.properties import Property, PropertyJob, Subject, properties_of
 from kvtwin.fuzz.worker_process import rss_bytes
 
 MAX_INPUTS: Final = 256
-"""Inputs of a property that covered something new and are stored by a worker, to vary them."""
+"""The most inputs of a property that a worker keeps because they covered something new."""
 
 VARIED_SHARE: Final = 0.5
-"""The share of cases that are like an input that covered something new."""
+"""The share of cases that vary an input that covered something new."""
 
 LATEST: Final = 4
-"""Half of these are like one of so many inputs that were the last to take a new branch."""
+"""Half of these vary one of this many inputs, the last ones that took a new branch."""
 
 MAX_REPORTED: Final = 8
-"""Failures that a slice reports; more would only repeat themselves."""
+"""The most failures that a slice reports; more would be repetitions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SliceResult:
-    """What came of a slice.
+    """The result of a slice.
 
     Attributes:
         property_name: The property's name.
@@ -45,10 +45,10 @@ class SliceResult:
         invalid: Cases whose input could not be drawn.
         failed: Cases that failed, known failures included.
         seconds: How long it took.
-        events: What was covered, with the number of cases.
-        covering: Inputs that covered what this worker had not seen before.
+        events: The events that it covered, with the number of cases.
+        covering: Inputs that covered something new to this worker.
         grown_bytes: How much the resident memory of the worker grew.
-        untried: The job's presets of which no case was drawn.
+        untried: The presets of the job without a case.
     """
 
     property_name: str
@@ -64,18 +64,18 @@ class SliceResult:
 
 @dataclasses.dataclass(frozen=True)
 class SliceJob(PropertyJob):
-    """Cases of one property for some seconds.
+    """Run cases of one property for some seconds.
 
     Attributes:
-        seed: What the slice's draws come from.
-        seconds: How long.
+        seed: The seed of the slice's draws.
+        seconds: The length of the slice.
         known: The keys of failures that need not be reported again.
-        inputs: Inputs that other workers found worth varying. They are only varied: running them
-            unchanged took a third of the time.
-        first: Inputs that are tried first, as they are: those of earlier nights.
-        presets: Presets, by index, of which no case was drawn yet: one case of each comes next.
+        inputs: Inputs of other workers that covered something new. They are only varied: running
+            them unchanged took a third of the time.
+        first: Inputs of earlier nights, which are run first, unchanged.
+        presets: Indices of presets that had no case yet; they get one case each, after `first`.
         max_cases: The most cases; None for no limit.
-        patience_seconds: A case that takes longer hangs; None for the worker's own limit.
+        patience_seconds: A case that takes longer counts as hung; None for the worker's limit.
     """
 
     seed: int
@@ -96,7 +96,7 @@ class SliceJob(PropertyJob):
 
 
 class _Memory:
-    """What a worker remembers between slices: what it covered, and by which inputs.
+    """The state that a worker keeps between slices: coverage, and inputs that are worth varying.
 
     Args:
         prop: A property of the subject, whose implementation's branches are observed.
@@ -114,14 +114,14 @@ class _Memory:
         self.sources.append(branches.branch_source(folders, is_sampled=True))
 
     def add(self, inputs: tuple[bytes, ...]) -> None:
-        """Add inputs of other workers and nights, unless they are known here."""
+        """Add inputs of other workers and nights that are new to this worker."""
         new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
         self.known_bytes.update(new)
         for data in new:
             self.keep(Input.from_bytes(data))
 
     def keep(self, found: Input) -> None:
-        """Keep an input, in the place of the oldest if there are too many."""
+        """Keep an input, and drop the oldest if there are too many."""
         stored = self.inputs.setdefault(found.property_name, [])
         stored.append(found)
         del stored[:-MAX_INPUTS]
@@ -138,7 +138,7 @@ def _memory_of(subject: Subject) -> _Memory:
 
 
 class _Slice:
-    """A slice that runs."""
+    """A running slice."""
 
     def __init__(
         self, job: SliceJob, prop: Property, memory: _Memory, worker: WorkerContext
@@ -213,7 +213,7 @@ class _Slice:
         latest = self.memory.latest.get(self.job.property_name)
         if latest and self.chance.random() < 0.5:
             choices = self.chance.choice(latest).prefix
-        else:  # the last ones covered what few others do
+        else:  # prefer recent ones: few others cover the same
             at = max(self.chance.randrange(len(stored)), self.chance.randrange(len(stored)))
             choices = stored[at].prefix
         return Input(self.job.property_name, seed, vary(choices, self.chance))
@@ -221,7 +221,7 @@ class _Slice:
     def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
         """Store the input of a case if it covered something new in this worker.
 
-        Its set of goals is new, or it is the first of its property to take a branch.
+        New is a set of goals, or a branch that no case of the property took before.
         """
         name = self.job.property_name
         signature = frozenset(case.goals)
@@ -247,10 +247,10 @@ class _Slice:
 
 
 def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, ...]:
-    """Return choices that are partly others: only the first ones, or all with one changed.
+    """Mutate choices: keep only the first ones, or change one of them.
 
-    What follows the first ones is drawn again. A changed one that its strategy does not allow
-    becomes the simplest that it does.
+    Choices after the first ones are drawn again. If a strategy does not allow the changed choice,
+    Hypothesis uses the simplest one in its place.
 
     >>> vary((), random.Random(0))
     ()

@@ -1,4 +1,4 @@
-"""Turn a night into the record from which the reports are made."""
+"""Convert a night to the record from which the reports are rendered."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def night_of(fuzzing: Fuzzing) -> Night:
 def start_of_night(
     options: Options, targets: Iterable[Target], started: datetime, seed: int
 ) -> Night:
-    """Return what is known of a night before it runs.
+    """Return the record of a night before it runs.
 
     Args:
-        options: What it does.
+        options: The options of the night.
         targets: The targets.
         started: When it began.
-        seed: What it draws from.
+        seed: The seed of its draws.
     """
     targets = list(targets)
     tested = {target.implementation.name: target.implementation for target in targets}
@@ -115,7 +115,7 @@ def this_machine() -> Machine:
 
 
 def tallies_of(fuzzing: Fuzzing) -> list[Tally]:
-    """Return what a night did for each property."""
+    """Return the results of a night for each property."""
     found = []
     for name, record in fuzzing.chooser.records.items():
         prop = fuzzing.properties[name]
@@ -154,7 +154,7 @@ def _name_of(event: Event) -> str:
 
 
 def reported_findings(findings: Findings, subject: Subject) -> list[ReportedFinding]:
-    """Return findings as the reports have them, without those that others explain."""
+    """Return the findings for the reports, without those that others explain."""
     found = []
     for known, explained in findings.primary().items():
         one = findings.by_id[known]

@@ -1,8 +1,7 @@
 """A worker: one child process that runs jobs, watched by this process.
 
-The next input is in memory that both processes share, so it is known if the child dies. A child
-that does not note a new input for `hang_seconds` is killed, as is one that uses more than
-`memory_bytes`.
+The next input is in shared memory, so it is known if the child dies. A child is killed if it notes
+no new input for `hang_seconds`, or uses more than `memory_bytes`.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from kvtwin.fuzz.worker_process import (
 )
 
 POLL_SECONDS: Final = 0.2
-"""How often a child is looked at while it says nothing."""
+"""How often a child is checked while it sends nothing."""
 
 END_SECONDS: Final = 10.0
-"""What a child may take to end once it was killed, or has closed its pipe."""
+"""How long to wait for a child that was killed, or has closed its pipe."""
 
 START_SECONDS: Final = 120.0
-"""What a child may take to import all that it needs."""
+"""How long the imports of a child may take."""
 
 STARTING: Final = threading.Lock()
-"""Held while a child is started, or checked for its end.
+"""The lock for starting a child or reading its exit status.
 
-To start one, `multiprocessing` checks whether all have ended; and of two threads that check one
-child of a fork server at once, the later one takes its exit status to be 255.
+`multiprocessing` polls all children when it starts one. If two threads poll the same child of a
+fork server at once, the later one gets the exit status 255.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a worker may take.
+    """The limits of a worker.
 
     Attributes:
-        hang_seconds: A case that takes longer hangs.
-        memory_bytes: A worker that has more resident memory is killed.
-        recycle_bytes: A worker that has more after a job is replaced by a new one.
+        hang_seconds: A case that takes longer counts as hung.
+        memory_bytes: A worker with more resident memory is killed.
+        recycle_bytes: A worker with more resident memory after a job is replaced.
     """
 
     hang_seconds: float = 60.0
@@ -67,7 +66,7 @@ PRELOAD: Final = ("kvtwin.fuzz.preload",)
 
 
 def start_fork_server(preload: tuple[str, ...] = PRELOAD) -> None:
-    """Start the process that children are forked from, so that its imports overlap with others."""
+    """Start the fork server early, so that its imports overlap with those of this process."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
     multiprocessing.forkserver.ensure_running()
 
@@ -76,8 +75,8 @@ class LocalWorker:
     """One child process at a time, started when the first job comes and again after it is lost.
 
     Args:
-        name: What the report calls it.
-        limits: What the child may take.
+        name: Its name in the report.
+        limits: The limits of the child.
         preload: Modules that the fork server imports once.
 
     Attributes:
@@ -97,7 +96,7 @@ class LocalWorker:
         return self._child.process.pid if self._child is not None else None
 
     def run(self, job: Job) -> Iterator[Event]:
-        """Run a job; yield its messages, and at last `Finished` or `Lost`."""
+        """Run a job; yield its messages, then `Finished` or `Lost`."""
         if self._is_closed:
             yield Lost(job, "stopped", worker=self.name)
             return
@@ -124,14 +123,14 @@ class LocalWorker:
             yield event
 
     def stop(self) -> None:
-        """Let `WorkerContext.is_over` be true in the child from now on."""
+        """Signal jobs to end: `WorkerContext.is_over` is true in the child from now on."""
         self._is_stopped = True
         child = self._child
         if child is not None:
             child.shared.is_over = True
 
     def close(self) -> None:
-        """End the child; a job that is running is lost as `stopped`."""
+        """End the child; a running job is lost as `stopped`."""
         self._is_closed = True
         child = self._child
         if child is not None:
@@ -144,7 +143,7 @@ class LocalWorker:
 
 
 class _Child:
-    """A child process, and what it shares with this one."""
+    """A child process, with its pipe and its shared memory."""
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         # A child of the fork server starts in 50 ms.
@@ -172,7 +171,7 @@ class _Child:
             self._stacks.close()
 
     def run(self, job: Job, limits: Limits, is_closed: Callable[[], bool]) -> Iterator[Event]:
-        """Run a job; yield its messages, and at last `Finished` or `Lost`."""
+        """Run a job; yield its messages, then `Finished` or `Lost`."""
         watch = _Watch(self, job, limits)
         try:
             self._ours.send(job)
@@ -201,7 +200,7 @@ class _Child:
         yield Lost(job, reason, self.shared.read(), self._read_stacks())
 
     def _kill(self, *, has_stacks: bool) -> None:
-        """Kill the process; let it write what it is doing before, as far as it still can."""
+        """Kill the process; with `has_stacks` it dumps its stacks before, if it still can."""
         if has_stacks:
             with contextlib.suppress(OSError):
                 os.kill(self.process.pid, signal.SIGUSR1)
@@ -218,7 +217,7 @@ class _Child:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
 
     def _exit_code(self) -> int | None:
-        """Wait until the process has ended; return its exit status, None if it has not ended."""
+        """Wait for the process to end; return its exit status, None if it has not ended in time."""
         until = time.monotonic() + END_SECONDS
         while True:
             with STARTING:
@@ -235,17 +234,17 @@ class _Child:
 
 
 class _Watch:
-    """Notices a child that hangs, or takes too much memory; made before the job is sent.
+    """Detects a child that hangs, or takes too much memory; created before the job is sent.
 
     Args:
         child: The child.
-        job: What it runs.
-        limits: What it may take.
+        job: The job that it runs.
+        limits: The limits of the child.
     """
 
     def __init__(self, child: _Child, job: Job, limits: Limits) -> None:
         self._child, self._limits = child, limits
-        child.shared.write(b"")  # the last input of the job before is none of this job
+        child.shared.write(b"")  # clears the last input of the job before
         self._first = self._count = child.shared.count
         self._since = time.monotonic()
         self._patience = job.patience_seconds or limits.hang_seconds
@@ -255,7 +254,7 @@ class _Watch:
         count = self._child.shared.count
         if count != self._count:
             self._count, self._since = count, time.monotonic()
-        # Until its first input it may import modules.
+        # Before its first input, it may still import modules.
         has_begun = count != self._first
         patience = self._patience if has_begun else max(START_SECONDS, self._patience)
         if time.monotonic() - self._since > patience:
@@ -266,7 +265,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Let a child not import the coordinator's `__main__`, a command line or pytest."""
+    """Prevent a child from importing the coordinator's `__main__`, a command line or pytest."""
     main = sys.modules["__main__"]
     STARTING.acquire()
     hidden = {name: vars(main).get(name) for name in ("__file__", "__spec__")}

@@ -1,4 +1,4 @@
-"""The child process of a worker: it receives jobs through a pipe, and sends what comes of them.
+"""The child process of a worker: it receives jobs through a pipe, and sends their results.
 
 A Ray task imports this module, but not the harness: only jobs import that.
 """
@@ -28,16 +28,16 @@ LOST_CONTEXT_EXIT: Final = 78
 """The exit status of a child whose GPU context was lost."""
 
 USED_GPU: Final = "used GPU"
-"""Why a child returns a job: the job must fork, and the process has used a GPU."""
+"""The reason for which a child returns a job: it must fork, and the process has used a GPU."""
 
 COLLECT_SECONDS: Final = 3.0
-"""How often cycles are collected between jobs, so that memory that grows is noticed.
+"""How often garbage is collected between jobs, so that memory growth is noticed.
 
-What is left is frozen: to look at all that strategies keep each time took a twentieth of the time.
+The remaining objects are frozen: scanning all objects of strategies each time took 5% of the time.
 """
 
 UNFREEZE_SECONDS: Final = 30.0
-"""How often cycles are collected among all objects, also those that were frozen."""
+"""How often frozen objects are unfrozen and collected too."""
 
 
 class SharedState(ctypes.Structure):
@@ -56,7 +56,7 @@ class SharedState(ctypes.Structure):
     )
 
     def write(self, data: bytes) -> None:
-        """Note an input; one that is too long is cut, which its reader must notice."""
+        """Note an input; an input that is too long is cut, and cannot be decoded."""
         self.count += 1
         self.length = min(len(data), INPUT_BYTES)
         ctypes.memmove(self.data, data, self.length)
@@ -88,11 +88,11 @@ def run_jobs(
     """Run jobs until the pipe closes: the body of a child process.
 
     Args:
-        pipe: To the coordinator.
-        shared: The memory that it shares with the coordinator.
-        stacks: The file to which a crash writes what the process was doing.
+        pipe: The pipe to the coordinator.
+        shared: The memory shared with the coordinator.
+        stacks: The file to which `faulthandler` writes stacks.
         parent: The process id of the coordinator.
-        preload: Modules whose `prepare()` is called first, where they have one.
+        preload: Modules whose `prepare()` is called first, if they have one.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -146,7 +146,7 @@ def _end_with(parent: int) -> None:
 
 
 def rss_bytes(pid: int | None) -> int:
-    """Return the resident memory of a process; 0 where the system does not say."""
+    """Return the resident memory of a process; 0 if it is unknown."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):

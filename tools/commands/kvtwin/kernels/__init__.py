@@ -1,4 +1,4 @@
-"""What the kernels of `fast` take of several GPUs, on a machine that has none.
+"""Show the resource usage of the kernels of `fast` on several GPUs, without a GPU.
 
     kvtwin kernels [--arch sm_90 ...] [--json] [--check | --record | --gpu | --successor]
 

@@ -1,4 +1,4 @@
-"""The command line of `kvtwin kernels`; the package says what it does."""
+"""The command line of `kvtwin kernels`; the package's docstring describes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kvtwin.kernels.usage import (
 from kvtwin.parser import Parser, beside_json, write_json
 
 SCHEMA_VERSION: Final = 1
-"""Of what `--json` prints."""
+"""The version of the `--json` output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(usages: Sequence[Usage], failures: Sequence[Failure], path: Path | None) -> None:
-    """Print the table, and also JSON, or write that to a file, if a path is given."""
+    """Print the table; if a path is given, also print JSON or write it to that file."""
     if path is not None:
         report = {"schema_version": SCHEMA_VERSION, "kernels": usages, "failures": failures}
         write_json(report, path)
@@ -76,11 +76,11 @@ def _show(usages: Sequence[Usage], failures: Sequence[Failure], path: Path | Non
 
 
 def find_wrong(usages: Sequence[Usage], *, is_compared: bool) -> list[str]:
-    """Return a line for each kernel that spills, and if asked for those that take more than before.
+    """Return a line for each kernel that spills and, if compared, each figure above the record.
 
     Args:
-        usages: What kernels take.
-        is_compared: Whether they are compared with the record.
+        usages: The resource usage of kernels.
+        is_compared: Whether it is compared with the record.
     """
     wrong = [
         f"{usage.kernel} for {usage.arch} spills: it stores {usage.spill_stores_bytes} bytes "
@@ -100,12 +100,12 @@ def measure_all(
     *,
     has_linker: bool = True,
 ) -> tuple[list[Usage], list[Failure]]:
-    """Return what kernels take of GPUs, kernel after kernel, and those that do not compile or run.
+    """Return the resource usage of kernels, kernel by kernel, and failures to compile or run.
 
     Args:
         kernels: The kernels.
         archs: The architectures.
-        counted: Those for which they are run, to count instructions, which takes longest.
+        counted: The architectures for which kernels are run to count instructions, which is slow.
         has_linker: Whether there is a linker.
     """
     usages: dict[tuple[str, str], Usage] = {}
@@ -130,7 +130,7 @@ def measure_all(
 
 
 def make_table(usages: Sequence[Usage]) -> Table:
-    """Return a table of kernels and architectures; spills stand out."""
+    """Return a table of kernels and architectures; spills are highlighted."""
     table = Table(
         box=box.SIMPLE_HEAD,
         caption="spills: bytes stored/loaded; shared, stack: bytes; PTX: instructions;"

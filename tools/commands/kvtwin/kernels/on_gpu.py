@@ -1,4 +1,4 @@
-"""Compares what kernels do on this machine's GPU with what the native runner says they do.
+"""Compare the results of kernels on this machine's GPU with those of the native runner.
 
 Each launch of a standard batch is made on the GPU, and on copies of its arguments natively, with
 the PTX for that GPU. All arrays must be equal afterwards, whether the kernel writes to them or not.
@@ -24,10 +24,10 @@ from fast.launchers import launch_on_gpu
 from kvtwin.kernels.standard_batches import STANDARD_BATCHES
 
 SLEEP_CYCLES: Final = 5_000_000
-"""Some 3 ms of a GPU: in these the host puts a launch into the queue. torch's own tests wait so."""
+"""About 3 ms of GPU time, in which the host enqueues a launch, as in torch's own tests."""
 
 NUM_RUNS: Final = 10
-"""How often each standard batch is run: the median time is shown."""
+"""The number of runs of each standard batch; the median time is shown."""
 
 TimedLaunch: TypeAlias = Callable[[Kernel, tuple[int, int], int, Any], float]
 """Launches a kernel, and returns the microseconds that it takes."""
@@ -39,10 +39,10 @@ class Comparison:
 
     Attributes:
         kernel: Its name.
-        elements: Of the result, in one run.
-        executed: The instructions of PTX executed natively, in all runs.
-        times_us: What each launch takes the GPU.
-        differing: What the GPU has left otherwise than the native runner; empty if all is equal.
+        elements: Elements of the result in one run.
+        executed: PTX instructions executed natively, in all runs.
+        times_us: The GPU time of each launch.
+        differing: The first difference between the GPU and the native runner; empty if none.
     """
 
     kernel: str
@@ -53,12 +53,12 @@ class Comparison:
 
     @property
     def executed_per_element(self) -> float:
-        """The instructions of PTX executed for each element."""
+        """The PTX instructions executed per element."""
         return self.executed / NUM_RUNS / self.elements
 
     @property
     def time_us(self) -> float:
-        """What the launches of a run take the GPU."""
+        """The GPU time of the launches of one run."""
         return statistics.median(self.times_us) * len(self.times_us) / NUM_RUNS
 
 
@@ -85,7 +85,7 @@ def compare(device: str, launch: TimedLaunch, arch: str) -> list[Comparison]:
     """Run all standard batches on a device, and each launch natively too.
 
     Args:
-        device: Of the tensors.
+        device: The device of the tensors.
         launch: Launches a kernel there.
         arch: The architecture of the device, such as `sm_90`.
     """
@@ -137,7 +137,7 @@ def make_table(found: Iterable[Comparison], device: str) -> Table:
 
 
 def _launch_timed(kernel: Kernel, grid: tuple[int, int], threads: int, args: Any) -> float:  # noqa: ANN401  # tensors and ints
-    """Launch a kernel on the current GPU, which is busy until all is in its queue."""
+    """Launch a kernel on the current GPU, which sleeps until all is enqueued; return its time."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # as torch's tests
     begin.record()

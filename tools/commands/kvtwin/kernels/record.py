@@ -1,4 +1,4 @@
-"""The figures of kernels that are kept in `tools/results`, and which are worse than there."""
+"""The figures of kernels recorded in `tools/results`, and the comparison with them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RECORD: Final = ROOT / "tools" / "results" / "kernels.json"
 """The record. It is not installed."""
 
 COMMAND: Final = "kvtwin kernels --record"
-"""What writes it again."""
+"""The command that writes it."""
 
 ALLOWED: Final = 1.1
-"""By what factor a figure may be above that of the record."""
+"""The factor by which a figure may exceed that of the record."""
 
 FIGURES: Final = [field.name for field in dataclasses.fields(Usage)][2:]
 
@@ -37,7 +37,7 @@ def write(usages: Sequence[Usage], path: Path) -> None:
 def compare(usages: Sequence[Usage], path: Path) -> Iterator[str]:
     """Yield a line for each figure that is more than a tenth above that of the record.
 
-    A figure that is not known yields a line too, as does a kernel that only one of both has.
+    A figure that is no longer known yields a line too, as does a kernel that is new or missing.
 
     Args:
         usages: Of all kernels, for some architectures.

@@ -23,7 +23,7 @@ QUERY_LEN: Final = 64
 NUM_TOKENS: Final = NUM_REQS * QUERY_LEN
 SEQ_LEN: Final = NUM_BLOCKS * BLOCK_SIZE
 CHUNK_BLOCKS: Final = NUM_BLOCKS
-"""The blocks of an attention chunk: a request is in one."""
+"""The blocks of an attention chunk, as many as a request has."""
 
 NUM_PLACEHOLDERS: Final = 1024
 EMBED_DIM: Final = 256
@@ -89,7 +89,7 @@ def _run_tables(device: str) -> Sequence[torch.Tensor]:
 
 
 def _run_slots(device: str) -> Sequence[torch.Tensor]:
-    """Compute the slots of a table of the caller's."""
+    """Compute the slots in a block table that the caller passes."""
     return [
         fast.compute_slot_mapping(_table(device), _starts(device), _positions(device), BLOCK_SIZE)
     ]
@@ -187,4 +187,4 @@ STANDARD_BATCHES: Final = (
         },
     ),
 )
-"""All of them; each kernel of `fast` is in one."""
+"""All standard batches; each kernel of `fast` is launched by one."""

@@ -1,10 +1,10 @@
-"""Compiles the kernels with numba-cuda-mlir, which succeeds numba-cuda, and runs them natively.
+"""Compile the kernels with numba-cuda-mlir, the successor of numba-cuda, and run them natively.
 
     kvtwin kernels --successor
 
-It reports which kernels compile and whether they do what numba-cuda's do; `fast` does not use it.
-Both compilers must be installed. A kernel whose instructions in the compiler's IR do not compile is
-compiled with loops over bytes in their place.
+It reports which kernels compile, and whether their results equal those of numba-cuda; `fast` does
+not use it. Both compilers must be installed. If the compiler intrinsics of a kernel do not compile,
+loops over bytes replace them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ARCH: Final = "sm_90"
 
 
 class Successor:
-    """A toolchain of the native runner.
+    """A toolchain of the native runner: numba-cuda-mlir.
 
     Attributes:
-        in_loops: The kernels that compile with loops over bytes alone.
+        in_loops: The kernels that compile only with loops over bytes.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Successor:
                 return ptx
 
     def flatten(self, args: Sequence[Argument]) -> Sequence[int]:
-        """Return the words of arguments, where an array is an MLIR memref.
+        """Return the arguments as words; an array is an MLIR memref.
 
-        That is its address twice, an offset, the shape, and the strides in items.
+        A memref is the address twice, an offset, the shape, and the strides in items.
         """
         words: list[int] = []
         for arg in args:
@@ -70,7 +70,7 @@ class Successor:
 
 @contextlib.contextmanager
 def _installed_in_fast(capability: tuple[int, int]) -> Iterator[None]:
-    """Let `fast.numba_cuda` compile with the successor, for a GPU that is not there."""
+    """Make `fast.numba_cuda` compile with the successor, without a GPU."""
     real: Any = importlib.import_module(f"{PACKAGE}.cuda")
     extending: Any = importlib.import_module(f"{PACKAGE}.extending")
     tools: Any = importlib.import_module(f"{PACKAGE}.tools")
@@ -84,7 +84,7 @@ def _installed_in_fast(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def main() -> int:
-    """Print what the successor makes of each kernel, and return 0; 2 if it is not installed."""
+    """Print a table of the kernels compiled with the successor; return 0, or 2 without it."""
     try:
         importlib.import_module(f"{PACKAGE}.cuda")
     except ImportError as error:

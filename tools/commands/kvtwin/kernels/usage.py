@@ -1,4 +1,4 @@
-"""Compiles and links kernels, and reads what the linker says they take."""
+"""Compile and link kernels, and read their resource usage from the linker's log."""
 
 import dataclasses
 import functools
@@ -18,20 +18,20 @@ ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What a kernel takes of one architecture's GPU; None for a figure that is not known.
+    """The resource usage of a kernel on one architecture; None for an unknown figure.
 
     Attributes:
         kernel: Its name.
         arch: The architecture, such as `sm_90`.
-        registers: For each thread.
-        spill_stores_bytes: Stored to memory by each thread for want of registers.
-        spill_loads_bytes: Loaded from memory by each thread for want of registers.
-        shared_bytes: Shared memory of each block, as the linker counts it: for sm_90 with the KiB
-            that the system takes from a block that has any, and without what a launch adds.
-        stack_bytes: Of each thread.
-        ptx_instructions: In the text that numba writes.
-        executed_per_element: The instructions of PTX that all threads execute on a standard batch,
-            for each element of the result: a measure of the work.
+        registers: Registers per thread.
+        spill_stores_bytes: Register spills: bytes that each thread stores.
+        spill_loads_bytes: Register spills: bytes that each thread loads.
+        shared_bytes: Shared memory per block, as the linker counts it: on sm_90 with the KiB that
+            the system reserves in a block that uses any, and without memory added at launch.
+        stack_bytes: Stack per thread.
+        ptx_instructions: Instructions in the PTX that numba generates.
+        executed_per_element: PTX instructions that all threads execute on a standard batch, per
+            element of the result: a measure of the work.
     """
 
     kernel: str
@@ -46,18 +46,18 @@ class Usage:
 
     @property
     def has_spills(self) -> bool:
-        """Whether registers ran out."""
+        """Whether the kernel spills registers."""
         return (self.spill_stores_bytes or 0) + (self.spill_loads_bytes or 0) > 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A kernel that could not be compiled.
+    """A kernel that could not be compiled, or a standard batch that could not be run.
 
     Attributes:
         kernel: Its name.
         arch: The architecture, such as `sm_90`.
-        error: What the compiler said.
+        error: The error message.
     """
 
     kernel: str
@@ -66,17 +66,17 @@ class Failure:
 
 
 def check_toolchain() -> None:
-    """Check that what compiles kernels is installed.
+    """Check that the toolchain that compiles kernels is installed.
 
     Raises:
-        ImportError: numba-cuda or NVVM is not.
+        ImportError: numba-cuda or NVVM is missing.
     """
     numba_cuda.import_cuda()
     _load("nvvm")
 
 
 def why_no_linker() -> str:
-    """Return why kernels cannot be linked: nvJitLink is not installed; empty if they can."""
+    """Return why kernels cannot be linked (nvJitLink is missing); empty if they can."""
     try:
         _load("nvjitlink")
     except ImportError as error:
@@ -100,7 +100,7 @@ def find_kernels() -> list[Kernel]:
 
 
 def measure(kernel: Kernel, arch: str, *, has_linker: bool = True) -> Usage:
-    """Compile and link a kernel, and return what it takes.
+    """Compile and link a kernel, and return its resource usage.
 
     Args:
         kernel: Of `fast`.
@@ -108,7 +108,7 @@ def measure(kernel: Kernel, arch: str, *, has_linker: bool = True) -> Usage:
         has_linker: Whether there is a linker; without one only PTX is counted.
 
     Raises:
-        RuntimeError: It cannot be linked, or the linker does not say what it takes.
+        RuntimeError: It cannot be linked, or the linker's log lacks a figure.
         Exception: Whatever numba raises if it cannot be compiled.
     """
     ptx, _ = compile_for(kernel, arch)
@@ -131,7 +131,7 @@ def measure(kernel: Kernel, arch: str, *, has_linker: bool = True) -> Usage:
 
 @functools.cache
 def compile_for(kernel: Kernel, arch: str) -> tuple[str, str]:
-    """Compile a kernel to PTX, once for each architecture, and return it and its entry's name.
+    """Compile a kernel to PTX, cached per architecture; return the PTX and its entry's name.
 
     Args:
         kernel: Of `fast`.
@@ -144,7 +144,7 @@ def compile_for(kernel: Kernel, arch: str) -> tuple[str, str]:
 
 
 def link(ptx: str, arch: str) -> str:
-    """Link PTX to machine code, and return what the linker says of it.
+    """Link PTX to machine code, and return the linker's log.
 
     Raises:
         RuntimeError: It cannot be linked.
@@ -167,10 +167,10 @@ def link(ptx: str, arch: str) -> str:
 
 
 def _numbers(pattern: str, log: str) -> list[int]:
-    """Return all numbers that a pattern finds in the linker's log.
+    """Return all numbers that match a pattern in the linker's log.
 
     Raises:
-        RuntimeError: It finds none: a missing figure is not a zero.
+        RuntimeError: There are none: a missing figure is not a zero.
     """
     found = [int(number) for number in re.findall(pattern, log)]
     if not found:
@@ -179,5 +179,5 @@ def _numbers(pattern: str, log: str) -> list[int]:
 
 
 def _text(log: bytearray) -> str:
-    """Return a log without the zero that ends it."""
+    """Decode a log, without its terminating zero."""
     return log.decode(errors="replace").rstrip("\0").strip()

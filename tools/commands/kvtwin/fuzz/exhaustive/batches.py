@@ -17,14 +17,14 @@ Request: TypeAlias = tuple[int, int]
 Requests: TypeAlias = tuple[Request, ...]
 
 GARBAGE = 2**31 - 1
-"""What is where nothing may be read."""
+"""The filler of memory that may not be read."""
 
 
 def block_id(label: int) -> int:
-    """Return the id of a scope's block, from 1 on: ids are far apart and in no order.
+    """Return the id of a block by its label, from 1 on: ids are far apart and in no order.
 
-    Renamed blocks are enumerated once, so their ids must not be what a wrong row, column or count
-    would give as well.
+    Tables that differ only in the names of blocks are enumerated once, so an id must not equal a
+    row, a column or a count that a bug might use in its place.
 
     >>> [block_id(label) for label in (1, 2, 3, 4)]
     [37, 74, 10, 47]
@@ -39,7 +39,7 @@ def block_id(label: int) -> int:
 def all_requests(
     maximum: int, query: int, computed: int | Sequence[int], minimum: int = 0
 ) -> sp.Space[Requests]:
-    """Return all batches of at most so many requests.
+    """Return all batches of at most `maximum` requests.
 
     Args:
         maximum: The maximum number of requests.
@@ -87,7 +87,7 @@ def batch_of(requests: Requests, block_size: int = 2, **options: int | bool) -> 
 def metadata_of(
     requests: Requests, block_size: int = 2, **options: int | bool
 ) -> reference.CommonAttentionMetadata:
-    """Return the metadata of `batch_of` the same arguments, one object for equal arguments."""
+    """Return the metadata of `batch_of` with these arguments, the same object for equal ones."""
     return batch_of(requests, block_size, **options).metadata()
 
 

@@ -1,10 +1,10 @@
-"""Compares one case on `reference` and on a target, in less than half a millisecond.
+"""Compare one case on `reference` and on a target, in less than half a millisecond.
 
 The harness' own check takes several times as long: it converts the arguments of each call again and
-compares in whose memory results lie. Here arguments that consecutive calls share are converted
-once. Results, the arguments that a function writes, those that it may not write, and the classes of
-exceptions are compared, in checked mode and outside of it; a call that `reference` refuses is made
-in checked mode only.
+compares the aliasing of results. Here arguments that consecutive calls share are converted once.
+Compared are results, arguments that a function writes, arguments that it may not write, and the
+classes of exceptions, with and without checked mode; a call that `reference` refuses is made in
+checked mode only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from conformance.values.parts import copied
 from kvtwin.fuzz.exhaustive.equality import is_same
 
 Case: TypeAlias = Call | Session
-"""What is compared: one call, or an object and what is done to it."""
+"""One call, or an object and the operations on it."""
 
 OBSERVING = 2
-"""The operations at the end of a session that make its state visible, outside of checked mode."""
+"""The number of operations that end a session and show its state, without checked mode."""
 
 LAST_COMPARED = OBSERVING + 1
-"""The operations after which all results so far are compared: the observing ones and the last one
-before them. All shorter sessions are cases of their own."""
+"""The number of operations after which all results so far are compared: the observing ones and the
+last one before them. Every shorter session is a separate case."""
 
 
 def _outcome_of(function: Callable[..., Any], arguments: Arguments) -> Any:
@@ -45,7 +45,7 @@ def _outcome_of(function: Callable[..., Any], arguments: Arguments) -> Any:
 
 
 class Comparer:
-    """Compares cases on a target with `reference`; its arguments are shared from case to case.
+    """Compares cases on a target with `reference`; consecutive cases share converted arguments.
 
     Args:
         target: The target.
@@ -59,12 +59,12 @@ class Comparer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Make comparisons inside run as the target's."""
+        """Set up the target for the comparisons inside."""
         with self._target.running(checked=False):
             yield
 
     def compare(self, case: Case) -> Difference | None:
-        """Return the first difference of the target from `reference` in a case."""
+        """Return the first difference between the target and `reference` in a case."""
         if isinstance(case, Session):
             return self._compare_session(case)
         return self._compare_call(case)
@@ -75,7 +75,7 @@ class Comparer:
         return converter.tracker.changed(frozenset())
 
     def _converted(self, arguments: Arguments) -> Arguments:
-        """Return arguments as the target takes them; the same object is converted once."""
+        """Return arguments converted for the target; the same object is converted once."""
         return {name: self._converter.convert(value, name) for name, value in arguments.items()}
 
     def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
@@ -123,7 +123,7 @@ class Comparer:
     def _difference(self, expected: Any, actual: Any, path: str = "result") -> Difference | None:
         """Return the first difference between two results, or between the classes of exceptions.
 
-        Messages are not compared: of several things that are wrong, each may be named first.
+        Messages are not compared: if several things are wrong, either may be reported first.
         """
         if isinstance(expected, BaseException) or isinstance(actual, BaseException):
             if type(expected) is type(actual):
@@ -173,9 +173,9 @@ class Comparer:
         Args:
             tables: The object.
             operations: The operations.
-            expected: After each operation of the session, all results by then, or None. Earlier
-                results may be views, which later operations change.
-            results: The results so far, to which those of the operations are added.
+            expected: After each operation of the session, a copy of all results so far, or None.
+                Earlier results may be views, which later operations change.
+            results: The results so far; the results of the operations are appended.
         """
         for operation in operations:
             arguments = self._converted(operation.arguments)
@@ -192,5 +192,5 @@ class Comparer:
 
 
 def _copies(converter: Converter, values: Arguments) -> Arguments:
-    """Return new copies of arguments, whose changes the converter finds."""
+    """Return new copies of arguments, whose changes the converter tracks."""
     return {name: converter.convert(value, name) for name, value in values.items()}

@@ -75,7 +75,7 @@ def _metadata(requests: Requests, num_padding: int, has_more: bool) -> Any:
 
 
 def all_slices(scale: int) -> sp.Scope:
-    """Return the scope of every slice of every batch, good and bad."""
+    """Return the scope of every slice of every batch, valid and invalid."""
     requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1)][scale]
 
     def slices(batch: Padded) -> sp.Space[Any]:
@@ -107,7 +107,7 @@ def split_batches(scale: int) -> sp.Scope:
     def points(batch: Padded) -> sp.Space[Any]:
         found, num_padding, _ = batch
         total = num_tokens(found)
-        if total and found[-1][0] == 0:  # padding of its own can be cut off only with a request
+        if total and found[-1][0] == 0:  # padding can only be split off together with a request
             total += num_padding
         return sp.subsets(1, max(total - 1, 0))
 
@@ -158,7 +158,7 @@ def unpadded_batches(scale: int) -> sp.Scope:
 
 
 def sliced_starts(scale: int) -> sp.Scope:
-    """Return the scope of all vectors of starts, good and bad, and all slices of them."""
+    """Return the scope of all vectors of starts, valid and invalid, and all slices of them."""
     entries, maximum = [(2, 1), (4, 3), (5, 4)][scale]
     ends = sp.ints(-1, entries)
     starts = sp.sequences(sp.ints(-1, maximum), entries)
@@ -176,4 +176,4 @@ def sliced_starts(scale: int) -> sp.Scope:
 
 
 SCOPES = (created_slices, all_slices, split_batches, unpadded_batches, sliced_starts)
-"""What makes each scope of this module, at a scale."""
+"""The functions that build the scopes of this module, at a scale."""

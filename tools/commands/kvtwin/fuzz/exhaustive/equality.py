@@ -19,11 +19,11 @@ def is_same(expected: object, actual: object, name: str = "") -> bool:
     Args:
         expected: What `reference` returned.
         actual: What a target returned.
-        name: The name of the field that they are.
+        name: The name of the field that has these values.
 
     Returns:
-        True only where `first_difference` finds nothing. False may mean that this cannot say, as of
-        tensors on a GPU.
+        True only if `first_difference` finds nothing. False may mean unknown, as for tensors on a
+        GPU.
 
     >>> is_same((np.arange(3), 5), (torch.arange(3), 5)), is_same(np.arange(3), torch.arange(4))
     (True, False)

@@ -1,7 +1,7 @@
-"""A case as an example of the harness' own check, which can be stored.
+"""Convert a case to an example of the harness' own check, which can be stored.
 
-The check of valid calls compares more than an exhaustive run does, such as calls by position and
-the memory that results lie in. So it fails for every case for which an exhaustive run does.
+That check compares more than an exhaustive run, such as calls by position and the aliasing of
+results. So it fails for every case for which an exhaustive run does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Example:
     """A case, and the check that it is an example of.
 
     Attributes:
-        where: Where the check stands, as the corpus names it.
+        where: Where the check is defined, as the corpus names it.
         check: The check.
         value: The example, as the check's strategy draws it.
     """
@@ -57,7 +57,7 @@ def example_of(scope: str, index: int, scale: int = 1) -> Example:
 
 
 def _drawn(case: Case) -> tuple[Kind, object]:
-    """Return the kind of the check of a case, and the case as that draws it."""
+    """Return the kind of the check for a case, and the case as an example of that check."""
     if isinstance(case, Session):
         return Kind.SAME_ANSWER, _Example(with_refusals(case), PLAIN, 0)
     try:
@@ -66,8 +66,8 @@ def _drawn(case: Case) -> tuple[Kind, object]:
         refused: Any = type(error)
     else:
         return Kind.SAME_ANSWER, ValidExample(case, 0, PLAIN)
-    # Of several errors in an input, any may be named. Checked mode only: without checks, the result
-    # of bad values is undefined.
+    # `ANY_NAME`: an input with several errors may report any. `is_value`: checked mode only, since
+    # the result of bad values is undefined without checks.
     invalid = InvalidInput(
         "what reference refuses", refused, ANY_NAME, lambda call: call, is_value=True
     )

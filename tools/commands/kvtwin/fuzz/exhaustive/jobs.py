@@ -24,13 +24,13 @@ from kvtwin.fuzz.jobs import WorkerContext
 from kvtwin.fuzz.properties import Subject
 
 CHUNK: Final = 256
-"""Cases after which it is checked that no argument has changed that may not."""
+"""The number of cases after which read-only arguments are checked for changes."""
 
 JOB_SECONDS: Final = 10.0
-"""The time after which a job ends; what is left of it is another job."""
+"""The time after which a job ends; its other cases become another job."""
 
 MAX_REPORTED: Final = 8
-"""Failures that a job reports, of different functions or fields; the others are only counted."""
+"""The most failures with different keys that a job reports; others are only counted."""
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def targets_of(subject: Subject) -> Mapping[str, Target]:
         subject: What is under test.
 
     Raises:
-        ValueError: It names an unknown implementation or target.
+        ValueError: The implementation or the target is unknown.
     """
     implementations = load_implementations(subject.impl, subject.adapter)
     chosen = choose_targets(subject.target or "host", implementations)
@@ -56,7 +56,7 @@ class CaseFailure:
         target: The target's name.
         scope: The scope's name.
         index: The case.
-        function: The function that it is about.
+        function: The function or class under test.
         field: The path of the first difference, without indices; empty for a crash.
         line: The failure in a line.
         is_crash: Whether the worker was lost in the case.
@@ -72,24 +72,24 @@ class CaseFailure:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes two failures the same: the function, the target and the field."""
+        """The deduplication key of a failure: the function, the target and the field."""
         return self.function, self.target, self.field
 
     @property
     def text(self) -> str:
-        """All of it in a line."""
+        """The failure in a line."""
         return f"FAILS: {self.function} on {self.target}, {self.scope}:{self.index}: {self.line}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ExhaustiveResult:
-    """What a job has done.
+    """The result of a job.
 
     Attributes:
         start: The first case.
-        stop: Where it ended; before the job's own end if its time was over.
-        failed: How many of the cases failed.
-        declared: How many others are not equal, as the implementation's adapter declares.
+        stop: The end of the compared cases; before the job's end if its time was over.
+        failed: The number of cases that failed.
+        declared: The number of other cases that differ, as the implementation's adapter declares.
         seconds: How long they took.
     """
 
@@ -123,7 +123,7 @@ class ExhaustiveJob:
 
     @property
     def name(self) -> str:
-        """What the display and the report call it."""
+        """The name in the display and the report."""
         return f"exhaustive:{self.scope}:{self.start}@{self.target}"
 
     @property
@@ -161,14 +161,14 @@ class ExhaustiveJob:
 def compare_cases(
     comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
 ) -> dict[int, Difference]:
-    """Compare a range of cases; find which of them changes what it may not.
+    """Compare a range of cases; find those that change a read-only argument.
 
     Args:
-        comparer: What compares them.
+        comparer: Compares them.
         scope: The scope.
         start: The first case.
         stop: The end of the cases.
-        worker: Where to note the case that runs.
+        worker: Notes the case that runs.
 
     Returns:
         The first difference of each case that fails, by its index.
@@ -179,7 +179,7 @@ def compare_cases(
         for index in range(start, stop):
             worker.note_input(f"{scope.name}:{index}".encode())
             difference = comparer.compare(scope.cases.item(index))
-            if is_alone:  # with arguments of its own, which it may not change
+            if is_alone:  # with newly converted arguments, which it may not change
                 difference = comparer.find_change() or difference
             if difference is not None:
                 found[index] = difference
@@ -188,7 +188,7 @@ def compare_cases(
     with comparer.running():
         found = compare(is_alone=False)
         if comparer.find_change() is not None:
-            # An argument that was changed makes the calls after it fail, too.
+            # A changed argument also makes later calls fail.
             found = compare(is_alone=True) or found
     return found
 

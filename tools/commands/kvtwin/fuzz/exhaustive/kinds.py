@@ -65,7 +65,7 @@ Kind = tuple[int, int, int]
 def _reorders(
     regions: int, kinds: sp.Space[Kind], maximum: int, thresholds: sp.Space[int]
 ) -> sp.Space[Call]:
-    """Return all reorders of at most so many requests of some kinds, into so many regions."""
+    """Return all reorders of at most `maximum` requests of some kinds, into `regions` regions."""
 
     def call_of(found: tuple[Kind, ...], threshold: int) -> Call:
         ids = [f"r{i}" for i in range(len(found))]
@@ -122,4 +122,4 @@ def reordered_regions(scale: int) -> sp.Scope:
 
 
 SCOPES = (two_kinds, three_kinds, reordered_kinds, reordered_regions)
-"""What makes each scope of this module, at a scale."""
+"""The functions that build the scopes of this module, at a scale."""

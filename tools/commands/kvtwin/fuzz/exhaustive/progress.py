@@ -1,6 +1,6 @@
-"""What is done of the scopes, stored in a file so that a stopped run can resume.
+"""The progress of an exhaustive run, stored in a file so that a stopped run can resume.
 
-The file names its bounds and its code. If either differs, what it lists as done does not count.
+The file contains the bounds of its scopes and digests of the code. If either differs, it is stale.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kvtwin.fuzz.exhaustive.spaces import Scope
 from kvtwin.fuzz.properties import Subject
 
 FILE: Final = "exhaustive.json"
-"""The name of the file in the folder of a run."""
+"""The name of the progress file in the folder of a run."""
 
 VERSION: Final = 2
-"""The version of the file's form."""
+"""The version of the file format."""
 
 JOB_CASES: Final = 20_000
 """The maximum number of cases of a job."""
@@ -43,12 +43,12 @@ JOB_CASES: Final = 20_000
 
 @dataclasses.dataclass
 class Done:
-    """What of a scope is done.
+    """The progress of one scope.
 
     Attributes:
-        ranges: The cases that were compared, `[start, stop)`, sorted, apart from each other.
-        failed: How many of them failed.
-        declared: How many others are not equal, as an adapter declares.
+        ranges: The compared cases as ranges `[start, stop)`, sorted and merged.
+        failed: The number of cases that failed.
+        declared: The number of other cases that differ, as an adapter declares.
         seconds: How long they took, over all workers.
     """
 
@@ -80,7 +80,7 @@ class Done:
         self.ranges = merged
 
     def left(self, count: int) -> list[tuple[int, int]]:
-        """Return the ranges of so many cases that are not done.
+        """Return the ranges of `count` cases that are not done.
 
         >>> Done([[0, 2], [5, 6]]).left(8)
         [(2, 5), (6, 8)]
@@ -91,11 +91,11 @@ class Done:
 
 
 class StaleProgressError(ValueError):
-    """A file of progress of other bounds or of other code."""
+    """A progress file has other bounds or other code."""
 
 
 class Progress:
-    """What is done of all scopes on all targets.
+    """The progress of all scopes on all targets.
 
     Args:
         subject: What is under test.
@@ -105,11 +105,11 @@ class Progress:
         subject: What is under test.
         scale: How large the bounds are.
         scopes: The scopes, by the names of target and scope.
-        done: What of each is done.
+        done: The progress of each scope.
         failures: The first failure of each key.
 
     Raises:
-        ValueError: The subject names what is not there, or nothing that a scope is about.
+        ValueError: The subject has unknown names, or no scope tests it.
     """
 
     def __init__(self, subject: Subject, scale: int = 1) -> None:
@@ -134,7 +134,7 @@ class Progress:
 
     @classmethod
     def resume(cls, folder: Path, subject: Subject, scale: int = 1) -> Progress:
-        """Return what is done, as the file in a folder says; nothing where there is no file.
+        """Return the progress stored in a folder; new progress if there is no file.
 
         Args:
             folder: The folder of the run.
@@ -142,8 +142,8 @@ class Progress:
             scale: How large the bounds are.
 
         Raises:
-            ValueError: The subject names what is not there.
-            StaleProgressError: The file is of other bounds or of other code.
+            ValueError: The subject has unknown names, or no scope tests it.
+            StaleProgressError: The file has other bounds or other code, or cannot be read.
         """
         progress = cls(subject, scale)
         path = folder / FILE
@@ -166,7 +166,7 @@ class Progress:
         return progress
 
     def write(self, folder: Path) -> None:
-        """Write what is done to the file in a folder, all of it or nothing."""
+        """Write the progress to the file in a folder, atomically."""
         contents = {
             "origin": self._origin,
             "done": [[*key, dataclasses.asdict(done)] for key, done in self.done.items()],
@@ -180,7 +180,7 @@ class Progress:
         return all(done.cases == self.scopes[key].cases.count for key, done in self.done.items())
 
     def jobs(self) -> list[ExhaustiveJob]:
-        """Return jobs for all that is left."""
+        """Return jobs for all cases that are left."""
         found = []
         for (target, name), scope in self.scopes.items():
             for start, stop in self.done[target, name].left(scope.cases.count):
@@ -193,14 +193,14 @@ class Progress:
         return found
 
     def add(self, job: ExhaustiveJob, result: ExhaustiveResult) -> list[ExhaustiveJob]:
-        """Note that a job has ended.
+        """Record that a job has ended.
 
         Args:
             job: The job.
-            result: What it has done.
+            result: Its result.
 
         Returns:
-            A job for what it has not done, if it ended before its last case.
+            A job for its other cases, if it ended before its last one.
         """
         done = self.done[job.target, job.scope]
         done.add(result.start, result.stop)
@@ -210,17 +210,17 @@ class Progress:
         return [dataclasses.replace(job, start=result.stop)] if result.stop < job.stop else []
 
     def add_failure(self, failure: CaseFailure) -> bool:
-        """Note a failing case; return whether it is the first of its function, target and field."""
+        """Record a failing case; return whether it is the first with its key."""
         is_first = failure.key not in self.failures
         self.failures.setdefault(failure.key, failure)
         return is_first
 
     def add_lost(self, job: ExhaustiveJob, failure: CaseFailure) -> list[ExhaustiveJob]:
-        """Note that a worker died, hung or took too much memory in a case.
+        """Record that a worker died, hung or took too much memory in a case.
 
         Args:
             job: The job.
-            failure: The failure of that case, as `crash_of` makes it.
+            failure: The failure of that case, as `crash_of` returns it.
 
         Returns:
             Jobs for the job's other cases.
@@ -233,7 +233,7 @@ class Progress:
 
 
 def _check_same(path: Path, what: str, got: object, expected: object) -> None:
-    """Refuse a file that is of other bounds or of other code."""
+    """Raise if an entry of a file's origin differs from that of this run."""
     if got == expected:
         return
     changed = what
@@ -247,7 +247,7 @@ def _check_same(path: Path, what: str, got: object, expected: object) -> None:
 
 
 def code_digests(targets: Iterable[Target]) -> dict[str, str]:
-    """Return a digest of all that decides what a case compares: code, versions of packages."""
+    """Return digests of the code and the package versions that a comparison depends on."""
     parts = {
         "reference": Path(reference.__file__).parent,
         "conformance": Path(conformance.__file__).parent,

@@ -1,4 +1,4 @@
-"""All scopes, by name."""
+"""The registry of all scopes, by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scopes_of(
     Args:
         target: The target.
         scale: How large the bounds are.
-        functions: The functions to look at; None for all. A class stands for its methods too.
+        functions: The functions to select; None for all. A class includes its methods.
     """
     return {
         name: scope
@@ -57,5 +57,5 @@ def scopes_of(
 
 
 def function_of(case: Case) -> str:
-    """Return the function or the class that a case is about."""
+    """Return the function or the class that a case tests."""
     return case.constructor.function if isinstance(case, Session) else case.function

@@ -46,7 +46,7 @@ def _virtual_batches(
 def _with_columns(
     requests: Requests, num_padding: int, block_size: int, extra: int
 ) -> reference.CommonAttentionMetadata:
-    """Return a metadata whose table has so many columns more than needed, or fewer."""
+    """Return a metadata whose block table has `extra` more columns than needed; negative: fewer."""
     size = max(block_size, 1)
     found = metadata_of(
         requests, size, num_padding_tokens=num_padding, extra_columns=max(extra, 0), extra_rows=1
@@ -96,7 +96,7 @@ def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:
 
 
 def fast_prefill(scale: int) -> sp.Scope:
-    """Return the scope of batches with every set of tokens with logits."""
+    """Return the scope of batches with every set of tokens that have logits."""
     requests, query, computed = [(2, 2, 0), (4, 3, 0), (4, 3, 1)][scale]
     batches = sp.product(
         all_requests(requests, query, computed),
@@ -123,7 +123,7 @@ def fast_prefill(scale: int) -> sp.Scope:
 
 
 def any_indices(scale: int) -> sp.Scope:
-    """Return the scope of batches with every vector of indices, good and bad."""
+    """Return the scope of batches with every vector of logits indices, valid and invalid."""
     requests, query, entries = [(1, 1, 1), (2, 2, 3), (2, 3, 3)][scale]
     maximum = requests * query
     vectors = sp.sequences(sp.ints(-1, maximum), entries)
@@ -185,14 +185,14 @@ def _local_lengths(
 
 
 def _all_ranks(maximum: int) -> sp.Space[tuple[int, int | None]]:
-    """Return all numbers of ranks, each with None and the ranks from -1 to one too many."""
+    """Return all world sizes, each with rank None and ranks from -1 to one too many."""
     return sp.values(
         [(size, rank) for size in range(maximum + 1) for rank in (None, *range(-1, size + 1))]
     )
 
 
 def local_lengths(scale: int) -> sp.Scope:
-    """Return the scope of sequences that ranks share."""
+    """Return the scope of sequences that context-parallel ranks share."""
     requests, length, ranks, interleave, long = [
         (1, 3, 2, 2, 8),
         (3, 9, 4, 4, 64),
@@ -274,4 +274,4 @@ SCOPES = (
     local_lengths,
     draft_tokens,
 )
-"""What makes each scope of this module, at a scale."""
+"""The functions that build the scopes of this module, at a scale."""

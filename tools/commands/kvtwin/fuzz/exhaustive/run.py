@@ -1,4 +1,4 @@
-"""An exhaustive run: everything that is not done yet, on the workers of a pool."""
+"""Run an exhaustive test: compare all cases that are left, on the workers of a pool."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvtwin.fuzz.exhaustive.progress import Progress
 from kvtwin.fuzz.jobs import Event, Finished, Message, Pool
 
 WRITE_SECONDS: Final = 5.0
-"""How often what is done is written."""
+"""How often the progress is written."""
 
 DRAIN_SECONDS: Final = 10.0
-"""The time that running jobs get to end after the time is over."""
+"""How long to wait for running jobs after the time is over."""
 
 MAX_LOST: Final = 50
 """The number of lost workers after which a run ends."""
@@ -33,11 +33,11 @@ def run(
     """Compare all cases that are left, until they are done or the time is over.
 
     Args:
-        progress: What is done, which is written to `folder` as the run goes on.
+        progress: The progress so far, updated and written to `folder` during the run.
         pool: The workers. They are requested to stop, and not closed.
         folder: The folder of the run.
         is_over: Whether to stop.
-        show: Shows a line: a failure.
+        show: Prints a failure, as a line.
 
     Raises:
         RuntimeError: The comparison itself failed, or too many workers were lost.
@@ -61,11 +61,11 @@ def run(
 
 
 class _Exhaustion:
-    """The jobs of an exhaustive run, and what comes of them.
+    """The jobs of an exhaustive run, and the handling of their events.
 
     Args:
-        progress: What is done, which is brought up to date.
-        show: Shows a line: a failure.
+        progress: The progress so far, which is updated.
+        show: Prints a failure, as a line.
 
     Attributes:
         left: The jobs to be submitted.
@@ -78,7 +78,7 @@ class _Exhaustion:
         self._num_lost = 0
 
     def handle(self, events: list[Event]) -> None:
-        """Record what jobs reported, and how they ended.
+        """Record the failures that jobs reported, and how jobs ended.
 
         Raises:
             RuntimeError: The comparison itself failed, or too many workers were lost.

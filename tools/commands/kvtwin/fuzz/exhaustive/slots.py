@@ -1,4 +1,4 @@
-"""Scopes of slots: where the tokens of a batch are written; kernel blocks."""
+"""Scopes of slot mappings, and of block ids mapped to kernel blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Layout = tuple[int, int, int, int, int]
 
 
 def layouts(max_block_size: int, max_ranks: int) -> sp.Space[Layout]:
-    """Return all layouts with at most such a block size and so many ranks."""
+    """Return all layouts with at most this block size and this many ranks."""
     return sp.values(list(_layouts(max_block_size, max_ranks)))
 
 
@@ -64,7 +64,7 @@ def _call_of_batch(
 
 @functools.lru_cache(maxsize=64)
 def _distinct_table(num_rows: int, width: int) -> Array:
-    """Return a table in which each entry is another block."""
+    """Return a table whose entries are distinct blocks."""
     rows = [[block_id(row * width + k + 1) for k in range(width)] for row in range(num_rows)]
     return guarded_table(rows, num_rows, width, GARBAGE)
 
@@ -99,12 +99,12 @@ def _table(labels: tuple[int, ...]) -> Array:
 
 
 def renamed_once(length: int, blocks: int) -> list[tuple[int, ...]]:
-    """Return the ways to write blocks in so many places, each once up to renaming of the blocks.
+    """Return all sequences of blocks of a length, each once up to renaming of the blocks.
 
     Blocks are numbered from 1 in the order in which they first occur.
 
     Args:
-        length: The number of places.
+        length: The length of a sequence.
         blocks: The maximum number of different blocks.
 
     >>> renamed_once(3, 3)
@@ -121,7 +121,7 @@ def renamed_once(length: int, blocks: int) -> list[tuple[int, ...]]:
 
 
 def slots_of_positions(scale: int) -> sp.Scope:
-    """Return the scope of tokens at all positions of all tables, good and bad."""
+    """Return the scope of tokens at all positions of all tables, valid and invalid."""
     tokens, position, size, ranks = [(1, 4, 1, 2), (2, 8, 2, 2), (3, 8, 2, 2)][scale]
     width = 1 if scale == 0 else 2
     # The first two labels mean a negative id and the null block.
@@ -211,4 +211,4 @@ def kernel_blocks(scale: int) -> sp.Scope:
 
 
 SCOPES = (slots_of_batches, slots_of_positions, slots_in_place, kernel_blocks)
-"""What makes each scope of this module, at a scale."""
+"""The functions that build the scopes of this module, at a scale."""

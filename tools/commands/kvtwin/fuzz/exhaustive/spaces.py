@@ -1,4 +1,4 @@
-"""Finite lists that are never built: with a known length, and each item computed from its index.
+"""Lazy finite lists: the length is known, and each item is computed from its index.
 
 Items have a fixed order, by size if they have one.
 """
@@ -49,7 +49,7 @@ class Space(Generic[T]):
         [(1, 1), (2, 1), (2, 2)]
         """
         ends = list(itertools.accumulate(inner(item).count for item in self.items()))
-        inner_at: tuple[int, Any, Any] = (-1, None, None)  # the last one, since indexes mostly rise
+        inner_at: tuple[int, Any, Any] = (-1, None, None)  # cached, since indices mostly rise
 
         def item(index: int) -> tuple[T, S]:
             nonlocal inner_at
@@ -75,7 +75,7 @@ BOOLS = values((False, True))
 
 
 def ints(first: int, last: int) -> Space[int]:
-    """Return the space of the ints from the first to the last one, both included."""
+    """Return the space of the ints from the first to the last one, inclusive."""
     return values(range(first, last + 1))
 
 
@@ -148,7 +148,7 @@ class Scope:
     Attributes:
         name: Its name, such as `slots of batches`.
         functions: The functions or classes that its cases call.
-        bounds: What the cases are, to stand after "every": `batch with at most 3 requests, ...`.
+        bounds: The cases in words that follow "every": `batch with at most 3 requests, ...`.
         cases: The cases: a call, or an object and its operations (`Session`).
     """
 

@@ -1,7 +1,7 @@
 """Scopes of block tables: all short sequences of operations, up to renaming of blocks.
 
-Each operation brings new blocks, numbered by its place in the sequence, except for one block that
-operations may share. Every sequence ends with two operations that show the contents of the tables:
+Each append uses new blocks, numbered by its place in the sequence, except for one block that
+appends may share. Every sequence ends with two operations that show the contents of the tables:
 slots at all positions of the gathered tables, and a gather of all rows.
 """
 
@@ -27,7 +27,7 @@ SHARED_BLOCK = 100
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Block tables, and how their operations are numbered.
+    """The sizes of block tables, and the call that constructs them.
 
     Attributes:
         block_sizes: Positions in a block, by group.
@@ -46,7 +46,7 @@ class Tables:
 
     @property
     def constructor(self) -> Call:
-        """How they are made."""
+        """The call of their constructor."""
         arguments = {
             "block_sizes": list(self.block_sizes),
             "max_num_reqs": self.num_rows,
@@ -59,20 +59,20 @@ class Tables:
 
     @property
     def holding(self) -> tuple[Operation, Operation]:
-        """Operations that return all of the buffers, as a captured graph holds them."""
+        """Operations that return all buffers, which stay referenced as in a captured CUDA graph."""
         num_tokens = self.num_rows * self.max_model_len
         return dummy_tables(self.num_rows), dummy_slots(num_tokens)
 
     @property
     def observing(self) -> tuple[Operation, Operation]:
-        """Operations that show what the gathered tables and the rows hold."""
+        """Operations that show the contents of the gathered tables and of the rows."""
         starts = [row * self.max_model_len for row in range(self.num_rows + 1)]
         positions = list(range(self.max_model_len)) * self.num_rows
         return slots(starts, positions), gather(range(self.num_rows))
 
 
 Operations: TypeAlias = Callable[[int], Sequence[Operation]]
-"""The operations that may be at a place of a sequence."""
+"""Returns the operations that may be at a place of a sequence."""
 
 
 def append(
@@ -83,8 +83,8 @@ def append(
     Args:
         place: The operation's place in its sequence, which numbers the blocks.
         rows: The request slots.
-        counts: For each group, how many blocks each gets.
-        overwrite: Whether they become the whole row.
+        counts: For each group, how many blocks each row gets.
+        overwrite: For each row, whether the new blocks replace its old ones.
     """
     labels = [itertools.count(1 + 12 * place + 6 * group) for group in range(len(counts))]
     return _append(
@@ -114,7 +114,7 @@ def _append(rows: Any, starts: Any, ids: Any, overwrite: Any) -> Operation:  # l
 
 
 def gather(rows: Sequence[int]) -> Operation:
-    """Return a gather of rows, -1 for a padded request."""
+    """Return a gather of rows; -1 is a padded request."""
     return Operation("gather_block_tables", {"idx_mapping": np.array(rows, np.int32)})
 
 
@@ -140,7 +140,7 @@ def dummy_slots(num_tokens: int) -> Operation:
 def _sequences(
     tables: Tables, operations: Operations, maximum: int, *, holds: bool
 ) -> sp.Space[Session]:
-    """Return all sequences of at most so many operations, the shortest first."""
+    """Return all sequences of at most `maximum` operations, the shortest first."""
     at_place = [sp.values(operations(place)) for place in range(maximum)]
     constructor, observing = tables.constructor, tables.observing
     before = tables.holding if holds else ()
@@ -267,9 +267,9 @@ def three_rows(scale: int) -> sp.Scope:
 
 
 def with_refusals(session: Session) -> Session:
-    """Return a session whose operations say which of them `reference` refuses, and how.
+    """Return a session whose operations record whether and how `reference` refuses them.
 
-    The harness' own check of sessions needs that, to try one again.
+    The harness' own check of sessions requires these fields.
     """
     tables = REFERENCE.lookup(session.constructor.function)(**session.constructor.arguments)
     operations = []
@@ -290,4 +290,4 @@ def with_refusals(session: Session) -> Session:
 
 
 SCOPES = (every_operation, two_groups, three_rows)
-"""What makes each scope of this module, at a scale."""
+"""The functions that build the scopes of this module, at a scale."""

@@ -28,7 +28,7 @@ class Line:
     Attributes:
         name: What it shows.
         points: Pairs of x and y, in the order of x.
-        hints: What is said of each point under the pointer; empty for points without a mark.
+        hints: The tooltip of each point; empty for points without a mark.
         style: The number of its colour and dashes in the style sheet.
         is_stepped: Whether the value stays until the next point.
     """
@@ -52,7 +52,7 @@ class Chart:
         x_ticks: Values of x and their labels.
         description: The chart in a sentence, for people who cannot see it.
         has_zero: Whether the y axis starts at zero.
-        level: A value of y that is marked by a line across, and its name.
+        level: A value of y that is marked by a horizontal line, and its name.
     """
 
     title: str
@@ -126,10 +126,10 @@ def time_ticks(seconds: float) -> tuple[str, list[tuple[float, str]]]:
 
 
 def arrange_chart(chart: Chart) -> dict[str, Any]:
-    """Return where the parts of a chart are drawn, in pixels; `chart.html.j2` draws them as SVG.
+    """Return the layout of a chart in pixels; `chart.html.j2` draws it as SVG.
 
     Args:
-        chart: The chart, which has a point.
+        chart: The chart, which has at least one point.
     """
     xs = [x for line in chart.lines for x, _ in line.points] + [x for x, _ in chart.x_ticks]
     ys = [y for line in chart.lines for _, y in line.points]

@@ -1,8 +1,8 @@
-"""How much a night has not seen yet, estimated from how often it met what it saw.
+"""Estimate how much coverage a night has not seen yet, from how often it met each event.
 
-Each case meets some events: goals, pairs of goals, branches. Events that only one case
-met say how many are left. A night that met most events once is at its beginning; one that met each
-of them many times has little left to meet.
+Each case meets some events: goals, pairs of goals, branches. The number of events that only one
+case met indicates how many are left: if most events were met once, many are left; if each was met
+many times, few are.
 
 - The **Good-Turing estimate** is the share of all observations that were of an event met once. It
   is the probability that the next observation is of a new event. Divided by cases instead, it is
@@ -13,8 +13,8 @@ of them many times has little left to meet.
 
 Both hold for more cases drawn *in the same way*, as if each were drawn independently. The night
 prefers properties that still meet new events, so the numbers are guides to an order of magnitude.
-They say nothing of events that this way of drawing cannot reach, and nothing of bugs: a bug may lie
-in a combination that no kind of coverage counts.
+They do not include events that this way of drawing cannot reach, nor bugs: a bug may lie in a
+combination that no kind of coverage counts.
 
 I. J. Good, The population frequencies of species and the estimation of population parameters, 1953;
 A. Chao, Estimating the population size for capture-recapture data with unequal catchability, 1987;
@@ -32,16 +32,15 @@ from kvtwin.fuzz.report.record import Estimate
 def estimate_unseen(
     counts: Iterable[int], num_cases: int, *, max_unseen: int | None = None
 ) -> Estimate | None:
-    """Return the estimate of what a night has not met.
+    """Estimate the events that a night has not met.
 
     Args:
         counts: For each event, how many cases met it.
         num_cases: The cases of the night.
-        max_unseen: The number of events that were not met, where it is known: no estimate
-            exceeds it.
+        max_unseen: The number of events that were not met, if it is known; a bound of the estimate.
 
     Returns:
-        The estimate, None without cases or observations.
+        The estimate; None without cases or observations.
 
     Of ten cases, 1 of 8 observations is of an event that was met once: with probability 1/8 the
     next observation is new.
@@ -50,14 +49,14 @@ def estimate_unseen(
     >>> found.share_new, found.new_per_case, found.unseen_at_least
     (0.125, 0.1, 0)
 
-    A hundred events that were met once and ten that were met twice are the sign of many more.
+    A hundred events that were met once and ten that were met twice indicate many more.
 
     >>> estimate_unseen([1] * 100 + [2] * 10, 1000).unseen_at_least
     450
     >>> estimate_unseen([1] * 100 + [2] * 10, 1000, max_unseen=40).unseen_at_least
     40
 
-    What is met again and again has nothing left.
+    If each event was met many times, none is left.
 
     >>> estimate_unseen([50] * 7, 1000).share_new
     0.0

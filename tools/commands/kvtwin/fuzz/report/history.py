@@ -20,7 +20,7 @@ from kvtwin.fuzz.report.record import Night, PastNight
 from kvtwin.fuzz.report.seen import pack, unpack
 
 FORMAT = "kvtwin night 1"
-"""What a file of the history says that it is."""
+"""The format of a history file, stored in the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class History:
 
     Attributes:
         nights: The nights of the same targets, implementations and functions, in order.
-        seen: By kind of coverage, the digests of the events that the last of them met; None
-            without one.
+        seen: By kind of coverage, the digests of the events that the last night met; None if
+            there is no night.
         notes: A line for each file that could not be read.
     """
 
@@ -40,7 +40,7 @@ class History:
 
 
 OLD_KINDS = {"situations": "goals", "pairs of situations": "pairs of goals"}
-"""Kinds of coverage by the names that older files have for them."""
+"""Kinds of coverage by their names in older files."""
 
 NO_HISTORY = History()
 """The history of a night without `--history`."""
@@ -85,7 +85,7 @@ def append_night(folder: Path, night: Night, digests: Mapping[str, Iterable[int]
         folder: The folder, which is made if it is missing.
         night: The night, with its tables.
         digests: By kind of coverage, the digests of the events that it met, as `tally.digests_of`
-            gives them.
+            returns them.
 
     Raises:
         OSError: The folder cannot be written.
@@ -104,10 +104,10 @@ def append_night(folder: Path, night: Night, digests: Mapping[str, Iterable[int]
 
 
 def past_night_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the history keeps of a night: the fields of `PastNight`.
+    """Return the summary of a night for the history: the fields of `PastNight`.
 
     Args:
-        record: The night, as `Night.to_json` gives it.
+        record: The night, as `Night.to_json` returns it.
     """
     statuses = [finding["status"] for finding in record["findings"]]
     commits = dict.fromkeys(one["commit"] for one in record["implementations"])
@@ -120,7 +120,7 @@ def past_night_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(night: Night) -> dict[str, Any]:
-    """Return what two nights have in common that are compared, as JSON."""
+    """Return the JSON key that nights must share to be compared."""
     return {
         "targets": sorted(night.targets),
         "implementations": sorted(one.module for one in night.implementations),

@@ -1,4 +1,4 @@
-"""A night as one self-contained HTML file, and as Markdown for an issue or a terminal."""
+"""Render a night as one self-contained HTML file, and as Markdown for an issue or a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TONES: Final = {"passed": "good", "failed": "bad", "interrupted": "warn"}
 """The colour of the page, by verdict."""
 
 MAX_SCRIPT: Final = 100_000
-"""Characters of a script, a table or a message that the page shows."""
+"""The most characters of a script, a table or a message that the page shows."""
 
 MAX_LINES, MAX_CHARACTERS = 120, 8_000
 """How much of a script Markdown shows: an issue of GitHub has at most 65,536 characters."""
@@ -57,7 +57,7 @@ def markdown_of(record: Mapping[str, Any]) -> str:
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what both templates show of a night."""
+    """Return the variables of both templates."""
     return {
         **record,
         **{name: words.findings(record, name) for name in ("new", "known", "fixed")},
@@ -104,7 +104,7 @@ def short(number: int) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text that is longer than a page should show.
+    """Truncate a text to the length that a page should show.
 
     >>> cut("short"), len(cut("x" * 200_000))
     ('short', 100042)
@@ -115,7 +115,7 @@ def cut(text: str) -> str:
 
 
 def cut_lines(text: str) -> str:
-    """Return the beginning of a text that is longer than Markdown should show."""
+    """Truncate a text to the length that Markdown should show."""
     shown = "\n".join(text.splitlines()[:MAX_LINES])[:MAX_CHARACTERS]
     return text if len(shown) >= len(text.rstrip("\n")) else f"{shown}\n... (cut: see report.html)"
 

@@ -1,4 +1,4 @@
-"""The record of a night of fuzzing: plain values, from which all three reports are made.
+"""The record of a night of fuzzing: plain values, from which all three reports are rendered.
 
 `Night.to_json` returns the contents of `report.json`; `schema.json` describes every field.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 SCHEMA_VERSION = "1.0"
-"""The first number changes where an old reader would be wrong, the second where there is more."""
+"""The major version changes if old readers would be wrong, the minor one if fields are added."""
 
 Verdict: TypeAlias = Literal["passed", "failed", "interrupted"]
 Status: TypeAlias = Literal["new", "known", "fixed"]
@@ -30,7 +30,7 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine that took part."""
+    """A machine of the night."""
 
     name: str
     cpu: str
@@ -41,7 +41,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How Hypothesis was set up, as verified at the start."""
+    """The settings of the draws: the seed, the example database and `CI`."""
 
     is_random: bool
     database: str
@@ -53,7 +53,7 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What is still unseen of one kind of coverage; `estimates` says what it means."""
+    """An estimate of the unseen events of one kind of coverage; see `estimates`."""
 
     cases: int
     observations: int
@@ -66,7 +66,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What the night met of one kind of coverage."""
+    """The coverage of one kind in a night."""
 
     kind: str
     met: int
@@ -89,7 +89,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What the night did for a function or on a target."""
+    """The results for one function or target."""
 
     name: str
     cases: int
@@ -101,7 +101,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PropertyRow(Row):
-    """What the night did for one property."""
+    """The results for one property."""
 
     function: str
     target: str
@@ -172,7 +172,7 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Error:
-    """Something that went wrong in the night itself."""
+    """An error of the fuzzer itself."""
 
     where: str
     message: str
@@ -180,7 +180,7 @@ class Error:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PastNight:
-    """An earlier night, as the history has it."""
+    """An earlier night, as stored in the history."""
 
     started: str
     seconds: float
@@ -196,7 +196,7 @@ class PastNight:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Night:
-    """A night of fuzzing. What `tally.with_tables` fills in is empty until then."""
+    """A night of fuzzing. The fields from `coverage` on are empty until `tally.with_tables`."""
 
     started: str
     seconds_budgeted: float
@@ -232,7 +232,7 @@ class Night:
 
     @property
     def verdict(self) -> Verdict:
-        """How the night ended. A night without cases has failed, whatever else it says."""
+        """How the night ended. A night without cases has failed."""
         is_open = any(finding.status != "fixed" for finding in self.findings)
         is_different = any(scope.different for scope in self.exhaustive)
         if not self.cases or self.errors or is_open or is_different:
@@ -263,7 +263,7 @@ class Night:
 
 
 def _plain(value: object) -> object:
-    """Return a value with lists for tuples, and numbers rounded to what a reader can use."""
+    """Return a value with lists for tuples, and floats rounded to six significant digits."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -272,7 +272,7 @@ def _plain(value: object) -> object:
 
 
 def mask_password(text: str) -> str:
-    """Return a text without the passwords of its URLs, since reports are published.
+    """Mask the passwords of URLs in a text, since reports are published.
 
     >>> mask_password("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'

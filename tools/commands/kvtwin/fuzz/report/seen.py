@@ -1,4 +1,4 @@
-"""A compact set of the events that a night reached, so that the next one knows which are new."""
+"""A compact set of the events that a night met, from which the next night finds new ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 
 def digest(event: str) -> int:
-    """Return 32 bits that stand for an event, the same in every process.
+    """Return the 32-bit hash of an event, the same in every process.
 
-    Among 100,000 events of one night, one of 40,000 new ones is taken for an old one.
+    If a night met 100,000 events, one in 40,000 new events collides with one of them.
 
     >>> digest("an empty sequence") == digest("an empty sequence") != digest("a long sequence")
     True
@@ -36,10 +36,10 @@ def pack(digests: Iterable[int]) -> str:
 
 
 def unpack(text: str) -> frozenset[int]:
-    """Return the digests of a text that `pack` made.
+    """Return the digests in a text that `pack` returned.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: The text has another format.
     """
     numbers = array("I")
     try:

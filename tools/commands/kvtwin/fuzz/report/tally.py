@@ -14,21 +14,20 @@ from kvtwin.fuzz.report.seen import digest
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
-    """What the night did for one property.
+    """The results of a night for one property.
 
     Attributes:
         name: The property.
-        function: The function that it is about.
+        function: The function that it tests.
         target: The target on which it ran.
-        kind: The kind of the property, such as `answer` or `refusal`.
+        kind: The kind of its check, such as `same answer`.
         cases: How many cases were run.
         seconds: How long they took.
         slices: How many slices of time it got.
         counts: By kind of coverage, how many cases met each event. An event has the same name in
-            every night, and a name of its own among the events of its kind: with the function,
-            where it is one of the function.
-        observed: By kind of coverage, in how many cases its events were observed, where that was
-            not done in all of them.
+            every night, unique within its kind: it includes the function if it belongs to one.
+        observed: By kind of coverage, how many times its events were observed; default: once a
+            case.
     """
 
     name: str
@@ -53,9 +52,9 @@ def with_tables(
 
     Args:
         night: The night.
-        tallies: What it did for each property.
-        declared: By kind of coverage, all events that there are, where they are known.
-        history: The earlier nights, as `history.read_history` gives them.
+        tallies: The results for each property.
+        declared: By kind of coverage, all events that exist, if they are known.
+        history: The earlier nights, as `history.read_history` returns them.
     """
     known = {kind: frozenset(events) for kind, events in (declared or {}).items()}
     kinds = dict.fromkeys([*known, *(kind for tally in tallies for kind in tally.counts)])
@@ -126,7 +125,7 @@ def _coverage_of(
     declared: frozenset[str] | None,
     seen: Mapping[str, frozenset[int]] | None,
 ) -> Coverage:
-    """Return what a night met of one kind of coverage."""
+    """Return the coverage of one kind in a night."""
     counts = _events(tallies, kind)
     unmet = None if declared is None else sorted(declared - counts.keys())
     earlier = None if seen is None else seen.get(kind)

@@ -1,4 +1,4 @@
-"""The charts of a report: the course of a night, and nights compared."""
+"""The charts of a report: a night over time, and the trends over nights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvtwin.fuzz.report.history import past_night_of
 from kvtwin.fuzz.report.words import kinds_of, rate
 
 MAX_POINTS = 200
-"""Points of a curve; more are thinned out."""
+"""The most points of a curve; more are thinned out."""
 
 MAX_NIGHTS = 90
-"""Nights that a chart shows: the latest."""
+"""The most nights that a chart shows, the latest ones."""
 
 
 def night_charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a night as it went on, none where it has fewer than two points."""
+    """Return the charts of a night over time; none if it has fewer than two points."""
     points = _thinned(record["curve"])
     if len(points) < 2:
         return []
@@ -59,7 +59,7 @@ def night_charts(record: Mapping[str, Any]) -> list[Chart]:
 
 
 def history_charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of the nights of a history, tonight last; none for a first night."""
+    """Return the charts over the nights of a history, tonight last; none for a first night."""
     nights = [*record["history"], past_night_of(record)][-MAX_NIGHTS:]
     if len(nights) < 2:
         return []
@@ -114,7 +114,7 @@ def _trend(
 
 
 def _night_ticks(nights: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
-    """Return the numbers of some nights, the last among them, and their dates.
+    """Return the numbers and the dates of some nights, including the last.
 
     >>> nights = [{"started": f"2026-11-{day:02}T01:00:00+00:00"} for day in range(1, 8)]
     >>> _night_ticks(nights)
@@ -137,7 +137,7 @@ def _rate(night: Mapping[str, Any]) -> float:
 
 
 def _thinned(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return at most `MAX_POINTS` of some points, the first and the last among them."""
+    """Return at most `MAX_POINTS` points, including the first and the last."""
     if len(points) <= MAX_POINTS:
         return list(points)
     last = len(points) - 1

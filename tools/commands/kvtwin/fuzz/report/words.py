@@ -22,7 +22,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes as a person says it.
+    """Return a number of bytes in readable units.
 
     >>> size(312), size(2048), size(3.5 * 2**20), size(24 * 2**30)
     ('312 B', '2 KiB', '3.5 MiB', '24 GiB')
@@ -35,7 +35,7 @@ def size(num_bytes: float) -> str:
 
 
 def headline(record: Mapping[str, Any]) -> str:
-    """Return what a night found, in a sentence."""
+    """Return the result of a night, in a sentence."""
     names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
     cases = count(record["cases"], "case")
     return shorten(f"{names}: {_result(record)}; {cases} in {_time(record)}")
@@ -72,7 +72,7 @@ def _time(record: Mapping[str, Any]) -> str:
 
 
 def about(seconds: float) -> str:
-    """Return a duration, of ten minutes and more to the minute.
+    """Return a duration, rounded to minutes from ten minutes on.
 
     >>> about(61), about(1802.3)
     ('61 s', '30 min')
@@ -81,7 +81,7 @@ def about(seconds: float) -> str:
 
 
 def shorten(text: str, maximum: int = 500) -> str:
-    """Return a text without its end, where it is longer than a line in a list should be.
+    """Truncate a text to the length of a line in a list.
 
     >>> shorten("short"), shorten("x" * 12, 8)
     ('short', 'xxxxxxxx... (12 characters)')
@@ -104,7 +104,7 @@ def status_words(finding: Mapping[str, Any]) -> str:
 
 
 def flaky_words(finding: Mapping[str, Any]) -> str:
-    """Return how often a finding fails, empty where it fails each time or was not tried again.
+    """Return how often a finding fails; empty if it fails each time or was not tried again.
 
     >>> flaky_words({"fails": 3, "attempts": 20, "status": "new"})
     'flaky: fails 3 of 20'
@@ -117,7 +117,7 @@ def flaky_words(finding: Mapping[str, Any]) -> str:
 
 
 def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what is known of a finding next to its difference: names and values."""
+    """Return the details of a finding: names and values."""
     found = [
         ("property", finding["property"]),
         ("first differing field", finding["field"]),
@@ -132,14 +132,14 @@ def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def command_of(finding: Mapping[str, Any]) -> str:
-    """Return the command line that reproduces a finding, empty where there is none."""
+    """Return the command line that reproduces a finding; empty if there is none."""
     if finding["command"] or not finding["script"]:
         return str(finding["command"])
     return shlex.join(["python", finding["script"]])
 
 
 def unseen_words(coverage: Mapping[str, Any]) -> str:
-    """Return the estimate of what is unseen, in sentences.
+    """Return the estimate of unseen events, in sentences.
 
     >>> found = {"once": 20, "new_per_case": 0.001, "unseen_at_least": 3}
     >>> unseen_words({"estimate": found})
@@ -158,7 +158,7 @@ def unseen_words(coverage: Mapping[str, Any]) -> str:
 
 
 def coverage_words(coverage: Mapping[str, Any]) -> str:
-    """Return how much of a kind of coverage was met.
+    """Return how many events of a kind of coverage were met.
 
     >>> coverage_words({"met": 1200, "total": 1210}), coverage_words({"met": 7, "total": None})
     ('1,200 of 1,210', '7')
@@ -168,7 +168,7 @@ def coverage_words(coverage: Mapping[str, Any]) -> str:
 
 
 def scope_words(scope: Mapping[str, Any]) -> str:
-    """Return what is known of a small scope, in a sentence.
+    """Return the result of a small scope, in a sentence.
 
     >>> scope = {"bounds": "batch of at most 2 requests", "different": 0, "declared": 0}
     >>> scope_words({**scope, "cases": 90, "is_finished": True, "total": 90})
@@ -186,7 +186,7 @@ def scope_words(scope: Mapping[str, Any]) -> str:
 
 
 def attention(record: Mapping[str, Any]) -> list[str]:
-    """Return what a person should know next to the failures, a sentence each."""
+    """Return the warnings of a night, one sentence each."""
     found = []
     if not record["cases"]:
         found.append("No case was run, so this night says nothing about the implementation.")
@@ -208,7 +208,7 @@ def attention(record: Mapping[str, Any]) -> list[str]:
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return how the night was run: names and values."""
+    """Return the configuration of the night: names and values."""
     profile = record["profile"]
     found = [("under test", implementation_words(one)) for one in record["implementations"]]
     found += [
@@ -231,7 +231,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def rate_words(record: Mapping[str, Any]) -> str:
-    """Return how fast the night was."""
+    """Return the speed of a night in words."""
     each = rate(record["cases_per_second_per_core"])
     return f"{rate(record['cases_per_second'])}; {each} for each core"
 
@@ -246,13 +246,13 @@ def rate(number: float) -> str:
 
 
 def implementation_words(one: Mapping[str, Any]) -> str:
-    """Return what an implementation is."""
+    """Return the description of an implementation."""
     commit = f", commit {one['commit']}" if one["commit"] else ""
     return f"{one['module']} {one['version']}{commit}, {one['file']}"
 
 
 def machine_words(one: Mapping[str, Any]) -> str:
-    """Return what a machine is."""
+    """Return the description of a machine."""
     parts = [one["cpu"], count(one["cores"], "core")]
     if one["memory_bytes"] is not None:
         parts.append(f"{size(one['memory_bytes'])} of memory")
