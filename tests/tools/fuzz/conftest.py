@@ -18,7 +18,7 @@ for folder in (Path(__file__).parent, Path(__file__).parents[2] / "conformance")
 @pytest.fixture(autouse=True)
 def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what starts another
     """End the fork server of other tests, which has not imported what workers need."""
-    from kvtwin.fuzz.worker import PRELOAD  # noqa: PLC0415  # after the folders are in the path
+    from kvtwin.fuzz.workers.worker import PRELOAD  # noqa: PLC0415  # after the folders are in the path
 
     server = forkserver._forkserver  # type: ignore[attr-defined]  # one for a process
     if server._preload_modules != list(PRELOAD):
@@ -28,7 +28,7 @@ def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what star
 @pytest.fixture
 def fuzz_profile() -> Iterator[None]:
     """Let Hypothesis run in this process as in a worker, for one test."""
-    from kvtwin.fuzz import profile  # noqa: PLC0415  # only those tests import it
+    from kvtwin.fuzz.cases import profile  # noqa: PLC0415  # only those tests import it
 
     before, size = settings.get_current_profile_name(), engine.BUFFER_SIZE
     profile.load()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from kvtwin.fuzz.jobs import WorkerContext
+from kvtwin.fuzz.workers.jobs import WorkerContext
 
 
 @dataclasses.dataclass(frozen=True)

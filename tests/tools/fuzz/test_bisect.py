@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import kvtwin.fuzz.bisect
+import kvtwin.fuzz.bisection.bisect
 from conformance.cases.compared import case_of_call
 from conformance.cases.corpus import add_to_corpus
 from conformance.encoding import read_json
 from conformance.values.call import Call
 from kvtwin.checkout import ROOT
-from kvtwin.fuzz import commit_check
-from kvtwin.fuzz.bisect import BisectResult, bisect, search
-from kvtwin.fuzz.commit_check import Outcome, try_case
-from kvtwin.fuzz.repository import Repository
+from kvtwin.fuzz.bisection import commit_check
+from kvtwin.fuzz.bisection.bisect import BisectResult, bisect, search
+from kvtwin.fuzz.bisection.commit_check import Outcome, try_case
+from kvtwin.fuzz.bisection.repository import Repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -284,14 +284,14 @@ def test_fast_of_a_commit_meets_the_harness_of_today(
     text = path.read_text()
     wrong = text + "\n\ndef get_dcp_local_seq_lens(seq_lens, *_, **__):\n    return seq_lens\n"
     history.commit("wrong", "fast/context_parallel.py", wrong)
-    monkeypatch.setattr(kvtwin.fuzz.bisect, "_source_of", _source_in(history.root))
+    monkeypatch.setattr(kvtwin.fuzz.bisection.bisect, "_source_of", _source_in(history.root))
     found = bisect(case, "HEAD~1", "HEAD")
     assert [history.hashes["wrong"]] == [commit.hash for commit in found.commits]
     assert "result[0] = 3, but should be 2" == found.line
 
 
-def _source_in(root: Path) -> Callable[[str | None], kvtwin.fuzz.bisect._Source]:
-    return lambda _: kvtwin.fuzz.bisect._Source(root, "fast")
+def _source_in(root: Path) -> Callable[[str | None], kvtwin.fuzz.bisection.bisect._Source]:
+    return lambda _: kvtwin.fuzz.bisection.bisect._Source(root, "fast")
 
 
 @pytest.mark.parametrize(

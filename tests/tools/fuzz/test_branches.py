@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from kvtwin.fuzz import branches
-from kvtwin.fuzz.branches import Branches, TracedArcs
-from kvtwin.fuzz.coverage import Source
+from kvtwin.fuzz.cases import branches
+from kvtwin.fuzz.cases.branches import Branches, TracedArcs
+from kvtwin.fuzz.cases.coverage import Source
 
 CODE = """
 def sign(number):
@@ -157,7 +157,7 @@ def test_the_folders_are_whole_names(tmp_path: Path) -> None:
     (tmp_path / "faster").mkdir()
     (tmp_path / "faster" / "toys.py").write_text(CODE, encoding="utf-8")
     code = (
-        "import sys; from kvtwin.fuzz import branches; from pathlib import Path;"
+        "import sys; from kvtwin.fuzz.cases import branches; from pathlib import Path;"
         f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
         f" source = branches.branch_source("
         f"[Path({str(tmp_path / 'fast')!r})], is_sampled=True);"

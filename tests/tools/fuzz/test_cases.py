@@ -12,8 +12,8 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.coverage.goals import COVERAGE
 from conformance.targets.target import Target
-from kvtwin.fuzz.cases import Input, Status, run_case, run_data
-from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz.cases.case import Input, Status, run_case, run_data
+from kvtwin.fuzz.cases.properties import Subject, properties_of
 from tests.tools.fuzz.toys import toy
 
 SLOTS = "test_slots::test_compute_slot_mapping@host"

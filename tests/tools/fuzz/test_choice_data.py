@@ -10,8 +10,8 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.generation.choice_data import ChoiceData
 from conformance.generation.hypothesis_provider import FreshProvider
-from kvtwin.fuzz.cases import run_data
-from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz.cases.case import run_data
+from kvtwin.fuzz.cases.properties import Subject, properties_of
 
 
 @pytest.mark.usefixtures("fuzz_profile")

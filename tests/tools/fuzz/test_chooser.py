@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from kvtwin.fuzz.cases.coverage import Event
 from kvtwin.fuzz.chooser import Chooser
-from kvtwin.fuzz.coverage import Event
 from kvtwin.fuzz.slices import SliceResult
 
 NAMES = [f"property {number}" for number in range(10)]

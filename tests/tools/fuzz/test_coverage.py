@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtwin.fuzz.coverage import GoalsAndSizes
+from kvtwin.fuzz.cases.coverage import GoalsAndSizes
 
 
 def test_goals_and_their_pairs() -> None:

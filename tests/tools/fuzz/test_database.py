@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtwin.fuzz import database as database_module
-from kvtwin.fuzz.database import MAX_COVERING, Database, open_database
+from kvtwin.fuzz.findings import database as database_module
+from kvtwin.fuzz.findings.database import MAX_COVERING, Database, open_database
 
 PASSWORD = "of-the-test"  # noqa: S105
 
@@ -137,7 +137,8 @@ def test_more_inputs_than_allowed_are_removed_when_they_are_read(tmp_path: Path)
 def test_a_failing_input_is_in_the_folder_at_once(tmp_path: Path) -> None:
     """A failing input survives SIGKILL right after it was saved."""
     script = (
-        "import os; from pathlib import Path; from kvtwin.fuzz.database import open_database\n"
+        "import os; from pathlib import Path\n"
+        "from kvtwin.fuzz.findings.database import open_database\n"
         f"open_database(None, Path({str(tmp_path)!r})).save_failing('p', b'fails')\n"
         "os.kill(os.getpid(), 9)"
     )

@@ -26,6 +26,7 @@ from conformance.values.call import Call
 from conformance.values.comparison import first_difference
 from conformance.values.differences import Verdict
 from conformance.values.parts import children, with_child
+from kvtwin.fuzz.cases.properties import Subject
 from kvtwin.fuzz.exhaustive import jobs
 from kvtwin.fuzz.exhaustive import progress as progress_module
 from kvtwin.fuzz.exhaustive.comparing import Comparer
@@ -36,8 +37,7 @@ from kvtwin.fuzz.exhaustive.progress import FILE, Progress, StaleProgressError
 from kvtwin.fuzz.exhaustive.registry import all_scopes
 from kvtwin.fuzz.exhaustive.run import run
 from kvtwin.fuzz.exhaustive.tables import with_refusals
-from kvtwin.fuzz.jobs import Event, Finished, Job, Message
-from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Message
 from tests.tools.fuzz.contexts import KeepingContext
 
 HOST = TARGETS["host"]

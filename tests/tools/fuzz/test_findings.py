@@ -13,8 +13,8 @@ import torch
 from conformance.messages.mismatch import Mismatch
 from conformance.values.call import Call
 from conformance.values.comparison import first_difference
-from kvtwin.fuzz.failures import Failure, field_of, key_of
-from kvtwin.fuzz.findings import Findings, open_findings
+from kvtwin.fuzz.findings.failures import Failure, field_of, key_of
+from kvtwin.fuzz.findings.records import Findings, open_findings
 
 
 def failure(function: str = "f", **fields: Any) -> Failure:  # noqa: ANN401  # of any field

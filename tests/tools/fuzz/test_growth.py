@@ -9,11 +9,11 @@ import pytest
 from hypothesis import strategies as st
 
 from conformance.conditions.sequences import HELD_AMONG_OTHERS
-from kvtwin.fuzz import growth
-from kvtwin.fuzz.cases import Input
-from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.growth import CASES, ROUNDS, GrowthJob
-from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.properties import Subject
+from kvtwin.fuzz.findings import growth
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.growth import CASES, ROUNDS, GrowthJob
 from tests.tools.fuzz.contexts import SilentContext
 from tests.tools.fuzz.toys import toy
 

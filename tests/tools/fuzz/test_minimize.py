@@ -16,13 +16,13 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.execution import forked_calls
 from conformance.targets.target import TARGETS
-from kvtwin.fuzz import minimize as minimizing
-from kvtwin.fuzz import shrink
-from kvtwin.fuzz.cases import Case, Input, Status, run_case
-from kvtwin.fuzz.child import ProcessDiedError
-from kvtwin.fuzz.failures import Failure, key_of
-from kvtwin.fuzz.minimize import TRIES, MinimizeJob
-from kvtwin.fuzz.properties import Property, Subject, properties_of
+from kvtwin.fuzz.cases.case import Case, Input, Status, run_case
+from kvtwin.fuzz.cases.properties import Property, Subject, properties_of
+from kvtwin.fuzz.findings import minimize as minimizing
+from kvtwin.fuzz.findings import shrink
+from kvtwin.fuzz.findings.failures import Failure, key_of
+from kvtwin.fuzz.findings.forked_draws import ProcessDiedError
+from kvtwin.fuzz.findings.minimize import TRIES, MinimizeJob
 from tests.tools.fuzz.contexts import KeepingContext, SilentContext
 from tests.tools.fuzz.toys import toy
 

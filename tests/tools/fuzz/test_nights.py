@@ -15,19 +15,19 @@ from rich.console import Console
 
 from conformance.generation.profiles import Kind
 from kvtwin.fuzz import command_line, slices
-from kvtwin.fuzz.cases import Input, Status, run_case
-from kvtwin.fuzz.database import open_database
+from kvtwin.fuzz.cases.case import Input, Status, run_case
+from kvtwin.fuzz.cases.properties import Subject, properties_of
 from kvtwin.fuzz.display import Display
-from kvtwin.fuzz.failures import failure_of_case
-from kvtwin.fuzz.findings import Findings
-from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
-from kvtwin.fuzz.local_pool import LocalPool
-from kvtwin.fuzz.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.findings.database import open_database
+from kvtwin.fuzz.findings.failures import failure_of_case
+from kvtwin.fuzz.findings.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.findings.records import Findings
+from kvtwin.fuzz.findings.replay import ReplayJob, ReplayResult
 from kvtwin.fuzz.night import MAX_ERRORS, Fuzzing, Options
-from kvtwin.fuzz.properties import Subject, properties_of
-from kvtwin.fuzz.replay import ReplayJob, ReplayResult
 from kvtwin.fuzz.slices import SliceJob
-from kvtwin.fuzz.worker import Limits
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.workers.local_pool import LocalPool
+from kvtwin.fuzz.workers.worker import Limits
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.nights import PLANTED

@@ -24,7 +24,7 @@ from conformance.generation.hypothesis_provider import FreshProvider
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.strategies.traffic import _steps
 from conformance.targets.target import TARGETS
-from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.findings.records import Findings
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.nights import PLANTED, ROOT
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import engine
 
-from kvtwin.fuzz import profile
+from kvtwin.fuzz.cases import profile
 
 ROOT = Path(profile.__file__).parents[2]
 
@@ -60,7 +60,7 @@ def test_ci_makes_no_difference() -> None:
     """With `CI` set, Hypothesis' default is derandomized, but a worker's settings are not."""
     code = (
         "from hypothesis import settings; print(settings().derandomize);"
-        " from kvtwin.fuzz import profile; profile.load();"
+        " from kvtwin.fuzz.cases import profile; profile.load();"
         " print(settings().derandomize, settings.get_current_profile_name())"
     )
     run = subprocess.run(  # noqa: S603  # our own

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from kvtwin.fuzz import ray_cluster, ray_pool
-from kvtwin.fuzz.jobs import Event, Finished, Lost, Message
-from kvtwin.fuzz.ray_pool import NodeLost, RayPool
-from kvtwin.fuzz.worker import Limits
+from kvtwin.fuzz.workers import ray_cluster, ray_pool
+from kvtwin.fuzz.workers.jobs import Event, Finished, Lost, Message
+from kvtwin.fuzz.workers.ray_pool import NodeLost, RayPool
+from kvtwin.fuzz.workers.worker import Limits
 from tests.tools.fuzz import ray_jobs
 from tests.tools.fuzz.nights import until
 from tests.tools.fuzz.ray_jobs import (
@@ -170,7 +170,7 @@ def processes_called(title: str) -> list[int]:
 
 def drivers() -> list[int]:
     """Return the processes that talk to Ray for a pool of this process."""
-    command = f"{sys.executable}\0-m\0kvtwin.fuzz.ray_driver"
+    command = f"{sys.executable}\0-m\0kvtwin.fuzz.workers.ray_driver"
     return sorted(set(processes_called(command)) & set(_children_of(os.getpid())))
 
 
@@ -465,5 +465,5 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_the_coordinator_does_not_import_ray() -> None:
     """Ray changes how a process handles signals, so the coordinator does not import it."""
-    script = "import sys, kvtwin.fuzz.ray_pool; sys.exit('ray' in sys.modules)"
+    script = "import sys, kvtwin.fuzz.workers.ray_pool; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603

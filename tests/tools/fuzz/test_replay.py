@@ -11,15 +11,15 @@ import pytest
 from conformance.cases.compared import case_of_call
 from conformance.cases.corpus import add_to_corpus
 from conformance.values.call import Call
-from kvtwin.fuzz import replay
-from kvtwin.fuzz.cases import Input, run_case
-from kvtwin.fuzz.child import CASE_SECONDS, HANG_SECONDS
+from kvtwin.fuzz.cases.case import Input, run_case
+from kvtwin.fuzz.cases.properties import Subject, properties_of
 from kvtwin.fuzz.command_line import main
-from kvtwin.fuzz.failures import failure_of_case
-from kvtwin.fuzz.findings import Findings
-from kvtwin.fuzz.minimize import TRIES
-from kvtwin.fuzz.properties import Subject, properties_of
-from kvtwin.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
+from kvtwin.fuzz.findings import replay
+from kvtwin.fuzz.findings.failures import failure_of_case
+from kvtwin.fuzz.findings.forked_draws import CASE_SECONDS, HANG_SECONDS
+from kvtwin.fuzz.findings.minimize import TRIES
+from kvtwin.fuzz.findings.records import Findings
+from kvtwin.fuzz.findings.replay import ReplayJob, ReplayResult, passes_to_be_fixed
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.contexts import KeepingContext
 from tests.tools.fuzz.nights import PLANTED

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kvtwin.fuzz.cases import Input
+from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.properties import Property, Subject, properties_of
 from kvtwin.fuzz.chooser import Chooser
-from kvtwin.fuzz.database import open_database
-from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.findings import Findings
-from kvtwin.fuzz.minimize import MinimizeJob
+from kvtwin.fuzz.findings.database import open_database
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.minimize import MinimizeJob
+from kvtwin.fuzz.findings.records import Findings
 from kvtwin.fuzz.options import Options
-from kvtwin.fuzz.properties import Property, Subject, properties_of
 from kvtwin.fuzz.schedule import Schedule
 from kvtwin.fuzz.slices import SliceJob
 

@@ -13,7 +13,7 @@ from hypothesis.internal.conjecture import engine
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from kvtwin.fuzz.shrink import Attempt, shrink
+from kvtwin.fuzz.findings.shrink import Attempt, shrink
 
 
 @st.composite

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kvtwin.fuzz import branches, coverage, slices
-from kvtwin.fuzz.cases import Input, run_case
-from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz import slices
+from kvtwin.fuzz.cases import branches, coverage
+from kvtwin.fuzz.cases.case import Input, run_case
+from kvtwin.fuzz.cases.properties import Subject
+from kvtwin.fuzz.findings.failures import Failure
 from kvtwin.fuzz.slices import SliceJob, SliceResult, vary
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.toys import NUMBERS, toy

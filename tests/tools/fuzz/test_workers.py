@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
-from kvtwin.fuzz.local_pool import LocalPool
-from kvtwin.fuzz.worker import (
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.workers.local_pool import LocalPool
+from kvtwin.fuzz.workers.worker import (
     START_SECONDS,
     STARTING,
     Limits,
     LocalWorker,
 )
-from kvtwin.fuzz.worker_process import INPUT_BYTES, SharedState
+from kvtwin.fuzz.workers.worker_process import INPUT_BYTES, SharedState
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.ray_jobs import CountingJob, CrashingJob, RaisingJob
 from tests.tools.fuzz.worker_jobs import (

@@ -11,7 +11,7 @@ from conformance.contracts.properties import Check
 from conformance.coverage.presets import MINIMAL
 from conformance.generation.profiles import Kind
 from conformance.targets.target import TARGETS
-from kvtwin.fuzz.properties import Property
+from kvtwin.fuzz.cases.properties import Property
 
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
 

@@ -8,7 +8,7 @@ import time
 from typing import ClassVar, Final
 
 from conformance.execution.gpu_context import ContextLostError, UsedGpuError
-from kvtwin.fuzz.jobs import WorkerContext
+from kvtwin.fuzz.workers.jobs import WorkerContext
 from tests.tools.fuzz.ray_jobs import NamedJob
 
 LEAKED: Final[list[bytes]] = []

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from kvtwin.fuzz.coverage import Event
+from kvtwin.fuzz.cases.coverage import Event
 from kvtwin.fuzz.slices import SliceResult
 
 FAIR_SHARE: Final = 0.3

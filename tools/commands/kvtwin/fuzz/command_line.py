@@ -12,25 +12,25 @@ from rich.console import Console
 
 from conformance.encoding import read_json
 from conformance.targets.target import RAISED
-from kvtwin.fuzz import profile
-from kvtwin.fuzz.bisect import bisect
-from kvtwin.fuzz.database import open_database
+from kvtwin.fuzz.bisection.bisect import bisect
+from kvtwin.fuzz.cases import profile
+from kvtwin.fuzz.cases.properties import Subject, properties_of
 from kvtwin.fuzz.display import Display
+from kvtwin.fuzz.exhaustive.night import enumerate_scopes
 from kvtwin.fuzz.exhaustive.registry import SCALES
-from kvtwin.fuzz.exhaustive_night import enumerate_scopes
-from kvtwin.fuzz.jobs import Pool
-from kvtwin.fuzz.local_pool import LocalPool
+from kvtwin.fuzz.findings.database import open_database
+from kvtwin.fuzz.findings.replay import attempt_of_input
 from kvtwin.fuzz.night import Fuzzing
 from kvtwin.fuzz.options import Options
-from kvtwin.fuzz.properties import Subject, properties_of
-from kvtwin.fuzz.replay import attempt_of_input
 from kvtwin.fuzz.report import write_reports
 from kvtwin.fuzz.report.history import NO_HISTORY, append_night, read_history
 from kvtwin.fuzz.report.record import Night
 from kvtwin.fuzz.report.tally import digests_of, with_tables
 from kvtwin.fuzz.report.words import count
 from kvtwin.fuzz.summary import declared_goals, night_of, tallies_of
-from kvtwin.fuzz.worker import Limits, start_fork_server
+from kvtwin.fuzz.workers.jobs import Pool
+from kvtwin.fuzz.workers.local_pool import LocalPool
+from kvtwin.fuzz.workers.worker import Limits, start_fork_server
 from kvtwin.machine import num_cores
 from kvtwin.parser import Parser, beside_json, positive, write_json
 
@@ -144,7 +144,7 @@ def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
     if options.ray is None:
         return LocalPool(options.workers or num_cores(), limits)
-    from kvtwin.fuzz.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
+    from kvtwin.fuzz.workers.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
 
     files = [Path(text) for text in (*subject.impl, *subject.adapter) if text.endswith(".py")]
     pool = RayPool(

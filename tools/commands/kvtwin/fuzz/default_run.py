@@ -29,9 +29,10 @@ from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES
 from conformance.stateful.check import StatefulCheck
 from conformance.targets.target import Target
-from kvtwin.fuzz import branches, coverage, preload
-from kvtwin.fuzz.coverage import PLURALS
-from kvtwin.fuzz.properties import Subject, properties_of
+from kvtwin.fuzz import preload
+from kvtwin.fuzz.cases import branches, coverage
+from kvtwin.fuzz.cases.coverage import PLURALS
+from kvtwin.fuzz.cases.properties import Subject, properties_of
 from kvtwin.parser import Parser
 
 

@@ -14,25 +14,25 @@ from datetime import UTC, datetime
 from typing import Final
 
 from conformance.generation.profiles import Kind
-from kvtwin.fuzz.cases import Input
-from kvtwin.fuzz.child import ProcessDiedError
+from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.coverage import PLURALS, goals_of
+from kvtwin.fuzz.cases.properties import Property, PropertyJob, properties_of
 from kvtwin.fuzz.chooser import Chooser
-from kvtwin.fuzz.coverage import PLURALS, goals_of
-from kvtwin.fuzz.database import Database
 from kvtwin.fuzz.display import Display, State
-from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.findings import OUT_OF_MEMORY, Findings, open_findings
-from kvtwin.fuzz.growth import GrowthJob, can_measure
+from kvtwin.fuzz.findings.database import Database
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.forked_draws import ProcessDiedError
+from kvtwin.fuzz.findings.growth import GrowthJob, can_measure
+from kvtwin.fuzz.findings.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.findings.records import OUT_OF_MEMORY, Findings, open_findings
+from kvtwin.fuzz.findings.replay import ReplayJob, ReplayResult
 from kvtwin.fuzz.interrupts import catching_signals
-from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
-from kvtwin.fuzz.minimize import TRIES, MinimizeJob
 from kvtwin.fuzz.options import Options
-from kvtwin.fuzz.properties import Property, PropertyJob, properties_of
-from kvtwin.fuzz.ray_pool import NodeLost
-from kvtwin.fuzz.replay import ReplayJob, ReplayResult
 from kvtwin.fuzz.report.record import Error, LostWorker, Point
 from kvtwin.fuzz.schedule import Schedule
 from kvtwin.fuzz.slices import SliceJob, SliceResult
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message, Pool
+from kvtwin.fuzz.workers.ray_pool import NodeLost
 
 DRAIN_SECONDS: Final = 4.0
 """How long to wait for running jobs after the night is over."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz.cases.properties import Subject
 
 
 @dataclasses.dataclass(frozen=True)

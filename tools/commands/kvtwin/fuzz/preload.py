@@ -15,8 +15,10 @@ import fast
 from conformance.coverage.presets import MINIMAL
 from conformance.strategies.batches import batches
 from kvtwin.checked_mode import warm_checked_mode
-from kvtwin.fuzz import growth, minimize, profile, replay, slices  # noqa: F401  # the jobs' modules
-from kvtwin.fuzz.properties import all_checks
+from kvtwin.fuzz import slices  # noqa: F401  # the jobs' modules
+from kvtwin.fuzz.cases import profile
+from kvtwin.fuzz.cases.properties import all_checks
+from kvtwin.fuzz.findings import growth, minimize, replay  # noqa: F401  # the jobs' modules
 
 
 def _draw() -> None:

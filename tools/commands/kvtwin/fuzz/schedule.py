@@ -7,17 +7,17 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvtwin.fuzz.cases import Input
+from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.properties import Property
 from kvtwin.fuzz.chooser import Chooser
-from kvtwin.fuzz.database import Database
-from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.findings import Findings, open_findings, place_of
-from kvtwin.fuzz.jobs import Job
-from kvtwin.fuzz.minimize import MinimizeJob
+from kvtwin.fuzz.findings.database import Database
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.minimize import MinimizeJob
+from kvtwin.fuzz.findings.records import Findings, open_findings, place_of
+from kvtwin.fuzz.findings.replay import ReplayJob, passes_to_be_fixed
 from kvtwin.fuzz.options import Options
-from kvtwin.fuzz.properties import Property
-from kvtwin.fuzz.replay import ReplayJob, passes_to_be_fixed
 from kvtwin.fuzz.slices import SliceJob
+from kvtwin.fuzz.workers.jobs import Job
 
 SLICE_SECONDS: Final = (0.25, 4.0)
 """The shortest and the longest slice."""

@@ -15,12 +15,12 @@ from typing import Final
 from hypothesis.internal.conjecture.choice import ChoiceT
 
 import reference
-from kvtwin.fuzz import branches, coverage
-from kvtwin.fuzz.cases import Case, Input, Status, run_case
-from kvtwin.fuzz.failures import failure_of_case, key_of
-from kvtwin.fuzz.jobs import WorkerContext
-from kvtwin.fuzz.properties import Property, PropertyJob, Subject, properties_of
-from kvtwin.fuzz.worker_process import rss_bytes
+from kvtwin.fuzz.cases import branches, coverage
+from kvtwin.fuzz.cases.case import Case, Input, Status, run_case
+from kvtwin.fuzz.cases.properties import Property, PropertyJob, Subject, properties_of
+from kvtwin.fuzz.findings.failures import failure_of_case, key_of
+from kvtwin.fuzz.workers.jobs import WorkerContext
+from kvtwin.fuzz.workers.worker_process import rss_bytes
 
 MAX_INPUTS: Final = 256
 """The most inputs of a property that a worker keeps because they covered something new."""

@@ -18,16 +18,16 @@ from conformance.checks.functions import choose_functions
 from conformance.reports.versions import versions
 from conformance.targets.target import Target
 from fast.memory import read_sysconf
-from kvtwin.fuzz.branches import observer_of_branches
-from kvtwin.fuzz.coverage import PLURALS, Event, goals_of
-from kvtwin.fuzz.failures import Failure
-from kvtwin.fuzz.findings import Finding, Findings
+from kvtwin.fuzz.bisection.repository import commit_of
+from kvtwin.fuzz.cases.branches import observer_of_branches
+from kvtwin.fuzz.cases.coverage import PLURALS, Event, goals_of
+from kvtwin.fuzz.cases.properties import Subject
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.records import Finding, Findings
 from kvtwin.fuzz.options import Options
-from kvtwin.fuzz.properties import Subject
 from kvtwin.fuzz.report.record import Finding as ReportedFinding
 from kvtwin.fuzz.report.record import Implementation, Machine, Night, Profile, WorkerMemory
 from kvtwin.fuzz.report.tally import Tally
-from kvtwin.fuzz.repository import commit_of
 from kvtwin.machine import cpu_model, num_cores
 
 if TYPE_CHECKING:

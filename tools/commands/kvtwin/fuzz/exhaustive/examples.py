@@ -17,10 +17,10 @@ from conformance.execution.invocations import PLAIN, Invocation
 from conformance.generation.profiles import Kind
 from conformance.strategies.block_table import Session
 from conformance.targets.target import RAISED, REFERENCE
+from kvtwin.fuzz.cases.properties import all_checks
 from kvtwin.fuzz.exhaustive.comparing import Case
 from kvtwin.fuzz.exhaustive.registry import all_scopes, function_of
 from kvtwin.fuzz.exhaustive.tables import with_refusals
-from kvtwin.fuzz.properties import all_checks
 
 
 @dataclasses.dataclass(frozen=True)

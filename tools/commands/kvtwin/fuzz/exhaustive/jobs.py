@@ -17,11 +17,11 @@ from conformance.targets.implementations import load_implementations
 from conformance.targets.target import Target, choose_targets
 from conformance.values.call import Call
 from conformance.values.differences import Difference
+from kvtwin.fuzz.cases.properties import Subject
 from kvtwin.fuzz.exhaustive.comparing import Case, Comparer
 from kvtwin.fuzz.exhaustive.registry import all_scopes, function_of
 from kvtwin.fuzz.exhaustive.spaces import Scope
-from kvtwin.fuzz.jobs import WorkerContext
-from kvtwin.fuzz.properties import Subject
+from kvtwin.fuzz.workers.jobs import WorkerContext
 
 CHUNK: Final = 256
 """The number of cases after which read-only arguments are checked for changes."""

@@ -21,6 +21,7 @@ import reference
 from conformance.checks.functions import choose_functions
 from conformance.reports.files import replace_file
 from conformance.targets.target import Target
+from kvtwin.fuzz.cases.properties import Subject
 from kvtwin.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,
@@ -29,7 +30,6 @@ from kvtwin.fuzz.exhaustive.jobs import (
 )
 from kvtwin.fuzz.exhaustive.registry import scopes_of
 from kvtwin.fuzz.exhaustive.spaces import Scope
-from kvtwin.fuzz.properties import Subject
 
 FILE: Final = "exhaustive.json"
 """The name of the progress file in the folder of a run."""

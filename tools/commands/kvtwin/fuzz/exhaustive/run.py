@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvtwin.fuzz.exhaustive.jobs import CaseFailure, crash_of
 from kvtwin.fuzz.exhaustive.progress import Progress
-from kvtwin.fuzz.jobs import Event, Finished, Message, Pool
+from kvtwin.fuzz.workers.jobs import Event, Finished, Message, Pool
 
 WRITE_SECONDS: Final = 5.0
 """How often the progress is written."""

@@ -18,18 +18,18 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.execution.forked_calls import run_in_child
 from conformance.generation.hypothesis_provider import FreshProvider
-from kvtwin.fuzz.cases import Case, Input, Status, run_case, run_data
-from kvtwin.fuzz.child import (
+from kvtwin.fuzz.cases.case import Case, Input, Status, run_case, run_data
+from kvtwin.fuzz.cases.coverage import batch_of
+from kvtwin.fuzz.cases.properties import Property, PropertyJob, properties_of
+from kvtwin.fuzz.findings.failures import Failure, failure_of_case, key_of, with_artefacts
+from kvtwin.fuzz.findings.forked_draws import (
     CASE_SECONDS,
     HANG_SECONDS,
     ProcessDiedError,
     draw_in_child,
 )
-from kvtwin.fuzz.coverage import batch_of
-from kvtwin.fuzz.failures import Failure, failure_of_case, key_of, with_artefacts
-from kvtwin.fuzz.jobs import WorkerContext
-from kvtwin.fuzz.properties import Property, PropertyJob, properties_of
-from kvtwin.fuzz.shrink import shrink
+from kvtwin.fuzz.findings.shrink import shrink
+from kvtwin.fuzz.workers.jobs import WorkerContext
 
 TRIES: Final = 5
 """How often an input is tried, to detect flaky failures."""

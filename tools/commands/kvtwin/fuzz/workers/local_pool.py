@@ -6,8 +6,8 @@ import contextlib
 import queue
 import threading
 
-from kvtwin.fuzz.jobs import Event, Job, Lost
-from kvtwin.fuzz.worker import PRELOAD, Limits, LocalWorker
+from kvtwin.fuzz.workers.jobs import Event, Job, Lost
+from kvtwin.fuzz.workers.worker import PRELOAD, Limits, LocalWorker
 
 
 class LocalPool:

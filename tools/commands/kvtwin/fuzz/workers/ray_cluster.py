@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from kvtwin.fuzz.ray_worker import WorkerConfig
+from kvtwin.fuzz.workers.ray_worker import WorkerConfig
 
 REACH_SECONDS: Final = 5.0
 """How long the head node may take to accept a connection."""
@@ -167,7 +167,7 @@ class Cluster:
         }
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", "kvtwin.fuzz.ray_driver", str(theirs.fileno())],
+                [sys.executable, "-m", "kvtwin.fuzz.workers.ray_driver", str(theirs.fileno())],
                 cwd=self._config.code,
                 env=environment,
                 pass_fds=(theirs.fileno(),),

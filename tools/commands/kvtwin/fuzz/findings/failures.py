@@ -13,9 +13,9 @@ from conformance.encoding import Json
 from conformance.messages.mismatch import Mismatch, first_line
 from conformance.reports.failure import describe_failure
 from conformance.reproduction.script import script_of
-from kvtwin.fuzz.cases import Case, Input
-from kvtwin.fuzz.coverage import batch_of
-from kvtwin.fuzz.properties import Property
+from kvtwin.fuzz.cases.case import Case, Input
+from kvtwin.fuzz.cases.coverage import batch_of
+from kvtwin.fuzz.cases.properties import Property
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Failure:
         target: The target.
         property_name: The name of the property.
         kind: The kind of the check, such as `same answer`; or `crash`, `hang`, `memory growth`: see
-            `findings.KINDS`.
+            `records.KINDS`.
         field: The path of the first difference, without indices; empty if there is none.
         error: The class of the exception; for a crash the signal.
         line: The failure in a line.
         message: The whole message of the exception.
         uses: The functions of the target that the check used.
-        input: The input, as `cases.Input` writes it; empty if the example was not drawn.
+        input: The input, as `case.Input` writes it; empty if the example was not drawn.
         case: The stored case; None if the input is stored in its place.
         script: A short script that reproduces it; None if its call cannot be written as code.
         details: Tables and pictures for the report, from `conformance.reports`.

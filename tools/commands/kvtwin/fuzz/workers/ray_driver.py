@@ -14,8 +14,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from kvtwin.fuzz.ray_cluster import Config, Resources
-from kvtwin.fuzz.ray_worker import run_worker
+from kvtwin.fuzz.workers.ray_cluster import Config, Resources
+from kvtwin.fuzz.workers.ray_worker import run_worker
 
 WATCH_SECONDS: Final = 2.0
 """How often the nodes of the cluster are polled."""

@@ -44,7 +44,7 @@ FLUSH_SECONDS: Final = 1.0
 
 
 class Database:
-    """Inputs of properties, as `cases.Input.to_bytes` writes them; see `open_database`.
+    """Inputs of properties, as `case.Input.to_bytes` writes them; see `open_database`.
 
     Args:
         folder: The database on this machine.

@@ -26,7 +26,7 @@ from conformance.generation.choice_data import ChoiceContext, ChoiceData
 from conformance.generation.hypothesis_provider import FreshProvider
 from conformance.targets.implementations import Absent
 from conformance.targets.target import LOOKED_UP, RAISED
-from kvtwin.fuzz.properties import Property
+from kvtwin.fuzz.cases.properties import Property
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from conformance.encoding import SCHEMA_VERSION
 from conformance.reports.files import replace_file
-from kvtwin.fuzz.failures import Failure
+from kvtwin.fuzz.findings.failures import Failure
 from kvtwin.fuzz.report.record import Status
 
 FORMAT: Final = "kvtwin findings 1"

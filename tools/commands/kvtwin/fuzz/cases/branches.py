@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from kvtwin.fuzz.coverage import Event, Source
+from kvtwin.fuzz.cases.coverage import Event, Source
 
 
 class Branches(Source):

@@ -13,12 +13,12 @@ from conformance.cases.check import replay
 from conformance.encoding import Json
 from conformance.execution.forked_calls import run_in_child
 from conformance.targets.target import RAISED
-from kvtwin.fuzz.cases import Input, run_case
-from kvtwin.fuzz.child import CASE_SECONDS, HANG_SECONDS
-from kvtwin.fuzz.growth import GrowthJob, MemoryGrowthError
-from kvtwin.fuzz.jobs import WorkerContext
-from kvtwin.fuzz.minimize import TRIES
-from kvtwin.fuzz.properties import Property, PropertyJob, Subject, properties_of
+from kvtwin.fuzz.cases.case import Input, run_case
+from kvtwin.fuzz.cases.properties import Property, PropertyJob, Subject, properties_of
+from kvtwin.fuzz.findings.forked_draws import CASE_SECONDS, HANG_SECONDS
+from kvtwin.fuzz.findings.growth import GrowthJob, MemoryGrowthError
+from kvtwin.fuzz.findings.minimize import TRIES
+from kvtwin.fuzz.workers.jobs import WorkerContext
 
 SECONDS: Final = 20.0
 """The time after which no further try begins."""

@@ -25,7 +25,7 @@ START_SECONDS: Final = 300.0
 CASE_SECONDS: Final = 60.0
 """A case that takes longer counts as hung."""
 
-CODE: Final = "import sys, kvtwin.fuzz.commit_check as check; check.main(sys.argv[1])"
+CODE: Final = "import sys, kvtwin.fuzz.bisection.commit_check as check; check.main(sys.argv[1])"
 COMMAND: Final = (sys.executable, "-P", "-c", CODE)
 """The command that runs `main`: `-P`, so that nothing is imported from the working directory."""
 
@@ -119,9 +119,9 @@ def _load(request: dict[str, Any]) -> Callable[[], Outcome]:
     from conformance.checks.functions import find_contract  # noqa: PLC0415
     from conformance.targets.implementations import Absent, load_implementation  # noqa: PLC0415
     from conformance.targets.target import RAISED, choose_targets  # noqa: PLC0415
-    from kvtwin.fuzz.failures import key_of  # noqa: PLC0415
-    from kvtwin.fuzz.properties import Subject  # noqa: PLC0415
-    from kvtwin.fuzz.replay import attempt_of_input  # noqa: PLC0415
+    from kvtwin.fuzz.cases.properties import Subject  # noqa: PLC0415
+    from kvtwin.fuzz.findings.failures import key_of  # noqa: PLC0415
+    from kvtwin.fuzz.findings.replay import attempt_of_input  # noqa: PLC0415
 
     torch.set_num_threads(1)
     find_contract(request["case"]["contract"])  # imports it before the case is timed

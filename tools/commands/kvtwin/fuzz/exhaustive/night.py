@@ -7,21 +7,21 @@ import time
 from datetime import UTC, datetime
 
 from conformance.targets.target import RAISED
-from kvtwin.fuzz.child import ProcessDiedError
+from kvtwin.fuzz.cases.properties import Property
 from kvtwin.fuzz.display import Display
 from kvtwin.fuzz.exhaustive.examples import example_of
 from kvtwin.fuzz.exhaustive.jobs import CaseFailure, targets_of
 from kvtwin.fuzz.exhaustive.progress import Progress
 from kvtwin.fuzz.exhaustive.run import run
-from kvtwin.fuzz.failures import Failure, failure_of, with_artefacts
-from kvtwin.fuzz.findings import Findings
+from kvtwin.fuzz.findings.failures import Failure, failure_of, with_artefacts
+from kvtwin.fuzz.findings.forked_draws import ProcessDiedError
+from kvtwin.fuzz.findings.records import Findings
 from kvtwin.fuzz.interrupts import catching_signals
-from kvtwin.fuzz.jobs import Pool
 from kvtwin.fuzz.options import Options
-from kvtwin.fuzz.properties import Property
 from kvtwin.fuzz.report.record import Night, Scope
 from kvtwin.fuzz.report.words import scope_words
 from kvtwin.fuzz.summary import reported_findings, start_of_night
+from kvtwin.fuzz.workers.jobs import Pool
 
 
 def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display) -> Night:

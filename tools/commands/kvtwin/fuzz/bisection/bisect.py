@@ -25,8 +25,8 @@ from typing import Final
 from conformance.encoding import read_json
 from conformance.targets.target import choose_targets
 from kvtwin.checkout import COMMANDS, ROOT
-from kvtwin.fuzz.commit_check import CASE_SECONDS, Outcome, try_case
-from kvtwin.fuzz.repository import BisectStep, Commit, Repository
+from kvtwin.fuzz.bisection.commit_check import CASE_SECONDS, Outcome, try_case
+from kvtwin.fuzz.bisection.repository import BisectStep, Commit, Repository
 
 KINDS: Final = ("call", "example", "input")
 

@@ -14,9 +14,9 @@ import threading
 from multiprocessing.connection import Client, Connection
 from typing import Any, Final
 
-from kvtwin.fuzz.jobs import Event, Finished, Job, Message, WorkerContext
-from kvtwin.fuzz.shipping import Places, dump, load
-from kvtwin.fuzz.worker import Limits, LocalWorker
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Message, WorkerContext
+from kvtwin.fuzz.workers.shipping import Places, dump, load
+from kvtwin.fuzz.workers.worker import Limits, LocalWorker
 
 STOP: Final = "stop"
 CLOSE: Final = "close"

@@ -14,7 +14,7 @@ from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.execution.forked_calls import run_in_child
-from kvtwin.fuzz.child import draw_in_child
+from kvtwin.fuzz.findings.forked_draws import draw_in_child
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any, Final
 
-from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
-from kvtwin.fuzz.local_pool import take_events
-from kvtwin.fuzz.ray_cluster import Cluster, Config, Resources, check_address
-from kvtwin.fuzz.ray_worker import CLOSE, STOP, WorkerConfig
-from kvtwin.fuzz.shipping import copy_code, dump, load
-from kvtwin.fuzz.worker import PRELOAD, Limits
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.workers.local_pool import take_events
+from kvtwin.fuzz.workers.ray_cluster import Cluster, Config, Resources, check_address
+from kvtwin.fuzz.workers.ray_worker import CLOSE, STOP, WorkerConfig
+from kvtwin.fuzz.workers.shipping import copy_code, dump, load
+from kvtwin.fuzz.workers.worker import PRELOAD, Limits
 
 CLOSE_SECONDS: Final = 6.0
 """How long to wait for the workers to end."""

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvtwin.fuzz.jobs import Event, Finished, Job, Lost, Message
-from kvtwin.fuzz.worker_process import (
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
+from kvtwin.fuzz.workers.worker_process import (
     LOST_CONTEXT_EXIT,
     USED_GPU,
     SharedState,

@@ -1,0 +1,1 @@
+"""Finds the commit that introduced a failure."""
