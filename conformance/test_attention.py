@@ -55,7 +55,7 @@ def test_virtual_batches_attend_in_chunks(twin: Target, example: Example) -> Non
     virtual = as_reference(Invocation(twin, example.call).answer())
     cache = PoisonedCache.with_context(example.layer)
     cache.write(example.batch, virtual.slot_mapping)
-    example.layer.agree(cache.attend(virtual))
+    example.layer.assert_close_to_dense(cache.attend(virtual))
 
 
 @attention_law(
@@ -79,7 +79,7 @@ def test_unpadded_attends_alike(twin: Target, example: Example) -> None:
     cache = PoisonedCache.with_context(layer)
     cache.write(layer.batch, part.slot_mapping[:num_tokens], slice(0, num_tokens))
     output, lse = cache.attend(part)
-    layer.agree((output[:num_tokens], lse[:num_tokens]), range(num_tokens))
+    layer.assert_close_to_dense((output[:num_tokens], lse[:num_tokens]), range(num_tokens))
     assert not output[num_tokens:].any()
     assert np.isneginf(lse[num_tokens:]).all()
 
@@ -115,7 +115,7 @@ def test_fast_prefill_gives_its_rows(twin: Target, example: Example) -> None:
     made = as_reference(Invocation(twin, example.call).answer())
     cache = PoisonedCache.with_context(layer)
     cache.write(layer.batch, made.slot_mapping)
-    layer.agree(cache.attend(made, logits_tokens), logits_tokens)
+    layer.assert_close_to_dense(cache.attend(made, logits_tokens), logits_tokens)
 
 
 def _regions(batch: Batch, threshold: int) -> list[int]:
@@ -179,7 +179,9 @@ def test_reordering_permutes_rows(twin: Target, example: Example) -> None:
     assert regions.count(0) == decodes
     cache = PoisonedCache.with_context(layer)
     cache.write(before, after.slot_mapping(), tokens)
-    layer.agree(_attend_by_kind(cache, after, decodes, decode_tokens, tokens), tokens)
+    layer.assert_close_to_dense(
+        _attend_by_kind(cache, after, decodes, decode_tokens, tokens), tokens
+    )
 
 
 def _attend_by_kind(

@@ -36,7 +36,7 @@ def test_each_group_attends_to_its_own(twin: Target, step: GroupedStep) -> None:
         metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
         cache = PoisonedCache.with_context(layer)
         cache.write(layer.batch, metadata.slot_mapping)
-        layer.agree(cache.attend(metadata))
+        layer.assert_close_to_dense(cache.attend(metadata))
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def _host(view: Any) -> Iterator[Array]:
         view.copy_(host)
 
 
-class _Run:
+class _ModelCaches:
     """A twin's caches of a model, filled with NaN except for the context."""
 
     def __init__(self, twin: Target, model: Model) -> None:
@@ -90,7 +90,7 @@ class _Run:
         """Check a layer's attention."""
         layer = self.model.layers[name]
         with self.cache(name) as cache:
-            layer.agree(cache.attend(layer.batch.metadata()))
+            layer.assert_close_to_dense(cache.attend(layer.batch.metadata()))
 
 
 def _reads_context(model: Model) -> bool:
@@ -123,7 +123,7 @@ def _orders_memory(model: Model) -> bool:
 )
 def test_layers_attend_over_shared_memory(twin: Target, model: Model) -> None:
     """Layers of two groups, over one tensor or two, read back what they wrote to their views."""
-    run = _Run(twin, model)
+    run = _ModelCaches(twin, model)
     for name in run.views:
         run.write(name)
     for name in run.views:
@@ -144,7 +144,7 @@ def test_layers_attend_over_shared_memory(twin: Target, model: Model) -> None:
 )
 def test_sharing_layers_read_their_targets(twin: Target, model: Model) -> None:
     """A layer without its own cache attends over the keys and values that its target wrote."""
-    run = _Run(twin, model)
+    run = _ModelCaches(twin, model)
     arguments = {
         "shared_kv_cache_layers": dict(model.shared),
         "kv_cache_groups": run.groups,

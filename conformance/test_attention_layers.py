@@ -64,29 +64,29 @@ test_get_layers = Contract(
     "get_layers_from_vllm_config",
     get_layers_calls,
     {
-        "no layers": lambda call: not call.facts,
+        "no layers": lambda call: not call.source,
         "all layers by default": lambda call: "layer_names" not in call,
         "all layers": lambda call: "layer_names" in call and _names(call) is None,
-        "no names": lambda call: _names(call) == [] and bool(call.facts),
+        "no names": lambda call: _names(call) == [] and bool(call.source),
         "names in another order than the context's": lambda call: (
             bool(_names(call))
-            and _names(call) != [name for name in call.facts if name in _names(call)]
+            and _names(call) != [name for name in call.source if name in _names(call)]
         ),
         "a named layer is of another type": lambda call: (
             call["layer_type"] is ATTENTION
-            and any(call.facts[name].cls in {MIXER, MOE} for name in _names(call) or ())
+            and any(call.source[name].cls in {MIXER, MOE} for name in _names(call) or ())
         ),
         "a layer of a subclass": lambda call: (
             call["layer_type"] is ATTENTION
-            and any(layer.cls is MLA_ATTENTION for layer in call.facts.values())
+            and any(layer.cls is MLA_ATTENTION for layer in call.source.values())
         ),
         "a layer of the superclass": lambda call: (
             call["layer_type"] is MLA_ATTENTION
-            and any(layer.cls is ATTENTION for layer in call.facts.values())
+            and any(layer.cls is ATTENTION for layer in call.source.values())
         ),
         "an engine's own configuration": _is_own,
     },
-    axes={LAYERS: of_objects(lambda call: len(call.facts))},
+    axes={LAYERS: of_objects(lambda call: len(call.source))},
     invalid_inputs=GET_LAYERS_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
@@ -100,7 +100,7 @@ def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
     found = invocation.answer(checked=False)
     cls = invocation.arguments["layer_type"]
     layers = {
-        name: invocation.converter.convert(layer, "layer") for name, layer in call.facts.items()
+        name: invocation.converter.convert(layer, "layer") for name, layer in call.source.items()
     }
     looked_at = list(layers) if _names(call) is None else _names(call)
     assert [name for name in looked_at if isinstance(layers[name], cls)] == list(found)
@@ -108,7 +108,7 @@ def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
 
 
 def _kinds(*kinds: str) -> Any:
-    return lambda call: any(kind in call.facts.values() for kind in kinds)
+    return lambda call: any(kind in call.source.values() for kind in kinds)
 
 
 def _largest(attribute: str) -> Any:
@@ -132,7 +132,7 @@ test_get_kv_cache_spec = Contract(
     "get_kv_cache_spec",
     get_kv_cache_spec_calls,
     {
-        "no layers": lambda call: not call.facts,
+        "no layers": lambda call: not call.source,
         "a layer with a window": _kinds("window"),
         "a layer without": _kinds("full"),
         "a layer that shares": _kinds("shares"),
@@ -140,7 +140,7 @@ test_get_kv_cache_spec = Contract(
         "a layer that shares and is of another type": _kinds("shares bare"),
         "a layer that is not attention": _kinds("no attention"),
         "one that is none and has a window": _kinds("no attention, with a window"),
-        "layers in descending order": lambda call: list(call.facts) != sorted(call.facts),
+        "layers in descending order": lambda call: list(call.source) != sorted(call.source),
         "a scalar type for a dtype": lambda call: isinstance(call["kv_cache_dtype"], type),
         "an engine's own configuration": _is_own,
         "sizes of NumPy's ints": lambda call: any(
@@ -149,7 +149,7 @@ test_get_kv_cache_spec = Contract(
         ),
     },
     axes={
-        LAYERS: of_objects(lambda call: len(call.facts)),
+        LAYERS: of_objects(lambda call: len(call.source)),
         BLOCK_SIZE: of_ints(_block_size, 1),
         HEADS: of_ints(_largest("num_kv_heads"), 1),
         HEAD_SIZE: of_ints(_largest("head_size"), 1),
@@ -166,7 +166,7 @@ def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
     """Attention layers with their own cache have a spec; the window decides its class."""
     found = Invocation(target, call).answer(checked=False)
     classes = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec"}
-    expected = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
+    expected = {name: classes[kind] for name, kind in call.source.items() if kind in classes}
     assert list(expected.items()) == [(name, type(spec).__name__) for name, spec in found.items()]
     layers = context_of(call["vllm_config"])
     for name, spec in found.items():
@@ -176,7 +176,7 @@ def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
 
 
 def _workspaces(call: Call) -> list[str]:
-    return [plan.workspace for plan in call.facts]
+    return [plan.workspace for plan in call.source]
 
 
 def _has_workspace(name: str) -> Any:
@@ -191,16 +191,16 @@ test_init_attn_backend = Contract(
     "init_attn_backend",
     init_attn_backend_calls,
     {
-        "no groups": lambda call: not call.facts,
-        "several groups": lambda call: len(call.facts) > 1,
-        "a group of several layers": lambda call: any(len(p.names) > 1 for p in call.facts),
+        "no groups": lambda call: not call.source,
+        "several groups": lambda call: len(call.source) > 1,
+        "a group of several layers": lambda call: any(len(p.names) > 1 for p in call.source),
         "two groups of one backend": lambda call: (
-            len({id(plan.backend) for plan in call.facts}) < len(call.facts)
+            len({id(plan.backend) for plan in call.source}) < len(call.source)
         ),
         "a group of encoder-only layers": lambda call: _has_kind(call, "encoder only"),
         "a uniform group": lambda call: _has_kind(call, "uniform"),
         "a uniform group, of which the first layer shares": lambda call: any(
-            plan.kind == "uniform, for some" and len(plan.names) > 1 for plan in call.facts
+            plan.kind == "uniform, for some" and len(plan.names) > 1 for plan in call.source
         ),
         "a uniform spec of other layers too": lambda call: _has_kind(call, "uniform, with others"),
         **{f"a builder that {name}": _has_workspace(name) for name in WORKSPACES if name != "none"},
@@ -209,18 +209,18 @@ test_init_attn_backend = Contract(
         "the first builder shares none": lambda call: (
             _sharing(call) > 1 and not _workspaces(call)[0].startswith("shares")
         ),
-        "an engine's own builders": lambda call: any(p.backend.builder.is_own for p in call.facts),
-        "an engine's own backend": lambda call: any(plan.backend.is_own for plan in call.facts),
+        "an engine's own builders": lambda call: any(p.backend.builder.is_own for p in call.source),
+        "an engine's own backend": lambda call: any(plan.backend.is_own for plan in call.source),
         "an engine's own configuration": _is_own,
         "layers in another order than the context's": lambda call: (
-            [name for plan in call.facts for name in plan.names]
+            [name for plan in call.source for name in plan.names]
             != [n for n in context_of(call["vllm_config"]) if n.endswith("attn")]
         ),
     },
     axes={
-        GROUPS: of_objects(lambda call: len(call.facts), last=257),
+        GROUPS: of_objects(lambda call: len(call.source), last=257),
         LAYERS_OF_A_GROUP: of_objects(
-            lambda call: max((len(plan.names) for plan in call.facts), default=0),
+            lambda call: max((len(plan.names) for plan in call.source), default=0),
             1,
             last=257,
         ),
@@ -233,7 +233,7 @@ test_init_attn_backend = Contract(
 
 
 def _has_kind(call: Call, kind: str) -> bool:
-    return any(plan.kind == kind for plan in call.facts)
+    return any(plan.kind == kind for plan in call.source)
 
 
 @law("init_attn_backend", init_attn_backend_calls)
@@ -241,9 +241,9 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
     """Each layer has its backend, each group a builder, and sharing builders one workspace."""
     invocation = Invocation(target, call)
     backends, builders = invocation.answer(checked=False)
-    assert len(call.facts) == len({id(builder) for builder in builders}) == len(builders)
+    assert len(call.source) == len({id(builder) for builder in builders}) == len(builders)
     sharing = []
-    for plan, builder in zip(call.facts, builders, strict=True):
+    for plan, builder in zip(call.source, builders, strict=True):
         backend = invocation.converter.convert(plan.backend, "backend")
         assert all(backends[name] is backend for name in plan.names)
         assert type(builder) is backend.get_builder_cls()
@@ -260,7 +260,7 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
 @law(
     "init_attn_backend",
     init_attn_backend_calls,
-    goals={"groups before the bad one": lambda call: len(call.facts) > 1},
+    goals={"groups before the bad one": lambda call: len(call.source) > 1},
 )
 def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
     """If the last group is invalid, no builders are made for the groups before it."""
@@ -271,5 +271,5 @@ def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
     invocation = Invocation(target, bad)
     with target.running():
         assert ValueError is type(exception_of(invocation.run))
-    for plan in call.facts:
+    for plan in call.source:
         assert [] == invocation.converter.convert(plan.backend.builder, "builder").made

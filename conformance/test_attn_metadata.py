@@ -42,14 +42,14 @@ def given_to(built: Any) -> Any:
 
 def _groups(reader: Reader, call: Call) -> Iterator[Access]:
     found = reader.answer(call)
-    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
+    for batch, names in zip(call.source.batches, call.source.names, strict=True):
         yield reader.access(given_to(found[names[0]]), batch.layout)
 
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call of the next step in the same buffers, with changed batches."""
-    batches = tuple(change(batch) for batch in call.facts.batches)
-    batch, tails = change(call.facts.batch), call.facts.tail
+    batches = tuple(change(batch) for batch in call.source.batches)
+    batch, tails = change(call.source.batch), call.source.tail
 
     def buffer(name: str, values: tuple[int, ...]) -> Buffer:
         return Buffer(name, *(guarded((*values, *tail), np.int32) for tail in tails))
@@ -64,11 +64,11 @@ def _with_change(call: Call, change: Change) -> Call:
         slot_mappings=[group.slot_mapping() for group in batches],
         **dict.fromkeys(BOUNDS),  # the changed batch has other maxima
     )
-    step = dataclasses.replace(call.facts, batches=batches, batch=batch)
-    return dataclasses.replace(call, facts=step)
+    step = dataclasses.replace(call.source, batches=batches, batch=batch)
+    return dataclasses.replace(call, source=step)
 
 
-GROUPS = Interpretation(_groups, _with_change, groups=lambda call: call.facts.batches)
+GROUPS = Interpretation(_groups, _with_change, groups=lambda call: call.source.batches)
 """Interprets `build_attn_metadata`: one part for each KV cache group."""
 
 
@@ -77,7 +77,7 @@ def _of_batch() -> dict[str, Any]:
     given = {**BATCH_GOALS, **METADATA_GOALS}
     del given["counts are NumPy's"]  # a call variant here
     return {
-        name: lambda call, holds=holds: holds(call.facts.batch) for name, holds in given.items()
+        name: lambda call, holds=holds: holds(call.source.batch) for name, holds in given.items()
     }
 
 
@@ -87,14 +87,14 @@ def _first_longest(lengths: tuple[int, ...]) -> int:
 
 def _is_longer_behind(call: Call) -> bool:
     """Return whether the whole buffer of sequence lengths has a greater maximum than the batch."""
-    step = call.facts
+    step = call.source
     return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
 
 
 def _raised(call: Call) -> list[int | None]:
     """Return how far each bound exceeds the maximum, or None if it is not given."""
     given = [call.get(name) for name in BOUNDS]
-    maxima = [call.facts.maximum(name) for name in BOUNDS]
+    maxima = [call.source.maximum(name) for name in BOUNDS]
     return [None if g is None else g - m for g, m in zip(given, maxima, strict=True)]
 
 
@@ -106,23 +106,25 @@ test_build_attn_metadata = Contract(
     build_attn_metadata_calls,
     {
         **_of_batch(),
-        "no groups": lambda call: not call.facts.batches,
-        "several groups": lambda call: len(call.facts.batches) > 1,
-        "a group of several layers": lambda call: any(len(n) > 1 for n in call.facts.names),
-        "buffers longer than the batch": lambda call: bool(call.facts.tail[0]),
+        "no groups": lambda call: not call.source.batches,
+        "several groups": lambda call: len(call.source.batches) > 1,
+        "a group of several layers": lambda call: any(len(n) > 1 for n in call.source.names),
+        "buffers longer than the batch": lambda call: bool(call.source.tail[0]),
         "an old step's lengths after the batch": _is_longer_behind,
-        "the halves differ after the batch": lambda call: call.facts.tail[0] != call.facts.tail[1],
+        "the halves differ after the batch": lambda call: (
+            call.source.tail[0] != call.source.tail[1]
+        ),
         "the longest sequence has not the longest query": lambda call: (
-            len(set(call.facts.batch.query_lens)) > 1
-            and _first_longest(call.facts.batch.query_lens)
-            != _first_longest(call.facts.batch.seq_lens)
+            len(set(call.source.batch.query_lens)) > 1
+            and _first_longest(call.source.batch.query_lens)
+            != _first_longest(call.source.batch.seq_lens)
         ),
-        "slots in a list": lambda call: call.facts.slots == "list",
-        "slots and tables in a tuple": lambda call: call.facts.slots == "tuple",
+        "slots in a list": lambda call: call.source.slots == "list",
+        "slots and tables in a tuple": lambda call: call.source.slots == "tuple",
         "the slots of several groups in one array": lambda call: (
-            call.facts.slots == "one array" and len(call.facts.batches) > 1
+            call.source.slots == "one array" and len(call.source.batches) > 1
         ),
-        "several groups of one table": lambda call: call.facts.has_one_table,
+        "several groups of one table": lambda call: call.source.has_one_table,
         "both maxima are given": lambda call: _raised(call) == [0, 0],
         "only the longest query is given": lambda call: (
             [r is None for r in _raised(call)] == [False, True]
@@ -145,10 +147,10 @@ test_build_attn_metadata = Contract(
         ("several groups", "strided arrays"),
     ),
     axes={
-        **batch_axes(of=lambda call: call.facts.batch),
-        NUM_GROUPS: Axis(lambda call: len(call.facts.batches), 65, MANY),
-        LAYERS: Axis(lambda call: max(map(len, call.facts.names), default=0), 257, MANY, first=1),
-        SPARE_ELEMENTS: Axis(lambda call: len(call.facts.tail[0])),
+        **batch_axes(of=lambda call: call.source.batch),
+        NUM_GROUPS: Axis(lambda call: len(call.source.batches), 65, MANY),
+        LAYERS: Axis(lambda call: max(map(len, call.source.names), default=0), 257, MANY, first=1),
+        SPARE_ELEMENTS: Axis(lambda call: len(call.source.tail[0])),
     },
     invalid_inputs=BUILD_ATTN_METADATA_INVALID_INPUTS,
     refusal_presets=(MINIMAL, FEW_PAIRS),  # larger calls take twice the time and show no more
@@ -169,9 +171,9 @@ test_build_attn_metadata = Contract(
 @law(
     "build_attn_metadata",
     build_attn_metadata_calls,
-    goals={"two groups": lambda call: len(call.facts.batches) > 1},
+    goals={"two groups": lambda call: len(call.source.batches) > 1},
     presets=(MINIMAL, FEW_PAIRS),
-    is_of_refusals=True,
+    tests_invalid_inputs=True,
 )
 def test_tables_and_slots_on_another_device_are_refused(target: Target, call: Call) -> None:
     """The last group's table or slots, or one array of all slots, on another device are refused."""
@@ -192,8 +194,8 @@ def test_each_builder_builds_once(target: Target, call: Call) -> None:
     """All layers of a group share one result of its builder; no two groups share one."""
     invocation = Invocation(target, call)
     found = invocation.answer(checked=False)
-    assert [name for names in call.facts.names for name in names] == list(found)
-    groups = [[found[name] for name in names] for names in call.facts.names]
+    assert [name for names in call.source.names for name in names] == list(found)
+    groups = [[found[name] for name in names] for names in call.source.names]
     assert all(one is built[0] for built in groups for one in built)
     assert len(groups) == len({id(built[0]) for built in groups})
     assert len(groups) == len({id(given_to(built[0])) for built in groups})
@@ -215,12 +217,12 @@ def _real_buffer(target: Target, buffer: Buffer) -> Any:
 @law(
     "build_attn_metadata",
     build_attn_metadata_calls,
-    goals={"there is something to see": lambda call: bool(call.facts.batches)},
+    goals={"there is something to see": lambda call: bool(call.source.batches)},
     presets=(MINIMAL, FEW_PAIRS),
 )
 def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:
     """Later writes to the buffers are visible in the metadata, on host and device."""
-    invocation, step = Invocation(target, call), call.facts
+    invocation, step = Invocation(target, call), call.source
     buffers = {
         name: _real_buffer(target, call.arguments[name]) for name in ("query_start_loc", "seq_lens")
     }

@@ -54,7 +54,7 @@ from conformance.values.call import Call, plain
 
 def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of each kind's requests: the batch cut at the returned counts."""
-    answer, metadata = reader.answer(call), call.facts.metadata()
+    answer, metadata = reader.answer(call), call.source.metadata()
     middle = len(answer) // 2
     request = token = 0
     for num_reqs, num_tokens in zip(answer[:middle], answer[middle:], strict=True):
@@ -62,7 +62,7 @@ def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
         starts = metadata.query_start_loc[request : requests.stop + 1]
         starts = starts - starts[0]  # a wrong token count shows as wrong slots
         piece = requests_of(metadata, requests, starts, tokens)
-        yield reader.access(piece, call.facts.layout).shifted(token)
+        yield reader.access(piece, call.source.layout).shifted(token)
         request, token = requests.stop, tokens.stop
 
 
@@ -97,7 +97,7 @@ def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
     """
     after = _reorder(reader.target, call)
     order = _order_of(after)
-    batch = in_order(call.facts, order)
+    batch = in_order(call.source, order)
     computed = after.num_computed_tokens_cpu[: len(order)].tolist()
     lens = [c + q for c, q in zip(computed, batch.query_lens, strict=True)]
     seq_lens = np.array(lens, np.int32)
@@ -108,12 +108,12 @@ def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
         max_seq_len=max(lens, default=0),
     )
     access = reader.access(metadata, batch.layout)
-    yield access.renamed(names_in_order(call.facts, order))
+    yield access.renamed(names_in_order(call.source, order))
 
 
 def _to_reorder(call: Call, change: Change) -> Call:
     """Return the call that reorders a changed batch."""
-    batch = change(call.facts)
+    batch = change(call.source)
     ids = [f"r{i}" for i in range(batch.num_reqs)]
     computed = np.array(batch.num_computed_tokens, np.int32)
     return with_batch(
@@ -135,7 +135,7 @@ def _threshold(call: Call) -> int:
 
 def _first_long(call: Call) -> int:
     """Return the index of the first request above the threshold, or the number of requests."""
-    lens = call.facts.query_lens
+    lens = call.source.query_lens
     return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
 
 
@@ -153,26 +153,26 @@ test_split_decodes_and_prefills = Contract(
     split_decodes_and_prefills_calls,
     {
         **of_batch(),
-        "all are decodes": lambda call: _first_long(call) == call.facts.num_reqs > 0,
-        "none is a decode": lambda call: _first_long(call) == 0 < call.facts.num_reqs,
+        "all are decodes": lambda call: _first_long(call) == call.source.num_reqs > 0,
+        "none is a decode": lambda call: _first_long(call) == 0 < call.source.num_reqs,
         "a decode after a prefill": lambda call: any(
-            0 < q <= _threshold(call) for q in call.facts.query_lens[_first_long(call) :]
+            0 < q <= _threshold(call) for q in call.source.query_lens[_first_long(call) :]
         ),
         "uniform is required": lambda call: bool(call.get("require_uniform")),
-        "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
-        "a query length is one more": lambda call: _threshold(call) + 1 in call.facts.query_lens,
-        "the first request has no tokens": lambda call: call.facts.query_lens[:1] == (0,),
+        "a query length is the threshold": lambda call: _threshold(call) in call.source.query_lens,
+        "a query length is one more": lambda call: _threshold(call) + 1 in call.source.query_lens,
+        "the first request has no tokens": lambda call: call.source.query_lens[:1] == (0,),
         "decodes after a first request of no tokens": lambda call: (
-            call.facts.query_lens[:1] == (0,)
-            and 0 < next(filter(None, call.facts.query_lens), 0) <= _threshold(call)
+            call.source.query_lens[:1] == (0,)
+            and 0 < next(filter(None, call.source.query_lens), 0) <= _threshold(call)
         ),
         "short lengths differ, and none is long": lambda call: (
-            _first_long(call) == call.facts.num_reqs
-            and call.facts.raised == 0
-            and len(set(call.facts.query_lens) - {0}) > 1
+            _first_long(call) == call.source.num_reqs
+            and call.source.raised == 0
+            and len(set(call.source.query_lens) - {0}) > 1
         ),
         "short lengths differ": lambda call: (
-            len({q for q in call.facts.query_lens if 0 < q <= _threshold(call)}) > 1
+            len({q for q in call.source.query_lens if 0 < q <= _threshold(call)}) > 1
         ),
     },
     pairs=(
@@ -193,10 +193,10 @@ test_split_decodes_and_prefills = Contract(
 
 
 def _kinds(call: Call) -> set[str]:
-    facts = call.facts
+    batch = call.source
     return {
         "decode" if q <= _threshold(call) else "extend" if c else "prefill"
-        for q, c in zip(facts.query_lens, facts.num_computed_tokens, strict=True)
+        for q, c in zip(batch.query_lens, batch.num_computed_tokens, strict=True)
     }
 
 
@@ -213,7 +213,7 @@ test_split_decodes_prefills_and_extends = Contract(
             "prefill" in _kinds(call) and "extend" not in _kinds(call)
         ),
         "all three": lambda call: len(_kinds(call)) == 3,
-        "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
+        "a query length is the threshold": lambda call: _threshold(call) in call.source.query_lens,
     },
     pairs=(
         ("extends and no prefill", "padded tokens at the end"),
@@ -343,7 +343,7 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
     "reorder_batch_to_split_decodes_and_prefills",
     reorder_calls,
     goals={"a request that is not counted": lambda call: bool(call["input_batch"].req_ids)},
-    is_of_refusals=True,
+    tests_invalid_inputs=True,
 )
 def test_a_counter_needs_all_requests(target: Target, call: Call) -> None:
     """A `Counter` has a value for any key, but a request without an entry is refused."""
@@ -362,7 +362,7 @@ def test_a_counter_needs_all_requests(target: Target, call: Call) -> None:
 )
 def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
     """Splitting a reordered batch finds as many decodes as its first region has requests."""
-    after = in_order(call.facts, made_order(target, call))
+    after = in_order(call.source, made_order(target, call))
     arguments = {
         "common_attn_metadata": after.metadata(),
         "decode_threshold": call["decode_threshold"],
@@ -375,18 +375,18 @@ def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
 def test_two_kinds_add_up(target: Target, call: Call) -> None:
     """Requests and tokens of the two kinds sum to the batch's, and all decodes are short."""
     decodes, prefills, decode_tokens, prefill_tokens = Invocation(target, call).answer()
-    assert decodes + prefills == call.facts.num_reqs
-    assert decode_tokens + prefill_tokens == call.facts.num_actual_tokens
-    assert all(q <= _threshold(call) for q in call.facts.query_lens[:decodes])
+    assert decodes + prefills == call.source.num_reqs
+    assert decode_tokens + prefill_tokens == call.source.num_actual_tokens
+    assert all(q <= _threshold(call) for q in call.source.query_lens[:decodes])
 
 
 @law("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
 def test_three_kinds_add_up(target: Target, call: Call) -> None:
     """Counts of the three kinds sum to the batch's; extends have a context, or one is short."""
     answer = Invocation(target, call).answer()
-    assert sum(answer[:3]) == call.facts.num_reqs
-    assert sum(answer[3:]) == call.facts.num_actual_tokens
+    assert sum(answer[:3]) == call.source.num_reqs
+    assert sum(answer[3:]) == call.source.num_actual_tokens
     first_prefill = answer[0] + answer[1]
-    assert all(c > 0 for c in call.facts.num_computed_tokens[answer[0] : first_prefill]) or any(
-        q <= _threshold(call) for q in call.facts.query_lens[answer[0] : first_prefill]
+    assert all(c > 0 for c in call.source.num_computed_tokens[answer[0] : first_prefill]) or any(
+        q <= _threshold(call) for q in call.source.query_lens[answer[0] : first_prefill]
     )

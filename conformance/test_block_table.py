@@ -65,7 +65,7 @@ class _Step:
 
 @st.composite
 def _steps(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw block tables for a batch of one, two or three groups; the facts are the step."""
+    """Draw block tables for a batch of one, two or three groups; the source is the step."""
     batch = draw(batches(preset))
     count = draw(st.sampled_from((2, 1, 3)))
     groups = tuple(regrouped(batch, g) if g else batch for g in range(count))
@@ -92,7 +92,7 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
     All rows were full once. Every other request got half of its blocks in an earlier step, and
     gets the rest now; the others are new.
     """
-    step, target = call.facts, reader.target
+    step, target = call.source, reader.target
     batch, slots = step.batches[0], step.request_slots
     all_rows = list(range(call["max_num_reqs"]))
     full = [(9,) * -(-call["max_model_len"] // g.layout.block_size) for g in step.batches]
@@ -132,12 +132,12 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the tables for a step with changed batches."""
-    changed = tuple(map(change, call.facts.batches))
-    return _tables_of(dataclasses.replace(call.facts, batches=changed))
+    changed = tuple(map(change, call.source.batches))
+    return _tables_of(dataclasses.replace(call.source, batches=changed))
 
 
 GATHERED_GROUPS = Interpretation(
-    _gathered_groups, _with_change, calls=_steps, groups=lambda call: call.facts.batches
+    _gathered_groups, _with_change, calls=_steps, groups=lambda call: call.source.batches
 )
 """Interprets `BlockTables`: one part for each KV cache group."""
 
@@ -233,7 +233,7 @@ test_block_tables_of_all_sizes = along_axes(
 
 test_block_tables_refuse = session_check(
     "BlockTables",
-    lambda preset: block_tables_sessions(preset, tried=INVALID_OPERATIONS),
+    lambda preset: block_tables_sessions(preset, invalid_operations=INVALID_OPERATIONS),
     _everything,
     refusals=REFUSALS,
     has_kernel=True,

@@ -25,7 +25,7 @@ from conformance.strategies.builders import (
     BUILDERS,
     DRAFT_INDEX,
     LAYERS,
-    Wish,
+    ThresholdOptions,
     build_for_cudagraph_capture_calls,
     build_for_drafting_calls,
     create_group_calls,
@@ -101,7 +101,7 @@ def test_a_class_says_which_graphs_it_supports(target: Target, support: str | No
     assert "NEVER" == other.get_cudagraph_support(None, None).name
 
 
-def _wishes(call: Call) -> tuple[bool, bool]:
+def _threshold_options(call: Call) -> tuple[bool, bool]:
     """Return whether drafts count as decodes, and whether context parallelism supports them."""
     names = ("supports_spec_as_decode", "supports_dcp_with_varlen")
     with_drafts, with_varlen = (bool(call.get(name)) for name in names)
@@ -110,9 +110,9 @@ def _wishes(call: Call) -> tuple[bool, bool]:
 
 def _raises(call: Call) -> bool:
     """Return whether drafts raise the threshold."""
-    wish: Wish = call.facts
+    wish: ThresholdOptions = call.source
     is_less = wish.threshold is not None and wish.threshold < 1 + (wish.num_drafts or 0)
-    return is_less and _wishes(call)[0]
+    return is_less and _threshold_options(call)[0]
 
 
 test_init_reorder_batch_threshold = Contract(
@@ -120,22 +120,30 @@ test_init_reorder_batch_threshold = Contract(
     threshold_calls,
     {
         "all defaults": lambda call: len(call.arguments) == 1,
-        "no order": lambda call: call.facts.threshold is None,
+        "no order": lambda call: call.source.threshold is None,
         "no order, and no configuration": lambda call: (
-            call.facts.threshold is None and _lacks_all(call["self"].vllm_config)
+            call.source.threshold is None and _lacks_all(call["self"].vllm_config)
         ),
         "drafts raise the threshold": _raises,
-        "drafts are not to": lambda call: bool(call.facts.num_drafts) and not _wishes(call)[0],
-        "the threshold is above the drafts": lambda call: (
-            _wishes(call)[0]
-            and call.facts.num_drafts is not None
-            and (call.facts.threshold or 0) > 1 + call.facts.num_drafts
+        "drafts are not to": lambda call: (
+            bool(call.source.num_drafts) and not _threshold_options(call)[0]
         ),
-        "no ranks to lower it": lambda call: call.facts.num_ranks == 1,
-        "drafts of none": lambda call: _wishes(call)[0] and call.facts.num_drafts == 0,
-        "no number of drafts": lambda call: _wishes(call)[0] and call.facts.num_drafts is None,
-        "ranks that take one token": lambda call: call.facts.num_ranks > 1 and not _wishes(call)[1],
-        "ranks that take several": lambda call: call.facts.num_ranks > 1 and _wishes(call)[1],
+        "the threshold is above the drafts": lambda call: (
+            _threshold_options(call)[0]
+            and call.source.num_drafts is not None
+            and (call.source.threshold or 0) > 1 + call.source.num_drafts
+        ),
+        "no ranks to lower it": lambda call: call.source.num_ranks == 1,
+        "drafts of none": lambda call: _threshold_options(call)[0] and call.source.num_drafts == 0,
+        "no number of drafts": lambda call: (
+            _threshold_options(call)[0] and call.source.num_drafts is None
+        ),
+        "ranks that take one token": lambda call: (
+            call.source.num_ranks > 1 and not _threshold_options(call)[1]
+        ),
+        "ranks that take several": lambda call: (
+            call.source.num_ranks > 1 and _threshold_options(call)[1]
+        ),
         "an engine's own configuration": lambda call: isinstance(call["self"].vllm_config, Own),
     },
     pairs=(
@@ -145,9 +153,9 @@ test_init_reorder_batch_threshold = Contract(
         ("the threshold is above the drafts", "no ranks to lower it"),
     ),
     axes={
-        "threshold": Axis(lambda call: call.facts.threshold, 2**53 + 1, first=1),
-        "speculative tokens": Axis(lambda call: call.facts.num_drafts, 2**53 + 1),
-        "ranks": Axis(lambda call: call.facts.num_ranks, 2**31 - 1, first=1),
+        "threshold": Axis(lambda call: call.source.threshold, 2**53 + 1, first=1),
+        "speculative tokens": Axis(lambda call: call.source.num_drafts, 2**53 + 1),
+        "ranks": Axis(lambda call: call.source.num_ranks, 2**31 - 1, first=1),
     },
     invalid_inputs=THRESHOLD_INVALID_INPUTS,
     changes=frozenset({"self"}),
@@ -163,7 +171,7 @@ def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
     """The threshold is between 1 and the requested or drafted number; its class keeps None."""
     invocation = Invocation(target, call)
     assert invocation.answer(checked=False) is None
-    builder, wish = invocation.arguments["self"], call.facts
+    builder, wish = invocation.arguments["self"], call.source
     found = builder.reorder_batch_threshold
     assert type(builder).reorder_batch_threshold is None
     assert "reorder_batch_threshold" in vars(builder)

@@ -27,11 +27,11 @@ from conformance.values.call import Call
 
 
 def _of_batches(preset: Preset) -> st.SearchStrategy[Call]:
-    """Return calls whose facts are a batch of new sequences."""
+    """Return calls whose source is a batch of new sequences."""
 
     def of_batch(call: Call) -> Call:
-        rows = tuple((1,) * -(-length // BLOCK_M) for length in call.facts)
-        batch = Batch(call.facts, (0,) * len(call.facts), Layout(BLOCK_M), rows)
+        rows = tuple((1,) * -(-length // BLOCK_M) for length in call.source)
+        batch = Batch(call.source, (0,) * len(call.source), Layout(BLOCK_M), rows)
         return with_batch(call, batch)
 
     return compute_conv1d_calls(preset).map(of_batch)
@@ -39,13 +39,13 @@ def _of_batches(preset: Preset) -> st.SearchStrategy[Call]:
 
 def _runs_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the writes of each program: its tokens, each to one slot."""
-    for run in runs_of(reader.target, with_batch(call, call.facts.query_lens)):
+    for run in runs_of(reader.target, with_batch(call, call.source.query_lens)):
         yield Access(writes=frozenset((token, 0) for token in run))
 
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call about a changed batch, with its hint."""
-    batch = change(call.facts)
+    batch = change(call.source)
     starts = batch.query_start_loc()
     call = call.hinting(**dict.fromkeys(call.hints, starts))
     return with_batch(call, batch, query_start_loc_p=starts)
@@ -53,7 +53,7 @@ def _with_change(call: Call, change: Change) -> Call:
 
 def runs_of(target: Target, call: Call) -> list[range]:
     """Return the tokens of each program, as a kernel computes them."""
-    starts = [0, *accumulate(call.facts)]
+    starts = [0, *accumulate(call.source)]
     found = []
     _, sequences, offsets = Invocation(target, call).answer()
     for sequence, offset in zip(sequences.tolist(), offsets.tolist(), strict=True):
@@ -68,28 +68,29 @@ PROGRAMS = Interpretation(_runs_of_batch, _with_change, shows=Half.WRITES, calls
 
 
 def _programs(call: Call) -> int:
-    return sum(-(-length // BLOCK_M) for length in call.facts)
+    return sum(-(-length // BLOCK_M) for length in call.source)
 
 
 def _has_remainder(remainder: int) -> Any:
-    return lambda call: any(n > BLOCK_M and n % BLOCK_M == remainder for n in call.facts)
+    return lambda call: any(n > BLOCK_M and n % BLOCK_M == remainder for n in call.source)
 
 
 test_compute_causal_conv1d_metadata = Contract(
     "compute_causal_conv1d_metadata",
     compute_conv1d_calls,
     {
-        "no sequences": lambda call: not call.facts,
-        "no tokens": lambda call: bool(call.facts) and not any(call.facts),
+        "no sequences": lambda call: not call.source,
+        "no tokens": lambda call: bool(call.source) and not any(call.source),
         "a sequence of no tokens between others": lambda call: any(
-            not n and any(call.facts[:i]) and any(call.facts[i:]) for i, n in enumerate(call.facts)
+            not n and any(call.source[:i]) and any(call.source[i:])
+            for i, n in enumerate(call.source)
         ),
         "a sequence ends with a program": _has_remainder(0),
         "a sequence ends just before": _has_remainder(7),
         "a sequence ends just past": _has_remainder(1),
-        "a sequence of one program": lambda call: BLOCK_M in call.facts,
+        "a sequence of one program": lambda call: BLOCK_M in call.source,
         "several sequences of several programs": lambda call: (
-            sum(n > BLOCK_M for n in call.facts) > 1
+            sum(n > BLOCK_M for n in call.source) > 1
         ),
         "as many programs as the least room": lambda call: _programs(call) == 1024,
         "more programs than the least room": lambda call: _programs(call) > 1024,
@@ -98,8 +99,8 @@ test_compute_causal_conv1d_metadata = Contract(
     },
     pairs=(("strided starts", "more programs than the least room"),),
     axes={
-        SEQUENCES: Axis(lambda call: len(call.facts)),
-        LENGTH: Axis(lambda call: max(call.facts, default=0)),
+        SEQUENCES: Axis(lambda call: len(call.source)),
+        LENGTH: Axis(lambda call: max(call.source, default=0)),
     },
     invalid_inputs=CONV1D_INVALID_INPUTS,
     compares_views=True,
@@ -136,16 +137,16 @@ def _run_program(tokens: Any, weights: Any, run: range, first: int) -> Any:
     lambda preset: compute_conv1d_calls(preset, is_long=False),
     goals={
         "convolved: a program that begins inside a sequence": lambda call: any(
-            n > BLOCK_M for n in call.facts
+            n > BLOCK_M for n in call.source
         )
     },
 )
 def test_programs_make_the_plain_convolution(target: Target, call: Call) -> None:
     """A convolution run program by program, in integers, equals that of each whole sequence."""
-    rng = np.random.default_rng(len(call.facts))
-    tokens = rng.integers(-9, 9, (sum(call.facts), 2))
+    rng = np.random.default_rng(len(call.source))
+    tokens = rng.integers(-9, 9, (sum(call.source), 2))
     weights = rng.integers(-9, 9, (4, 2))
-    starts = [0, *accumulate(call.facts)]
+    starts = [0, *accumulate(call.source)]
     expected = [_convolved(tokens[start:end], weights) for start, end in pairwise(starts)]
     got = np.full_like(tokens, 99)
     for run in runs_of(target, call):

@@ -221,7 +221,12 @@ def _refuses(target: Target) -> bool:
     return False
 
 
-@law("checks", lambda _: st.sampled_from((0, 1, None, "1")), presets=[MINIMAL], is_of_refusals=True)
+@law(
+    "checks",
+    lambda _: st.sampled_from((0, 1, None, "1")),
+    presets=[MINIMAL],
+    tests_invalid_inputs=True,
+)
 def test_a_mode_is_a_bool(target: Target, example: object) -> None:
     """A mode that is not a bool is refused."""
     error = exception_of(lambda: target.lookup("checks")(enabled=example))

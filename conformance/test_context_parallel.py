@@ -52,7 +52,7 @@ def _lengths_of(call: Call, batch: Batch) -> Call:
 
 def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the reads of a rank: of the positions that it stores, as many as its local length."""
-    batch, layout = call.facts, call.facts.layout
+    batch, layout = call.source, call.source.layout
     lengths = reader.answer(call)[:, layout.cp_rank].tolist()
     interleave = layout.cp_kv_cache_interleave_size
     reads = set()
@@ -67,7 +67,7 @@ def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
 
 HELD_KEYS = Interpretation(
     _first_held,
-    lambda call, change: _lengths_of(call, change(call.facts)),
+    lambda call, change: _lengths_of(call, change(call.source)),
     shows=Half.READS,
     calls=_on_ranks,
 )

@@ -52,22 +52,22 @@ def _calls_at_ends(preset: Preset) -> st.SearchStrategy[Call]:
 
 def _tokens(call: Call) -> list[int]:
     """Return the tokens of the batch that are in the result."""
-    return list(range(call.facts.num_tokens)) if comes_back(call) else logits_indices_of(call)
+    return list(range(call.source.num_tokens)) if comes_back(call) else logits_indices_of(call)
 
 
 def _logits_tokens(reader: Reader, call: Call) -> Iterator[Access]:
-    access = reader.access(reader.answer(call), call.facts.layout)
+    access = reader.access(reader.answer(call), call.source.layout)
     yield access.renamed(dict(enumerate(_tokens(call))))
 
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call with logits indices of the same tokens of a changed batch."""
-    batch, old = change(call.facts), metadata_of(call)
+    batch, old = change(call.source), metadata_of(call)
     metadata = batch.metadata()
     if old.logits_indices_padded is None:
         return with_batch(call, batch, common_attn_metadata=metadata)
     indexed = set(old.logits_indices_padded[: old.num_logits_indices].tolist())
-    names = change.names(call.facts)
+    names = change.names(call.source)
     indices = guarded(sorted(new for new, name in names.items() if name in indexed), np.int64)
     metadata = dataclasses.replace(
         metadata, logits_indices_padded=indices, num_logits_indices=len(indices)
@@ -88,8 +88,8 @@ LOGITS_TOKENS = Interpretation(
 
 def _counts(call: Call) -> list[tuple[int, int]]:
     """Return the number of logits and of tokens of each request."""
-    indices, starts = logits_indices_of(call), call.facts.starts
-    edges = zip(starts, call.facts.query_lens, strict=False)
+    indices, starts = logits_indices_of(call), call.source.starts
+    edges = zip(starts, call.source.query_lens, strict=False)
     return [(sum(s <= t < s + q for t in indices), q) for s, q in edges]
 
 
@@ -128,14 +128,14 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
         "armed, and all queries of one token": lambda call: (
             metadata_of(call).logits_indices_padded is not None
             and metadata_of(call).max_query_len == 1
-            and call.facts.num_tokens > 0
+            and call.source.num_tokens > 0
         ),
         "the last token of each request": lambda call: (
             len(logits_indices_of(call)) > 1
             and logits_indices_of(call)
             == [
                 s - 1
-                for s, q in zip(call.facts.starts[1:], call.facts.query_lens, strict=True)
+                for s, q in zip(call.source.starts[1:], call.source.query_lens, strict=True)
                 if q
             ]
         ),
@@ -145,11 +145,11 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
         ),
         "a request's first token, not its last": lambda call: any(
             q > 1 and s in logits_indices_of(call) and s + q - 1 not in logits_indices_of(call)
-            for s, q in zip(call.facts.starts, call.facts.query_lens, strict=False)
+            for s, q in zip(call.source.starts, call.source.query_lens, strict=False)
         ),
-        "all tokens": lambda call: len(logits_indices_of(call)) == call.facts.num_tokens > 0,
+        "all tokens": lambda call: len(logits_indices_of(call)) == call.source.num_tokens > 0,
         "none at all": lambda call: (
-            not comes_back(call) and not logits_indices_of(call) and call.facts.num_tokens > 0
+            not comes_back(call) and not logits_indices_of(call) and call.source.num_tokens > 0
         ),
         "garbage after the logits indices": _has_padding,
         "indices are int32": _of_indices(lambda indices: indices.dtype == np.int32),
@@ -158,8 +158,8 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
             lambda indices: len(indices) > 1 and indices.strides[0] > indices.itemsize
         ),
         "the indices are on the CPU too": lambda call: not comes_back(call) and bool(call.hints),
-        "the batch is not causal": lambda call: not comes_back(call) and not call.facts.causal,
-        "max_query_len is raised": lambda call: not comes_back(call) and call.facts.raised > 0,
+        "the batch is not causal": lambda call: not comes_back(call) and not call.source.causal,
+        "max_query_len is raised": lambda call: not comes_back(call) and call.source.raised > 0,
         "optional lengths are there": lambda call: (
             not comes_back(call) and metadata_of(call).dcp_local_seq_lens is not None
         ),
@@ -217,7 +217,7 @@ def test_a_subclass_keeps_its_own_fields(target: Target, call: Call) -> None:
     fast_prefill_calls,
     goals={"armed": lambda call: not comes_back(call)},
     has_kernel=True,
-    is_of_refusals=True,
+    tests_invalid_inputs=True,
 )
 def test_indices_on_another_device_are_refused(target: Target, call: Call) -> None:
     """Logits indices, or their CPU copy, on a wrong device are refused by name."""

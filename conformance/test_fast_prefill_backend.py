@@ -61,7 +61,7 @@ class _Built:
     """A backend's builder, its arguments and its result."""
 
     def __init__(self, invocation: Invocation) -> None:
-        step = invocation.call.facts
+        step = invocation.call.source
         self.invocation, self.step = invocation, step
         self.metadata = invocation.converter.convert(step.metadata, "common_attn_metadata")
         with invocation.target.running(checked=True):
@@ -99,16 +99,18 @@ class _Built:
     build_calls,
     goals={
         **_kinds(METADATA),
-        "fast prefill is not armed": lambda call: call.facts.metadata.logits_indices_padded is None,
+        "fast prefill is not armed": lambda call: (
+            call.source.metadata.logits_indices_padded is None
+        ),
         "fast prefill is armed": lambda call: (
-            call.facts.metadata.logits_indices_padded is not None
-            and call.facts.metadata.max_query_len > 1
+            call.source.metadata.logits_indices_padded is not None
+            and call.source.metadata.max_query_len > 1
         ),
         "builders that cannot build fast": lambda call: (
             not call["underlying_attn_backend"].builder.knows_fast_build
         ),
-        "to be built fast": lambda call: call.facts.fast_build is True,
-        "called by position": lambda call: call.facts.is_positional,
+        "to be built fast": lambda call: call.source.fast_build is True,
+        "called by position": lambda call: call.source.is_positional,
     },
 )
 def test_its_builders_build_for_the_logits_tokens(target: Target, call: Call) -> None:

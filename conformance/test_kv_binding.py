@@ -104,7 +104,7 @@ def _indices(call: Call) -> list[int]:
     return [reference.extract_layer_index(name, modules) for name in call["kv_caches"]]
 
 
-def _is_split(call: Call) -> bool:
+def _is_unsorted_within_index(call: Call) -> bool:
     """Return whether two layers of one index are not in the order of their names."""
     indices = _indices(call)
     names = list(call["kv_caches"])
@@ -122,7 +122,7 @@ test_bind_kv_cache = Contract(
         "no caches": lambda call: not call["kv_caches"],
         "caches out of order": lambda call: _indices(call) != sorted(_indices(call)),
         "layers of one index": lambda call: len(set(_indices(call))) < len(_indices(call)),
-        "layers of one index, not by name": _is_split,
+        "layers of one index, not by name": _is_unsorted_within_index,
         "indices that text orders otherwise": lambda call: (
             sorted(_indices(call)) != sorted(_indices(call), key=str)
         ),

@@ -26,7 +26,7 @@ from conformance.values.parts import is_array
 
 
 def _groups(call: Call) -> list[Any]:
-    return [group.kv_cache_spec for group in call.facts.config.kv_cache_groups]
+    return [group.kv_cache_spec for group in call.source.config.kv_cache_groups]
 
 
 GOALS: Goals = {
@@ -38,9 +38,10 @@ GOALS: Goals = {
     "several tensors": lambda call: len(tensors_of(call)) > 1,
     "a tensor of no bytes": lambda call: any(tensor.size == 0 for tensor in tensors_of(call)),
     "a tensor that no layer uses": lambda call: any(not t.shared_by for t in tensors_of(call)),
-    "Mamba layers": lambda call: call.facts.has_mamba,
+    "Mamba layers": lambda call: call.source.has_mamba,
     "another number of blocks than the config's": lambda call: any(
-        call.facts.num_blocks(layer) != call.facts.config.num_blocks for layer in call.facts.layers
+        call.source.num_blocks(layer) != call.source.config.num_blocks
+        for layer in call.source.layers
     ),
 }
 
@@ -50,13 +51,13 @@ test_allocate_kv_cache = Contract(
     allocate_calls,
     {
         **GOALS,
-        "no layers": lambda call: not call.facts.layers,
+        "no layers": lambda call: not call.source.layers,
         "a uniform encoder-only group": lambda call: any(
             is_encoder_only(spec) and hasattr(spec, "kv_cache_specs") for spec in _groups(call)
         ),
         "tensors in another order than groups": lambda call: (
             [name for tensor in tensors_of(call) for name in tensor.shared_by]
-            != [layer.name for layer in call.facts.layers]
+            != [layer.name for layer in call.source.layers]
         ),
     },
     axes=AXES,
@@ -127,15 +128,15 @@ test_init_kv_cache = Contract(
     {
         **GOALS,
         "kernel block sizes": lambda call: call.get("kernel_block_sizes") is not None,
-        "several attention modules": lambda call: call.facts.num_attn_module > 1,
+        "several attention modules": lambda call: call.source.num_attn_module > 1,
         "layers that have no cache": lambda call: (
-            len(call["forward_context"]) > len(call.facts.layers)
+            len(call["forward_context"]) > len(call.source.layers)
         ),
     },
     axes={
         **AXES,
         LAYERS_WITHOUT_CACHE: of_objects(
-            lambda call: len(call["forward_context"]) - len(call.facts.layers)
+            lambda call: len(call["forward_context"]) - len(call.source.layers)
         ),
     },
     invalid_inputs=INIT_INVALID_INPUTS,
@@ -158,9 +159,9 @@ def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
     sizes = given.get("kernel_block_sizes")
     views = reshape(given["kv_cache_config"], raw, given["attn_backends"], sizes)
     runner = given["runner_kv_caches"]
-    bind(views, given["forward_context"], runner, call.facts.num_attn_module)
+    bind(views, given["forward_context"], runner, call.source.num_attn_module)
     assert observed(given) == observed(whole.arguments)
-    assert len(call.facts.layers) == len(runner)
+    assert len(call.source.layers) == len(runner)
 
 
 @law("init_kv_cache", init_calls)
@@ -169,12 +170,12 @@ def test_a_write_is_seen_by_those_that_share(target: Target, call: Call) -> None
     invocation = Invocation(target, call)
     invocation.run()
     context = invocation.arguments["forward_context"]
-    writers = [layer for layer in call.facts.layers if not layer.is_mamba]
-    if not writers or not call.facts.num_blocks(writers[-1]):
+    writers = [layer for layer in call.source.layers if not layer.is_mamba]
+    if not writers or not call.source.num_blocks(writers[-1]):
         return
     [view] = context[writers[-1].name].kv_cache
     view.copy_(torch.ones_like(view))
-    for layer in call.facts.layers:
+    for layer in call.source.layers:
         [held] = context[layer.name].kv_cache
         states = held if layer.is_mamba else [held]
         is_written = any(np.any(as_bytes(state)) for state in states)

@@ -37,9 +37,9 @@ test_is_valid_kv_cache_layout = Contract(
     "is_valid_kv_cache_layout",
     is_valid_calls,
     {
-        "a layout": lambda call: call.facts in LAYOUTS,
+        "a layout": lambda call: call.source in LAYOUTS,
         "None": lambda call: call["value"] is None,
-        "another text": lambda call: isinstance(call["value"], str) and call.facts not in LAYOUTS,
+        "another text": lambda call: isinstance(call["value"], str) and call.source not in LAYOUTS,
         "an array": lambda call: hasattr(call["value"], "dtype"),
         "what has no hash": lambda call: isinstance(call["value"], list | dict | set),
     },

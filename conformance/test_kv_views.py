@@ -19,23 +19,23 @@ from conformance.values.call import Call
 
 
 def _mamba(call: Call) -> list[Layer]:
-    return [layer for layer in call.facts.layers if layer.is_mamba]
+    return [layer for layer in call.source.layers if layer.is_mamba]
 
 
 def _backends(call: Call) -> list[Any]:
-    return [call.facts.backends[layer.name] for layer in call.facts.attention_layers]
+    return [call.source.backends[layer.name] for layer in call.source.attention_layers]
 
 
 def _splits(call: Call) -> bool:
-    facts: Cache = call.facts
+    cache: Cache = call.source
     return any(
-        facts.kernel_blocks(layer)[1] < layer.spec.block_size
-        for layer in call.facts.attention_layers
+        cache.kernel_blocks(layer)[1] < layer.spec.block_size
+        for layer in call.source.attention_layers
     )
 
 
 def _groups(call: Call) -> list[Any]:
-    return [group.kv_cache_spec for group in call.facts.config.kv_cache_groups]
+    return [group.kv_cache_spec for group in call.source.config.kv_cache_groups]
 
 
 def _is_uniform(spec: Any) -> bool:
@@ -45,13 +45,13 @@ def _is_uniform(spec: Any) -> bool:
 def _shares_within_group(call: Call) -> bool:
     """Return whether two layers of one group have different specs over one tensor."""
     seen: dict[tuple[int, int], set[Any]] = {}
-    for layer in call.facts.layers:
+    for layer in call.source.layers:
         seen.setdefault((layer.group, layer.tensor), set()).add(layer.spec)
     return any(len(specs) > 1 for specs in seen.values())
 
 
 def _sharing_comes_first(call: Call) -> bool:
-    layers = call.facts.layers
+    layers = call.source.layers
     return any(
         not layer.has_own_spec
         and any(one.has_own_spec and one.tensor == layer.tensor for one in layers[i:])
@@ -70,11 +70,11 @@ def _without_order(call: Call) -> set[tuple[str, bool]]:
 
 
 def _formats(call: Call) -> set[object]:
-    return {getattr(layer.spec, "cache_dtype_str", None) for layer in call.facts.attention_layers}
+    return {getattr(layer.spec, "cache_dtype_str", None) for layer in call.source.attention_layers}
 
 
 def _has_dtype(dtype: object) -> Callable[[Call], bool]:
-    return lambda call: any(layer.spec.dtype == dtype for layer in call.facts.attention_layers)
+    return lambda call: any(layer.spec.dtype == dtype for layer in call.source.attention_layers)
 
 
 test_reshape_kv_cache = Contract(
@@ -89,17 +89,19 @@ test_reshape_kv_cache = Contract(
         ),
         "layers of two groups over one tensor": lambda call: any(
             a.tensor == b.tensor and a.group != b.group
-            for a in call.facts.layers
-            for b in call.facts.layers
+            for a in call.source.layers
+            for b in call.source.layers
         ),
         "layers of one group over one tensor": lambda call: (
-            max(Counter((one.tensor, one.group) for one in call.facts.layers).values(), default=0)
+            max(Counter((one.tensor, one.group) for one in call.source.layers).values(), default=0)
             > 1
         ),
         "tensors of different sizes": lambda call: (
-            len({call.facts.num_blocks(layer) for layer in call.facts.layers}) > 1
+            len({call.source.num_blocks(layer) for layer in call.source.layers}) > 1
         ),
-        "no blocks": lambda call: any(call.facts.num_blocks(one) == 0 for one in call.facts.layers),
+        "no blocks": lambda call: any(
+            call.source.num_blocks(one) == 0 for one in call.source.layers
+        ),
         "a uniform group": lambda call: any(map(_is_uniform, _groups(call))),
         "a uniform group of different pages": lambda call: any(
             _is_uniform(spec)
@@ -112,12 +114,12 @@ test_reshape_kv_cache = Contract(
             for spec in _groups(call)
         ),
         "a layer without a spec of its own": lambda call: any(
-            not layer.has_own_spec for layer in call.facts.layers
+            not layer.has_own_spec for layer in call.source.layers
         ),
         "a layer without a spec before its target": _sharing_comes_first,
         "one tensor seen in two ways by one group": _shares_within_group,
         "Mamba layers": lambda call: bool(_mamba(call)),
-        "Mamba layers alone": lambda call: bool(_mamba(call)) and not call.facts.attention_layers,
+        "Mamba layers alone": lambda call: bool(_mamba(call)) and not call.source.attention_layers,
         "states of different dtypes": lambda call: any(
             len(set(layer.spec.dtypes)) > 1 for layer in _mamba(call)
         ),
@@ -126,14 +128,14 @@ test_reshape_kv_cache = Contract(
         ),
         "a state of no axes": lambda call: any(() in layer.spec.shapes for layer in _mamba(call)),
         "attention next to states": lambda call: (
-            bool(_mamba(call)) and bool(call.facts.attention_layers)
+            bool(_mamba(call)) and bool(call.source.attention_layers)
         ),
-        "blocks that are not outermost, next to states": lambda call: call.facts.moves_blocks,
+        "blocks that are not outermost, next to states": lambda call: call.source.moves_blocks,
         "blocks that are not outermost, without states": lambda call: (
-            not call.facts.has_mamba
+            not call.source.has_mamba
             and any(
-                call.facts.backends[layer.name].order[0] != call.facts.block_dimension(layer)
-                for layer in call.facts.attention_layers
+                call.source.backends[layer.name].order[0] != call.source.block_dimension(layer)
+                for layer in call.source.attention_layers
             )
         ),
         "kernel blocks": lambda call: call.get("kernel_block_sizes") is not None,

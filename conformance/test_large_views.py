@@ -32,7 +32,7 @@ LAST: Final = 2**31 + 1
 
 @st.composite
 def _large_views(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `_reshape_kv_cache` for one layer; the facts are the size of each axis."""
+    """Draw calls of `_reshape_kv_cache` for one layer; the source is the size of each axis."""
     lengths = {
         axis: draw(preset.sizes(axis, st.just(1)))
         for axis in (BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE, STATE_LENGTH)
@@ -57,7 +57,7 @@ def _large_views(draw: st.DrawFn, preset: Preset) -> Call:
 def _of_untouched_bytes(target: Target, call: Call) -> None:
     """Views of a tensor of any size have the shapes, strides and offsets of `reference`'s."""
     [group] = call["kv_cache_config"].kv_cache_groups
-    num_bytes = call.facts[BLOCKS] * group.kv_cache_spec.page_size_bytes
+    num_bytes = call.source[BLOCKS] * group.kv_cache_spec.page_size_bytes
     untouched = np.zeros(num_bytes, np.int8)
     on_target = torch.from_numpy(untouched)
     if target.device != "cpu":
@@ -77,7 +77,7 @@ def _of_untouched_bytes(target: Target, call: Call) -> None:
 
 
 def _size(axis: str) -> Axis:
-    return Axis(lambda call: call.facts[axis], LAST, first=0 if axis == BLOCKS else 1)
+    return Axis(lambda call: call.source[axis], LAST, first=0 if axis == BLOCKS else 1)
 
 
 test_views_of_billions_of_bytes = along_axes(

@@ -57,7 +57,7 @@ def _has(name: str, *values: Any) -> Any:
     """Return the coverage goal that a named layer's implementation has one of these values."""
 
     def reached(call: Call) -> bool:
-        found = [impl.attributes.get(name, ...) for impl in call.facts]
+        found = [impl.attributes.get(name, ...) for impl in call.source]
         return any(any(v is value or v == value for value in values) for v in found)
 
     return reached
@@ -65,7 +65,7 @@ def _has(name: str, *values: Any) -> Any:
 
 def _has_window(first: int) -> Any:
     return lambda call: any(
-        (impl.attributes.get("sliding_window") or [None])[0] == first for impl in call.facts
+        (impl.attributes.get("sliding_window") or [None])[0] == first for impl in call.source
     )
 
 
@@ -94,23 +94,23 @@ test_get_per_layer_parameters = Contract(
         "a cap of 0.0": _has("logits_soft_cap", 0.0),
         "a cap of None": _has("logits_soft_cap", None),
         "no cap": _has("logits_soft_cap", ...),
-        "sinks of several heads": lambda call: any(_is_there(i, "sinks") for i in call.facts),
+        "sinks of several heads": lambda call: any(_is_there(i, "sinks") for i in call.source),
         "sinks of None": lambda call: any(
-            i.attributes.get("sinks", ...) is None for i in call.facts
+            i.attributes.get("sinks", ...) is None for i in call.source
         ),
-        "no sinks": lambda call: any("sinks" not in i.attributes for i in call.facts),
+        "no sinks": lambda call: any("sinks" not in i.attributes for i in call.source),
         "an int for a scale": _has("scale", 1),
         "an impl of a subclass": lambda call: (
-            call["cls_"] is IMPL and any(i.cls is FLASHINFER_IMPL for i in call.facts)
+            call["cls_"] is IMPL and any(i.cls is FLASHINFER_IMPL for i in call.source)
         ),
         "an engine's own configuration": lambda call: isinstance(call["vllm_config"], Own),
     },
     axes={
         LAYERS: of_objects(lambda call: len(call["layer_names"])),
         OTHER_LAYERS: of_objects(
-            lambda call: len(context_of(call["vllm_config"])) - len(call.facts)
+            lambda call: len(context_of(call["vllm_config"])) - len(call.source)
         ),
-        WINDOW: of_ints(lambda call: max(map(_window_left, call.facts), default=0)),
+        WINDOW: of_ints(lambda call: max(map(_window_left, call.source), default=0)),
     },
     invalid_inputs=GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     takes_objects=True,
@@ -118,7 +118,7 @@ test_get_per_layer_parameters = Contract(
 
 
 def _is_unlike_in(name: str) -> Any:
-    return lambda call: set(call.facts.values()) == {name}
+    return lambda call: set(call.source.values()) == {name}
 
 
 test_infer_global_hyperparameters = Contract(
@@ -126,12 +126,12 @@ test_infer_global_hyperparameters = Contract(
     infer_global_hyperparameters_calls,
     {
         "one layer": lambda call: len(call["per_layer_params"]) == 1,
-        "all layers agree": lambda call: not call.facts and len(call["per_layer_params"]) > 1,
+        "all layers agree": lambda call: not call.source and len(call["per_layer_params"]) > 1,
         "only a layer past the second differs": lambda call: (
-            bool(call.facts) and min(call.facts) > 1
+            bool(call.source) and min(call.source) > 1
         ),
         "only one in the middle differs": lambda call: (
-            bool(call.facts) and max(call.facts) < len(call["per_layer_params"]) - 1
+            bool(call.source) and max(call.source) < len(call["per_layer_params"]) - 1
         ),
         **{
             f"different in {name} alone": _is_unlike_in(name)
@@ -141,7 +141,7 @@ test_infer_global_hyperparameters = Contract(
             {0.0, None} <= {layer.logits_soft_cap for layer in call["per_layer_params"].values()}
         ),
         "an earlier call said otherwise": lambda call: (
-            bool(call.facts)
+            bool(call.source)
             and next(iter(call["per_layer_params"].values())).has_same_all_params is True
         ),
     },

@@ -21,8 +21,8 @@ from conformance.values.call import Call
 
 def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of the virtual requests, with key positions in the sequence."""
-    chunk, positions = call["attn_chunk_size"], positions_of(call.facts)
-    access = reader.access(reader.answer(call), call.facts.layout)
+    chunk, positions = call["attn_chunk_size"], positions_of(call.source)
+    access = reader.access(reader.answer(call), call.source.layout)
     yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
 
 
@@ -35,8 +35,8 @@ VIRTUAL_REQUESTS = Interpretation(
 def _requests(call: Call) -> list[tuple[int, int, int]]:
     """Return (computed tokens, query length, chunk size) of the requests with tokens."""
     chunk = call["attn_chunk_size"]
-    facts = call.facts
-    pairs = zip(facts.num_computed_tokens, facts.query_lens, strict=True)
+    batch = call.source
+    pairs = zip(batch.num_computed_tokens, batch.query_lens, strict=True)
     return [(c, q, chunk) for c, q in pairs if q]
 
 
@@ -45,7 +45,7 @@ def _last_chunk_is_cut_off(call: Call) -> bool:
     size, chunk = call["block_size"], call["attn_chunk_size"]
     width = call["common_attn_metadata"].block_table_tensor.shape[1]
     return any(
-        (s - 1) // chunk * chunk // size + chunk // size > width for s in call.facts.seq_lens if s
+        (s - 1) // chunk * chunk // size + chunk // size > width for s in call.source.seq_lens if s
     )
 
 
@@ -69,7 +69,7 @@ test_local_attention = Contract(
         ),
         "the first chunk is entered inside": lambda call: any(c % k for c, _, k in _requests(call)),
         "a table of no columns": lambda call: (
-            call.facts.num_reqs > 0
+            call.source.num_reqs > 0
             and call["common_attn_metadata"].block_table_tensor.shape[1] == 0
         ),
         "a chunk reaches past the table": _last_chunk_is_cut_off,
@@ -77,10 +77,10 @@ test_local_attention = Contract(
         "a chunk of one position": lambda call: call["attn_chunk_size"] == 1,
         "an idle request with a context": lambda call: any(
             q == 0 < c
-            for c, q in zip(call.facts.num_computed_tokens, call.facts.query_lens, strict=True)
+            for c, q in zip(call.source.num_computed_tokens, call.source.query_lens, strict=True)
         ),
-        "the maxima are raised": lambda call: call.facts.raised > 0,
-        "counts are NumPy ints": lambda call: call.facts.has_numpy_ints,
+        "the maxima are raised": lambda call: call.source.raised > 0,
+        "counts are NumPy ints": lambda call: call.source.has_numpy_ints,
     },
     pairs=(
         ("a request touches three chunks or more", "padded requests at the end"),
@@ -111,6 +111,6 @@ test_local_attention = Contract(
 def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     """A batch's virtual requests have its tokens, and none is longer than a chunk."""
     virtual = Invocation(target, call).answer()
-    assert virtual.query_start_loc[-1] == call.facts.num_tokens
-    assert virtual.num_reqs >= call.facts.num_reqs
+    assert virtual.query_start_loc[-1] == call.source.num_tokens
+    assert virtual.num_reqs >= call.source.num_reqs
     assert all(length <= call["attn_chunk_size"] for length in virtual.seq_lens)

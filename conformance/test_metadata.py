@@ -41,14 +41,14 @@ from conformance.values.differences import Difference, Verdict, raised
 
 def _select_actual(call: Call, access: Access) -> Access:
     """Return the reads of the actual requests, and the writes of the actual tokens."""
-    tokens = call.facts.starts[call["num_actual_reqs"]]
+    tokens = call.source.starts[call["num_actual_reqs"]]
     writes = access.of_tokens(range(call["num_actual_tokens"])).writes
     return Access(access.of_tokens(range(tokens)).reads, writes)
 
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call that removes all padding of a changed batch, and nothing else."""
-    batch = change(call.facts)
+    batch = change(call.source)
     counts = {"num_actual_tokens": batch.num_tokens, "num_actual_reqs": _num_busy(batch)}
     return with_batch(call, batch, self=batch.metadata(), **counts)
 
@@ -59,7 +59,7 @@ def _num_busy(batch: Batch) -> int:
 
 
 def _actual_requests(reader: Reader, call: Call) -> Iterator[Access]:
-    yield reader.access(reader.answer(call), call.facts.layout)
+    yield reader.access(reader.answer(call), call.source.layout)
 
 
 ACTUAL_REQUESTS = Interpretation(_actual_requests, _with_change, selects=_select_actual)
@@ -86,13 +86,13 @@ test_unpadded = Contract(
         **of_batch(),
         **of_metadata(),
         **OPTIONAL_FIELDS,
-        "all requests remain": lambda call: call["num_actual_reqs"] == call.facts.num_reqs,
+        "all requests remain": lambda call: call["num_actual_reqs"] == call.source.num_reqs,
         "no request remains": lambda call: call["num_actual_reqs"] == 0,
         "requests with tokens are cut off": lambda call: (
-            call.facts.starts[call["num_actual_reqs"]] < call.facts.num_tokens
+            call.source.starts[call["num_actual_reqs"]] < call.source.num_tokens
         ),
         "padding tokens remain": lambda call: (
-            call["num_actual_tokens"] > call.facts.starts[call["num_actual_reqs"]]
+            call["num_actual_tokens"] > call.source.starts[call["num_actual_reqs"]]
         ),
     },
     pairs=(
@@ -221,8 +221,8 @@ test_own_metadata_becomes_virtual = _reads_as_reference(
 @law(
     "split_decodes_and_prefills",
     split_decodes_and_prefills_calls,
-    goals={"three requests": lambda call: call.facts.num_reqs >= 3},
-    is_of_refusals=True,
+    goals={"three requests": lambda call: call.source.num_reqs >= 3},
+    tests_invalid_inputs=True,
 )
 def test_starts_on_the_cpu_alone_are_counted(target: Target, call: Call) -> None:
     """Without starts on the device, CPU starts that are one entry short are refused by name."""

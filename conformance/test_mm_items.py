@@ -42,7 +42,7 @@ test_get_encoder_budget = Contract(
     "MultiModalBudget.get_encoder_budget",
     partial(method_calls, method="get_encoder_budget"),
     {
-        "no modalities": lambda call: not call.facts.arguments["mm_registry"].tokens,
+        "no modalities": lambda call: not call.source.arguments["mm_registry"].tokens,
         "the cache is the lesser": lambda call: (
             _made(call).encoder_cache_size < _made(call).encoder_compute_budget
         ),
@@ -87,7 +87,7 @@ test_get_modality_with_max_tokens = Contract(
 
 
 def _tokens(call: Call) -> dict[str, int]:
-    found: dict[str, int] = call.facts.arguments["mm_registry"].tokens
+    found: dict[str, int] = call.source.arguments["mm_registry"].tokens
     return found
 
 
@@ -101,7 +101,7 @@ def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
     tokens = _tokens(call)
     chosen = set()
     for names in (list(tokens), list(tokens)[::-1], sorted(tokens)):
-        given = call.facts.arguments
+        given = call.source.arguments
         registry = dataclasses.replace(
             given["mm_registry"], tokens={name: tokens[name] for name in names}
         )
@@ -127,13 +127,13 @@ def _items(holds: Any) -> Any:
 
 def _prompts(call: Call) -> tuple[int, int]:
     """Return how many prompts a step may have, and how many with one item each fit into it."""
-    scheduler = call.facts.arguments["scheduler_config"]
+    scheduler = call.source.arguments["scheduler_config"]
     size = call["max_tokens_per_item"] or 1
     return scheduler.max_num_seqs, scheduler.max_num_batched_tokens // size
 
 
 def _is_spread(call: Call) -> bool:
-    return bool(call.facts.arguments["scheduler_config"].enable_chunked_prefill)
+    return bool(call.source.arguments["scheduler_config"].enable_chunked_prefill)
 
 
 test_get_max_items = Contract(
@@ -187,7 +187,7 @@ def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
     if not size or not encoder:
         assert (0, 0) == (per_prompt, per_batch)
         return
-    given = call.facts.arguments
+    given = call.source.arguments
     scheduler, limits = given["scheduler_config"], given["mm_registry"].limits
     assert 1 <= per_prompt <= max(1, limits[call["modality"]])
     assert per_prompt * size <= max(size, given["model_config"].max_model_len)
@@ -199,14 +199,14 @@ def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
         assert per_batch <= max(1, maximum)
 
 
-def _cache_of_facts(kind: str) -> Any:
-    return lambda call: _cache(kind)(call.facts)
+def _cache_of_source(kind: str) -> Any:
+    return lambda call: _cache(kind)(call.source)
 
 
 test_reset_cache = Contract(
     "MultiModalBudget.reset_cache",
     partial(method_calls, method="reset_cache"),
-    {f"a registry with {kind}": _cache_of_facts(kind) for kind in CACHES},
+    {f"a registry with {kind}": _cache_of_source(kind) for kind in CACHES},
 )
 
 
@@ -214,7 +214,7 @@ test_reset_cache = Contract(
 def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     """Each reset clears the cache that the registry returned, and does not call the registry."""
     invocation = Invocation(target, call)
-    registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
+    registry = invocation.converter.convert(call.source.arguments["mm_registry"], "mm_registry")
     calls = list(registry.calls)
     for times in (1, 2):
         invocation.answer(checked=False)
@@ -231,7 +231,7 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
 def test_each_of_a_thousand_resets_clears_the_cache(target: Target, call: Call) -> None:
     """Each of a thousand resets clears the cache exactly once."""
     invocation = Invocation(target, call)
-    registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
+    registry = invocation.converter.convert(call.source.arguments["mm_registry"], "mm_registry")
     for times in range(1, NUM_RESETS + 1):
         invocation.answer(checked=False)
         assert times == registry.cache.cleared

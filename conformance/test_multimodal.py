@@ -40,7 +40,7 @@ from conformance.values.comparison import as_bytes
 
 
 def _rows(holds: Any) -> Any:
-    return lambda call: call.facts is not None and bool(holds(call.facts))
+    return lambda call: call.source is not None and bool(holds(call.source))
 
 
 def _has_run(rows: Rows) -> bool:
@@ -54,7 +54,7 @@ def _is_seen(rows: Rows) -> bool:
 
 
 ROW_GOALS: dict[str, Any] = {
-    "no mask": lambda call: call.facts is None,
+    "no mask": lambda call: call.source is None,
     "no placeholders": _rows(lambda rows: not rows.mask),
     "no embeddings": _rows(lambda rows: rows.mask and not any(rows.mask)),
     "embeddings alone": _rows(lambda rows: all(rows.mask) and len(rows.mask) > 1),
@@ -71,9 +71,9 @@ ROW_GOALS: dict[str, Any] = {
         f"rows of {dtype.name}": _rows(lambda r, d=dtype: any(r.mask) and r.dtype == d)
         for dtype in FLOATS
     },
-    "a strided mask": lambda call: call.facts is not None and call["is_embed"].strides[0] > 1,
+    "a strided mask": lambda call: call.source is not None and call["is_embed"].strides[0] > 1,
     "out is given": lambda call: "out" in call,
-    "out is given, and no mask": lambda call: call.facts is None and "out" in call,
+    "out is given, and no mask": lambda call: call.source is None and "out" in call,
     "out begins at no multiple of 16 bytes": lambda call: bool(
         "out" in call and call["out"].ctypes.data % 16
     ),
@@ -88,13 +88,13 @@ PAIRS = (
 
 
 ROW_AXES = {
-    PLACEHOLDERS: Axis(lambda call: len(call.facts.mask)),
-    ELEMENTS: Axis(lambda call: call.facts.embed_dim),
+    PLACEHOLDERS: Axis(lambda call: len(call.source.mask)),
+    ELEMENTS: Axis(lambda call: call.source.embed_dim),
 }
 
 
 def _has_no_mask(call: Call) -> bool:
-    return call.facts is None and "out" not in call
+    return call.source is None and "out" not in call
 
 
 OUT = Alias("", Relation.SAME, "out", lambda call: "out" in call)
@@ -123,7 +123,7 @@ test_gather_mm_placeholders = Contract(
         "rows that hold no NaN": _rows(lambda rows: rows.dtype not in NAN_BITS),
         "the number of embeddings is reported": lambda call: bool(call.hints),
         "it must be counted": lambda call: (
-            call.facts is not None and not call.hints and "out" not in call
+            call.source is not None and not call.hints and "out" not in call
         ),
     },
     axes=ROW_AXES,
@@ -166,7 +166,7 @@ def test_gather_undoes_scatter(target: Target, call: Call) -> None:
     with target.running(checked=True):
         placeholders = invocation.run()
         gathered = [gather(placeholders, invocation.arguments["is_embed"])]
-    if call.facts is not None:
+    if call.source is not None:
         with target.running():
             gathered.append(gather(placeholders.clone(), invocation.arguments["is_embed"]))
     for found in gathered:
@@ -176,7 +176,7 @@ def test_gather_undoes_scatter(target: Target, call: Call) -> None:
 @law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
 def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
     """Rows are NaN, of one bit pattern per dtype, if the mask is False, and embeddings if True."""
-    rows = call.facts
+    rows = call.source
     if rows is None:
         return
     found = as_bytes(Invocation(target, call).answer())
@@ -192,7 +192,7 @@ def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
     lambda _: st.integers(1, 3),
     presets=[MINIMAL],
     has_kernel=True,
-    is_of_refusals=True,
+    tests_invalid_inputs=True,
 )
 def test_out_may_not_be_the_mask(target: Target, example: int) -> None:
     """In checked mode an `out` that shares memory with the mask is refused."""

@@ -51,7 +51,7 @@ from conformance.values.call import Call
 
 def _with_change(call: Call, change: Change) -> Call:
     """Return the call for a changed batch; an `out` keeps its number of extra entries."""
-    batch = change(call.facts)
+    batch = change(call.source)
     arguments: dict[str, Any] = {
         "block_table": batch.block_table(),
         "query_start_loc": batch.query_start_loc(),
@@ -59,15 +59,15 @@ def _with_change(call: Call, change: Change) -> Call:
         **batch.layout.keywords(),
     }
     if "out" in call:
-        room = len(call["out"]) - call.facts.num_actual_tokens
+        room = len(call["out"]) - call.source.num_actual_tokens
         arguments["out"] = poisoned_out(batch.num_actual_tokens + room, np.int64)
     return with_batch(call, batch, **arguments)
 
 
 def _slots_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    metadata = call.facts.metadata()
+    metadata = call.source.metadata()
     slots = np.array(reader.answer(call).tolist(), np.int64)
-    yield reader.access(dataclasses.replace(metadata, slot_mapping=slots), call.facts.layout)
+    yield reader.access(dataclasses.replace(metadata, slot_mapping=slots), call.source.layout)
 
 
 def calls_in_place(preset: Preset) -> st.SearchStrategy[Call]:
@@ -92,8 +92,8 @@ _mapping = changing(
 
 def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
     table = reader.answer(call).cpu().numpy()
-    metadata = dataclasses.replace(call.facts.metadata(), block_table_tensor=table)
-    yield reader.access(metadata, call.facts.layout)
+    metadata = dataclasses.replace(call.source.metadata(), block_table_tensor=table)
+    yield reader.access(metadata, call.source.layout)
 
 
 SLOTS = Interpretation(_slots_of_batch, _with_change, shows=Half.WRITES, calls=calls_in_place)
@@ -116,7 +116,7 @@ def _is_shared(batch: Batch) -> bool:
 
 
 def _layout(holds: Any) -> Any:
-    return lambda call: holds(call.facts.layout)
+    return lambda call: holds(call.source.layout)
 
 
 test_compute_slot_mapping = Contract(
@@ -124,12 +124,12 @@ test_compute_slot_mapping = Contract(
     compute_slot_mapping_calls,
     {
         **of_batch(),
-        "a sequence ends on a block boundary": lambda call: _ends_on_a_block(call.facts, 0),
-        "a sequence ends just past a block boundary": lambda call: _ends_on_a_block(call.facts, 1),
-        "requests share blocks": lambda call: _is_shared(call.facts),
+        "a sequence ends on a block boundary": lambda call: _ends_on_a_block(call.source, 0),
+        "a sequence ends just past a block boundary": lambda call: _ends_on_a_block(call.source, 1),
+        "requests share blocks": lambda call: _is_shared(call.source),
         "a slot past 2**31": lambda call: any(
-            b * (call.facts.layout.kernel_block_size or call.facts.layout.block_size) >= 2**31
-            for row in call.facts.rows
+            b * (call.source.layout.kernel_block_size or call.source.layout.block_size) >= 2**31
+            for row in call.source.rows
             for b in row
         ),
         "several ranks": _layout(lambda layout: layout.cp_world_size > 1),
@@ -138,14 +138,14 @@ test_compute_slot_mapping = Contract(
             lambda layout: layout.cp_kv_cache_interleave_size > 1
         ),
         "kernel blocks split the manager's": _layout(lambda layout: layout.blocks_per_kv_block > 1),
-        "a table wider than any request needs": lambda call: call.facts.extra_columns > 0,
-        "a table of more rows than requests": lambda call: call.facts.extra_rows > 0,
+        "a table wider than any request needs": lambda call: call.source.extra_columns > 0,
+        "a table of more rows than requests": lambda call: call.source.extra_rows > 0,
         "padding's positions are negative": lambda call: (
-            call.facts.filler < 0 and call.facts.num_padding_tokens > 0
+            call.source.filler < 0 and call.source.num_padding_tokens > 0
         ),
         "out is given": lambda call: "out" in call,
         "out is longer than the tokens": lambda call: (
-            len(call.get("out", ())) > call.facts.num_actual_tokens
+            len(call.get("out", ())) > call.source.num_actual_tokens
         ),
         "out is strided": lambda call: "out" in call and call["out"].strides[0] > 8,
     },
@@ -172,11 +172,11 @@ test_compute_slot_mapping = Contract(
     on_device=("query_start_loc", "positions", "out"),
     axes={
         **batch_axes(),
-        BLOCK_SIZE: Axis(lambda call: call.facts.layout.block_size, 2**29 - 1, first=1),
-        RANKS: Axis(lambda call: call.facts.layout.cp_world_size, first=1),
+        BLOCK_SIZE: Axis(lambda call: call.source.layout.block_size, 2**29 - 1, first=1),
+        RANKS: Axis(lambda call: call.source.layout.cp_world_size, first=1),
         INTERLEAVE: Axis(_layout(lambda of: of.cp_kv_cache_interleave_size), first=1),
         KERNEL_BLOCKS: Axis(_layout(lambda layout: layout.blocks_per_kv_block), first=1),
-        ROOM: Axis(lambda call: max(len(call.get("out", ())) - call.facts.num_actual_tokens, 0)),
+        ROOM: Axis(lambda call: max(len(call.get("out", ())) - call.source.num_actual_tokens, 0)),
     },
     has_arrays=True,
 )
@@ -223,7 +223,7 @@ test_map_to_kernel_blocks = Contract(
 
 def _just_past(call: Call) -> int:
     """Return the first position after the last block of the table."""
-    layout = call.facts.layout
+    layout = call.source.layout
     blocks = call["block_table"].shape[1] // layout.blocks_per_kv_block
     past: int = blocks * layout.block_size * layout.cp_world_size
     return past
@@ -233,7 +233,7 @@ def _just_past(call: Call) -> int:
 def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw a call in which some tokens may be at positions that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
-    batch, positions = call.facts, call["positions"].copy()
+    batch, positions = call.source, call["positions"].copy()
     places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
     misplaced = st.sampled_from(places)
     # A whole request's positions stay consecutive, which a loop may process as one run.
@@ -254,8 +254,8 @@ def _misplaced(draw: st.DrawFn, preset: Preset) -> Call:
 
 def _slot_or_none(call: Call, token: int) -> int:
     """Return `reference`'s slot for a single token, or -1 if it is refused."""
-    starts = call.facts.starts
-    request = next(i for i in range(call.facts.num_reqs) if starts[i] <= token < starts[i + 1])
+    starts = call.source.starts
+    request = next(i for i in range(call.source.num_reqs) if starts[i] <= token < starts[i + 1])
     alone = call.replacing(
         block_table=call["block_table"][request : request + 1].copy(),
         query_start_loc=np.array([0, 1], np.int32),
@@ -272,24 +272,24 @@ def _slot_or_none(call: Call, token: int) -> int:
     _misplaced,
     goals={
         "unchecked: a position no block holds": lambda call: bool(
-            call.facts.num_tokens
-            and max(call["positions"][: call.facts.num_tokens].tolist()) >= 2**31
+            call.source.num_tokens
+            and max(call["positions"][: call.source.num_tokens].tolist()) >= 2**31
         ),
         "unchecked: a position just past the table": lambda call: (
-            _just_past(call) in call["positions"][: call.facts.num_tokens]
+            _just_past(call) in call["positions"][: call.source.num_tokens]
         ),
         "unchecked: a negative position": lambda call: bool(
-            call.facts.num_tokens and min(call["positions"][: call.facts.num_tokens]) < 0
+            call.source.num_tokens and min(call["positions"][: call.source.num_tokens]) < 0
         ),
     },
     has_kernel=True,
-    is_of_refusals=True,  # an invalid call, which reference would reject
+    tests_invalid_inputs=True,  # an invalid call, which reference would reject
 )
 def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
     """Without checked mode a token that reference refuses gets -1, never a neighbour's slot."""
     got = Invocation(target, call).answer(seed=len(call["positions"]), checked=False).tolist()
-    expected = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
-    expected += [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
+    expected = [_slot_or_none(call, token) for token in range(call.source.num_tokens)]
+    expected += [reference.PAD_SLOT_ID] * call.source.num_padding_tokens
     check_equal(target, call, expected, got)
 
 
@@ -332,6 +332,6 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
 def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> None:
     """A token has a slot on the rank that its position belongs to, and on no other."""
     slots = Reader(target).answer(call).tolist()
-    for token, slot in enumerate(slots[: call.facts.num_tokens]):
-        is_held = rank_of(call.facts, int(call["positions"][token])) == call.facts.layout.cp_rank
+    for token, slot in enumerate(slots[: call.source.num_tokens]):
+        is_held = rank_of(call.source, int(call["positions"][token])) == call.source.layout.cp_rank
         assert (slot != reference.PAD_SLOT_ID) == is_held

@@ -36,14 +36,14 @@ from conformance.values.call import Call
 
 def _sliced_starts(call: Call, change: Change) -> Call:
     """Return the call for the same requests, without those that the changed batch lacks."""
-    batch, requests = change(call.facts), call["request_slice"]
+    batch, requests = change(call.source), call["request_slice"]
     start, stop = (min(edge, batch.num_reqs) for edge in (requests.start, requests.stop))
     starts = batch.query_start_loc()
     return with_batch(call, batch, query_start_loc=starts, request_slice=slice(start, stop))
 
 
 def _tokens_of_requests(call: Call) -> range:
-    starts, requests = call.facts.starts, call["request_slice"]
+    starts, requests = call.source.starts, call["request_slice"]
     return range(starts[requests.start], starts[requests.stop])
 
 
@@ -51,12 +51,12 @@ def _requests_of_starts(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of the slice's requests, with the sliced starts."""
     tokens = _tokens_of_requests(call)
     metadata = requests_of(
-        call.facts.metadata(),
+        call.source.metadata(),
         call["request_slice"],
         reader.answer(call).cpu().numpy(),
         slice(tokens.start, tokens.stop),
     )
-    yield reader.access(metadata, call.facts.layout).shifted(tokens.start)
+    yield reader.access(metadata, call.source.layout).shifted(tokens.start)
 
 
 def is_cut(batch: Batch, ubatch: reference.UBatchSlice) -> tuple[bool, bool]:
@@ -75,7 +75,7 @@ def _slices_with_tokens(draw: st.DrawFn, preset: Preset) -> Call:
     The slices have tokens. If the last request is cut at its end, the batch is causal.
     """
     call = draw(make_metadata_with_slice_calls(preset))
-    batch, ubatch = call.facts, call["ubatch_slice"]
+    batch, ubatch = call.source, call["ubatch_slice"]
     if ubatch.token_slice.start >= batch.num_tokens:
         batch = batch if batch.num_tokens else ONE_TOKEN
         ubatch = slices_between(batch, [])[0]
@@ -86,10 +86,10 @@ def _slices_with_tokens(draw: st.DrawFn, preset: Preset) -> Call:
 
 def _sliced(call: Call, change: Change) -> Call:
     """Return the call for the same tokens of a changed batch."""
-    batch, ubatch = change(call.facts), call["ubatch_slice"]
+    batch, ubatch = change(call.source), call["ubatch_slice"]
     requests, tokens = ubatch.request_slice, ubatch.token_slice
     # A slice that reaches the padding, or the end of the batch, gets the new padding.
-    is_last = tokens.stop >= call.facts.num_tokens
+    is_last = tokens.stop >= call.source.num_tokens
     end = batch.num_actual_tokens if is_last else tokens.stop
     stop = batch.num_reqs if is_last else min(requests.stop, batch.num_reqs)
     ubatch = reference.UBatchSlice(slice(requests.start, stop), slice(tokens.start, end))
@@ -103,7 +103,7 @@ def _tokens_of_slice(call: Call) -> range:
 
 def _slice_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
     first = _tokens_of_slice(call).start
-    yield reader.access(reader.answer(call), call.facts.layout).shifted(first)
+    yield reader.access(reader.answer(call), call.source.layout).shifted(first)
 
 
 def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
@@ -112,10 +112,10 @@ def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
     def with_valid_points(call: Call) -> Call:
         slices = call["ubatch_slices"]
         edges = [ubatch.token_slice.start for ubatch in slices[1:]]
-        if call.facts.causal or edges == valid_points(call.facts, edges):
+        if call.source.causal or edges == valid_points(call.source, edges):
             return call
         return call.replacing(
-            ubatch_slices=slices_between(call.facts, valid_points(call.facts, edges))
+            ubatch_slices=slices_between(call.source, valid_points(call.source, edges))
         )
 
     return split_attn_metadata_calls(preset).map(with_valid_points)
@@ -123,7 +123,7 @@ def _calls_with_valid_points(preset: Preset) -> st.SearchStrategy[Call]:
 
 def _cut_changed(call: Call, change: Change) -> Call:
     """Return the call that cuts a changed batch at the same points."""
-    batch = change(call.facts)
+    batch = change(call.source)
     points = [ubatch.token_slice.start for ubatch in call["ubatch_slices"][1:]]
     has_any = batch.num_reqs and batch.num_actual_tokens
     slices = slices_between(batch, valid_points(batch, points)) if has_any else []
@@ -133,7 +133,7 @@ def _cut_changed(call: Call, change: Change) -> Call:
 def _micro_batches(reader: Reader, call: Call) -> Iterator[Access]:
     parts = reader.answer(call)
     for ubatch, part in zip(call["ubatch_slices"], parts, strict=True):
-        yield reader.access(part, call.facts.layout).shifted(ubatch.token_slice.start)
+        yield reader.access(part, call.source.layout).shifted(ubatch.token_slice.start)
 
 
 STARTS = Interpretation(
@@ -164,7 +164,7 @@ test_slice_query_start_locs = Contract(
         **of_batch("no requests", "strided arrays", "padded requests at the end"),
         "an empty slice": lambda call: call["request_slice"].start == call["request_slice"].stop,
         "the whole batch": lambda call: (
-            call["request_slice"] == slice(0, call.facts.num_reqs) != slice(0, 0)
+            call["request_slice"] == slice(0, call.source.num_reqs) != slice(0, 0)
         ),
         "a slice that starts inside": lambda call: (
             0 < call["request_slice"].start < call["request_slice"].stop
@@ -189,22 +189,22 @@ test_make_metadata_with_slice = Contract(
     {
         **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
         **of_metadata(),
-        "cut at the front": lambda call: is_cut(call.facts, call["ubatch_slice"])[0],
-        "cut at the back": lambda call: is_cut(call.facts, call["ubatch_slice"])[1],
+        "cut at the front": lambda call: is_cut(call.source, call["ubatch_slice"])[0],
+        "cut at the back": lambda call: is_cut(call.source, call["ubatch_slice"])[1],
         "one request cut at both ends": lambda call: _is_cut_at_both_ends(
-            call.facts, call["ubatch_slice"]
+            call.source, call["ubatch_slice"]
         ),
         "requests with tokens after its last": lambda call: (
-            call.facts.starts[call["ubatch_slice"].request_slice.stop - 1]
+            call.source.starts[call["ubatch_slice"].request_slice.stop - 1]
             >= call["ubatch_slice"].token_slice.stop
-            and any(call.facts.query_lens[call["ubatch_slice"].request_slice][1:])
+            and any(call.source.query_lens[call["ubatch_slice"].request_slice][1:])
         ),
         "padding alone": lambda call: (
-            call["ubatch_slice"].token_slice.start >= call.facts.num_tokens
+            call["ubatch_slice"].token_slice.start >= call.source.num_tokens
         ),
-        "the maxima are raised": lambda call: call.facts.raised > 0,
-        "counts are NumPy ints": lambda call: call.facts.has_numpy_ints,
-        "not causal": lambda call: not call.facts.causal,
+        "the maxima are raised": lambda call: call.source.raised > 0,
+        "counts are NumPy ints": lambda call: call.source.has_numpy_ints,
+        "not causal": lambda call: not call.source.causal,
     },
     invalid_inputs=MAKE_INVALID_INPUTS,
     aliases=views_of("attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"),
@@ -233,7 +233,7 @@ test_split_attn_metadata = Contract(
         "two micro-batches": lambda call: len(call["ubatch_slices"]) == 2,
         "three micro-batches or more": lambda call: len(call["ubatch_slices"]) > 2,
         "a request cut at both ends": lambda call: any(
-            _is_cut_at_both_ends(call.facts, u) for u in call["ubatch_slices"]
+            _is_cut_at_both_ends(call.source, u) for u in call["ubatch_slices"]
         ),
     },
     pairs=(("padded requests at the end", "a request cut at both ends"),),

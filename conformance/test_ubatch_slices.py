@@ -38,7 +38,7 @@ from conformance.values.differences import Difference, Verdict
 
 @st.composite
 def _cut_lengths(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `create_ubatch_slices` whose facts are a batch."""
+    """Draw calls of `create_ubatch_slices` whose source is a batch."""
     batch = draw(batches(preset))
     batch = batch if batch.num_tokens else ONE_TOKEN
     points = draw(cuts(preset, batch.num_tokens, batch.query_lens))
@@ -54,16 +54,16 @@ def _cut_at(call: Call, batch: Batch, points: list[int]) -> Call:
 
 def _created_parts(reader: Reader, call: Call) -> Iterator[Access]:
     """Yield the access relation of each slice, as `reference` cuts it out of the batch."""
-    metadata = call.facts.metadata()
+    metadata = call.source.metadata()
     for ubatch in reader.answer(call):
         made = reference.UBatchSlice(ubatch.request_slice, ubatch.token_slice)
         [part] = reference.split_attn_metadata([made], metadata)
-        yield reader.access(part, call.facts.layout).shifted(made.token_slice.start)
+        yield reader.access(part, call.source.layout).shifted(made.token_slice.start)
 
 
 CREATED = Interpretation(
     _created_parts,
-    lambda call, change: _cut_at(call, change(call.facts), points_of(call)),
+    lambda call, change: _cut_at(call, change(call.source), points_of(call)),
     calls=_cut_lengths,
 )
 """Interprets `create_ubatch_slices`: the metadata of its slices, made by `reference`."""

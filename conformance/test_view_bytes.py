@@ -32,7 +32,7 @@ def _writes(draw: st.DrawFn, preset: Preset) -> tuple[Call, int, float]:
 def _memories(invocation: Invocation, call: Call) -> dict[int, Any]:
     """Return the tensors of an invocation with the guard bands around them, by number."""
     found = {}
-    for layer in call.facts.layers:
+    for layer in call.source.layers:
         raw = invocation.arguments["kv_cache_raw_tensors"][layer.name]
         if isinstance(raw, torch.Tensor):
             raw = raw.as_strided((raw.numel() + 2 * GUARD_BYTES,), (1,), 0)
@@ -46,7 +46,7 @@ def _bytes_of(memory: Any) -> Array:
 
 def _address(call: Call, layer: Layer, index: tuple[int, ...]) -> int:
     """Return an element's byte offset in its tensor, by the definition: axes in physical order."""
-    cache: Cache = call.facts
+    cache: Cache = call.source
     shape, order = cache.shape(layer), list(cache.backends[layer.name].order)
     if cache.has_mamba:
         blocks = cache.block_dimension(layer)
@@ -62,13 +62,13 @@ def test_a_write_shows_where_it_is_defined_to(
 ) -> None:
     """An element written by one layer changes its own bytes, in its own tensor, and no others."""
     call, number, part = example
-    layers = [layer for layer in call.facts.attention_layers if call.facts.num_blocks(layer)]
+    layers = [layer for layer in call.source.attention_layers if call.source.num_blocks(layer)]
     if not layers:
         return
     layer = layers[number % len(layers)]
     invocation = Invocation(target, call)
     view = invocation.run()[layer.name]
-    shape = call.facts.shape(layer)
+    shape = call.source.shape(layer)
     assert shape == tuple(view.shape)
     element = round(part * (view.numel() - 1))
     index = tuple(map(int, np.unravel_index(element, shape)))
@@ -98,8 +98,8 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
     """Attention views cover their tensor, and states their part of each page, each byte once."""
     invocation = Invocation(target, call)
     views = invocation.run()
-    assert [layer.name for layer in call.facts.layers] == list(views)
-    for layer in call.facts.layers:
+    assert [layer.name for layer in call.source.layers] == list(views)
+    for layer in call.source.layers:
         raw, page = (
             invocation.arguments["kv_cache_raw_tensors"][layer.name],
             layer.spec.page_size_bytes,
@@ -113,7 +113,7 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
             continue
         behind = 0
         for state, shape in zip(views[layer.name], layer.spec.shapes, strict=True):
-            assert (call.facts.num_blocks(layer), *shape) == tuple(state.shape)
+            assert (call.source.num_blocks(layer), *shape) == tuple(state.shape)
             places = _places(state, raw).reshape(len(state), -1)
             first = np.sort(places[0])
             step = state.element_size()
@@ -126,20 +126,20 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
 @law(
     "_reshape_kv_cache",
     reshape_calls,
-    goals={"a hybrid cache of several blocks": lambda call: call.facts.moves_blocks},
+    goals={"a hybrid cache of several blocks": lambda call: call.source.moves_blocks},
 )
 def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> None:
     """If a model has Mamba layers, block k of any layer is page k of its tensor."""
-    if not call.facts.has_mamba:
+    if not call.source.has_mamba:
         return
     invocation = Invocation(target, call)
     views = invocation.run()
-    for layer in call.facts.attention_layers:
+    for layer in call.source.attention_layers:
         raw = invocation.arguments["kv_cache_raw_tensors"][layer.name]
-        num_blocks = call.facts.num_blocks(layer)
+        num_blocks = call.source.num_blocks(layer)
         if not num_blocks:
             continue
-        dimension = call.facts.block_dimension(layer)
+        dimension = call.source.block_dimension(layer)
         places = np.moveaxis(_places(views[layer.name], raw), dimension, 0)
         pages = places.reshape(num_blocks, -1) // layer.spec.page_size_bytes
         assert np.array_equal(pages, np.arange(num_blocks)[:, None] + np.zeros_like(pages))
@@ -148,13 +148,13 @@ def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> 
 @law("_reshape_kv_cache", reshape_calls)
 def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> None:
     """Layers over one tensor all read what one of them writes; other tensors do not change."""
-    if not call.facts.attention_layers:
+    if not call.source.attention_layers:
         return
     invocation = Invocation(target, call)
     views = invocation.run()
-    writer = call.facts.attention_layers[0]
+    writer = call.source.attention_layers[0]
     views[writer.name].copy_(torch.zeros_like(views[writer.name]))
-    for layer in call.facts.layers:
+    for layer in call.source.layers:
         seen = views[layer.name] if layer.is_mamba else [views[layer.name]]
         are_zero = all(not as_bytes(view).any() for view in seen)
         if layer.tensor == writer.tensor:
@@ -198,7 +198,7 @@ def test_empty_tensors_need_no_alignment(target: Target, call: Call) -> None:
     _check_views_over(target, call, make)
 
 
-@law("_reshape_kv_cache", reshape_calls, is_of_refusals=True)
+@law("_reshape_kv_cache", reshape_calls, tests_invalid_inputs=True)
 def test_memory_may_begin_at_an_odd_address(target: Target, call: Call) -> None:
     """A tensor over memory at an odd address is refused, unless its views are of single bytes."""
     if target.device == "cuda":

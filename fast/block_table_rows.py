@@ -44,10 +44,10 @@ class RequestRows(TableMemory):
         plan = pack_lists(*lists, len(self.block_sizes))
         if plan is NOTHING:
             return
-        if plan is None or not self._carry_out(plan, len(req_indices)):
-            self._carry_out(self._check_appended(*lists), len(req_indices))
+        if plan is None or not self._execute_plan(plan, len(req_indices)):
+            self._execute_plan(self._check_appended(*lists), len(req_indices))
 
-    def _carry_out(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
+    def _execute_plan(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
         """Execute an append plan; return False, with nothing written, if its values are invalid."""
         if not uses_kernels(self._tables):
             return self._on_host.append(plan, num_listed)

@@ -37,11 +37,11 @@ def bind_kv_cache(
     """
     check_type("kv_caches", kv_caches, dict, "a dict")
     names = order_layers(list(kv_caches), forward_context, runner_kv_caches, num_attn_module)
-    _hand_out(kv_caches, forward_context)
+    _set_layer_caches(kv_caches, forward_context)
     runner_kv_caches.extend(kv_caches[name] for name in names)
 
 
-def _hand_out(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
+def _set_layer_caches(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
     """Set each layer's `kv_cache`; if one layer raises, restore the others."""
     taken: list[tuple[Any, tuple[Any, ...]]] = []  # each layer, and its old `kv_cache`, if any
     try:

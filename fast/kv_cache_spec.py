@@ -103,7 +103,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         """
         _check_named_specs("specs", specs)
         first_name, first = next(iter(specs.items()))
-        if not _is_one(spec.block_size for spec in specs.values()):
+        if not _all_equal(spec.block_size for spec in specs.values()):
             return False
         kind = next((kind for kind in UNIFORM_KINDS if is_kind(first, kind)), None)
         if kind is None:
@@ -114,7 +114,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         if not all(is_kind(spec, kind) for spec in specs.values()):
             return False
         field = UNIFORM_KINDS[kind]
-        return field is None or _is_one(getattr(spec, field) for spec in specs.values())
+        return field is None or _all_equal(getattr(spec, field) for spec in specs.values())
 
     @classmethod
     def from_specs(cls, specs: dict[str, Any]) -> Self | None:
@@ -189,7 +189,7 @@ def _check_named_specs(name: str, specs: object) -> None:
         check_spec(f"{name}[{layer_name!r}]", spec)
 
 
-def _is_one(values: Iterable[object]) -> bool:
+def _all_equal(values: Iterable[object]) -> bool:
     """Return whether all values are equal."""
     first, *others = values
     return all(value == first for value in others)

@@ -53,10 +53,10 @@ def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) ->
             f"its block_size {spec.block_size}"
         )
     num_blocks = layer.num_blocks * (spec.block_size // block_size)
-    shape = _ask_shape(layer, backend, num_blocks, block_size)
-    order = _ask_stride_order(layer, backend, len(shape))
+    shape = _get_cache_shape(layer, backend, num_blocks, block_size)
+    order = _get_stride_order(layer, backend, len(shape))
     if pages_are_blocks:
-        larger = _ask_shape(layer, backend, num_blocks + 1, block_size)
+        larger = _get_cache_shape(layer, backend, num_blocks + 1, block_size)
         blocks = _find_block_dimension(layer, shape, larger)
         order = [blocks, *(dimension for dimension in order if dimension != blocks)]
     dtype = check_dtype(f"dtype of layer {layer.name!r}", spec.dtype)
@@ -126,7 +126,12 @@ def _view_bytes(
         return numbers.as_strided(shape, strides, (begin + offset) // itemsize)
 
 
-def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: int) -> list[int]:  # noqa: ANN401  (an engine's own)
+def _get_cache_shape(
+    layer: CachedLayer,
+    backend: Any,  # noqa: ANN401  # an engine's own
+    num_blocks: int,
+    block_size: int,
+) -> list[int]:
     """Return the logical shape that a backend gives for a layer's cache."""
     spec = layer.spec
     cache_dtype_str = getattr(spec, "cache_dtype_str", None)
@@ -139,7 +144,7 @@ def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: in
     return [check_int(f"{name}[{d}]", length, 0, None) for d, length in enumerate(shape)]
 
 
-def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:  # noqa: ANN401  (an engine's own)
+def _get_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:  # noqa: ANN401  (an engine's own)
     """Return a backend's dimensions in the order of memory, outermost first."""
     ask = getattr(backend, "get_kv_cache_stride_order", None)
     identity = list(range(ndim))

@@ -64,7 +64,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         return metadata
     num_indices = check_int("num_logits_indices", num_indices, 0)
     num_reqs, num_tokens = read_counts(metadata)
-    _check_wanted(metadata, num_reqs, indices, num_indices, logits_indices_cpu)
+    _check_logits_indices(metadata, num_reqs, indices, num_indices, logits_indices_cpu)
     starts, starts_cpu, max_query_len = _find_starts(
         metadata, num_reqs, indices, num_indices, logits_indices_cpu
     )
@@ -145,7 +145,7 @@ def _count_on_device(
     return counted
 
 
-def _check_wanted(
+def _check_logits_indices(
     metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
     num_reqs: int,
     indices: object,

@@ -127,7 +127,7 @@ def gather_mm_placeholders(
         return in_graph("gather_mm_placeholders", *rows, num_embeds=given, out=out)
     said = ""
     if num_embeds is not None or out is not None:
-        said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
+        said, num_embeds = _read_num_embeds(num_embeds, out, placeholders, is_embed)
     if uses_kernels(placeholders):
         if num_embeds is None:
             num_embeds = int(plain("is_embed", is_embed).count_nonzero())
@@ -249,7 +249,7 @@ def _take_rows(
         return torch.index_select(placeholders, 0, chosen, out=out)
 
 
-def _told_num_embeds(
+def _read_num_embeds(
     num_embeds: int | None, out: object, placeholders: torch.Tensor, is_embed: torch.Tensor
 ) -> tuple[str, int | None]:
     """Return the number of embeddings that an argument gives, None if none does.

@@ -34,10 +34,12 @@ def make_attention_view(
             f"expected a divisor of its block_size {spec.block_size}"
         )
     num_kernel_blocks = num_blocks * (spec.block_size // kernel_block_size)
-    shape = _ask_shape(layer_name, backend, num_kernel_blocks, kernel_block_size, spec)
-    order = _ask_stride_order(layer_name, backend, len(shape))
+    shape = _get_cache_shape(layer_name, backend, num_kernel_blocks, kernel_block_size, spec)
+    order = _get_stride_order(layer_name, backend, len(shape))
     if blocks_first:
-        larger = _ask_shape(layer_name, backend, num_kernel_blocks + 1, kernel_block_size, spec)
+        larger = _get_cache_shape(
+            layer_name, backend, num_kernel_blocks + 1, kernel_block_size, spec
+        )
         block_dimension = _find_block_dimension(layer_name, shape, larger)
         order.remove(block_dimension)
         order.insert(0, block_dimension)
@@ -103,7 +105,7 @@ def count_blocks(name: str, raw: Array, spec: KVCacheSpec) -> int:
     return raw.nbytes // page_size
 
 
-def _ask_shape(
+def _get_cache_shape(
     layer_name: str,
     backend: Any,  # noqa: ANN401  # an engine's own
     num_blocks: int,
@@ -123,7 +125,7 @@ def _ask_shape(
     return tuple(check_int(f"{name}[{i}]", length, 0) for i, length in enumerate(shape))
 
 
-def _ask_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> list[int]:  # noqa: ANN401  # an engine's own
+def _get_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> list[int]:  # noqa: ANN401  # an engine's own
     """Return the dimensions in the order of memory, outermost first; by default the identity."""
     identity = list(range(num_dimensions))
     get_kv_cache_stride_order = getattr(backend, "get_kv_cache_stride_order", None)

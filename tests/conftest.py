@@ -1,4 +1,4 @@
-"""What all tests share: a Python that starts quickly, and processes that Ctrl-C ends."""
+"""Shared by all tests: a Python that starts quickly, and processes that Ctrl-C ends."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let no collection of garbage look at all tests and modules again, which takes 0.3 s."""
+    """Exclude tests and modules from later garbage collections, which saves 0.3 s."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def forking_python(python: Path, environment: dict[str, str]) -> Iterator[str]:
-    """Start a server, and yield the file that takes the place of a Python.
+    """Start a fork server, and yield the file that replaces a Python.
 
     Args:
-        python: The Python.
+        python: The Python to replace.
         environment: Variables of its processes that differ from this process', and that Python
             reads when it starts.
     """

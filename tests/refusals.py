@@ -1,4 +1,4 @@
-"""What tests expect of an exception."""
+"""Compares the class and the text of an expected exception."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def parse(page: Path) -> list[Token]:
 
 
 def targets_of(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield where each link and picture of a page leads, and the text of the link."""
+    """Yield the target and the text of each link and picture of a page."""
     for token in parse(page):
         children = token.children or []
         for i, child in enumerate(children):
@@ -58,7 +58,7 @@ def targets_of(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return what GitHub calls the headings of a page."""
+    """Return GitHub's anchors of the headings of a page."""
     tokens = parse(page)
     headings = [
         tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"
@@ -103,7 +103,7 @@ def test_maps_name_what_is_there(package: str) -> None:
 
 
 def test_readme_is_read_in_five_minutes() -> None:
-    """It has at most 200 lines."""
+    """README has at most 200 lines."""
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 200
 
 
@@ -253,7 +253,7 @@ def tables_of(page: Path) -> Iterator[tuple[Path, list[list[str]]]]:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"])
 def test_times_are_measured_ones(page: Path) -> None:
-    """Each row of a benchmark's table is what the run of that name measured."""
+    """Each row of a benchmark's table equals the measurement of that name in its record."""
     tables = list(tables_of(page))
     assert tables
     for path, table in tables:
@@ -265,7 +265,7 @@ def test_times_are_measured_ones(page: Path) -> None:
 
 
 def test_figures_are_in_the_files_they_link_to() -> None:
-    """`[93%](tools/results/run.txt)`: a link from a number to a result is to where it stands."""
+    """In `[93%](tools/results/run.txt)` and other links to results, the file has the number."""
     found = 0
     for page in PAGES:
         for target, text in targets_of(page):

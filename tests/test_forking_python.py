@@ -1,4 +1,4 @@
-"""The Python that starts quickly does what Python does."""
+"""The Python that starts quickly behaves like Python."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def test_it_is_the_same_process(
     ],
 )
 def test_it_ends_as_python_does(code: str, status: int, error: str) -> None:
-    """With its status or signal; functions that are registered are called."""
+    """A process ends with its own status or signal, after calling its atexit functions."""
     ended = run("-c", code)
     assert (status, error) == (ended.returncode, ended.stderr)
     assert ("end\n" if "atexit" in code else "") == ended.stdout
 
 
 def test_an_exception_ends_it() -> None:
-    """There is a traceback, and the status is 1."""
+    """An exception prints a traceback, and the status is 1."""
     ended = run("-c", "1 / 0")
     assert 1 == ended.returncode
     assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_a_signal_is_passed_on() -> None:
-    """The process can handle it, and end as it likes."""
+    """A process can handle a signal to its launcher, and choose its own status."""
     code = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -97,7 +97,7 @@ def test_it_ends_with_its_launcher() -> None:
 
 
 def test_an_open_file_is_inherited() -> None:
-    """It has the same number."""
+    """An inherited file keeps its number."""
     reader, writer = os.pipe()
     code = f"import os; os.write({writer}, b'done')"
     assert 0 == run("-c", code, pass_fds=(writer,)).returncode
@@ -123,7 +123,7 @@ def test_numba_has_its_settings() -> None:
 
 
 def test_nothing_of_ours_is_imported_before() -> None:
-    """Processes of tests import our packages and Hypothesis as they would without a server."""
+    """The server imports neither our packages nor Hypothesis."""
     ended = run("-c", "import sys; print(*sorted(sys.modules))")
     imported = {name.partition(".")[0] for name in ended.stdout.split()}
     assert {"torch", "numpy", "numba", "pytest"} <= imported

@@ -1,4 +1,4 @@
-"""Imports have an order: no circle of modules, and no test module that another needs."""
+"""Imports: no cycle of modules, and no test module that another one imports."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ grimp = pytest.importorskip("grimp", reason="it comes with import-linter: pip in
 
 
 def packages_of(module: str) -> set[str]:
-    """Return the packages that a module lies in, whose `__init__` Python imports before it."""
+    """Return the parent packages of a module, whose `__init__` Python imports before it."""
     parts = module.split(".")
     return {".".join(parts[:number]) for number in range(1, len(parts))}
 
 
 @pytest.mark.parametrize("package", ["reference", "fast", "conformance", "kvtwin", "tools"])
 def test_imports_have_an_order(package: str) -> None:
-    """Imports for annotations and inside functions count too, and those of packages."""
+    """There is no cycle, counting imports for annotations, in functions and of packages."""
     graph = grimp.build_graph(package, cache_dir=None)
     order: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
     for name in graph.modules:
         imported = graph.find_modules_directly_imported_by(name)
         packages = set().union(*map(packages_of, imported))
         order.add(name, *imported, *(packages - packages_of(name) - {name}))
-    order.prepare()  # CycleError names the modules of a circle
+    order.prepare()  # CycleError names the modules of a cycle
     assert len(graph.modules) > 20
 
 
 def test_a_test_module_needs_no_other() -> None:
-    """What several of the run's test modules need is in a module of its own."""
+    """No test module of the run imports another one."""
     graph = grimp.build_graph("conformance", cache_dir=None)
     tests = {name for name in graph.modules if name.startswith("conformance.test_")}
     imports = {name: graph.find_modules_directly_imported_by(name) & tests for name in tests}

@@ -1,4 +1,4 @@
-"""What is public does not change unannounced: docs/versions.md says what that is.
+"""The public API, which docs/versions.md defines, does not change without notice.
 
 `public_api.txt` has it as it was in the last release. What differs since has to be named in the
 changelog, under "Unreleased". `python tests/test_public_api.py` writes the list of a release.
@@ -79,13 +79,13 @@ def _signature(function: Any) -> str:  # noqa: ANN401  # a class or a function
 
 
 def unannounced(old: Iterable[str], new: Iterable[str], changelog: str) -> list[str]:
-    """Return the lines that differ, of names that the changelog's first section lacks.
+    """Return the changed lines whose names the changelog's first section lacks.
 
-    A new option of a command line need not be there, one that is gone has to.
+    A new command-line option may be missing there, a removed one may not.
 
     Args:
         old: The lines of the last release.
-        new: Those of now.
+        new: The current lines.
         changelog: The text.
     """
     section = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
@@ -119,7 +119,7 @@ def test_what_changed_is_in_the_changelog() -> None:
     ],
 )
 def test_a_change_has_to_be_named(changelog: str, expected: list[str]) -> None:
-    """In the section of what is not released yet."""
+    """A change must be in the section "Unreleased"."""
     old, new = ["fast.f(a)", "fast.g()"], ["fast.f(a, b=None)", "fast.g()"]
     assert expected == unannounced(old, new, changelog)
 

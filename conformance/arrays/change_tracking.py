@@ -56,7 +56,7 @@ class Memory:
         view.flags.writeable = array.flags.writeable
         return view
 
-    def is_seen(self) -> Array:
+    def covered(self) -> Array:
         """Return a mask of the elements that arguments cover; the others are guard bands."""
         seen = np.zeros(self.drawn.shape, np.bool_)
         for shape, offset, strides in self.shown:
@@ -148,7 +148,7 @@ class ChangeTracker:
         contents = {}
         for memory in self.memories.values():
             zero = np.zeros((), memory.drawn.dtype)
-            contents[id(memory.source)] = np.where(memory.is_seen(), zero, memory.drawn)
+            contents[id(memory.source)] = np.where(memory.covered(), zero, memory.drawn)
         with self.holding(contents):
             yield
 
@@ -167,7 +167,7 @@ class ChangeTracker:
             for memory in self.memories.values():
                 memory.write(memory.drawn)
 
-    def scribble(self) -> None:
+    def poison_arguments(self) -> None:
         """Overwrite all arguments, as a caller that reuses its buffers may do."""
         for memory in self.memories.values():
             memory.write(poisoned(memory.drawn.shape, memory.drawn.dtype))
@@ -221,7 +221,7 @@ class ChangeTracker:
         for memory in changed.values():
             unequal = (as_bytes(memory.drawn) != as_bytes(memory.converted)).any(axis=-1)
             if argument_of(memory.path) in allowed:
-                unequal &= ~memory.is_seen().reshape(-1)  # what it may write; not the guard bands
+                unequal &= ~memory.covered().reshape(-1)  # what it may write; not the guard bands
             if unequal.any():
                 where = f"memory around {memory.path}"
                 at = (int(np.flatnonzero(unequal)[0]),)

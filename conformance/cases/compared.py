@@ -208,7 +208,7 @@ def check_of_call(
                 "it was got wrong once", type(error), f"({named})", already_invalid, is_value=True
             )
         else:
-            # `applies` may depend on the facts of a call, which are not stored.
+            # `applies` may depend on the source of a call, which is not stored.
             aliases = [
                 dataclasses.replace(alias, applies=lambda _: True)
                 for alias in contract.aliases
@@ -226,5 +226,5 @@ def check_of_call(
 
 
 def _of_one(contract: Contract, call: Call) -> Contract:
-    """Return a contract of one call, without goals: they read facts, which are not stored."""
+    """Return a contract of one call, without goals: they read its source, which is not stored."""
     return dataclasses.replace(contract, calls=lambda _: st.just(call), goals={}, axes={}, pairs=())

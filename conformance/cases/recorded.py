@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.recording import invalid_input_of
-from conformance.cases.sessions import construct, is_as_meant, perform, untouched
+from conformance.cases.sessions import (
+    construct,
+    has_expected_outcome,
+    perform,
+    reset_kv_cache_layout,
+)
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import (
     Expected,
@@ -86,7 +91,7 @@ def _expected(case: Json, contract: Contract) -> Expected:
         argument = arguments.get(name)
         if isinstance(argument, np.ndarray) and any(array is argument for array in returned):
             argument[...] = value
-    # `applies` may depend on facts, which are not stored: the stored result decides instead.
+    # `applies` may depend on the source, which is not stored: the stored result decides instead.
     aliases = [
         alias
         for alias in contract.aliases
@@ -133,7 +138,7 @@ class _Session:
 def _replay_session(case: Json, target: Target) -> None:
     __tracebackhide__ = True
     for checked in (True, False):
-        with target.running(checked=checked), untouched(target):
+        with target.running(checked=checked), reset_kv_cache_layout(target):
             _play(_Session(case), target, checked=checked)
 
 
@@ -149,7 +154,7 @@ def _play(session: _Session, target: Target, *, checked: bool) -> None:
             continue
         outcome = perform(target, subject, step)
         is_error = isinstance(outcome, BaseException)
-        if not is_as_meant(outcome, invalid):
+        if not has_expected_outcome(outcome, invalid):
             got = raised(outcome) if is_error else f"returned {outcome!r}"
             due = invalid.expected if invalid else "return a result"
             difference = Difference(Verdict.OUTCOME, where, None, got, due)

@@ -59,7 +59,7 @@ def perform(target: Target, subject: Any, step: Step) -> Any:
     return sessions.perform(target, subject, Operation(step["method"], step["arguments"]))
 
 
-def is_as_meant(outcome: object, invalid: InvalidInput | None) -> bool:
+def has_expected_outcome(outcome: object, invalid: InvalidInput | None) -> bool:
     """Return whether a step has the expected outcome: a result, or the expected refusal."""
     if invalid is None:
         return not isinstance(outcome, BaseException)
@@ -67,7 +67,7 @@ def is_as_meant(outcome: object, invalid: InvalidInput | None) -> bool:
 
 
 @contextlib.contextmanager
-def untouched(target: Target) -> Iterator[None]:
+def reset_kv_cache_layout(target: Target) -> Iterator[None]:
     """Unset the layout, before and after, and its environment variable, which is restored."""
     before = os.environ.pop(LAYOUT_VARIABLE, None)
     has_layout = target.implementation.offers("set_kv_cache_layout")
@@ -102,7 +102,7 @@ def session_case(
         arguments = encoder.encode_fields(constructor.arguments)
         case["constructor"] = {"function": constructor.function, "arguments": arguments}
     case["steps"] = []
-    with untouched(REFERENCE):
+    with reset_kv_cache_layout(REFERENCE):
         subject = construct(REFERENCE, constructor)
         for step in steps:
             case["steps"].append(_performed(subject, step, encoder))
@@ -117,7 +117,9 @@ def _performed(subject: Any, step: Step, encoder: Encoder) -> dict[str, Json]:
     if "value" in step:
         written["value"] = encoder.encode(step["value"])
     outcome = perform(REFERENCE, subject, step)
-    if not is_as_meant(outcome, invalid_input_of(step["refusal"]) if "refusal" in step else None):
+    if not has_expected_outcome(
+        outcome, invalid_input_of(step["refusal"]) if "refusal" in step else None
+    ):
         raise ValueError(f"{step} ended otherwise than it was meant to: {outcome!r}")
     if "refusal" not in step and step["do"] in {"call", "read"}:
         written["result"] = encoder.encode(copied(outcome))
@@ -171,7 +173,7 @@ def _buffer_case(session: Copies) -> dict[str, Json]:
 def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str, Json]:
     """Return the case of a history, without the steps that cannot be encoded as JSON."""
     steps = list(filter(None, map(_layout_step, history)))
-    with untouched(REFERENCE):
+    with reset_kv_cache_layout(REFERENCE):
         subject = construct(REFERENCE, None)
         for step in steps:
             if isinstance(perform(REFERENCE, subject, step), ValueError):
@@ -197,7 +199,7 @@ def _layout_step(step: kv_layout.Step) -> Step | None:
 def session_strategies(function: str) -> list[tuple[SearchStrategy[Any], Any]]:
     """Return strategies of sessions, each with a function that makes a case of a session."""
     if function == "BlockTables":
-        refusing = block_tables_sessions(MINIMAL, tried=INVALID_OPERATIONS)
+        refusing = block_tables_sessions(MINIMAL, invalid_operations=INVALID_OPERATIONS)
         return [(block_tables_sessions(MINIMAL), _tables_case), (refusing, _tables_case)]
     if function == "CpuGpuBuffer":
         return [(copies(MINIMAL), _buffer_case)]

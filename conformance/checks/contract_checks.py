@@ -209,7 +209,7 @@ def same_refusal(contract: Contract) -> Check:
         contract.has_kernel,
         contract.has_device_path,
         contract.refusal_presets,
-        is_of_refusals=True,
+        tests_invalid_inputs=True,
     )
 
 

@@ -36,7 +36,7 @@ def refuses_wrong_device(contract: Contract) -> Check:
             for path in contract.on_device
         },
         has_kernel=contract.has_kernel,
-        is_of_refusals=True,
+        tests_invalid_inputs=True,
     )
     def check(target: Target, call: Call) -> None:
         """A tensor on another device than the others is refused, by name."""

@@ -197,7 +197,7 @@ def _check_of(condition: Condition, contract: Contract) -> Check:
         lambda example: [scenario.name for scenario in scenarios_of(example)],
         contract.has_kernel and is_of_memory,
         contract.has_device_path and is_of_memory,
-        is_of_refusals=condition.scenarios is sequences.refusal_scenarios,
+        tests_invalid_inputs=condition.scenarios is sequences.refusal_scenarios,
     )
 
 

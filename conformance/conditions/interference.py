@@ -48,4 +48,4 @@ def _matters(expected: KnownAnswer, other: Call, name: str) -> bool:
         answer = KnownAnswer.of(expected.contract, call.replacing(**{name: value}))
     except RAISED:
         return True
-    return expected.can_tell_from(answer)
+    return expected.differs_from(answer)

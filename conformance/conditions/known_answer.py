@@ -14,7 +14,7 @@ from conformance.messages.mismatch import Mismatch
 from conformance.targets.target import RAISED, REFERENCE, Target
 from conformance.values.call import Call, plain
 from conformance.values.comparison import first_difference
-from conformance.values.differences import Difference, Verdict, gravest, raised
+from conformance.values.differences import Difference, Verdict, most_severe, raised
 from conformance.values.parts import children, walk
 
 
@@ -107,11 +107,11 @@ class KnownAnswer:
             first_difference(self.answer, found, self.contract.returns, device),
             changes_difference(self.contract, self.changed, invocation),
         )
-        difference = gravest(differences)
+        difference = most_severe(differences)
         if difference is not None:
             raise Mismatch(self.call, target.name, difference, condition, title)
 
-    def can_tell_from(self, other: KnownAnswer) -> bool:
+    def differs_from(self, other: KnownAnswer) -> bool:
         """Return whether the answer of another call differs from this one's.
 
         It is True for a call that neither returns nor changes anything.

@@ -20,7 +20,7 @@ from conformance.contracts.contract import Contract
 from conformance.targets.target import RAISED, Target
 from conformance.values.call import Call
 from conformance.values.comparison import NUMPY_IN_BOTH_TWINS
-from conformance.values.parts import arrays_in, children, is_reference_object, rebuilt
+from conformance.values.parts import arrays_in, children, is_reference_object, with_children
 
 
 def column_major(array: Array) -> Array:
@@ -117,7 +117,7 @@ def with_layout(call: Call, layout: Callable[[Array], Array], fixed: frozenset[s
         if not (isinstance(value, list | tuple | dict) or is_reference_object(value)):
             return value
         parts = {key: changed(part, str(key)) for key, part in children(value).items()}
-        return rebuilt(value, parts) if parts else value
+        return with_children(value, parts) if parts else value
 
     arguments = {k: v if k in fixed else changed(v, k) for k, v in call.arguments.items()}
     arrays = (dict(arrays_in(values, "")) for values in (call.arguments, arguments))

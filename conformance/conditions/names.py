@@ -137,7 +137,7 @@ def name_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
         yield Scenario(ONE_NAME, partial(_check, expected, known, ONE_NAME))
     for factor in (HASH_PERIOD, 1 / HASH_PERIOD):
         known = _known_answer(expected, float, factor.__mul__)
-        if known is not None and known.can_tell_from(expected):
+        if known is not None and known.differs_from(expected):
             yield Scenario(ONE_HASH, partial(_check, expected, known, ONE_HASH))
             break
 
@@ -197,7 +197,7 @@ def _known_answer(
     if not rewriting.has_changed:
         return None
     try:
-        return KnownAnswer.of(expected.contract, Call(call.function, arguments, call.facts))
+        return KnownAnswer.of(expected.contract, Call(call.function, arguments, call.source))
     except RAISED:
         return None
 

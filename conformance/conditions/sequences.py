@@ -64,7 +64,7 @@ def other_batch_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator
     It is the first of the two calls for which there are such batches: an empty batch has none.
     """
     for known in (expected, other):
-        batches = (batch for batch in _other_batches(known) if batch[1].can_tell_from(known))
+        batches = (batch for batch in _other_batches(known) if batch[1].differs_from(known))
         chosen = list(islice(batches, NUM_NEIGHBOURS))
         if chosen:
             yield Scenario(OTHER_BATCH, partial(_check_other_batches, known, chosen))
@@ -88,7 +88,7 @@ def _other_batches(expected: KnownAnswer) -> Iterator[tuple[Contents, KnownAnswe
     contract, invocation = expected.contract, expected.invocation(REFERENCE)
     for contents in neighbours(invocation.call, contract.changes):
         with invocation.converter.tracker.holding(contents):
-            # Without facts: those describe the batch that was drawn.
+            # Without its source, which is the batch that was drawn.
             made = Call(expected.call.function, copy.deepcopy(invocation.arguments))
             try:
                 other = KnownAnswer.of_invocation(contract, invocation, made)
@@ -185,7 +185,7 @@ def held_scenarios(expected: KnownAnswer, other: KnownAnswer) -> Iterator[Scenar
     if expected.contract.changes & expected.call.arguments.keys():
         return
     for contents, neighbour in _other_batches(expected):
-        if neighbour.can_tell_from(expected):
+        if neighbour.differs_from(expected):
             yield Scenario(HELD, partial(_check_held_neighbours, expected, contents, neighbour))
             break
     else:

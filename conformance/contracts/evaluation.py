@@ -20,7 +20,7 @@ from conformance.targets.target import RAISED, REFERENCE, Target
 from conformance.values.aliases import Alias, shared_memory
 from conformance.values.call import Arguments, Call
 from conformance.values.comparison import ResultName, first_difference
-from conformance.values.differences import Difference, Verdict, gravest, raised
+from conformance.values.differences import Difference, Verdict, most_severe, raised
 from conformance.values.views import first_view_difference
 
 
@@ -116,7 +116,7 @@ def check_answer(
                 call, wanted = call.with_zeros(), "return a result or raise ValueError"
             difference = Difference(Verdict.OUTCOME, "the call", None, raised(error), wanted)
             raise Mismatch(call, target.name, difference) from error
-    found = gravest(_differences(contract, expected, actual, got))
+    found = most_severe(_differences(contract, expected, actual, got))
     if found is not None:
         context = (*found.context, *_effects(contract, expected, actual, found))
         raise Mismatch(call, target.name, dataclasses.replace(found, context=context))

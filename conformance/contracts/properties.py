@@ -54,7 +54,7 @@ class Check:
         has_kernel: Whether it must launch a kernel in the simulator.
         has_device_path: Whether it takes another path on a device, without a kernel.
         presets: The presets to draw from; None for the target's.
-        is_of_refusals: Whether all of its calls must be rejected. Implementations that do not
+        tests_invalid_inputs: Whether all of its calls must be rejected. Implementations that do not
             validate are not tested.
         axes: The size axes along which its examples are large, one at a time.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
@@ -71,13 +71,13 @@ class Check:
     has_kernel: bool = False
     has_device_path: bool = False
     presets: Sequence[Preset] | None = None
-    is_of_refusals: bool = False
+    tests_invalid_inputs: bool = False
     axes: Axes = dataclasses.field(default_factory=dict)
     law: str = ""
 
     def runs_on(self, target: Target) -> bool:
         """Return whether the check can find anything new on a target."""
-        if self.is_of_refusals and not target.validates:
+        if self.tests_invalid_inputs and not target.validates:
             return False
         return self.has_kernel or self.has_device_path or not target.is_simulated
 
@@ -287,7 +287,7 @@ def law(
     has_kernel: bool = False,
     presets: Sequence[Preset] | None = None,
     kind: Kind = Kind.LAW,
-    is_of_refusals: bool = False,
+    tests_invalid_inputs: bool = False,
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
     """Make a check of a property that does not depend on `reference`.
 
@@ -298,7 +298,7 @@ def law(
         has_kernel: Whether the function has a kernel.
         presets: The presets to draw from; None for the target's.
         kind: The kind of check, which determines the number of examples.
-        is_of_refusals: Whether all of its calls must be rejected.
+        tests_invalid_inputs: Whether all of its calls must be rejected.
 
     Returns:
         A decorator of the property: a function of a target and an example that raises if the
@@ -317,7 +317,7 @@ def law(
             lambda example: reached_goals(example, named),
             has_kernel,
             presets=presets,
-            is_of_refusals=is_of_refusals,
+            tests_invalid_inputs=tests_invalid_inputs,
         )
 
     return decorate

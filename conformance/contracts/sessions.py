@@ -83,7 +83,7 @@ def _steps_of(operations: Sequence[Operation]) -> Iterator[str]:
 def session_check(
     function: str,
     sessions: Callable[[Preset], SearchStrategy[Session]],
-    everything: Callable[[Any, Session], Mapping[str, Any]],
+    get_buffers: Callable[[Any, Session], Mapping[str, Any]],
     *,
     goals: Goals | None = None,
     refusals: Sequence[str] = (),
@@ -97,7 +97,7 @@ def session_check(
     Args:
         function: The class.
         sessions: The strategy of sessions, by preset.
-        everything: Returns views of all memory that operations write, by their names in reports.
+        get_buffers: Returns views of all memory that operations write, by their names in reports.
             It is called right after the object is made. The views are compared after every
             operation, and returned tensors must have the same addresses.
         goals: Named predicates on a session that a run must reach.
@@ -119,11 +119,11 @@ def session_check(
         for checked in modes if kind is not Kind.CONDITIONS else (False,):
             try:
                 with target.running(checked=checked, seed=example.seed):
-                    _run(target, example, everything, checked=checked)
+                    _run(target, example, get_buffers, checked=checked)
             except SessionMismatch as error:
                 if reader is not None:
                     error.explain = partial(
-                        _first_wrong, error, target, example, everything, reader
+                        _first_wrong, error, target, example, get_buffers, reader
                     )
                 raise
 
@@ -168,13 +168,13 @@ class _Example:
 def _run(
     target: Target,
     example: _Example,
-    everything: Callable[[Any, Session], Mapping[str, Any]],
+    get_buffers: Callable[[Any, Session], Mapping[str, Any]],
     *,
     checked: bool,
 ) -> None:
     __tracebackhide__ = True
     session = example.session
-    runs = [_Pair(target, example, everything) for _ in range(1 if target.is_simulated else 2)]
+    runs = [_Pair(target, example, get_buffers) for _ in range(1 if target.is_simulated else 2)]
     for step, operation in enumerate(session.operations):
         if operation.refused and not target.validates:
             continue
@@ -190,13 +190,13 @@ def _first_wrong(
     error: SessionMismatch,
     target: Target,
     example: _Example,
-    everything: Callable[[Any, Session], Mapping[str, Any]],
+    get_buffers: Callable[[Any, Session], Mapping[str, Any]],
     reader: Callable[[Session], Operation],
 ) -> Iterator[str]:
     """Yield lines about the first operation after which the state is wrong, by bisection."""
 
     def differs(number: int) -> bool:
-        pair = _Pair(target, example, everything)
+        pair = _Pair(target, example, get_buffers)
         try:
             for step in range(number):
                 pair.run_step(step, checked=True)
@@ -231,11 +231,11 @@ class _Pair:
         self,
         target: Target,
         example: _Example,
-        everything: Callable[[Any, Session], Mapping[str, Any]],
+        get_buffers: Callable[[Any, Session], Mapping[str, Any]],
     ) -> None:
         self.target, self.example = target, example
         self.ours, self.theirs = (construct(twin, example.session) for twin in (REFERENCE, target))
-        held, seen = (everything(one, example.session) for one in (self.ours, self.theirs))
+        held, seen = (get_buffers(one, example.session) for one in (self.ours, self.theirs))
         self.names, self.held, self.seen = (*held,), (*held.values(),), (*seen.values(),)
         self.addresses = [address_of(tensor) for _, tensor in arrays_in(self.seen, "everything")]
 
@@ -301,7 +301,7 @@ def perform(target: Target, self: Any, operation: Operation, variant: CallVarian
     difference = converter.tracker.changed(frozenset())
     if difference is not None:
         raise Mismatch(call, target.name, difference)
-    converter.tracker.scribble()
+    converter.tracker.poison_arguments()
     return result
 
 

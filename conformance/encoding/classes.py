@@ -13,6 +13,7 @@ MODULES = ("reference", "conformance", "numpy", "ml_dtypes", "builtins", "types"
 RENAMED = {
     "conformance.checks:_Valid": "conformance.checks:ValidExample",
     "conformance.checks:_Broken": "conformance.checks:InvalidExample",
+    "conformance.strategies.builders:Wish": "conformance.strategies.builders:ThresholdOptions",
     "conformance.test_buffers:Copies": "conformance.strategies.buffers:Copies",
 }
 """Former names of classes, which are still read."""
@@ -28,6 +29,12 @@ MOVED = {
     "conformance.strategies.presets": "conformance.coverage.presets",
 }
 """Former modules of classes, which are still read."""
+
+RENAMED_FIELDS = {
+    "conformance.values.call:Call": {"facts": "source"},
+    "conformance.strategies.dense_layer:Layer": {"given_up": "num_freed_tokens"},
+}
+"""Former names of fields by class, which are still read."""
 
 
 def class_path(cls: type) -> str | None:

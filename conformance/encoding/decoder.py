@@ -16,7 +16,7 @@ from conformance.encoding.arrays import (
     decode_elements,
     decode_memory,
 )
-from conformance.encoding.classes import FORMER_CODE, find_class, find_exception
+from conformance.encoding.classes import FORMER_CODE, RENAMED_FIELDS, find_class, find_exception
 from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.call import Call
 
@@ -148,8 +148,9 @@ def _read_object(decoder: Decoder, node: Json) -> Any:
     """Return an object with its stored attributes, without the checks of its class."""
     cls = find_class(node["class"])
     found = decoder.keep(node, cls.__new__(cls))
+    renamed = RENAMED_FIELDS.get(f"{cls.__module__}:{cls.__qualname__}", {})
     for name, value in decoder.fields(node["fields"]).items():
-        object.__setattr__(found, name, value)
+        object.__setattr__(found, renamed.get(name, name), value)
     return found
 
 
@@ -199,7 +200,7 @@ _READERS: dict[Any, Callable[[Decoder, Json], Any]] = {
 
 
 def decode_call(case: Json, decoder: Decoder | None = None) -> Call:
-    """Return the call of a case, without `facts`, which are not stored.
+    """Return the call of a case, without `source`, which is not stored.
 
     Args:
         case: The case, from `encode_call`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
-ANEW = "kvtwin-again"
+BACKEND_NAME = "kvtwin-again"
 """The backend's name, for `hypothesis.settings`."""
 
 
@@ -23,4 +23,4 @@ class FreshProvider(HypothesisProvider):
     """
 
 
-AVAILABLE_PROVIDERS[ANEW] = FreshProvider
+AVAILABLE_PROVIDERS[BACKEND_NAME] = FreshProvider

@@ -13,7 +13,7 @@ import enum
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
-from conformance.generation.hypothesis_provider import ANEW
+from conformance.generation.hypothesis_provider import BACKEND_NAME
 
 
 class Kind(enum.Enum):
@@ -110,7 +110,7 @@ class Profile:
             phases.append(Phase.shrink)
         return hypothesis.settings(
             max_examples=max_examples,
-            backend=ANEW,
+            backend=BACKEND_NAME,
             derandomize=not self.is_random,
             database=None,
             deadline=None,

@@ -12,9 +12,9 @@ import reference
 from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
+    chained,
     change_maker,
     changed,
-    in_turn,
     prepared,
     refusals,
     replaced,
@@ -77,7 +77,7 @@ def with_layers(layers: Mapping[str, Any]) -> Change:
     return changed(LAYERS, lambda context: {**context, **layers})
 
 
-WITH_LAYER = in_turn(
+WITH_LAYER = chained(
     with_layers({BAD: Own(ATTENTION, BAD, ATTRIBUTES)}),
     replaced("vllm_config.cache_config", reference.CacheConfig(block_size=16)),
 )
@@ -123,12 +123,12 @@ Group: TypeAlias = "tuple[object, Any, Mapping[str, Any]]"
 @change_maker
 def _group(call: Call, change: Callable[[GroupPlan], Group]) -> Call | None:
     """Change the last group, which is checked before the first group's builder."""
-    if not call.facts:
+    if not call.source:
         return None
-    names, spec, layers = change(call.facts[-1])
+    names, spec, layers = change(call.source[-1])
     bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # invalid names too
     group = replaced("kv_cache_config.kv_cache_groups[-1]", bad)
-    return in_turn(with_layers(layers), group)(call)
+    return chained(with_layers(layers), group)(call)
 
 
 def _one_more(plan: GroupPlan, backend: Any, spec: Any = None) -> Group:
@@ -194,7 +194,7 @@ UNKNOWN_LAYER = _group(lambda plan: ([*plan.names, NOWHERE], plan.spec, {}))
 
 INIT_ATTN_BACKEND_INVALID_INPUTS = [
     # Without groups, the layers need not be read.
-    *where(lambda call: call.facts, [*invalid_by_kind(**CONFIG), *NO_MAPPING]),
+    *where(lambda call: call.source, [*invalid_by_kind(**CONFIG), *NO_MAPPING]),
     *invalid_by_kind(
         kv_cache_config=Object(reads="kv_cache_groups"),
         **{

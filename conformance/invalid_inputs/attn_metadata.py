@@ -12,10 +12,10 @@ from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
+    chained,
     change_maker,
     changed,
-    changed_with_facts,
-    in_turn,
+    changed_with_source,
     one_fewer,
     refusals,
     replaced,
@@ -43,11 +43,11 @@ BUILDERS, TABLES, SLOTS = "attn_metadata_builders", "block_tables", "slot_mappin
 
 
 def _num_reqs(call: Call) -> int:
-    return int(call.facts.batch.num_reqs)
+    return int(call.source.batch.num_reqs)
 
 
 def _num_tokens(call: Call) -> int:
-    return int(call.facts.batch.num_actual_tokens)
+    return int(call.source.batch.num_actual_tokens)
 
 
 def _invalid_buffer(argument: str, more: int) -> list[InvalidInput]:
@@ -83,7 +83,7 @@ WRONG_COUNTS: Refusals = {
 
 ONE_ARRAY_OF_SLOTS: Refusals = {
     (ValueError, SLOTS): {
-        "slots of one array are too few": changed_with_facts(SLOTS, _one_array_too_short),
+        "slots of one array are too few": changed_with_source(SLOTS, _one_array_too_short),
         "one array of slots has one axis": np.zeros(999, np.int64),
     },
     (TypeError, SLOTS): {"one array of slots is int32": np.zeros((3, 9999), np.int32)},
@@ -94,7 +94,7 @@ ONE_ARRAY_OF_SLOTS: Refusals = {
 def _both_halves(argument: str, change: Callable[[Any, Batch], Any]) -> Change:
     """Return the same change of both halves of a buffer."""
     paths = (f"{argument}.cpu", f"{argument}.gpu")
-    return in_turn(*(changed_with_facts(p, lambda a, step: change(a, step.batch)) for p in paths))
+    return chained(*(changed_with_source(p, lambda a, step: change(a, step.batch)) for p in paths))
 
 
 def _shorter_than_query(lens: Any, batch: Batch) -> Any:
@@ -139,20 +139,20 @@ NO_STRS = [
 @change_maker
 def _computed(call: Call, value: Callable[[Batch, int], int]) -> Call | None:
     """Change the computed tokens of a request with a query."""
-    i = first_with_tokens(call.facts.batch)
+    i = first_with_tokens(call.source.batch)
     if i is None:
         return None
-    return changed(COMPUTED, lambda a: with_element(a, i, value(call.facts.batch, i)))(call)
+    return changed(COMPUTED, lambda a: with_element(a, i, value(call.source.batch, i)))(call)
 
 
 @change_maker
 def _below_maximum(call: Call, name: str) -> Call | None:
-    maximum = call.facts.maximum(name)
+    maximum = call.source.maximum(name)
     return call.replacing(**{name: maximum - 1}) if maximum else None
 
 
 def _fewer_tokens(call: Call) -> Call | None:
-    tokens = call.facts.batch.num_tokens
+    tokens = call.source.batch.num_tokens
     return call.replacing(num_tokens=tokens - 1) if tokens else None
 
 
@@ -173,7 +173,7 @@ WRONG_VALUES: Refusals = {
     (ValueError, "num_actual_tokens"): {"tokens are fewer than the requests have": _fewer_tokens},
     **{
         (ValueError, f"{buffer}_cpu|{buffer}"): {
-            f"the halves of {buffer} differ": changed_with_facts(f"{buffer}.gpu", _unlike_half)
+            f"the halves of {buffer} differ": changed_with_source(f"{buffer}.gpu", _unlike_half)
         }
         for buffer in (STARTS, LENS)
     },
@@ -203,5 +203,5 @@ BUILD_ATTN_METADATA_INVALID_INPUTS = [
     *refusals(NO_NAMES),
     *NO_STRS,
     # Without a group, the batch is not checked.
-    *where(lambda call: call.facts.batches, refusals(WRONG_VALUES, is_value=True)),
+    *where(lambda call: call.source.batches, refusals(WRONG_VALUES, is_value=True)),
 ]

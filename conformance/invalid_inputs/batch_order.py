@@ -8,9 +8,9 @@ import numpy as np
 
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
+    chained,
     changed,
-    changed_with_facts,
-    in_turn,
+    changed_with_source,
     prepared,
     refusals,
     removed,
@@ -29,10 +29,10 @@ METADATA = "common_attn_metadata"
 
 READ = ("num_reqs", "num_actual_tokens", "query_start_loc_cpu")
 
-WITHOUT_DEVICE = in_turn(
+WITHOUT_DEVICE = chained(
     removed(f"{METADATA}.query_start_loc"),
     removed(f"{METADATA}.seq_lens"),
-    changed_with_facts(f"{METADATA}.query_start_loc_cpu", with_decrease),
+    changed_with_source(f"{METADATA}.query_start_loc_cpu", with_decrease),
 )
 
 SPLIT_INVALID_INPUTS = [
@@ -49,7 +49,7 @@ SPLIT_INVALID_INPUTS = [
     ),
 ]
 
-BOTH_ARE_LISTS = in_turn(
+BOTH_ARE_LISTS = chained(
     set_arguments(decode_threshold=MAX_INT32),  # no value is read
     changed(f"{METADATA}.query_start_loc_cpu", lambda starts: starts.tolist()),
     changed(f"{METADATA}.num_computed_tokens_cpu", lambda computed: computed.tolist()),

@@ -13,10 +13,10 @@ from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
     Refusals,
+    chained,
     change_maker,
     changed,
-    changed_with_facts,
-    in_turn,
+    changed_with_source,
     refusals,
     replaced,
     set_arguments,
@@ -65,7 +65,7 @@ def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
 def _operations(
     method: str, valid: Callable[[TableModel], Arguments], invalid_inputs: Iterable[InvalidInput]
 ) -> list[OperationMaker]:
-    """Return makers of calls of a method, one for each invalid input; the facts are the model."""
+    """Return makers of calls of a method, one for each invalid input; the source is the model."""
 
     def maker(invalid: InvalidInput) -> OperationMaker:
         name = f"{method}: {invalid.name}"
@@ -98,8 +98,8 @@ IDS, COUNTS = "new_block_ids", "cu_num_new_blocks"
 @change_maker
 def _of_slots(call: Call, counts: list[int], ids: list[int]) -> Call | None:
     """Append to the first slots, with these counts and ids in every group."""
-    num_slots, groups = len(counts) - 1, call.facts.block_sizes
-    if not groups or call.facts.max_num_reqs < num_slots:
+    num_slots, groups = len(counts) - 1, call.source.block_sizes
+    if not groups or call.source.max_num_reqs < num_slots:
         return None
     return call.replacing(
         req_indices=list(range(num_slots)),
@@ -113,15 +113,15 @@ def _listed_twice(call: Call) -> Call:
     return call.replacing(
         req_indices=[0, 0],
         overwrite=[True, True],
-        cu_num_new_blocks=[[0, 0, 0] for _ in call.facts.block_sizes],
-        new_block_ids=[[] for _ in call.facts.block_sizes],
+        cu_num_new_blocks=[[0, 0, 0] for _ in call.source.block_sizes],
+        new_block_ids=[[] for _ in call.source.block_sizes],
     )
 
 
 @change_maker
 def _outgrown(call: Call, *, overwrite: bool) -> Call | None:
     """Write or append one block too many to a row of the last group."""
-    model = call.facts
+    model = call.source
     if not model.block_sizes:
         return None
     count = model.widths[-1] + 1 - (0 if overwrite else model.lengths[-1][-1])
@@ -139,25 +139,25 @@ def _appending_nothing(call: Call, counts: list[Any], *, slots: Sequence[int] = 
         req_indices=[*slots],
         overwrite=[False] * len(slots),
         cu_num_new_blocks=counts,
-        new_block_ids=[[] for _ in call.facts.block_sizes],
+        new_block_ids=[[] for _ in call.source.block_sizes],
     )
 
 
 def _of_no_slot_and_no_list(call: Call) -> Call:
     """Append nothing, with a group too many whose counts are None."""
-    return _appending_nothing(call, [*([0] for _ in call.facts.block_sizes), None])
+    return _appending_nothing(call, [*([0] for _ in call.source.block_sizes), None])
 
 
 @change_maker
 def _of_one_slot_short(call: Call, counts: list[int]) -> Call | None:
     """Append nothing to one slot, with too few counts in every group."""
-    groups = call.facts.block_sizes
+    groups = call.source.block_sizes
     return _appending_nothing(call, [counts for _ in groups], slots=[0]) if groups else None
 
 
 def _of_no_slot_and_an_array(call: Call) -> Call | None:
     """Append nothing; the first group's count is an array, and the second has two counts."""
-    groups = call.facts.block_sizes
+    groups = call.source.block_sizes
     if len(groups) < 2:
         return None
     return _appending_nothing(call, [[_vector(1, 1)], [0, 0], *([] for _ in groups[2:])])
@@ -181,13 +181,13 @@ class _Equal(Factory):
 
 APPEND_REFUSALS: Refusals = {
     (IndexError, "req_indices"): {
-        "slot outside": changed_with_facts("req_indices", lambda _, model: [model.max_num_reqs])
+        "slot outside": changed_with_source("req_indices", lambda _, model: [model.max_num_reqs])
     },
     (TypeError, "req_indices"): {"slots are an array": _vector(0)},
     (ValueError, "req_indices"): {"slot listed twice": _listed_twice},
     (ValueError, "overwrite"): {
         "overwrite is short": [],
-        "overwrite of no slot": in_turn(_of_slots([0], []), replaced("overwrite", [True])),
+        "overwrite of no slot": chained(_of_slots([0], []), replaced("overwrite", [True])),
     },
     (ValueError, "new_block_ids"): {
         "a group too many": changed(IDS, lambda ids: [*ids, []]),
@@ -215,7 +215,7 @@ APPEND_REFUSALS: Refusals = {
         "a count of no slot is a bool": _of_slots([False], []),
         "a count is an array": _of_slots([0, _vector(1, 1)], [5]),
         "a count of no slot is an array": _of_no_slot_and_an_array,
-        "counts of no slot are no lists": in_turn(
+        "counts of no slot are no lists": chained(
             _of_slots([0], []), changed(COUNTS, lambda counts: [_Equal(tuple(c)) for c in counts])
         ),
     },
@@ -236,14 +236,14 @@ def _row_operations(method: str, *names: str) -> list[OperationMaker]:
     """Return makers of operations on rows, with an index that is not an int or out of range."""
     invalid_inputs = invalid_by_kind(**{name: Int(0, range_error=IndexError) for name in names})
     for name in names:
-        outside = changed_with_facts(name, lambda _, model: model.max_num_reqs)
+        outside = changed_with_source(name, lambda _, model: model.max_num_reqs)
         invalid_inputs += refusals({(IndexError, name): {f"{name} is outside": outside}})
     return _operations(method, lambda _: dict.fromkeys(names, 0), invalid_inputs)
 
 
 def _mapping(make: Callable[[TableModel], list[int]]) -> Change:
     """Return the change of the mapping to slots that are derived from the model."""
-    return changed_with_facts("idx_mapping", lambda _, model: _vector(*make(model)))
+    return changed_with_source("idx_mapping", lambda _, model: _vector(*make(model)))
 
 
 TOO_MANY_ROWS = _mapping(lambda model: [-1] * (model.max_num_reqs + 1))
@@ -270,7 +270,7 @@ def _one_token(*starts: int) -> Change:
 
 
 def _position_outside(call: Call) -> Call | None:
-    model = call.facts
+    model = call.source
     if not model.block_sizes:
         return None
     maximum = max(size * width for size, width in zip(model.block_sizes, model.widths, strict=True))
@@ -288,12 +288,12 @@ SLOTS_VALUES: Refusals = {
 
 SLOTS_REFUSALS: Refusals = {
     (ValueError, "query_start_loc"): {
-        "too many requests": changed_with_facts(
+        "too many requests": changed_with_source(
             "query_start_loc", lambda _, model: _vector(*[0] * (model.max_num_reqs + 2))
         )
     },
     (ValueError, "positions"): {
-        "too many tokens": changed_with_facts(
+        "too many tokens": changed_with_source(
             "positions",
             lambda _, model: _vector(*[0] * (model.max_num_tokens + 1), dtype=np.int64),
         )
@@ -309,7 +309,7 @@ SLOTS = [
 
 def _counted(name: str, maximum: Callable[[TableModel], int]) -> list[InvalidInput]:
     """Return the invalid inputs of a count that has a maximum in the model."""
-    too_many = changed_with_facts(name, lambda _, model: maximum(model) + 1)
+    too_many = changed_with_source(name, lambda _, model: maximum(model) + 1)
     return [
         *invalid_by_kind(**{name: Int(0)}),
         *refusals({(ValueError, name): {"too many": too_many}}),

@@ -95,13 +95,13 @@ def change_maker(
 
 
 @change_maker
-def changed_with_facts(call: Call, path: str, change: Callable[[Any, Any], Any]) -> Call | None:
-    """Replace a value with a changed copy; the change gets the call's facts too.
+def changed_with_source(call: Call, path: str, change: Callable[[Any, Any], Any]) -> Call | None:
+    """Replace a value with a changed copy; the change gets the call's source too.
 
-    >>> changed_with_facts("x", lambda x, facts: x + facts)(Call("f", {"x": 1}, 7))
+    >>> changed_with_source("x", lambda x, source: x + source)(Call("f", {"x": 1}, 7))
     f(x=8)
     """
-    return changed(path, lambda value: change(value, call.facts))(call)
+    return changed(path, lambda value: change(value, call.source))(call)
 
 
 @change_maker
@@ -116,10 +116,10 @@ def hinted(call: Call, name: str, change: Callable[[Any], Any]) -> Call | None:
 
 
 @change_maker
-def in_turn(call: Call | None, *changes: Change) -> Call | None:
+def chained(call: Call | None, *changes: Change) -> Call | None:
     """Make several changes, one after another.
 
-    >>> in_turn(replaced("a", 1), replaced("b", 2))(Call("f", {"a": 0, "b": 0}))
+    >>> chained(replaced("a", 1), replaced("b", 2))(Call("f", {"a": 0, "b": 0}))
     f(a=1, b=2)
     """
     for change in changes:
@@ -190,7 +190,7 @@ def prepared(
         prepare: Returns a valid call in which the invalid input matters, None if there is none.
         invalid_inputs: The invalid inputs of that call.
     """
-    return [replace(invalid, change=in_turn(prepare, invalid.change)) for invalid in invalid_inputs]
+    return [replace(invalid, change=chained(prepare, invalid.change)) for invalid in invalid_inputs]
 
 
 def where(

@@ -12,10 +12,10 @@ from conformance.contracts.contract import Change
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
+    chained,
     change_maker,
     changed,
     hinted,
-    in_turn,
     refusals,
     replaced,
     with_element,
@@ -44,7 +44,7 @@ def _of_cut(call: Call, change: Change) -> Call | None:
 def _alone(name: str, value: object) -> Change:
     """Return the change that leaves only the indices or only their number."""
     without = (replaced(f"{METADATA}.{other}", None) for other in (INDICES, NUMBER))
-    return in_turn(*without, replaced(f"{METADATA}.{name}", value))
+    return chained(*without, replaced(f"{METADATA}.{name}", value))
 
 
 def _too_large_number(metadata: Any) -> Any:

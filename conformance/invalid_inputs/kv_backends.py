@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.contracts.contract import Change
-from conformance.invalid_inputs.changes import Refusals, change_maker, changed, in_turn, refusals
+from conformance.invalid_inputs.changes import Refusals, chained, change_maker, changed, refusals
 from conformance.invalid_inputs.kv_views import (
     Chosen,
     anyone,
@@ -30,10 +30,10 @@ def _backend(
 ) -> Call | None:
     """Replace methods of one attention layer's backend, given the cache and the layer."""
     layer = choose(call, lambda cache, layer: not layer.is_mamba and chosen(cache, layer))
-    other = layer and methods(call.facts, layer)
+    other = layer and methods(call.source, layer)
     if layer is None or other is None:
         return None
-    bad = dataclasses.replace(call.facts.backends[layer.name], methods=other)
+    bad = dataclasses.replace(call.source.backends[layer.name], methods=other)
     return changed("attn_backends", lambda backends: {**backends, layer.name: bad})(call)
 
 
@@ -93,7 +93,7 @@ class GrowingRank:
         return self.shape if num_blocks == self.num_blocks else (*self.shape, 2)
 
 
-NO_BLOCKS_GROWING_IN_TWO = in_turn(
+NO_BLOCKS_GROWING_IN_TWO = chained(
     with_raw(lambda *_: raw_bytes(0, 0), _of_hybrid),
     _backend(
         _of_hybrid,

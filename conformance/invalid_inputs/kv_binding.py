@@ -7,8 +7,8 @@ from typing import Any
 from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
+    chained,
     change_maker,
-    in_turn,
     refusals,
     set_arguments,
     without_key,
@@ -21,7 +21,7 @@ MODULES = Int(is_optional=True)
 
 def by_default(change: Change) -> Change:
     """Return a change that also leaves the number of attention modules to its default."""
-    return in_turn(change, lambda call: call.without("num_attn_module"))
+    return chained(change, lambda call: call.without("num_attn_module"))
 
 
 NAMES = (

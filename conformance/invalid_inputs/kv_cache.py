@@ -38,7 +38,7 @@ NAMING_MISSING = re.escape(MISSING)
 
 
 def _has_caches(call: Call) -> bool:
-    return bool(call.facts.layers)
+    return bool(call.source.layers)
 
 
 def _used_tensor_first(call: Call) -> Call | None:
@@ -50,7 +50,7 @@ def _used_tensor_first(call: Call) -> Call | None:
 
 def _used_group_last(call: Call) -> Call | None:
     """Return the call with a group whose layers have caches last; None if there is none."""
-    used = {layer.name for layer in call.facts.layers}
+    used = {layer.name for layer in call.source.layers}
     groups = sorted(
         cached_groups(call), key=lambda group: bool(used.intersection(group.layer_names))
     )
@@ -62,7 +62,7 @@ def _one_name_more(name: object) -> Any:
 
 
 def _encoder_only_in_a_tensor(call: Call) -> Call | None:
-    names = {layer.name for layer in call.facts.layers}
+    names = {layer.name for layer in call.source.layers}
     groups = [g for g in cached_groups(call) if not names.intersection(g.layer_names)]
     return _one_name_more(groups[0].layer_names[0])(call) if groups else None
 
@@ -117,14 +117,14 @@ ALLOCATE_INVALID_INPUTS = [
 
 
 def _last_layer_gone(call: Call) -> Call | None:
-    last = call.facts.layers[-1].name
+    last = call.source.layers[-1].name
     return changed("forward_context", lambda layers: without_key(layers, last))(call)
 
 
 def _without_index(call: Call) -> Call:
     """Rename the last layer everywhere, so that its name has no index."""
     return call.replacing(
-        **_renamed(call.arguments, call.facts.layers[-1].name, "layers.last.attn")
+        **_renamed(call.arguments, call.source.layers[-1].name, "layers.last.attn")
     )
 
 
@@ -132,7 +132,7 @@ def _numbered_twice(call: Call) -> Call:
     """Rename the last layer everywhere, so that its name has two integers and is unique."""
     names = (f"layers.0.attn.{n}" for n in itertools.count(1))
     new = next(n for n in names if n not in call.arguments["forward_context"])
-    return call.replacing(**_renamed(call.arguments, call.facts.layers[-1].name, new))
+    return call.replacing(**_renamed(call.arguments, call.source.layers[-1].name, new))
 
 
 def _renamed(value: Any, old: str, new: str) -> Any:
@@ -145,7 +145,7 @@ def _renamed(value: Any, old: str, new: str) -> Any:
 
 
 def _no_backends(call: Call) -> Call | None:
-    is_needed = any(not layer.is_mamba for layer in call.facts.layers)
+    is_needed = any(not layer.is_mamba for layer in call.source.layers)
     return call.replacing(attn_backends={}) if is_needed else None
 
 

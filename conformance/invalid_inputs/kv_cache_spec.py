@@ -39,7 +39,7 @@ def of_kinds(
     Args:
         kinds: The kinds.
         invalid_inputs: The invalid inputs of calls of these kinds.
-        kind_of: Returns the kind of a call, whose facts are a drawn seed.
+        kind_of: Returns the kind of a call, whose source is a drawn seed.
         example: Returns a call of a kind.
     """
 
@@ -47,10 +47,10 @@ def of_kinds(
     def of_kind(call: Call, invalid: InvalidInput) -> Call | None:
         if kind_of(call) in kinds:
             return invalid.change(call)
-        chance = zlib.crc32(f"{call.facts} {invalid.name}".encode())
+        chance = zlib.crc32(f"{call.source} {invalid.name}".encode())
         kind = kinds[chance // 8 % len(kinds)]
         is_taken = chance % 8 == 0
-        return invalid.change(replace(example(kind), facts=call.facts)) if is_taken else None
+        return invalid.change(replace(example(kind), source=call.source)) if is_taken else None
 
     return [replace(invalid, change=of_kind(invalid)) for invalid in invalid_inputs]
 

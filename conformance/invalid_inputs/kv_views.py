@@ -50,7 +50,7 @@ def has_blocks(cache: Cache, layer: Layer) -> bool:
 
 def choose(call: Call, chosen: Chosen) -> Layer | None:
     """Return the last layer that can be made invalid; None if there is none."""
-    cache: Cache = call.facts
+    cache: Cache = call.source
     return next((layer for layer in reversed(cache.layers) if chosen(cache, layer)), None)
 
 
@@ -216,7 +216,7 @@ class _ForeignStates(Factory):
 @change_maker
 def _named_twice(call: Call, change: Callable[[list[Any]], list[Any]]) -> Call | None:
     """Change the groups of a configuration, those of layers with caches first."""
-    layers = {layer.name for layer in call.facts.layers}
+    layers = {layer.name for layer in call.source.layers}
     groups = sorted(cached_groups(call), key=lambda g: not layers.intersection(g.layer_names))
     return replaced(GROUPS, change(groups))(call) if layers else None
 
@@ -234,7 +234,7 @@ def _in_two_groups(groups: list[Any]) -> list[Any]:
 
 def _uniform_without(call: Call) -> Call | None:
     """Give a layer without a spec a tensor that it does not share with another layer."""
-    names = [layer.name for layer in call.facts.layers if not layer.has_own_spec]
+    names = [layer.name for layer in call.source.layers if not layer.has_own_spec]
     if not names:
         return None
     # The same memory, but another object.

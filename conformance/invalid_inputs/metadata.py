@@ -11,9 +11,9 @@ from conformance.contracts.contract import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import (
     Refusals,
+    chained,
     changed,
-    changed_with_facts,
-    in_turn,
+    changed_with_source,
     refusals,
     replaced,
     with_element,
@@ -142,7 +142,7 @@ def invalid_metadata(
         for (error, field), ways in table.items():
             paths = [f"{argument}.{field}{copy}" for copy in copies]
             for name, way in ways.items():
-                change = in_turn(*(changed_with_facts(path, way) for path in paths))
+                change = chained(*(changed_with_source(path, way) for path in paths))
                 found.append(InvalidInput(f"metadata: {name}", error, field, change, is_value))
     return found
 
@@ -153,7 +153,7 @@ def _vector(
     """Return the kind of a vector with an entry for each request and `more` entries."""
     return Array(
         other_dtypes,
-        length=lambda call: call.facts.num_reqs + more,
+        length=lambda call: call.source.num_reqs + more,
         is_exact=True,
         **options,
     )
@@ -170,10 +170,10 @@ KINDS: Mapping[str, Kind] = {
     "seq_lens": _vector(),
     "seq_lens_cpu": _vector(),
     "num_computed_tokens_cpu": _vector(),
-    "block_table_tensor": Array([np.int64], ndim=2, length=lambda call: call.facts.num_reqs),
-    "slot_mapping": Array([np.int32], length=lambda call: call.facts.num_actual_tokens),
+    "block_table_tensor": Array([np.int64], ndim=2, length=lambda call: call.source.num_reqs),
+    "slot_mapping": Array([np.int32], length=lambda call: call.source.num_actual_tokens),
     "encoder_seq_lens": Array(
-        [np.float32], length=lambda call: call.facts.num_reqs, is_optional=True
+        [np.float32], length=lambda call: call.source.num_reqs, is_optional=True
     ),
 }
 """The kind of each field."""
@@ -200,7 +200,7 @@ def _invalid_together(what: str, argument: str, fields: Sequence[str]) -> list[I
     """Return the invalid inputs of several vectors that are invalid in the same way."""
 
     def of_all(change: Callable[[Any], Any]) -> Change:
-        return in_turn(*(changed(f"{argument}.{field}", change) for field in fields))
+        return chained(*(changed(f"{argument}.{field}", change) for field in fields))
 
     one_of = "|".join(fields)
     table: Refusals = {
@@ -241,14 +241,14 @@ REQS, TOKENS = "num_actual_reqs", "num_actual_tokens"
 
 WRONG_COUNTS: Refusals = {
     (ValueError, REQS): {
-        "more requests than there are": changed_with_facts(REQS, lambda _, b: b.num_reqs + 1)
+        "more requests than there are": changed_with_source(REQS, lambda _, b: b.num_reqs + 1)
     },
     (ValueError, TOKENS): {
-        "more tokens than there are": changed_with_facts(
+        "more tokens than there are": changed_with_source(
             TOKENS, lambda _, b: b.num_actual_tokens + 1
         ),
         "fewer tokens than the requests have": lambda call: call.replacing(
-            num_actual_tokens=call.facts.starts[call.arguments[REQS]] - 1
+            num_actual_tokens=call.source.starts[call.arguments[REQS]] - 1
         ),
     },
 }
@@ -261,15 +261,15 @@ UNPADDED_INVALID_INPUTS = [
 
 
 def _with_its_block_size(call: Call) -> Call:
-    return call.replacing(block_size=call.facts.layout.block_size)
+    return call.replacing(block_size=call.source.layout.block_size)
 
 
-SHORT_ROWS = in_turn(
-    changed_with_facts("self.block_table_tensor", _short_rows), _with_its_block_size
+SHORT_ROWS = chained(
+    changed_with_source("self.block_table_tensor", _short_rows), _with_its_block_size
 )
 
-LONG = in_turn(
-    changed_with_facts("self.encoder_seq_lens", lambda _, b: np.ones(b.num_reqs + 1, np.int32)),
+LONG = chained(
+    changed_with_source("self.encoder_seq_lens", lambda _, b: np.ones(b.num_reqs + 1, np.int32)),
     replaced("self.dcp_local_seq_lens", None),
 )
 

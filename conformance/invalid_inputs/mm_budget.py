@@ -7,7 +7,7 @@ import dataclasses
 from conformance.contracts.contract import Change
 from conformance.invalid_inputs.changes import (
     Refusals,
-    in_turn,
+    chained,
     prepared,
     refusals,
     replaced,
@@ -32,7 +32,7 @@ def _with_large_item(call: Call) -> Call | None:
     """Return the call without chunking, with an item that is one token larger than a step."""
     tokens = {**call.arguments[TOKENS], "image": 2}
     step = replaced(f"{SCHEDULER}.max_num_batched_tokens", max(tokens.values()) - 1)
-    return in_turn(set_arguments(**{TOKENS: tokens}), _where_a_step_is_read, step)(call)
+    return chained(set_arguments(**{TOKENS: tokens}), _where_a_step_is_read, step)(call)
 
 
 LARGE_ITEMS: Refusals = {
@@ -106,7 +106,7 @@ def _with_later_limit(limit: object) -> Change:
     """Return the change to a budget whose limit of images was set after it was made."""
 
     def change(call: Call) -> Call:
-        made = _with_limits(call.facts)
+        made = _with_limits(call.source)
         scheduler = dataclasses.replace(
             made.arguments[SCHEDULER], max_num_encoder_input_tokens=1, encoder_cache_size=1
         )

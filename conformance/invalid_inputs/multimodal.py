@@ -28,7 +28,7 @@ MASK, ITEMS, NUMBER = "is_embed", "mm_embeddings", "expected_num_items"
 
 def _has_mask(call: Call) -> bool:
     """Return whether a call has a mask: without one nothing is checked."""
-    return call.facts is not None
+    return call.source is not None
 
 
 MASK_INVALID_INPUTS = [

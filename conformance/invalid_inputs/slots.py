@@ -31,10 +31,10 @@ def _held_token(batch: Batch, positions: np.ndarray[Any, Any]) -> int | None:
 
 def _column_outside(call: Call) -> Call | None:
     positions = call.arguments["positions"].copy()
-    token = _held_token(call.facts, positions)
+    token = _held_token(call.source, positions)
     if token is None:
         return None
-    layout = call.facts.layout
+    layout = call.source.layout
     width = call.arguments["block_table"].shape[1]
     # Move by whole rounds of the ranks, so that the position stays on this rank.
     positions[token] += layout.block_size * layout.cp_world_size * (width + 1)
@@ -42,10 +42,10 @@ def _column_outside(call: Call) -> Call | None:
 
 
 def _negative_block(call: Call) -> Call | None:
-    token = _held_token(call.facts, call.arguments["positions"])
+    token = _held_token(call.source, call.arguments["positions"])
     if token is None:
         return None
-    request = int(np.searchsorted(call.facts.starts, token, side="right")) - 1
+    request = int(np.searchsorted(call.source.starts, token, side="right")) - 1
     return call.replacing(block_table=with_element(call.arguments["block_table"], request, -1))
 
 
@@ -82,9 +82,9 @@ SLOT_MAPPING_VALUES: Refusals = {
 
 SLOT_MAPPING_INVALID_INPUTS = [
     *invalid_by_kind(
-        block_table=Array([np.int64], ndim=2, length=lambda call: call.facts.num_reqs),
+        block_table=Array([np.int64], ndim=2, length=lambda call: call.source.num_reqs),
         positions=Array(
-            [np.int32], length=lambda call: call.facts.num_tokens, is_length_value=True, minimum=0
+            [np.int32], length=lambda call: call.source.num_tokens, is_length_value=True, minimum=0
         ),
         query_start_loc=Starts(),
         block_size=size(),

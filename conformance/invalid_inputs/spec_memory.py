@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import reference
 from conformance.contracts.contract import InvalidInput
-from conformance.invalid_inputs.changes import Refusals, in_turn, refusals, replaced, where
+from conformance.invalid_inputs.changes import Refusals, chained, refusals, replaced, where
 from conformance.invalid_inputs.kinds import Int, Kind, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_specs, of_kinds
 from conformance.strategies import kv_cache_spec
@@ -70,7 +70,7 @@ MODE = "vllm_config.cache_config.mamba_cache_mode"
 def _of_all_blocks(invalid: InvalidInput) -> InvalidInput:
     """Return an invalid `max_model_len` in the Mamba cache mode "all", which reads it."""
     length = replaced("vllm_config.model_config", reference.ModelConfig(max_model_len=1))
-    change = in_turn(replaced(MODE, "all"), length, invalid.change)
+    change = chained(replaced(MODE, "all"), length, invalid.change)
     return dataclasses.replace(invalid, name=f"{invalid.name} in mode all", change=change)
 
 

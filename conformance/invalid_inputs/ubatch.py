@@ -14,7 +14,7 @@ from conformance.invalid_inputs.changes import (
     Refusals,
     change_maker,
     changed,
-    changed_with_facts,
+    changed_with_source,
     refusals,
     set_arguments,
     where,
@@ -76,7 +76,7 @@ CREATE_INVALID_INPUTS = [
 
 SLICE_REFUSALS: Refusals = {
     (ValueError, REQUESTS): {
-        "the slice ends outside": changed_with_facts(
+        "the slice ends outside": changed_with_source(
             REQUESTS, lambda _, batch: slice(0, batch.num_reqs + 1)
         ),
         "the slice is negative": slice(-1, 0),
@@ -156,7 +156,7 @@ INVALID_CUTS: dict[str, Cut] = {
 def _invalid_slices(argument: str, path: str) -> list[InvalidInput]:
     """Return the invalid inputs of one micro-batch's slices, which are at a path."""
     ways = {
-        f"the micro-batch {name}": changed_with_facts(path, cut)
+        f"the micro-batch {name}": changed_with_source(path, cut)
         for name, cut in INVALID_CUTS.items()
     }
     return refusals({(ValueError, argument): ways})

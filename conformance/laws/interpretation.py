@@ -53,7 +53,7 @@ class Interpretation:
         shows: The half of the relation that the result determines.
         calls: The calls that laws are tested with, if they differ from the contract's.
         groups: The batch of each KV cache group, if the parts of a result are groups with a cache
-            each. Otherwise the call's facts are the batch.
+            each. Otherwise the call's source is the batch.
         selects: The part of the batch's relation that the result must have: all of it if the
             function rewrites the batch, that of some tokens if it takes a slice.
     """
@@ -68,7 +68,7 @@ class Interpretation:
 
 def with_batch(call: Call, batch: Batch, /, **arguments: Any) -> Call:
     """Return a call about another batch, with some arguments replaced."""
-    return dataclasses.replace(call.replacing(**arguments), facts=batch)
+    return dataclasses.replace(call.replacing(**arguments), source=batch)
 
 
 def changing(**arguments: Callable[[Batch], Any]) -> Callable[[Call, Change], Call]:
@@ -83,7 +83,7 @@ def changing(**arguments: Callable[[Batch], Any]) -> Callable[[Call, Change], Ca
     """
 
     def with_change(call: Call, change: Change) -> Call:
-        batch = change(call.facts)
+        batch = change(call.source)
         return with_batch(call, batch, **{name: make(batch) for name, make in arguments.items()})
 
     return with_change

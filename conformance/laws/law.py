@@ -39,7 +39,7 @@ class LawCase:
     def batches(self) -> Sequence[Batch]:
         """The batch of each KV cache group, or one batch if the call has no groups."""
         groups = self.interpretation.groups
-        return [self.call.facts] if groups is None else groups(self.call)
+        return [self.call.source] if groups is None else groups(self.call)
 
     @property
     def batch(self) -> Batch:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from conformance.native.memory import base_of, checking
+from conformance.native.memory import base_of, build_access_check
 from conformance.native.operations import intrinsic
 from conformance.native.ptx import BITS, Address, Instruction, Operand, Register, Symbol
 from conformance.native.shadow import Access
@@ -81,7 +81,7 @@ class Accesses:
         if bits < 64:  # of shared or local memory
             address = builder.zext(address, I64)
         address = builder.add(address, constant(at.offset))
-        check = checking(builder.module, values.layout, space or "generic", access)
+        check = build_access_check(builder.module, values.layout, space or "generic", access)
         real = builder.call(check, (values.state, address, constant(size), values.thread))
         with builder.if_then(builder.icmp_unsigned("==", real, constant(0)), likely=False):
             self._fail(instruction.line)

@@ -87,7 +87,7 @@ def _read(path: Path, key: str) -> Compiled | None:
 def fingerprint(kernel: Kernel, arch: str) -> str:
     """Return a digest of all that a kernel's machine code depends on."""
     uses = repr(describe_function(kernel.py_func, frozenset()))
-    parts = (kernel.signature, arch, uses, *_surroundings())
+    parts = (kernel.signature, arch, uses, *_environment_fingerprint())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -147,7 +147,7 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
 
 
 @cache
-def _surroundings() -> tuple[str, ...]:
+def _environment_fingerprint() -> tuple[str, ...]:
     """Describe the other inputs of machine code: this package, the compilers, and the CPU."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(numba_cuda.__file__)]
     found = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]

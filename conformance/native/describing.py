@@ -10,7 +10,7 @@ import torch
 from conformance.native.compiled import CompiledPtx
 from conformance.native.faults import Kind, NativeFault
 from conformance.native.ptx import Instruction
-from conformance.native.shadow import NO_OTHER, Access, Moment
+from conformance.native.shadow import NO_OTHER, Access, AccessEpoch
 from conformance.native.state import Field
 from conformance.native.thread import ENDED
 from fast.kernels.cuda import Kernel
@@ -80,7 +80,7 @@ def describe(
         access = {"ld": "load", "st": "store"}.get(opcode.split(".")[0], "atomic")
         message = f"this {access} of {int(state[Field.SIZE])} bytes at {array.text} "
         if kind is Kind.RACE:
-            moment = Moment.of(int(state[Field.OTHER]))
+            moment = AccessEpoch.of(int(state[Field.OTHER]))
             earlier = int(np.searchsorted(epochs[: turn + 1], moment.epoch, "right")) - 1
             is_mine = earlier == turn and moment.thread == thread and moment.other != NO_OTHER
             other_thread = moment.other if is_mine else moment.thread

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from conformance.native.faults import Kind
 from conformance.native.ptx import Variable
-from conformance.native.shadow import CELLS_OF_BYTE, Access, touching
+from conformance.native.shadow import CELLS_OF_BYTE, Access, build_shadow_update
 from conformance.native.state import (
     I1,
     I32,
@@ -74,7 +74,7 @@ class _Area(NamedTuple):
         first_cell: The index of its first cell of shadow memory.
         origin: The difference between a host address and its address in PTX.
         since: The first epoch whose accesses count.
-        is_blank: Whether its bytes are uninitialised when that epoch begins.
+        is_uninitialized: Whether its bytes are uninitialised when that epoch begins.
     """
 
     begin: Any
@@ -82,10 +82,10 @@ class _Area(NamedTuple):
     first_cell: Any
     origin: Any
     since: Any
-    is_blank: bool
+    is_uninitialized: bool
 
 
-def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
+def build_access_check(module: Any, layout: Layout, space: str, access: Access) -> Any:
     """Return the function that checks accesses of one kind to one space.
 
     It takes the state, the address in PTX, the size in bytes and the thread. It returns the host
@@ -110,7 +110,7 @@ def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
     found = function.append_basic_block("found")
     with builder.goto_block(found):
         origin, cell, since = (builder.phi(I64) for _ in range(3))
-        is_blank = builder.phi(I1)
+        is_uninitialized = builder.phi(I1)
     for area in _areas(builder, state, layout, space, thread):
         offset = builder.sub(address, area.begin)
         begins = builder.icmp_unsigned("<", offset, area.num_bytes)
@@ -118,7 +118,7 @@ def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
         origin.add_incoming(area.origin, builder.block)
         cell.add_incoming(builder.add(area.first_cell, offset), builder.block)
         since.add_incoming(area.since, builder.block)
-        is_blank.add_incoming(constant(area.is_blank, I1), builder.block)
+        is_uninitialized.add_incoming(constant(area.is_uninitialized, I1), builder.block)
         following = function.append_basic_block("next")
         builder.cbranch(builder.and_(begins, ends), found, following)
         builder.position_at_end(following)
@@ -130,14 +130,14 @@ def checking(module: Any, layout: Layout, space: str, access: Access) -> Any:
         found.instructions[:] = found.instructions[-1:]
         return function
     cells = load(builder, state, Field.CELLS)
-    touch = touching(module, access)
+    touch = build_shadow_update(module, access)
     with (
         builder.if_then(builder.icmp_unsigned("!=", cells, constant(0))),
         counting(builder, size) as number,
     ):
         skipped = builder.mul(builder.add(cell, number), constant(8 * CELLS_OF_BYTE))
         pointer = builder.inttoptr(builder.add(cells, skipped), POINTER)
-        is_wrong = builder.call(touch, (state, pointer, since, is_blank, thread))
+        is_wrong = builder.call(touch, (state, pointer, since, is_uninitialized, thread))
         with builder.if_then(is_wrong, likely=False):
             fail()
     builder.ret(builder.add(address, origin))
@@ -153,7 +153,7 @@ def _areas(builder: Any, state: Any, layout: Layout, space: str, thread: Any) ->
             begin, num_bytes, cell = (
                 load(builder, state, first + word) for word in range(WORDS_OF_ARRAY)
             )
-            yield _Area(begin, num_bytes, cell, constant(0), launched, is_blank=False)
+            yield _Area(begin, num_bytes, cell, constant(0), launched, is_uninitialized=False)
     for memory in layout.sizes:
         if space not in {memory, "generic"} or not layout.of(memory):
             continue
@@ -164,4 +164,4 @@ def _areas(builder: Any, state: Any, layout: Layout, space: str, thread: Any) ->
         for variable, place in layout.of(memory):
             begin = builder.add(window, constant(place))
             cell = builder.add(first_cell, constant(place))
-            yield _Area(begin, constant(variable.size), cell, origin, began, is_blank=True)
+            yield _Area(begin, constant(variable.size), cell, origin, began, is_uninitialized=True)

@@ -37,7 +37,7 @@ CONFLICTS: Final = {
 """For each kind of access, the kinds of earlier accesses that must be ordered before it."""
 
 
-class Moment(NamedTuple):
+class AccessEpoch(NamedTuple):
     """A cell: an epoch, the thread, and another thread or `NO_OTHER`."""
 
     epoch: int
@@ -45,12 +45,12 @@ class Moment(NamedTuple):
     other: int
 
     @classmethod
-    def of(cls, cell: int) -> "Moment":
+    def of(cls, cell: int) -> "AccessEpoch":
         """Decode a cell."""
         return cls(cell >> 32 & 0xFFFFFFFF, cell >> 16 & 0xFFFF, cell & 0xFFFF)
 
 
-def touching(module: Any, access: Access) -> Any:
+def build_shadow_update(module: Any, access: Access) -> Any:
     """Return the function that checks and records one access to one byte.
 
     It takes the state, the address of the byte's cells, the first epoch that counts, whether the
@@ -60,7 +60,7 @@ def touching(module: Any, access: Access) -> Any:
     if name in module.globals:
         return module.globals[name]
     function, builder = define(module, name, I1, POINTER, POINTER, I64, I1, I32)
-    state, cells, since, is_blank, thread = function.args
+    state, cells, since, is_uninitialized, thread = function.args
     thread = builder.zext(thread, I64)
     now, began = load(builder, state, Field.NOW), load(builder, state, Field.BEGAN)
     found = {each: load(builder, cells, each) for each in Access}
@@ -71,7 +71,7 @@ def touching(module: Any, access: Access) -> Any:
 
     if access is not Access.STORE:
         is_stored = has(">=", moments[Access.STORE][0], since)
-        with builder.if_then(builder.and_(is_blank, builder.not_(is_stored)), likely=False):
+        with builder.if_then(builder.and_(is_uninitialized, builder.not_(is_stored)), likely=False):
             store(builder, state, Field.KIND, Kind.UNINITIALIZED)
             builder.ret(constant(1, I1))
     for earlier in CONFLICTS[access]:

@@ -101,7 +101,7 @@ def pictures_of(call: Call, difference: Difference | None = None) -> list[dict[s
     """Return pictures of a call's batch: one for each KV cache group, one, or none.
 
     Args:
-        call: The call. Its batch is its facts, or is read from its arguments.
+        call: The call. Its batch is its source, or is read from its arguments.
         difference: The first difference, whose cell is marked.
 
     >>> starts, seq_lens = np.array([0, 1, 1], np.int32), np.array([3, 0], np.int32)
@@ -110,13 +110,13 @@ def pictures_of(call: Call, difference: Difference | None = None) -> list[dict[s
     [['context', 'context', 'new'], []]
     """
     mark = mark_of(call, difference) if difference is not None else None
-    groups = getattr(call.facts, "batches", None)
+    groups = getattr(call.source, "batches", None)
     if groups is not None:
         return [
             _drawn(_of_batch(batch), None, f"KV cache group {group}")
             for group, batch in enumerate(groups)
         ]
-    shown = _of_batch(call.facts) if isinstance(call.facts, Batch) else _of_arguments(call)
+    shown = _of_batch(call.source) if isinstance(call.source, Batch) else _of_arguments(call)
     return [] if shown is None else [_drawn(shown, mark)]
 
 

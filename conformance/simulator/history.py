@@ -21,7 +21,7 @@ class Dim3(NamedTuple):
     z: int
 
 
-class Moment:
+class AccessEpoch:
     """The execution of one thread between two of its synchronisations.
 
     Attributes:
@@ -43,7 +43,7 @@ class Moment:
         self.clock = 1
         self.seen = _NOTHING_SEEN
 
-    def precedes(self, later: "Moment") -> bool:
+    def precedes(self, later: "AccessEpoch") -> bool:
         """Return whether this moment is ordered before one that was reached after it."""
         if self.block is not later.block:
             return False
@@ -53,23 +53,23 @@ class Moment:
             return False
         return later.seen[self.thread % WARP_SIZE] >= self.clock
 
-    def conflict(self, now: "Moment") -> "Moment | None":
+    def conflict(self, now: "AccessEpoch") -> "AccessEpoch | None":
         """Return this moment if it is not ordered before now."""
         return None if self.precedes(now) else self
 
-    def after_barrier(self) -> "Moment":
+    def after_barrier(self) -> "AccessEpoch":
         """Return the thread's next moment, after a barrier of its block."""
-        return Moment(self.block, self.index, self.thread, self.epoch + 1)
+        return AccessEpoch(self.block, self.index, self.thread, self.epoch + 1)
 
 
-def join_warp(moments: list[Moment]) -> list[Moment]:
+def join_warp(moments: list[AccessEpoch]) -> list[AccessEpoch]:
     """Return the next moments of the threads that took part in one syncwarp, in the same order."""
     seen = [max(clocks) for clocks in zip(*(moment.seen for moment in moments), strict=True)]
     for moment in moments:
         seen[moment.thread % WARP_SIZE] = moment.clock
     after = []
     for moment in moments:
-        following = Moment(moment.block, moment.index, moment.thread, moment.epoch)
+        following = AccessEpoch(moment.block, moment.index, moment.thread, moment.epoch)
         following.clock = moment.clock + 1
         following.seen = tuple(seen)
         after.append(following)
@@ -85,12 +85,12 @@ class _Moments:
 
     __slots__ = ("_block", "_moments", "_of_ended_block")
 
-    def __init__(self, first: Moment) -> None:
+    def __init__(self, first: AccessEpoch) -> None:
         self._block = first.block
         self._moments = {first.thread: first}
-        self._of_ended_block: Moment | None = None
+        self._of_ended_block: AccessEpoch | None = None
 
-    def add(self, now: Moment) -> None:
+    def add(self, now: AccessEpoch) -> None:
         """Add a moment of the running block."""
         if self._block is not now.block:
             self._of_ended_block = next(iter(self._moments.values()))
@@ -98,21 +98,21 @@ class _Moments:
             self._moments = {}
         self._moments[now.thread] = now
 
-    def conflict(self, now: Moment) -> Moment | None:
+    def conflict(self, now: AccessEpoch) -> AccessEpoch | None:
         """Return a moment that is not ordered before now."""
         if self._of_ended_block is not None:
             return self._of_ended_block
         return next((each for each in self._moments.values() if not each.precedes(now)), None)
 
 
-_Accesses: TypeAlias = dict[int, Moment | _Moments]
+_Accesses: TypeAlias = dict[int, AccessEpoch | _Moments]
 
 
 class Conflict(NamedTuple):
     """An earlier access that makes the present one a race."""
 
     access: str
-    moment: Moment
+    moment: AccessEpoch
 
 
 class History:
@@ -127,14 +127,14 @@ class History:
 
     def __init__(self) -> None:
         self._loads: _Accesses = {}
-        self._stores: dict[int, Moment] = {}  # the last one: all others are ordered before it
+        self._stores: dict[int, AccessEpoch] = {}  # the last one: all others are ordered before it
         self._atomics: _Accesses = {}
 
     def is_written(self, address: int) -> bool:
         """Return whether anything was ever stored there."""
         return address in self._stores
 
-    def load(self, address: int, now: Moment) -> Conflict | None:
+    def load(self, address: int, now: AccessEpoch) -> Conflict | None:
         """Record a load, or return the access that it conflicts with."""
         stored = self._stores.get(address)
         if stored is not None and stored is not now and not stored.precedes(now):
@@ -144,7 +144,7 @@ class History:
         _record(self._loads, address, now)
         return None
 
-    def store(self, address: int, now: Moment) -> Conflict | None:
+    def store(self, address: int, now: AccessEpoch) -> Conflict | None:
         """Record a store, or return the access that it conflicts with."""
         stored = self._stores.get(address)
         if stored is not None and stored is not now and not stored.precedes(now):
@@ -159,7 +159,7 @@ class History:
         self._atomics.pop(address, None)
         return None
 
-    def atomic(self, address: int, now: Moment) -> Conflict | None:
+    def atomic(self, address: int, now: AccessEpoch) -> Conflict | None:
         """Record an atomic operation, or return the access that it conflicts with."""
         stored = self._stores.get(address)
         if stored is not None and stored is not now and not stored.precedes(now):
@@ -170,13 +170,13 @@ class History:
         return None
 
 
-def _conflict(accesses: _Accesses, address: int, now: Moment) -> Moment | None:
+def _conflict(accesses: _Accesses, address: int, now: AccessEpoch) -> AccessEpoch | None:
     """Return an access to the element that is not ordered before now."""
     seen = accesses.get(address)
     return None if seen is None else seen.conflict(now)
 
 
-def _record(accesses: _Accesses, address: int, now: Moment) -> None:
+def _record(accesses: _Accesses, address: int, now: AccessEpoch) -> None:
     """Add an access to the element to those that later ones must be ordered after."""
     seen = accesses.get(address)
     if seen is now:

@@ -53,7 +53,7 @@ class _Arrays(Namespace):
     def _blank(self, site: Site, shape: int | tuple[int, ...], dtype: object) -> CheckedArray:
         data = np.zeros(shape, as_cast(dtype).dtype)
         name = f"{self._kind} array ({site})"
-        return CheckedArray(name, data, History(), self._machine.clock, is_blank=True)
+        return CheckedArray(name, data, History(), self._machine.clock, is_uninitialized=True)
 
 
 class CudaNamespace(Namespace):

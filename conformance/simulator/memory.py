@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from conformance.simulator.errors import RaceError, UninitializedReadError
-from conformance.simulator.history import Conflict, History, Moment
+from conformance.simulator.history import AccessEpoch, Conflict, History
 from conformance.simulator.scalars import Number, Unsigned, as_cast
 
 
@@ -15,7 +15,7 @@ class Clock:
 
     __slots__ = ("moment",)
 
-    moment: Moment
+    moment: AccessEpoch
 
 
 class CheckedArray:
@@ -26,7 +26,7 @@ class CheckedArray:
         data: The memory; written to when the kernel stores.
         history: The accesses to its memory; arrays that may overlap share one history.
         clock: The clock of the launch.
-        is_blank: Whether its elements must be stored before they are read.
+        is_uninitialized: Whether its elements must be stored before they are read.
 
     Raises:
         NotImplementedError: The simulator has no numbers of that dtype.
@@ -58,7 +58,7 @@ class CheckedArray:
         history: History,
         clock: Clock,
         *,
-        is_blank: bool = False,
+        is_uninitialized: bool = False,
     ) -> None:
         self.name = name
         self.shape: Final[tuple[int, ...]] = data.shape
@@ -75,7 +75,7 @@ class CheckedArray:
         self._is_unsigned = self._cast.kind == "u"
         self._history = history
         self._clock = clock
-        self._is_blank = is_blank
+        self._is_blank = is_uninitialized
 
     def __len__(self) -> int:
         if not self.ndim:

@@ -54,13 +54,13 @@ class Rebinder:
         )
         self._copies[function] = copy  # before the names, since a function may be recursive
         for name in _names(function.__code__) & names.keys():
-            names[name] = self._meaning(name, names[name])
+            names[name] = self._rebind_value(name, names[name])
         outer = zip(function.__code__.co_freevars, function.__closure__ or (), cells, strict=True)
         for name, original, cell in outer:
-            cell.cell_contents = self._meaning(name, original.cell_contents)
+            cell.cell_contents = self._rebind_value(name, original.cell_contents)
         return copy
 
-    def _meaning(self, name: str, value: object) -> object:
+    def _rebind_value(self, name: str, value: object) -> object:
         """Return the value to which the simulator binds a name of a kernel."""
         if name == "cuda":
             return self._cuda

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]  # it ships no types
 
 from conformance.simulator.errors import BarrierError
-from conformance.simulator.history import WARP_SIZE, Dim3, Moment, join_warp
+from conformance.simulator.history import WARP_SIZE, AccessEpoch, Dim3, join_warp
 from conformance.simulator.memory import CheckedArray, Clock
 
 
@@ -102,7 +102,7 @@ class Thread:
         self.number = number
         self.index = Dim3(number % width, number // width % height, number // (width * height))
         self.lane = number % WARP_SIZE
-        self.moment = Moment(block.index, self.index, number)
+        self.moment = AccessEpoch(block.index, self.index, number)
         self.waiting: Wait | None = None
         self.reply: dict[int, Any] = {}
         self.has_ended = False

@@ -122,7 +122,7 @@ CHECKS: tuple[Callable[[View], None], ...] = (
 
 def _groups_in_turn(view: View) -> list[int]:
     """Return the indices of the groups that the runner's slower functions processed."""
-    return [view.groups.index(group) for group, _ in view.batch.groups_in_turn]
+    return [view.groups.index(group) for group, _ in view.batch.rotating_groups]
 
 
 def _check_chunks(view: View, group: int, chunk: int, virtual: Answer) -> None:

@@ -64,9 +64,9 @@ def _without_old_blocks(layer: Layer) -> Layer:
         (reference.NULL_BLOCK_ID,) * count + row[count:]
         for count, row in zip(counts, batch.rows, strict=True)
     )
-    given_up = tuple(count * size for count in counts)
+    num_freed_tokens = tuple(count * size for count in counts)
     return dataclasses.replace(
-        layer, batch=dataclasses.replace(batch, rows=rows), given_up=given_up
+        layer, batch=dataclasses.replace(batch, rows=rows), num_freed_tokens=num_freed_tokens
     )
 
 
@@ -267,7 +267,7 @@ OF_GROUPS: dict[str, Callable[[Any], bool]] = {
         and any(layer.hides_keys for layer in example.layers)
     ),
     "attention: blocks given up after a window": lambda example: any(
-        any(layer.given_up) for layer in example.layers
+        any(layer.num_freed_tokens) for layer in example.layers
     ),
     "attention: a group that shares a prefix": lambda example: any(
         any(layer.shared) for layer in example.layers

@@ -150,7 +150,7 @@ def _layers(draw: st.DrawFn, preset: Preset) -> tuple[str, Own]:
 
 @st.composite
 def get_kv_cache_spec_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `get_kv_cache_spec`; the facts are the kinds of the layers by name."""
+    """Draw calls of `get_kv_cache_spec`; the source is the kinds of the layers by name."""
     drawn = _layers(preset)
     layers = lists(draw, preset, LAYERS, drawn, max_size=min(preset.max_num_reqs, 6))
     if preset.axis in VALUES:
@@ -215,7 +215,7 @@ def _spec_of(kind: str, names: Sequence[str], block_size: int) -> Any:
 
 @st.composite
 def init_attn_backend_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `init_attn_backend`; the facts are the plans of the groups."""
+    """Draw calls of `init_attn_backend`; the source is the plans of the groups."""
     is_small = preset.axis not in {GROUPS, LAYERS_OF_A_GROUP}
     count = draw(st.sampled_from((0, 1, 2, 3, 3, 3) if is_small else (3, 1)))
     shares = st.sampled_from(("shares", "shares under a longer name"))

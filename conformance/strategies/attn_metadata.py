@@ -109,7 +109,7 @@ def _table_of_slots(groups: tuple[Batch, ...], length: int) -> Array:
 
 @st.composite
 def build_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `build_attn_metadata`; the facts are the `Step`."""
+    """Draw calls of `build_attn_metadata`; the source is the `Step`."""
     kind = draw(st.sampled_from((None, None, None, None, None, "none")))
     batch = dataclasses.replace(draw(batches(preset, kind=kind)), raised=0, causal=True)
     count = draw(preset.sizes(NUM_GROUPS, st.sampled_from((0, 1, 2, 2, 3))))

@@ -135,7 +135,7 @@ def reorder_calls(draw: st.DrawFn, preset: Preset, *, regions: int | None = None
 
 @st.composite
 def reordered_batches(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw reordering calls for the requests of a batch; the facts are the batch."""
+    """Draw reordering calls for the requests of a batch; the source is the batch."""
     batch = draw(batches(preset))
     ids = [f"r{i}" for i in range(batch.num_reqs)]
     computed = np.array(batch.num_computed_tokens, np.int32)

@@ -211,15 +211,15 @@ METADATA_GOALS: dict[str, Callable[[Batch], bool]] = {
 """Coverage goals that every function that takes metadata should reach."""
 
 
-def _of_facts(goals: dict[str, Callable[[Batch], bool]]) -> dict[str, Any]:
-    return {name: lambda call, holds=holds: holds(call.facts) for name, holds in goals.items()}
+def _of_source(goals: dict[str, Callable[[Batch], bool]]) -> dict[str, Any]:
+    return {name: lambda call, holds=holds: holds(call.source) for name, holds in goals.items()}
 
 
 def of_metadata() -> dict[str, Any]:
     """Return the coverage goals of a call's metadata."""
-    return _of_facts(METADATA_GOALS)
+    return _of_source(METADATA_GOALS)
 
 
 def of_batch(*names: str) -> dict[str, Any]:
     """Return the coverage goals of a call's batch: those with these names, or all."""
-    return _of_facts({name: BATCH_GOALS[name] for name in names or BATCH_GOALS})
+    return _of_source({name: BATCH_GOALS[name] for name in names or BATCH_GOALS})

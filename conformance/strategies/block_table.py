@@ -178,12 +178,13 @@ def block_tables_sessions(
     draw: st.DrawFn,
     preset: Preset,
     *,
-    tried: Sequence[OperationMaker] = (),
+    invalid_operations: Sequence[OperationMaker] = (),
     counts: Sequence[int] = (1, 16, 30, 8, 30),
 ) -> Session:
     """Draw sessions of `BlockTables`, with operations that must be refused in the middle.
 
-    `tried` makes these; `counts` are the possible numbers of valid ones before and after them.
+    `invalid_operations` makes these; `counts` are the possible numbers of valid ones before and
+    after them.
     """
     is_minimal = preset.name == "minimal"
     sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
@@ -220,10 +221,10 @@ def block_tables_sessions(
         return [_operation(model, draw) for _ in range(count)]
 
     operations = valid()
-    if tried:
+    if invalid_operations:
         if draw(st.booleans()):  # the last slot is empty, as after a request has ended
             operations.append(_cleared(model, model.max_num_reqs - 1))
-        operations += filter(None, (make(model) for make in tried))
+        operations += filter(None, (make(model) for make in invalid_operations))
         operations += valid()
     return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
 

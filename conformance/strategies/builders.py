@@ -27,7 +27,7 @@ BUILDERS = "builders"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class ThresholdOptions:
     """A requested reorder threshold, and the numbers in the configuration.
 
     Attributes:
@@ -84,8 +84,8 @@ def threshold_calls(draw: st.DrawFn, preset: Preset) -> Call:
         "self": Builder(BuilderClass(), full_spec(), ["layers.0"], config),
         **{name: value for name, value in given.items() if name not in omitted},
     }
-    facts = Wish(arguments.get("reorder_batch_threshold", 1), num_drafts, num_ranks)
-    return Call("AttentionMetadataBuilder._init_reorder_batch_threshold", arguments, facts)
+    source = ThresholdOptions(arguments.get("reorder_batch_threshold", 1), num_drafts, num_ranks)
+    return Call("AttentionMetadataBuilder._init_reorder_batch_threshold", arguments, source)
 
 
 BATCHES = (
@@ -111,7 +111,7 @@ def build_for_drafting_calls(draw: st.DrawFn, preset: Preset) -> Call:
     call = draw(build_for_cudagraph_capture_calls(preset))
     index = draw(preset.sizes(DRAFT_INDEX, st.integers(0, 3)))
     arguments = {**call.arguments, "draft_index": index}
-    return Call("AttentionMetadataBuilder.build_for_drafting", arguments, call.facts)
+    return Call("AttentionMetadataBuilder.build_for_drafting", arguments, call.source)
 
 
 @st.composite

@@ -24,7 +24,7 @@ LONG = (8192, 16401, 8193, 8185)
 
 @st.composite
 def compute_conv1d_calls(draw: st.DrawFn, preset: Preset, *, is_long: bool | None = None) -> Call:
-    """Draw calls of `compute_causal_conv1d_metadata`; the facts are the sequences' lengths.
+    """Draw calls of `compute_causal_conv1d_metadata`; the source is the sequences' lengths.
 
     Unless the preset is minimal, some calls have a sequence with a length of `LONG`.
     """

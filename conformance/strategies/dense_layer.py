@@ -38,7 +38,8 @@ class Layer:
         heads: The number of query heads, the number of KV heads, and the head size.
         seed: The seed of queries, keys and values.
         window: The latest positions that a token attends to, its own included; None: all.
-        given_up: Leading positions of each request, before its window, whose blocks were freed.
+        num_freed_tokens: The number of leading positions of each request, before its window, whose
+            blocks were freed.
         chunk: The chunk size of chunked local attention, in tokens; None: no chunks.
         query_seed: A second seed of the queries, which differ between layers that share a cache.
     """
@@ -48,7 +49,7 @@ class Layer:
     heads: tuple[int, int, int]
     seed: int = 0
     window: int | None = None
-    given_up: tuple[int, ...] = ()
+    num_freed_tokens: tuple[int, ...] = ()
     chunk: int | None = None
     query_seed: int = 0
 
@@ -56,7 +57,7 @@ class Layer:
     def shared(self) -> tuple[int, ...]:
         """Return how many leading positions of each request are in the first one's blocks."""
         rows, layout = self.batch.rows, self.batch.layout
-        if not rows or any(self.given_up):  # freed blocks are null blocks
+        if not rows or any(self.num_freed_tokens):  # freed blocks are null blocks
             return (0,) * len(rows)
         pairs = [zip(rows[0], row, strict=False) for row in rows[1:]]
         in_common = [len([*itertools.takewhile(lambda ab: ab[0] == ab[1], p)]) for p in pairs]
@@ -96,7 +97,10 @@ class Layer:
         The first request wrote the tokens in its blocks, and freed tokens are in no block.
         """
         batch = self.batch
-        first = [max(a, b) for a, b in zip(self.shared, self.given_up or self.shared, strict=True)]
+        first = [
+            max(a, b)
+            for a, b in zip(self.shared, self.num_freed_tokens or self.shared, strict=True)
+        ]
         ends = [
             c if q or not i else f
             for i, (c, q, f) in enumerate(
@@ -164,7 +168,7 @@ class Layer:
             )
         return output, lse
 
-    def agree(self, found: State, tokens: Sequence[int] | None = None) -> None:
+    def assert_close_to_dense(self, found: State, tokens: Sequence[int] | None = None) -> None:
         """Check that attention equals the dense attention of the layer's tokens.
 
         Args:

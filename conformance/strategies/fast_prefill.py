@@ -47,7 +47,7 @@ def logits_tokens(batch: Batch, which: str, seed: int) -> list[int]:
 def fast_prefill_calls(
     draw: st.DrawFn, preset: Preset, *, which: str | None = None, is_causal: bool | None = None
 ) -> Call:
-    """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`; the facts are a `Batch`.
+    """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`; the source is a `Batch`.
 
     `which` is one of `LOGITS_CHOICES`; some metadata have no logits indices.
     """

@@ -80,7 +80,7 @@ class Frozen:
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Knowing:
+class WithLogitsFields:
     """Metadata that already has the logits fields, with other values."""
 
     starts: Any
@@ -92,7 +92,7 @@ class Knowing:
 METADATA: dict[str, Any] = {
     "a dataclass": Plain,
     "frozen, with slots": Frozen,
-    "with the fields already": Knowing,
+    "with the fields already": WithLogitsFields,
     "slots": Slotted,
     "slots and a dict": More,
     "closed": Closed,
@@ -192,7 +192,7 @@ def backend_call(rng: np.random.Generator, kinds: Sequence[str]) -> Call:
 
 @st.composite
 def build_calls(draw: st.DrawFn, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS) -> Call:
-    """Draw calls of `create_fast_prefill_custom_backend` with a `Step` as its facts.
+    """Draw calls of `create_fast_prefill_custom_backend` with a `Step` as their source.
 
     `kinds` are the kinds of metadata that the builders may build.
     """
@@ -211,7 +211,7 @@ def build_calls(draw: st.DrawFn, preset: Preset, *, kinds: Sequence[str] = METAD
         fast_build=flags[rng.integers(len(flags))],
         is_positional=bool(rng.integers(2)),
     )
-    return dataclasses.replace(call, facts=step)
+    return dataclasses.replace(call, source=step)
 
 
 @st.composite

@@ -17,7 +17,7 @@ TEXT_LENGTH: Final = "length of the text"
 
 LAYOUTS = ("NHD", "HND")
 
-STRANGE: tuple[Callable[[], object], ...] = (
+INVALID_LAYOUTS: tuple[Callable[[], object], ...] = (
     *(lambda text=text: text for text in ("", "nhd", "HND ", "NHDX", "DHN", "None", "NHD,HND")),
     *(lambda value=value: value for value in (0, True, 1.5, b"NHD", ("NHD", "HND"), ("NHD",))),
     lambda: ["NHD"],
@@ -31,7 +31,7 @@ STRANGE: tuple[Callable[[], object], ...] = (
 )
 """Makers of values that are not layouts, of all types; the last two are arrays of text."""
 
-NUM_CARRIED = len(STRANGE) - 2
+NUM_CONVERTIBLE = len(INVALID_LAYOUTS) - 2
 """The number of them that every implementation can take; torch has no arrays of text."""
 
 
@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         what: A call of "set" or "get", or a write to the "attribute" or the "environment".
-        value: The new value, None to remove it; an int is an index in `STRANGE`.
+        value: The new value, None to remove it; an int is an index in `INVALID_LAYOUTS`.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Step:
 
     def made(self) -> Any:
         """Return the value."""
-        return STRANGE[self.value]() if isinstance(self.value, int) else self.value
+        return INVALID_LAYOUTS[self.value]() if isinstance(self.value, int) else self.value
 
     def __repr__(self) -> str:
         value = repr(self.made())
@@ -77,7 +77,9 @@ def is_valid_calls(draw: st.DrawFn, preset: Preset) -> Call:
     if preset.axis == TEXT_LENGTH:
         text = "".join(repeated(draw, preset, TEXT_LENGTH, "NHD"))
         return Call("is_valid_kv_cache_layout", {"value": text}, text)
-    number = draw(st.one_of(st.sampled_from(LAYOUTS), st.integers(0, NUM_CARRIED - 1), st.none()))
+    number = draw(
+        st.one_of(st.sampled_from(LAYOUTS), st.integers(0, NUM_CONVERTIBLE - 1), st.none())
+    )
     return Call("is_valid_kv_cache_layout", {"value": Step("", number).made()}, number)
 
 
@@ -85,7 +87,7 @@ def is_valid_calls(draw: st.DrawFn, preset: Preset) -> Call:
 def histories(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
     """Draw steps on a layout; it is read after most changes, and at the end."""
     known = st.sampled_from((*LAYOUTS, *LAYOUTS, None))
-    strange = st.integers(0, len(STRANGE) - 1)
+    strange = st.integers(0, len(INVALID_LAYOUTS) - 1)
     texts = st.integers(0, 6)
     steps = [Step("get")] if draw(st.booleans()) else []
     start = draw(st.sampled_from(("nothing", "set and removed", "set over the environment")))

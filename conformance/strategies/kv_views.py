@@ -32,7 +32,7 @@ def raw_bytes(size: int, seed: int) -> Array:
 
 @st.composite
 def reshape_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `_reshape_kv_cache`; the facts are the cache."""
+    """Draw calls of `_reshape_kv_cache`; the source is the cache."""
     cache: Cache = draw(caches(preset))
     seed = draw(st.integers(0, 2**16))
     tensors = [

@@ -33,7 +33,7 @@ SPLIT_POINTS: Final = "split points"
 
 def request_axes(
     *,
-    of: Callable[[Any], Batch] = lambda call: call.facts,
+    of: Callable[[Any], Batch] = lambda call: call.source,
     may_be_empty: bool = True,
     last_length: int = 65_537,
 ) -> dict[str, Axis]:
@@ -56,7 +56,7 @@ def request_axes(
 
 
 def batch_axes(
-    *, of: Callable[[Any], Batch] = lambda call: call.facts, may_be_empty: bool = True
+    *, of: Callable[[Any], Batch] = lambda call: call.source, may_be_empty: bool = True
 ) -> dict[str, Axis]:
     """Return the axes of calls with the tokens and the block table of a batch.
 
@@ -84,8 +84,8 @@ def metadata_axes(*, may_be_empty: bool = True) -> dict[str, Axis]:
     """
     return {
         **batch_axes(may_be_empty=may_be_empty),
-        SPARE_SLOTS: Axis(lambda call: call.facts.extra_slots),
-        EXCESS: Axis(lambda call: call.facts.raised, 2**30),
+        SPARE_SLOTS: Axis(lambda call: call.source.extra_slots),
+        EXCESS: Axis(lambda call: call.source.raised, 2**30),
     }
 
 

@@ -49,7 +49,7 @@ def _impls(draw: st.DrawFn, preset: Preset) -> Own:
 
 @st.composite
 def get_per_layer_parameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `get_per_layer_parameters`; the facts are the named layers' implementations."""
+    """Draw calls of `get_per_layer_parameters`; the source is the named layers' implementations."""
     maximum = min(preset.max_num_reqs, 5)
     drawn = lists(draw, preset, LAYERS, _impls(preset), max_size=maximum)
     if preset.axis == WINDOW:
@@ -84,7 +84,7 @@ NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_si
 def infer_global_hyperparameters_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `infer_global_hyperparameters`: equal layers, and some that differ.
 
-    The facts are the field in which a layer differs from the first, by its index.
+    The source is the field in which a layer differs from the first, by its index.
     """
     usual = st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5)))
     count = draw(preset.sizes(LAYERS, usual))

@@ -18,7 +18,7 @@ def local_attention_calls(draw: st.DrawFn, preset: Preset) -> Call:
     if preset.name == "minimal" and draw(st.SOMETIMES):
         preset = dataclasses.replace(preset, block_sizes=(1,))
     call = draw(metadata_calls(preset))
-    block_size = call.facts.layout.block_size
+    block_size = call.source.layout.block_size
     usual = st.sampled_from((*preset.chunk_blocks, 1))
     chunk = block_size * draw(preset.sizes(CHUNK_BLOCKS, usual))
     arguments = {
@@ -26,4 +26,4 @@ def local_attention_calls(draw: st.DrawFn, preset: Preset) -> Call:
         "common_attn_metadata": call.arguments["metadata"],
         "block_size": block_size,
     }
-    return Call("make_local_attention_virtual_batches", arguments, call.facts)
+    return Call("make_local_attention_virtual_batches", arguments, call.source)

@@ -33,7 +33,7 @@ def metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
 def unpadded_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `CommonAttentionMetadata.unpadded`: any number of requests and tokens."""
     call = draw(metadata_calls(preset))
-    batch = call.facts
+    batch = call.source
     num_reqs = draw(st.one_of(st.just(batch.num_reqs), st.integers(0, batch.num_reqs)))
     minimum = batch.starts[num_reqs]
     num_tokens = draw(st.one_of(st.just(minimum), st.integers(minimum, batch.num_actual_tokens)))
@@ -49,6 +49,6 @@ def unpadded_calls(draw: st.DrawFn, preset: Preset) -> Call:
 def validate_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `CommonAttentionMetadata.validate` on valid metadata."""
     call = draw(metadata_calls(preset))
-    block_size = draw(st.sampled_from((None, call.facts.layout.block_size)))
+    block_size = draw(st.sampled_from((None, call.source.layout.block_size)))
     arguments = {"self": call.arguments["metadata"], "block_size": block_size}
-    return Call("CommonAttentionMetadata.validate", arguments, call.facts)
+    return Call("CommonAttentionMetadata.validate", arguments, call.source)

@@ -18,7 +18,7 @@ from conformance.targets.mm_registries import (
     Cache,
     CachingRegistry,
     MadeRegistry,
-    RaisingRegistry,
+    NoCacheMethodRegistry,
 )
 from conformance.values.call import Call
 
@@ -53,7 +53,7 @@ class Registry(Factory):
 
     def make(self, converter: FactoryContext) -> MadeRegistry:
         """Return the registry."""
-        cls = {"no method": MadeRegistry, "no method at all": RaisingRegistry}
+        cls = {"no method": MadeRegistry, "no method at all": NoCacheMethodRegistry}
         limits, tokens = (
             converter.convert(v, "mm_registry.given") for v in (self.limits, self.tokens)
         )
@@ -174,7 +174,7 @@ def method_calls(
     has_modalities: bool = False,
     cache: str | None = None,
 ) -> Call:
-    """Draw calls of a method without arguments; the facts are the call that makes the budget."""
+    """Draw calls of a method without arguments; the source is the call that makes the budget."""
     call = draw(budget_calls(preset, cache=cache))
     if has_modalities and not call.arguments["mm_registry"].tokens:
         call.arguments["mm_registry"] = Registry({"image": 1}, {"image": 1})
@@ -185,9 +185,9 @@ def method_calls(
 def max_items_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `MultiModalBudget.get_max_items`, of items of any size."""
     call = draw(method_calls(preset, method="get_max_items"))
-    registry, scheduler = (call.facts.arguments[n] for n in ("mm_registry", "scheduler_config"))
+    registry, scheduler = (call.source.arguments[n] for n in ("mm_registry", "scheduler_config"))
     modality = draw(st.sampled_from(tuple(registry.limits)))
-    length = call.facts.arguments["model_config"].max_model_len
+    length = call.source.arguments["model_config"].max_model_len
     step = scheduler.max_num_batched_tokens
     sizes = (1, 0, 2, 3, registry.tokens.get(modality, 5), length, length + 1, step, step + 1)
     size = draw(preset.sizes(ITEM_TOKENS, st.sampled_from(sizes)))

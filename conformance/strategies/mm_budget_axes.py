@@ -37,7 +37,7 @@ def _of_scheduler(name: str) -> Any:
 
 def _arguments(call: Call) -> Any:
     """Return the arguments of a call, or of the call that makes its budget."""
-    return call.arguments if call.facts is None else call.facts.arguments
+    return call.arguments if call.source is None else call.source.arguments
 
 
 def _all_tokens(call: Call) -> Any:

@@ -161,13 +161,13 @@ def _placeholder_calls(draw: st.DrawFn, preset: Preset, *, is_scatter: bool) -> 
 
 @st.composite
 def scatter_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `scatter_mm_placeholders`; the facts are its `Rows`, None without a mask."""
+    """Draw calls of `scatter_mm_placeholders`; the source is its `Rows`, None without a mask."""
     return _placeholder_calls(draw, preset, is_scatter=True)
 
 
 @st.composite
 def gather_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `gather_mm_placeholders`; the facts are its `Rows`, None without a mask."""
+    """Draw calls of `gather_mm_placeholders`; the source is its `Rows`, None without a mask."""
     return _placeholder_calls(draw, preset, is_scatter=False)
 
 

@@ -17,7 +17,7 @@ NUM_SIZES = "compiled sizes"
 
 @st.composite
 def is_scattered_calls(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw calls of `is_residual_scattered_for_sp`; the facts are the configuration's parts."""
+    """Draw calls of `is_residual_scattered_for_sp`; the source is the configuration's parts."""
     is_on = draw(st.MOSTLY)
     ranks = draw(st.sampled_from((2, 4, 8, 1) if preset is MINIMAL else (2, 8, 16, 1)))
     tokens = draw(st.integers(0, 4 if preset is MINIMAL else 512))

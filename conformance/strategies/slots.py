@@ -65,7 +65,7 @@ def compute_slot_mapping_calls(
     is_scattered: bool | None = None,
     is_shared: bool | None = None,
 ) -> Call:
-    """Draw calls of `compute_slot_mapping`; the facts are the `Batch`."""
+    """Draw calls of `compute_slot_mapping`; the source is the `Batch`."""
     batch = draw(batches(preset, layout=draw(layouts(preset)), is_shared=is_shared))
     positions = batch.positions()
     if draw(st.booleans()) if is_scattered is None else is_scattered:

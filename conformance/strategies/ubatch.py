@@ -120,9 +120,9 @@ def slices_between(batch: Batch, points: list[int]) -> list[reference.UBatchSlic
 
 @st.composite
 def _cut_batches(draw: st.DrawFn, preset: Preset) -> Call:
-    """Draw metadata and its micro-batches; the facts are the batch."""
+    """Draw metadata and its micro-batches; the source is the batch."""
     call = draw(metadata_calls(preset))
-    batch = call.facts
+    batch = call.source
     total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
     can_be_cut = batch.num_reqs and total
     slices = (
@@ -139,14 +139,14 @@ def split_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
         "ubatch_slices": call.arguments["slices"],
         "common_attn_metadata": call.arguments["metadata"],
     }
-    return Call("split_attn_metadata", arguments, call.facts)
+    return Call("split_attn_metadata", arguments, call.source)
 
 
 @st.composite
 def make_metadata_with_slice_calls(draw: st.DrawFn, preset: Preset) -> Call:
     """Draw calls of `_make_metadata_with_slice`; a batch that cannot be cut is replaced."""
     call = draw(_cut_batches(preset))
-    batch, slices = call.facts, call.arguments["slices"]
+    batch, slices = call.source, call.arguments["slices"]
     metadata = call.arguments["metadata"]
     if not slices:
         one = Batch((1,), (0,), batch.layout, ((3,),))

@@ -29,7 +29,7 @@ from conformance.values.parts import (
     has_entries,
     has_only_plain,
     is_reference_object,
-    rebuilt,
+    with_children,
 )
 from conformance.values.stubs import stub_class
 
@@ -108,7 +108,7 @@ class Converter:
         if isinstance(value, np.ndarray):
             return self._convert_array(value, path)
         if isinstance(value, _CONTAINERS) or type(value) is SimpleNamespace:
-            converted = rebuilt(value, self._convert_children(value, path))
+            converted = with_children(value, self._convert_children(value, path))
         elif isinstance(value, set):
             converted = set(value)
         elif isinstance(value, Factory):

@@ -53,7 +53,7 @@ class CachingRegistry(MadeRegistry):
         return self.cache
 
 
-class RaisingRegistry(MadeRegistry):
+class NoCacheMethodRegistry(MadeRegistry):
     """A registry whose method to get the processor cache is None."""
 
     processor_only_cache_from_config = None

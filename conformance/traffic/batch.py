@@ -10,7 +10,7 @@ from conformance.traffic.layers import FastPrefill
 from conformance.traffic.settings import Settings
 from conformance.zoo.groups import CacheGroup
 
-GROUPS_IN_TURN = 2
+GROUPS_PER_STEP = 2
 """Groups to process in each step: some models have seven, too many for `reference` to be quick."""
 
 
@@ -52,16 +52,16 @@ class Batch(PaddedBatch):
         return len(query_lens), query_lens[0] if query_lens else 0
 
     @property
-    def group_in_turn(self) -> int:
+    def rotating_group(self) -> int:
         """The index of the group for work that is done for one group in each step."""
         return self.step_index % len(self.groups)
 
     @property
-    def groups_in_turn(self) -> list[tuple[CacheGroup, Answer]]:
+    def rotating_groups(self) -> list[tuple[CacheGroup, Answer]]:
         """The groups for work that is done for a few groups in each step, with their metadata."""
         pairs = list(zip(self.groups, self.metadata, strict=True))
-        first = self.group_in_turn
-        return [*pairs[first:], *pairs[:first]][:GROUPS_IN_TURN]
+        first = self.rotating_group
+        return [*pairs[first:], *pairs[:first]][:GROUPS_PER_STEP]
 
     def interleave(self, group: CacheGroup) -> int:
         """Return the context-parallel interleave of a step: a token, a block or half a block."""

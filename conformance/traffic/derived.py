@@ -34,7 +34,7 @@ def split_thresholds(batch: Batch) -> tuple[int, ...]:
 
 def split_by_kind(target: Target, batch: Batch) -> dict[str, Answer]:
     """Split the batch into decodes, extends and prefills, by several thresholds."""
-    metadata = batch.metadata[batch.group_in_turn]
+    metadata = batch.metadata[batch.rotating_group]
     thresholds = split_thresholds(batch)
     two_ways, three_ways = "split_decodes_and_prefills", "split_decodes_prefills_and_extends"
     return {
@@ -77,9 +77,10 @@ def cut_into_micro_batches(target: Target, batch: Batch) -> dict[str, Answer]:
     if batch.step_index % 2 == 0:
         slices = [*slices[:-1], _with_padding(target, slices[-1], batch)]
     results["micro_batches"] = [
-        target.call("split_attn_metadata", slices, metadata) for _, metadata in batch.groups_in_turn
+        target.call("split_attn_metadata", slices, metadata)
+        for _, metadata in batch.rotating_groups
     ]
-    metadata = batch.metadata[batch.group_in_turn]
+    metadata = batch.metadata[batch.rotating_group]
     request, start, stop = batch.longest_request
     if stop - start >= 3:
         middle = target.call("UBatchSlice", slice(request, request + 1), slice(start + 1, stop - 1))
@@ -109,12 +110,12 @@ def make_virtual_batches(target: Target, batch: Batch) -> dict[str, Answer]:
     return {
         "local_attention": [
             target.call(make, group.attention_chunk_size, metadata, group.block_size)
-            for group, metadata in batch.groups_in_turn
+            for group, metadata in batch.rotating_groups
             if group.attention_chunk_size is not None
         ],
         "small_chunks": [
             target.call(make, BLOCKS_IN_SMALL_CHUNK * group.block_size, metadata, group.block_size)
-            for group, metadata in batch.groups_in_turn
+            for group, metadata in batch.rotating_groups
         ],
     }
 
@@ -123,7 +124,7 @@ def spread_over_ranks(target: Target, batch: Batch) -> dict[str, Answer]:
     """Compute the local sequence lengths and slots of the ranks of a context-parallel group."""
     lengths: list[Answer] = []
     slots: list[Answer] = []
-    for group, metadata in batch.groups_in_turn:
+    for group, metadata in batch.rotating_groups:
         interleave = batch.interleave(group)
         keywords = {"cp_kv_cache_interleave_size": interleave}
         arguments = metadata.seq_lens, NUM_CP_RANKS
@@ -159,7 +160,7 @@ def rename_kernel_blocks(target: Target, batch: Batch) -> dict[str, Answer]:
     tables: list[Answer] = []
     slots: list[Answer] = []
     outputs: list[Answer] = []
-    for group, metadata in batch.groups_in_turn:
+    for group, metadata in batch.rotating_groups:
         blocks_per_kv_block = 3 if group.block_size % 3 == 0 else 2 - group.block_size % 2
         num_columns = -(-metadata.max_seq_len // group.block_size)
         table = target.call(

@@ -75,7 +75,7 @@ class FastPrefill:
     attn_groups: dict[int, Answer]
     is_real: bool
 
-    def in_turn(self, number: int) -> dict[int, Answer]:
+    def groups_of_step(self, number: int) -> dict[int, Answer]:
         """Return the groups of a step in which the KV cache group `number` has its turn."""
         return self.attn_groups if self.is_real else {number: self.attn_groups[number]}
 

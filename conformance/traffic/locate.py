@@ -38,7 +38,7 @@ MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Coordinates:
+class RequestIndex:
     """Which request each row and each token of a part of a result belongs to.
 
     Attributes:
@@ -65,7 +65,7 @@ class Coordinates:
 
 
 def locate(
-    path: str, index: tuple[int, ...] | None, coordinates: Mapping[str, Coordinates]
+    path: str, index: tuple[int, ...] | None, coordinates: Mapping[str, RequestIndex]
 ) -> list[str]:
     """Find the requests that a difference concerns.
 
@@ -155,7 +155,7 @@ SPLITS = (
 )
 
 
-def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coordinates]:
+def request_index_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, RequestIndex]:
     """Return the requests that the parts of a step's results belong to, by path, for `locate`.
 
     Args:
@@ -164,14 +164,14 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
             implementation may be meaningless.
     """
     rows, tokens = batch.padded_req_ids, batch.token_req_ids
-    whole = Coordinates(rows, tokens)
+    whole = RequestIndex(rows, tokens)
     found = {"": whole}
     for name in PLAIN_TOKENS:
-        found[name] = Coordinates(rows, tokens, TOKENS)
+        found[name] = RequestIndex(rows, tokens, TOKENS)
     for name in SPLITS:
         for number, counts in enumerate(results.get(name, ())):
             boundary = min(counts[0], batch.num_reqs - 1)
-            found[f"{name}[{number}]"] = Coordinates([rows[boundary]])
+            found[f"{name}[{number}]"] = RequestIndex([rows[boundary]])
     found.update(_of_micro_batches(batch, results, whole))
     for name in ("local_attention", "small_chunks"):
         found.update(_of_virtual_batches(name, results.get(name, ()), whole, batch))
@@ -184,52 +184,52 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
     return found
 
 
-def _of_model_inputs(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coordinates]:
+def _of_model_inputs(batch: Batch, results: Mapping[str, Answer]) -> dict[str, RequestIndex]:
     """Return the coordinates of model inputs other than attention metadata."""
-    found: dict[str, Coordinates] = {}
+    found: dict[str, RequestIndex] = {}
     if "convolution" in results:
         programs = results["convolution"][0][BLOCK_M]
         prefills = batch.req_ids[batch.num_decodes :]
-        found["convolution"] = Coordinates(prefills)
-        of_programs = Coordinates([prefills[sequence] for sequence in programs["mlist"].tolist()])
+        found["convolution"] = RequestIndex(prefills)
+        of_programs = RequestIndex([prefills[sequence] for sequence in programs["mlist"].tolist()])
         for name in PROGRAM_LISTS:
             found[f"convolution[0][{BLOCK_M}]['{name}']"] = of_programs
         found["convolution[1]"] = found["convolution[2]"] = of_programs
     num_decodes, query_len = batch.uniform_decodes
     decodes = batch.req_ids[:num_decodes]
-    by_token = Coordinates([req_id for req_id in decodes for _ in range(query_len)])
+    by_token = RequestIndex([req_id for req_id in decodes for _ in range(query_len)])
     for name in ("queries", "outputs", "outputs_as_they_were"):
         found[f"speculative_{name}"] = by_token
-    found["speculative_queries_by_request"] = Coordinates(decodes)
+    found["speculative_queries_by_request"] = RequestIndex(decodes)
     longest, start, stop = batch.longest_request
     for name in ("placeholders", "gathered_embeds"):
-        found[name] = Coordinates([batch.req_ids[longest]] * (stop - start))
+        found[name] = RequestIndex([batch.req_ids[longest]] * (stop - start))
     return found
 
 
 def _of_micro_batches(
-    batch: Batch, results: Mapping[str, Answer], whole: Coordinates
-) -> dict[str, Coordinates]:
+    batch: Batch, results: Mapping[str, Answer], whole: RequestIndex
+) -> dict[str, RequestIndex]:
     """Return the coordinates of micro-batches: the rows and tokens of their slices."""
-    found: dict[str, Coordinates] = {}
+    found: dict[str, RequestIndex] = {}
     for number, part in enumerate(results.get("micro_batch_slices", ())):
         rows, tokens = whole.rows[part.request_slice], whole.tokens[part.token_slice]
         for name in ("micro_batch_slices", "micro_batch_sizes"):
-            found[f"{name}[{number}]"] = Coordinates(rows, tokens)
-        found[f"micro_batch_starts[{number}]"] = Coordinates(rows, tokens, BOUNDARIES)
+            found[f"{name}[{number}]"] = RequestIndex(rows, tokens)
+        found[f"micro_batch_starts[{number}]"] = RequestIndex(rows, tokens, BOUNDARIES)
         for group in range(len(batch.groups)):
-            found[f"micro_batches[{group}][{number}]"] = Coordinates(rows, tokens)
+            found[f"micro_batches[{group}][{number}]"] = RequestIndex(rows, tokens)
     longest, start, stop = batch.longest_request
-    found["middle_of_longest"] = Coordinates(
+    found["middle_of_longest"] = RequestIndex(
         [whole.rows[longest]], whole.tokens[start + 1 : stop - 1]
     )
-    found["padding_alone"] = Coordinates()
+    found["padding_alone"] = RequestIndex()
     return found
 
 
 def _of_virtual_batches(
-    name: str, batches: Iterable[Answer], whole: Coordinates, batch: Batch
-) -> dict[str, Coordinates]:
+    name: str, batches: Iterable[Answer], whole: RequestIndex, batch: Batch
+) -> dict[str, RequestIndex]:
     """Return the coordinates of virtual batches: the owners of their virtual requests."""
     num_padding = batch.num_padded_reqs - batch.num_reqs
     query_lens = [*batch.query_lens.tolist(), *[0] * num_padding]
@@ -238,5 +238,5 @@ def _of_virtual_batches(
         starts: Sequence[int] = virtual.query_start_loc.tolist()
         lengths = [stop - start for start, stop in pairwise(starts)]
         owners = owners_of_virtual_requests(whole.rows, query_lens, lengths)
-        found[f"{name}[{number}]"] = Coordinates(owners, whole.tokens)
+        found[f"{name}[{number}]"] = RequestIndex(owners, whole.tokens)
     return found

@@ -23,12 +23,12 @@ def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
 
     Each request needs the logits of its last token. A batch of one token each is returned itself.
     """
-    batches = [metadata for _, metadata in batch.groups_in_turn]
+    batches = [metadata for _, metadata in batch.rotating_groups]
     make = "make_kv_sharing_fast_prefill_common_attn_metadata"
     cut = [target.call(make, metadata) for metadata in batches]
     built: list[Answer] = []
     if batch.fast_prefill is not None:
-        for number, attn_group in batch.fast_prefill.in_turn(batch.group_in_turn).items():
+        for number, attn_group in batch.fast_prefill.groups_of_step(batch.rotating_group).items():
             builder = target.method(attn_group, "get_metadata_builder")
             built.append(target.method(builder, "build", 0, batch.metadata[number]))
     has_logits_fields = target.find("KVSharingFastPrefillMetadata")
@@ -45,7 +45,7 @@ def list_convolution_programs(target: Target, batch: Batch) -> dict[str, Answer]
     if batch.num_decodes == batch.num_reqs:
         return {}
     prefills = slice(batch.num_decodes, batch.num_reqs)
-    starts = batch.metadata[batch.group_in_turn].query_start_loc
+    starts = batch.metadata[batch.rotating_group].query_start_loc
     own_starts = target.call("slice_query_start_locs", starts, prefills)
     return {"convolution": target.call("compute_causal_conv1d_metadata", own_starts)}
 

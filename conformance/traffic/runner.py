@@ -25,7 +25,7 @@ from conformance.traffic.layers import (
     deploy_small,
     make_fast_prefill,
 )
-from conformance.traffic.locate import Coordinates, coordinates_of
+from conformance.traffic.locate import RequestIndex, request_index_of
 from conformance.traffic.model_inputs import make_budget
 from conformance.traffic.settings import Settings
 from conformance.zoo.deployment import Deployment
@@ -102,7 +102,7 @@ class Runner:
         max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
         self.rows = TableRows(self.call_tables, max_num_reqs, len(self._groups))
         self._input_batch = InputBatch(max_num_reqs)
-        self._coordinates: dict[str, Coordinates] = {}
+        self._coordinates: dict[str, RequestIndex] = {}
         self._overwrites = False
 
     def execute(self, step: SchedulerOutput) -> dict[str, Answer]:
@@ -114,7 +114,7 @@ class Runner:
         """
         self.results = {}
         self.batch = None
-        self._coordinates = {"": Coordinates(list(step.num_scheduled_tokens))}
+        self._coordinates = {"": RequestIndex(list(step.num_scheduled_tokens))}
         if self.deployment is None:
             self.deployment = self._deploy(self.target, self._serving)
             self.results["deployment"] = observe(self.target, self.deployment)
@@ -138,12 +138,12 @@ class Runner:
             self.results.update(derive(self.target, self.batch))
         return self.results
 
-    def coordinates(self, results: dict[str, Answer]) -> dict[str, Coordinates]:
+    def coordinates(self, results: dict[str, Answer]) -> dict[str, RequestIndex]:
         """Return the requests that the parts of the last step's results belong to, for `locate`.
 
         `results` are those of `reference`; those of a wrong implementation may be meaningless.
         """
-        of_batch = {} if self.batch is None else coordinates_of(self.batch, results)
+        of_batch = {} if self.batch is None else request_index_of(self.batch, results)
         return {**self._coordinates, **of_batch}
 
     @property
@@ -201,7 +201,7 @@ class Runner:
         """Gather every row of the block tables, including free ones, as a result."""
         tables = self.call_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
-        self._coordinates[name] = Coordinates(list(self.rows.last_req_ids))
+        self._coordinates[name] = RequestIndex(list(self.rows.last_req_ids))
         if self._overwrites:
             for table in tables:
                 table[...] = PADDED_REQUEST
@@ -209,7 +209,7 @@ class Runner:
     def _own_places(self, name: str) -> None:
         """Set the coordinates of a result that lists requests: each entry belongs to itself."""
         for position, req_id in enumerate(self.results[name]):
-            self._coordinates[f"{name}[{position}]"] = Coordinates([req_id])
+            self._coordinates[f"{name}[{position}]"] = RequestIndex([req_id])
 
     def _swap_rows(self, i: int, j: int) -> None:
         """Swap the rows of the requests at two positions of the batch."""

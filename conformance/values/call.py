@@ -21,8 +21,8 @@ class Call:
     Attributes:
         function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
         arguments: The arguments by name, `self` included.
-        facts: The strategy's own description of them (a `Batch`), for coverage goals, invalid
-            inputs and reports.
+        source: The value from which the strategy made them (a `Batch`, say), for coverage goals,
+            invalid inputs and reports.
         hints: Keyword arguments that `reference` does not have, with values that an implementation
             would otherwise read from the device (`logits_indices_cpu`). An implementation without
             the keyword is called without it.
@@ -30,7 +30,7 @@ class Call:
 
     function: str
     arguments: Arguments
-    facts: Any = None
+    source: Any = None
     hints: Arguments = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:

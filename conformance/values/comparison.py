@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from conformance.values.aliases import is_guessed
-from conformance.values.differences import Difference, Finding, Index, Verdict, gravest
+from conformance.values.differences import Difference, Finding, Index, Verdict, most_severe
 from conformance.values.parts import child_path, children, has_entries, has_only_plain
 
 GOT, EXPECTED = "got       ", "expected  "
@@ -63,7 +63,7 @@ def first_difference(
     >>> first_difference((np.arange(3), 5), (torch.arange(3), 5)) is None
     True
     """
-    found = gravest(_differences(expected, actual, path, device))
+    found = most_severe(_differences(expected, actual, path, device))
     if found is None or found.verdict is not Verdict.VALUE or isinstance(path, str):
         return found
     return dataclasses.replace(found, context=_entries(expected, actual, path) or found.context)

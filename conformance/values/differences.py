@@ -128,7 +128,7 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {error}"
 
 
-def gravest(differences: Iterable[Difference | None]) -> Difference | None:
+def most_severe(differences: Iterable[Difference | None]) -> Difference | None:
     """Return the first difference that is a wrong answer, or else the first one.
 
     >>> wrong = Difference(Verdict.VALUE, "result", (2,), 9, 8)

@@ -112,7 +112,7 @@ def walk(value: Any, path: str, *, with_plain: bool = True) -> Iterator[tuple[st
             yield from walk(child, where, with_plain=with_plain)
 
 
-def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
+def with_children(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a value of the same kind with other children, by the keys that `children` uses.
 
     >>> rebuilt((1, 2), {0: 3, 1: 4}), rebuilt(slice(2), {"start": 1, "stop": 5, "step": None})
@@ -132,7 +132,7 @@ def with_child(value: Any, key: Any, child: Any) -> Any:
     ((9, 2), {'a': 9})
     """
     if has_entries(value):
-        return rebuilt(value, {**children(value), key: child})
+        return with_children(value, {**children(value), key: child})
     found = copy.copy(value)
     object.__setattr__(found, key, child)  # for frozen dataclasses too
     return found
@@ -145,7 +145,7 @@ def map_children(change: Callable[[Any], Any], value: Any) -> Any:
     ['1', '(2, 3)']
     """
     inside = children(value)
-    return rebuilt(value, {k: change(v) for k, v in inside.items()}) if inside else value
+    return with_children(value, {k: change(v) for k, v in inside.items()}) if inside else value
 
 
 def copied(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.targets.target import Answer, Target
 from conformance.zoo.builders import make_builder_class, make_metadata_class
-from conformance.zoo.catalogue import BackendFacts, get_backend
+from conformance.zoo.catalogue import BackendInfo, get_backend
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY
 
 _PREFIXES = {
@@ -49,7 +49,7 @@ class Backends:
             self._made[name, kind] = self._make(get_backend(name), kind)
         return self._made[name, kind]
 
-    def _make(self, facts: BackendFacts, kind: str) -> Answer:
+    def _make(self, facts: BackendInfo, kind: str) -> Answer:
         """Make a backend; for a kind with its own builder, subclass that of full attention."""
         builder = make_builder_class(self._target, facts, kind, self._metadata_class)
         if kind in _PREFIXES:
@@ -58,7 +58,7 @@ class Backends:
         return _make_backend_class(self._target, facts, builder)
 
 
-def _make_backend_class(target: Target, facts: BackendFacts, builder: Answer) -> Answer:
+def _make_backend_class(target: Target, facts: BackendInfo, builder: Answer) -> Answer:
     """Make a subclass of the implementation's `AttentionBackend`."""
 
     def get_stride_order() -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from types import new_class
 import numpy as np
 
 from conformance.targets.target import Answer, Target
-from conformance.zoo.catalogue import BackendFacts
+from conformance.zoo.catalogue import BackendInfo
 from conformance.zoo.context import AttentionImpl
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA
 
@@ -24,7 +24,7 @@ COMPARED = ("kv_cache_spec", "layer_names", "reorder_batch_threshold", "paramete
 
 
 def make_builder_class(
-    target: Target, facts: BackendFacts, kind: str, metadata_class: Answer
+    target: Target, facts: BackendInfo, kind: str, metadata_class: Answer
 ) -> Answer:
     """Make the class of a backend's builders for layers of a kind.
 

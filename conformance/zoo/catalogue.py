@@ -21,7 +21,7 @@ NHD_OR_HND: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackendFacts:
+class BackendInfo:
     """A backend of the catalogue: the shapes, blocks and layouts of its caches.
 
     Attributes:
@@ -92,9 +92,9 @@ AXES: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
 """The dimensions of caches, by their name in `backends.toml`."""
 
 
-def _read_backend(name: str, table: dict[str, Any]) -> BackendFacts:
+def _read_backend(name: str, table: dict[str, Any]) -> BackendInfo:
     """Return the backend that a table of `backends.toml` describes."""
-    return BackendFacts(
+    return BackendInfo(
         name=name,
         axes=AXES[table.pop("axes", None)],
         kernel_block_sizes=tuple(table.pop("kernel_block_sizes", ())),
@@ -107,13 +107,13 @@ def _read_backend(name: str, table: dict[str, Any]) -> BackendFacts:
 with Path(__file__).with_name("backends.toml").open("rb") as _file:
     _TABLES = tomllib.load(_file)
 
-BACKENDS: Mapping[str, BackendFacts] = MappingProxyType(
+BACKENDS: Mapping[str, BackendInfo] = MappingProxyType(
     {name: _read_backend(name, table) for name, table in _TABLES.items()}
 )
 """The backends, by name."""
 
 
-def get_backend(name: str) -> BackendFacts:
+def get_backend(name: str) -> BackendInfo:
     """Return a backend of the catalogue.
 
     Raises:
@@ -128,7 +128,7 @@ def get_backend(name: str) -> BackendFacts:
     return BACKENDS[name]
 
 
-def suits(facts: BackendFacts, layer: Layer) -> bool:
+def suits(facts: BackendInfo, layer: Layer) -> bool:
     """Return whether a backend can replace a layer's own.
 
     It must compute the same: attention, MLA, the scores of an indexer, states. Sparse MLA, whose

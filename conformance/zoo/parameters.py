@@ -14,7 +14,7 @@ from typing import TypeAlias
 from conformance.zoo.config_json import ConfigJson
 
 
-class Share(Enum):
+class WeightSharding(Enum):
     """How tensor parallelism and quantization treat a matrix.
 
     The matrices of layers are quantized; all others keep the model's dtype.
@@ -29,7 +29,7 @@ class Share(Enum):
     OTHER = "whole on each rank; keeps the model's dtype: norms, biases, routers, convolutions"
 
 
-Weights: TypeAlias = Counter[Share]
+Weights: TypeAlias = Counter[WeightSharding]
 """Numbers of parameters."""
 
 
@@ -39,7 +39,10 @@ def attention(config: ConfigJson, *, gate: bool = False) -> Weights:
     queries = config.count("num_attention_heads") * head_dim
     keys = config.num_key_value_heads * head_dim
     return Counter(
-        {Share.RANKS: hidden * queries * (3 if gate else 2), Share.KV_HEADS: 2 * hidden * keys}
+        {
+            WeightSharding.RANKS: hidden * queries * (3 if gate else 2),
+            WeightSharding.KV_HEADS: 2 * hidden * keys,
+        }
     )
 
 
@@ -47,12 +50,14 @@ def attention_biases(config: ConfigJson, *, output: bool) -> Weights:
     """Count the biases of the projections of attention; `output` includes the last projection."""
     heads = config.count("num_attention_heads") + 2 * config.num_key_value_heads
     biases = heads * config.head_dim + (config.count("hidden_size") if output else 0)
-    return Counter({Share.OTHER: biases})
+    return Counter({WeightSharding.OTHER: biases})
 
 
 def mlp(config: ConfigJson, field: str = "intermediate_size", *, matrices: int = 3) -> Weights:
     """Count an MLP, or a shared expert, whose inner size is in a field."""
-    return Counter({Share.RANKS: matrices * config.count("hidden_size") * config.count(field)})
+    return Counter(
+        {WeightSharding.RANKS: matrices * config.count("hidden_size") * config.count(field)}
+    )
 
 
 def experts(config: ConfigJson, number: str, field: str, *, num_idle: int = 0) -> Weights:
@@ -60,8 +65,8 @@ def experts(config: ConfigJson, number: str, field: str, *, num_idle: int = 0) -
     hidden, count = config.count("hidden_size"), config.count(number)
     return Counter(
         {
-            Share.EXPERTS: count * 3 * hidden * config.count(field),
-            Share.OTHER: (count + num_idle) * hidden,
+            WeightSharding.EXPERTS: count * 3 * hidden * config.count(field),
+            WeightSharding.OTHER: (count + num_idle) * hidden,
         }
     )
 
@@ -73,14 +78,14 @@ def times(count: int, weights: Weights) -> Weights:
 
 def other(number: int) -> Weights:
     """Return so many parameters of norms and the like."""
-    return Counter({Share.OTHER: number})
+    return Counter({WeightSharding.OTHER: number})
 
 
 def with_embeddings(config: ConfigJson, layers: Weights) -> Weights:
     """Add the embeddings, the last projection unless it is tied to them, and the last norm."""
     hidden = config.count("hidden_size")
     tables = 1 if config.get("tie_word_embeddings") else 2
-    embeddings = Counter({Share.EMBEDDINGS: tables * config.count("vocab_size") * hidden})
+    embeddings = Counter({WeightSharding.EMBEDDINGS: tables * config.count("vocab_size") * hidden})
     return layers + embeddings + other(hidden)
 
 
@@ -113,12 +118,12 @@ def gemma3n_weights(config: ConfigJson) -> Weights:
     norms = 8 * hidden + 2 * config.head_dim  # with those of AltUp and Laurel
     small = hidden * inputs + inputs**2 + inputs**3 + 2 * hidden * rank
     layer = attention(config) + other(norms + small)
-    layer[Share.RANKS] += 2 * hidden * per_layer
+    layer[WeightSharding.RANKS] += 2 * hidden * per_layer
     found = times(num_layers, layer)
-    found[Share.RANKS] += 3 * hidden * sum(sizes)
-    found[Share.COPIES] += hidden * num_layers * per_layer + 2 * (inputs - 1) * hidden**2
+    found[WeightSharding.RANKS] += 3 * hidden * sum(sizes)
+    found[WeightSharding.COPIES] += hidden * num_layers * per_layer + 2 * (inputs - 1) * hidden**2
     vocab = config.count("vocab_size_per_layer_input")
-    found[Share.EMBEDDINGS] += vocab * num_layers * per_layer
+    found[WeightSharding.EMBEDDINGS] += vocab * num_layers * per_layer
     return with_embeddings(config, found + other(per_layer))
 
 
@@ -155,15 +160,15 @@ def latent_attention(config: ConfigJson) -> Weights:
     queries = heads * (nope + rope)
     found = Counter(
         {
-            Share.COPIES: hidden * (latent + rope),
-            Share.RANKS: heads * (latent * (nope + value) + value * hidden),
-            Share.OTHER: latent,
+            WeightSharding.COPIES: hidden * (latent + rope),
+            WeightSharding.RANKS: heads * (latent * (nope + value) + value * hidden),
+            WeightSharding.OTHER: latent,
         }
     )
     if q_rank is None:
-        return found + Counter({Share.RANKS: hidden * queries})
-    down = Counter({Share.COPIES: hidden * q_rank, Share.OTHER: q_rank})
-    return found + down + Counter({Share.RANKS: q_rank * queries})
+        return found + Counter({WeightSharding.RANKS: hidden * queries})
+    down = Counter({WeightSharding.COPIES: hidden * q_rank, WeightSharding.OTHER: q_rank})
+    return found + down + Counter({WeightSharding.RANKS: q_rank * queries})
 
 
 def deepseek_weights(config: ConfigJson) -> Weights:
@@ -174,7 +179,7 @@ def deepseek_weights(config: ConfigJson) -> Weights:
     if config.model_type == "deepseek_v32":
         heads, size = config.count("index_n_heads"), config.count("index_head_dim")
         indexer = config.count("q_lora_rank") * heads * size + hidden * (size + heads)
-        layer += Counter({Share.COPIES: indexer}) + other(2 * size)
+        layer += Counter({WeightSharding.COPIES: indexer}) + other(2 * size)
     sparse = experts(config, "n_routed_experts", "moe_intermediate_size")
     sparse += other(config.count("n_routed_experts"))
     sparse += times(config.count("n_shared_experts"), mlp(config, "moe_intermediate_size"))
@@ -198,7 +203,7 @@ def qwen3_next_weights(config: ConfigJson) -> Weights:
     key_heads, value_heads = (config.count(f"linear_num_{x}_heads") for x in ("key", "value"))
     value_dim = config.count("linear_value_head_dim")
     keys, values = key_heads * config.count("linear_key_head_dim"), value_heads * value_dim
-    linear = Counter({Share.RANKS: hidden * (2 * keys + 3 * values + 2 * value_heads)})
+    linear = Counter({WeightSharding.RANKS: hidden * (2 * keys + 3 * values + 2 * value_heads)})
     kernel = config.count("linear_conv_kernel_dim")
     linear += other((2 * keys + values) * kernel + 2 * value_heads + value_dim)
     full = attention(config, gate=True) + other(2 * config.head_dim)
@@ -215,7 +220,7 @@ def jamba_weights(config: ConfigJson) -> Weights:
     inner, size = config.count("mamba_expand") * hidden, config.count("mamba_d_state")
     rank = config.get("mamba_dt_rank", -(-hidden // 16))
     rank = -(-hidden // 16) if rank == "auto" else rank
-    mamba = Counter({Share.RANKS: inner * (3 * hidden + rank + 2 * size + rank)})
+    mamba = Counter({WeightSharding.RANKS: inner * (3 * hidden + rank + 2 * size + rank)})
     mamba += other(inner * (config.count("mamba_d_conv") + 3 + size) + rank + 2 * size)
     period, offset = (int(config.require(f"attn_layer_{x}")) for x in ("period", "offset"))
     num_full = len(range(offset, num_layers, period))
@@ -232,7 +237,7 @@ def nemotron_h_weights(config: ConfigJson) -> Weights:
     hidden, heads = config.count("hidden_size"), config.count("mamba_num_heads")
     inner = heads * config.count("mamba_head_dim")
     states = 2 * config.count("n_groups", "mamba_n_groups") * config.count("ssm_state_size")
-    mamba = Counter({Share.RANKS: hidden * (3 * inner + states + heads)})
+    mamba = Counter({WeightSharding.RANKS: hidden * (3 * inner + states + heads)})
     mamba += other((inner + states) * (config.count("conv_kernel") + 1) + 3 * heads + inner)
     kinds = {"M": mamba, "*": attention(config), "-": mlp(config, matrices=2)}
     pattern = config.require("hybrid_override_pattern")
@@ -251,19 +256,21 @@ def nemotron_h_weights(config: ConfigJson) -> Weights:
 def whisper_weights(config: ConfigJson) -> Weights:
     """Count Whisper: encoder and decoder."""
     width = config.count("d_model")
-    attentions = Counter({Share.RANKS: 2 * width**2, Share.KV_HEADS: 2 * width**2})
+    attentions = Counter(
+        {WeightSharding.RANKS: 2 * width**2, WeightSharding.KV_HEADS: 2 * width**2}
+    )
     attentions += other(3 * width)
     norm = other(2 * width)
 
     def part(name: str, num_attentions: int) -> Weights:
         inner = config.count(f"{name}_ffn_dim")
         layer = times(num_attentions, attentions + norm) + norm
-        layer += Counter({Share.RANKS: 2 * width * inner}) + other(inner + width)
+        layer += Counter({WeightSharding.RANKS: 2 * width * inner}) + other(inner + width)
         return times(config.count(f"{name}_layers"), layer) + norm
 
     convolutions = other(3 * width * (config.count("num_mel_bins") + width) + 2 * width)
     rows = config.count("max_source_positions") + config.count("max_target_positions")
-    embeddings = Counter({Share.EMBEDDINGS: config.count("vocab_size") * width})
+    embeddings = Counter({WeightSharding.EMBEDDINGS: config.count("vocab_size") * width})
     found = part("encoder", 1) + part("decoder", 2) + convolutions
     return found + embeddings + other(rows * width)
 

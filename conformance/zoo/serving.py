@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from conformance.zoo.catalogue import BackendFacts, get_backend, suits
+from conformance.zoo.catalogue import BackendInfo, get_backend, suits
 from conformance.zoo.layer import MAMBA, Layer
 from conformance.zoo.models import Model
 
@@ -159,7 +159,7 @@ class Serving:
                 f"{', '.join(allowed)}"
             )
 
-    def _check_backend(self, facts: BackendFacts) -> None:
+    def _check_backend(self, facts: BackendInfo) -> None:
         """Check that a backend suits at least one layer."""
         if not any(suits(facts, layer) for layer in self.model.layers):
             kinds = {get_backend(layer.backend).computes for layer in self.model.layers}

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from conformance.zoo.config_json import ConfigJson
-from conformance.zoo.parameters import COUNTS, Share, Weights, attention, times
+from conformance.zoo.parameters import COUNTS, Weights, WeightSharding, attention, times
 
-QUANTIZED = frozenset({Share.RANKS, Share.KV_HEADS, Share.EXPERTS, Share.COPIES})
+QUANTIZED = frozenset(
+    {WeightSharding.RANKS, WeightSharding.KV_HEADS, WeightSharding.EXPERTS, WeightSharding.COPIES}
+)
 
 BITS: Mapping[str, float] = MappingProxyType(
     {
@@ -31,7 +33,7 @@ Those of the eight-bit formats, at most one for each row or block of 128 by 128,
 
 
 def count_weights(config: ConfigJson) -> Weights:
-    """Count the weights of a model, by `Share`.
+    """Count the weights of a model, by `WeightSharding`.
 
     Example:
         >>> fields = {"model_type": "llama", "num_hidden_layers": 32, "vocab_size": 128_256}
@@ -44,7 +46,7 @@ def count_weights(config: ConfigJson) -> Weights:
     kept = (config.get("quantization_config") or {}).get("modules_to_not_convert") or ()
     if any("self_attn" in name for name in kept):
         attended = times(config.count("num_hidden_layers"), attention(config))
-        weights = weights - attended + Counter({Share.ATTENTION: attended.total()})
+        weights = weights - attended + Counter({WeightSharding.ATTENTION: attended.total()})
     return weights
 
 
@@ -88,11 +90,11 @@ def weight_bytes(
         66
     """
     devices = {
-        Share.RANKS: ranks,
-        Share.ATTENTION: ranks,
-        Share.EMBEDDINGS: ranks,
-        Share.KV_HEADS: ranks / kv_head_copies,
-        Share.EXPERTS: ranks * replicas,
+        WeightSharding.RANKS: ranks,
+        WeightSharding.ATTENTION: ranks,
+        WeightSharding.EMBEDDINGS: ranks,
+        WeightSharding.KV_HEADS: ranks / kv_head_copies,
+        WeightSharding.EXPERTS: ranks * replicas,
     }
     bits = sum(
         number

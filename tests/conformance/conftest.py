@@ -1,4 +1,4 @@
-"""Makes modules that be next to the tests importable, and runs scripts of failures."""
+"""Makes the modules next to the tests importable, and runs repro scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunScript = Callable[[Path], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run_script(forked_processes: None) -> RunScript:  # noqa: ARG001  # `sys.executable` then
-    """Return what runs a script, and returns how it ended and what it printed."""
+    """Return a function that runs a script and returns the completed process."""
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, path]

@@ -29,7 +29,7 @@ ONE_SLOT = Call(
 
 
 class EngineAdapter(Adapter):
-    """Renames fields, and makes metadata of tuples."""
+    """Renames fields, and converts tuples to metadata."""
 
     names: ClassVar[Mapping[str, str]] = {
         "CommonAttentionMetadata": "StepInput",
@@ -72,7 +72,7 @@ class EngineAdapter(Adapter):
         return ours.request_slice, ours.token_slice
 
     def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
-        """Make metadata of the tuples that stand for it."""
+        """Convert the tuples that represent metadata."""
         if function == "split_attn_metadata":
             return [self.of_tuple(part) for part in theirs]
         if function.endswith(("virtual_batches", "unpadded")):
@@ -80,7 +80,7 @@ class EngineAdapter(Adapter):
         return super().result(function, theirs, arguments)
 
     def of_tuple(self, theirs: Any) -> Any:
-        """Return our metadata, with the copies on the CPU that the engine does not keep."""
+        """Return our metadata, with placeholders for the CPU copies that the engine lacks."""
         fields = dict(zip(FIELDS, theirs, strict=True))
         for name in self.lacks:
             fields[name] = supplied(fields[name.removesuffix("_cpu")])

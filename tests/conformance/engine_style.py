@@ -67,7 +67,7 @@ def _fast(step: StepInput) -> fast.CommonAttentionMetadata:
 
 
 def _named(step: StepInput) -> SimpleNamespace:
-    """Return what a step has, which may be any object's fields, by the names that `fast` reads."""
+    """Return the fields of a step, or of any object with such fields, by `fast`'s names."""
     fields = {ours: getattr(step, n) for ours, n in NAMES.items() if hasattr(step, n)}
     for name in {"query_start_loc", "seq_lens"} & fields.keys():
         fields[f"{name}_cpu"] = fields[name]

@@ -6,7 +6,7 @@ import html.parser
 
 
 class Reader(html.parser.HTMLParser):
-    """Notes the elements of a page, and sees that each is closed."""
+    """Records the elements of a page, and checks that each is closed."""
 
     VOID = frozenset({"meta", "link", "br", "wbr", "rect", "path"})
 
@@ -16,25 +16,25 @@ class Reader(html.parser.HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
+        """Record an element."""
         self.tags.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element without content."""
+        """Record an element without content."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        """See that the innermost element is the one that is closed."""
+        """Check that the end tag closes the innermost element."""
         assert self.open.pop() == tag
 
 
 def check_page(page: str) -> Reader:
     """Return the elements of a report's page, which must be whole and accessible.
 
-    Elements are closed, names are unique, links lead somewhere and nothing is fetched. What scrolls
-    can be reached by keyboard; the style sheet is for light and dark, and for the width of a phone.
+    Elements are closed, names are unique, links lead somewhere and nothing is fetched. Scrollable
+    elements can be reached by keyboard; the style sheet supports dark mode and phones.
     """
     reader = Reader()
     reader.feed(page)

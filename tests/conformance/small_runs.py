@@ -16,11 +16,11 @@ from conformance.contracts.properties import law
 def digits(preset):
     return st.integers(0, 9)
 """
-"""How a module of toy checks begins."""
+"""The first lines of a module of toy checks."""
 
 
 class Runner:
-    """Makes small conformance runs, in this process where that can be.
+    """Makes small conformance runs, in this process if possible.
 
     Args:
         pytester: Pytest's own fixture.

@@ -1,4 +1,4 @@
-"""What an adapter declares that its implementation does not do, and what is then not checked."""
+"""Declarations of an adapter: what its implementation lacks, and which checks are skipped."""
 
 # ruff: noqa: ANN401  # methods of an adapter take what is ours, and what is not
 
@@ -78,7 +78,7 @@ def target_of(adapter: type[Adapter], module: types.ModuleType = fast) -> Target
 
 
 def test_calls_with_values_that_are_not_supported_are_not_made(runner: small_runs.Runner) -> None:
-    """They are counted with the reason, and the function conforms by the other calls."""
+    """Calls with unsupported values are counted with the reason; the other calls are checked."""
     lines = lines_of(runner, "validates = False", LACKS_OUT)
     assert any(line.startswith(f"{FUNCTION}  conforms (") for line in lines)
     assert f"not supported: {FUNCTION} on host, " in "\n".join(lines)
@@ -96,7 +96,7 @@ def test_calls_with_values_that_are_not_supported_are_not_made(runner: small_run
 def test_what_is_not_declared_fails(
     runner: small_runs.Runner, declared: tuple[str, ...], failing: str
 ) -> None:
-    """Each declaration is about one thing."""
+    """A declaration only excuses the failure that it is about."""
     lines = lines_of(runner, *declared)
     found = [line for line in lines if re.match(rf"(FAILS|missing refusal): {FUNCTION} ", line)]
     assert 1 == len(found)
@@ -106,14 +106,14 @@ def test_what_is_not_declared_fails(
 def test_a_function_of_which_nothing_is_supported_does_not_conform(
     runner: small_runs.Runner,
 ) -> None:
-    """The table says that it cannot be checked."""
+    """A function without any supported call is reported as not checkable."""
     nothing = 'unsupported = {"get_dcp_local_seq_lens": {"seq_lens": is_given}}'
     lines = lines_of(runner, "validates = False", nothing)
     assert any(line.startswith(f"{FUNCTION}  not checkable") for line in lines)
 
 
 def test_a_value_that_is_not_supported_has_a_reason() -> None:
-    """Arguments by position count too, and those with defaults are not passed on."""
+    """Positional arguments can be unsupported too; one left at its default is not passed."""
 
     class NoRank(FastAdapter):
         unsupported: ClassVar[Mapping[str, Any]] = {FUNCTION: {"dcp_rank": is_given}}
@@ -151,7 +151,7 @@ def test_classes_of_exceptions_are_those_that_they_stand_for() -> None:
 
 
 def test_an_adapter_says_which_values_are_taken() -> None:
-    """NumPy's scalars and a caller's own objects are only passed to those that take them."""
+    """NumPy scalars and a caller's own objects are only passed to adapters that accept them."""
     variant = CallVariant(has_numpy_scalars=True, has_own_objects=True)
 
     class Plain(Adapter):
@@ -163,7 +163,7 @@ def test_an_adapter_says_which_values_are_taken() -> None:
 
 
 def test_a_method_may_be_overridden_without_noting_what_it_did() -> None:
-    """A list is not written back into where `theirs` says nothing of it."""
+    """A list is not written back into if an override of `theirs` does not record it."""
     seen = []
 
     class Own(Adapter):
@@ -179,7 +179,7 @@ def test_a_method_may_be_overridden_without_noting_what_it_did() -> None:
 
 
 def test_warnings_while_it_is_imported_are_ignored(tmp_path: Path) -> None:
-    """Pytest makes errors of warnings; those of an import are not the run's."""
+    """Warnings at import are ignored, although pytest turns warnings into errors."""
     file = tmp_path / "warning_engine.py"
     file.write_text("import warnings\nwarnings.warn('old')\nfrom fast import UBatchSlice\n")
     with warnings.catch_warnings():
@@ -209,7 +209,7 @@ METHODS = [name for name, value in vars(Adapter).items() if inspect.isfunction(v
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("_")])
 def test_each_method_of_an_adapter_may_be_overridden(name: str) -> None:
-    """A method that does something itself and then as before serves, whatever it notes."""
+    """An override that does extra work and then calls the original method still works."""
     seen = []
 
     class Engine(Adapter):
@@ -232,7 +232,7 @@ def test_each_method_of_an_adapter_may_be_overridden(name: str) -> None:
 
 @pytest.mark.parametrize("takes", [True, False])
 def test_drawn_numpy_scalars_are_numbers_for_both_sides(*, takes: bool) -> None:
-    """What a target does not take stands in no call of it, and in none of `reference` either."""
+    """If a target takes no NumPy scalars, neither the target nor `reference` gets them."""
     adapter = type("Engine", (FastAdapter,), {"takes_numpy_scalars": takes})
     seen = set()
 
@@ -250,7 +250,7 @@ def test_drawn_numpy_scalars_are_numbers_for_both_sides(*, takes: bool) -> None:
 
 
 def test_a_parameter_without_a_default_gets_ours() -> None:
-    """An engine's function that must be given a number is given what ours has as its default."""
+    """A required parameter of an engine's function gets the default of our parameter."""
     module = types.ModuleType("engine")
     module.count = lambda step, limit: (step, limit)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Adapters: an engine of other names, fields and results under test, and what it deviates in."""
+"""Adapters: an engine with other names, fields and results under test, and its deviations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def target_of(adapter: type[Adapter] = engine_adapter.EngineAdapter) -> Target:
 
 
 def test_its_adapter_is_the_module_s_own() -> None:
-    """`CONFORMANCE_ADAPTER` names it; `fast` needs no other than the default."""
+    """A module's `CONFORMANCE_ADAPTER` is its adapter; that of `fast` is `FastAdapter`."""
     found = load_implementation("engine_style")
     assert type(found.adapter) is engine_adapter.EngineAdapter
     assert "7.1" == found.version
@@ -58,12 +58,12 @@ def test_its_adapter_is_the_module_s_own() -> None:
     "where", ["local_attention:test_local_attention", "ubatch:test_split_attn_metadata"]
 )
 def test_an_engine_of_other_objects_conforms(where: str) -> None:
-    """Other names, fields and tuples are no difference; copies on the CPU are supplied."""
+    """An engine with other names, fields and tuples conforms; missing CPU copies are filled in."""
     check_of(f"conformance.test_{where}").bind(target_of(), FEW, "minimal")()
 
 
 def test_what_is_supplied_is_marked() -> None:
-    """A metadata made of a tuple has all fields of ours, of which the CPU's are supplied."""
+    """Metadata converted from a tuple has all our fields, with placeholders for the CPU copies."""
     starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
     values = (starts, lengths, lengths, 1, 1, 1, 1, starts[None], starts, True, *[None] * 4)
     made = engine_adapter.EngineAdapter(engine_style).of_tuple(values)
@@ -75,7 +75,7 @@ def test_what_is_supplied_is_marked() -> None:
 
 
 def test_a_declared_deviation_excuses_itself_alone() -> None:
-    """Declared, 32-bit slots pass, and the witness shows them; undeclared, they fail."""
+    """32-bit slots pass if they are a declared deviation, and fail otherwise."""
     slots = check_of("conformance.test_slots:test_compute_slot_mapping")
     slots.bind(target_of(), FEW, "minimal")()
 
@@ -129,7 +129,7 @@ def declaring(*deviations: Deviation, module: types.ModuleType = fast) -> Target
     ],
 )
 def test_a_witness_must_fail_as_declared(target: Target, message: str) -> None:
-    """One that does is green; one that does not, or that cannot be tried, fails by name."""
+    """A witness that fails as declared passes; one that does not, or cannot run, fails by name."""
     [(witness, on)] = deviation_checks(Run([target], FEW), {"compute_slot_mapping"})
     if not message:
         witness.bind(on)()
@@ -144,14 +144,14 @@ WIDE = Deviation(
 
 
 def module_with(function: Callable[..., object]) -> types.ModuleType:
-    """Return a module that has `get_dcp_local_seq_lens` alone."""
+    """Return a module that only has `get_dcp_local_seq_lens`."""
     module = types.ModuleType("engine")
     vars(module).update({"checks": fast.checks, "get_dcp_local_seq_lens": function})
     return module
 
 
 def test_a_declared_deviation_excuses_a_stateful_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A declared deviation makes it not checkable; any other failure is one."""
+    """A stateful test with a declared deviation is not checkable; any other failure counts."""
     says = ["dtype = torch.int64"]
 
     def go_wrong(*_: object, **__: object) -> None:
@@ -191,7 +191,7 @@ def test_a_declared_deviation_excuses_other_words() -> None:
 
 
 def test_a_declared_deviation_explains_a_line_that_is_broken() -> None:
-    """The message of a failure breaks a long line; a declaration is about the whole line."""
+    """A declaration matches a whole line, even if the message of the failure wraps it."""
     got = "common_attn_metadata.seq_lens itself, or a view of it"
     difference = Difference(Verdict.IDENTITY, "result[0].seq_lens", (), got, "new memory")
     failure = Mismatch(Call("split_attn_metadata", {}), "host", difference)
@@ -203,7 +203,7 @@ def test_a_declared_deviation_explains_a_line_that_is_broken() -> None:
 
 
 def test_a_declared_deviation_excuses_a_stored_example(tmp_path: Path) -> None:
-    """A stored example of a law fails as declared, and is not a failure; undeclared, it is one."""
+    """A stored example of a law that fails as declared passes; undeclared, it is a failure."""
     check = check_of(LENGTHS)
     example = drawn(check.examples(MINIMAL), 1, "corpus")[0]
     add_to_corpus(case_of_example(LENGTHS, example, "too wide", function=check.function), tmp_path)
@@ -237,7 +237,7 @@ def test_a_declared_deviation_excuses_a_stored_example(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_name_in_a_table_is_reported(table: str, value: object, message: str) -> None:
-    """A name of nothing in a table would translate nothing, and pass for a green run."""
+    """An unknown name in a table is an error, since it would translate nothing."""
     assert [] == list(mistyped(engine_adapter.EngineAdapter(engine_style)))
     wrong = type("Wrong", (engine_adapter.EngineAdapter,), {table: value})
     [reported] = mistyped(wrong(engine_style))
@@ -245,7 +245,7 @@ def test_an_unknown_name_in_a_table_is_reported(table: str, value: object, messa
 
 
 def test_an_adapter_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose constructor raises, and one with a mistyped table, are refused by name."""
+    """An adapter whose constructor raises, or with a mistyped table, is refused by name."""
 
     class Unmade(FastAdapter):
         def __init__(self, module: object) -> None:
@@ -278,7 +278,7 @@ def test_objects_are_converted_by_the_methods_of_their_kind(name: str) -> None:
 
 
 def test_lists_are_handed_on_and_written_back() -> None:
-    """A list of what needs no translation is itself handed on; what is put into another is seen."""
+    """A list is passed as it is or converted; an entry that the engine appends is written back."""
 
     class Module:
         """Appends."""
@@ -301,7 +301,7 @@ def test_lists_are_handed_on_and_written_back() -> None:
 
 
 def test_a_namespace_of_its_own_is_deprecated() -> None:
-    """An adapter that defines `namespace` still has our names looked up there."""
+    """A deprecated `Adapter.namespace` is still used to look up our names."""
     with pytest.warns(DeprecationWarning, match="Adapter.namespace is deprecated: override"):
 
         class Old(Adapter):
@@ -317,7 +317,7 @@ def test_a_namespace_of_its_own_is_deprecated() -> None:
 
 
 def test_numpy_is_not_translated() -> None:
-    """What is not an object of a kind is handed on: arrays, numbers, slices."""
+    """Arrays, numbers, slices, None and text are passed to the engine unchanged."""
     adapter = engine_adapter.EngineAdapter(engine_style)
     for value in (np.arange(3), 3, slice(0, 2), None, "text"):
         assert adapter.theirs(value) is value

@@ -20,7 +20,7 @@ def test_names_are_different(condition: str) -> None:
 
 
 def test_names_look_alike() -> None:
-    """Each kind of names is one name for an implementation that looks at too little."""
+    """The names of each kind are all equal to an implementation that compares too little."""
     same = {
         "with names that differ in case": str.casefold,
         "with names that are equal when normalized": lambda name: unicodedata.normalize(

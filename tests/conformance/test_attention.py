@@ -1,4 +1,4 @@
-"""The laws about attention see what they are for, in the words of the batch."""
+"""The laws about attention: what each detects, and its report by request, token and position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYER = Layer(
 
 
 def test_each_law_sees_something() -> None:
-    """No law about attention is without a bug that it must catch."""
+    """Each law about attention must catch a bug of the catalogue."""
     assert LAWS.keys() <= {bug.caught_by for bug in read_catalogue()}
 
 
@@ -38,11 +38,11 @@ def attended(layer: Layer = LAYER, **changes: object) -> None:
     cache = PoisonedCache(layer)
     cache.remember()
     cache.write(layer.batch, layer.batch.slot_mapping())
-    layer.agree(cache.attend(metadata))
+    layer.assert_close_to_dense(cache.attend(metadata))
 
 
 def test_a_right_step_agrees() -> None:
-    """A step that is as it should be attends as dense attention does."""
+    """Paged attention over a correct step equals dense attention."""
     attended()
 
 
@@ -64,7 +64,7 @@ def test_a_wrong_block_is_reported(table: list[list[int]], message: str) -> None
 
 
 def test_a_shared_prefix_is_read_by_those_that_share_it() -> None:
-    """What the first request wrote is NaN to the others, but for a prefix in common."""
+    """Slots that only another request wrote read as NaN, except those of a shared prefix."""
     batch = Batch((1, 1, 1), (4, 3, 0), Layout(2), ((3, 1, 2), (3, 4), (5,)))
     layer = Layer(batch, 6, (2, 1, 3))
     cache = PoisonedCache(layer)
@@ -84,7 +84,7 @@ def test_padding_that_attends_is_seen() -> None:
 
 
 def test_a_context_comes_through_slots() -> None:
-    """The context is an earlier step of its own: written where its slots say, once if shared."""
+    """An earlier step writes the context to its slots, and a shared prefix only once."""
     batch = Batch((1, 1), (4, 3), Layout(2), ((3, 1, 2), (3, 4)))
     layer = Layer(batch, 6, (2, 1, 3))
     assert (0, 2) == layer.shared

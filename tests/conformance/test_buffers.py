@@ -1,4 +1,4 @@
-"""The checks of `CpuGpuBuffer`, where copies end after the calls that begin them."""
+"""The checks of `CpuGpuBuffer` with asynchronous copies."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from conformance.test_buffers import _play
 from conformance.values.comparison import first_difference
 
 PENDING: list[Callable[[], object]] = []
-"""Copies that have begun."""
+"""Copies in flight."""
 
 
 def synchronize() -> None:
-    """Let all copies end."""
+    """Complete all copies."""
     while PENDING:
         PENDING.pop(0)()
 
 
 class SlowBuffer:
-    """A buffer whose copies do not end before somebody synchronises."""
+    """A buffer whose copies complete at the next synchronisation."""
 
     def __init__(self, *size: int, dtype: torch.dtype, device: str, pin_memory: bool) -> None:
         del device, pin_memory
         self.cpu, self.gpu = (torch.zeros(size, dtype=dtype) for _ in range(2))
 
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
-        """Begin to copy from `cpu`."""
+        """Start a copy from `cpu`."""
         return self._copy(self.gpu[:n], self.cpu[:n])
 
     def copy_to_cpu(self, n: int | None = None) -> torch.Tensor:
-        """Begin to copy from `gpu`."""
+        """Start a copy from `gpu`."""
         return self._copy(self.cpu[:n], self.gpu[:n])
 
     def _copy(self, there: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class SlowBuffer:
 
 
 def test_copies_are_awaited_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the pinned half is read when its copy has ended, and written again no earlier."""
+    """On a GPU the pinned half is only read or overwritten after its copy has completed."""
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     slow: Any = ModuleType("slow")
     slow.CpuGpuBuffer = SlowBuffer

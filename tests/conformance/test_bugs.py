@@ -98,9 +98,9 @@ def as_numpy(value: object) -> object:
 
 
 def test_block_tables_of_another_design_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Correct block tables that keep another state than those of `fast` are not reported."""
+    """Correct block tables with other internal state than `fast`'s are not reported."""
     monkeypatch.setattr(fast, "BlockTables", ReferenceTables)
-    # Other laws call `fast` unchecked, where `reference` refuses as ever.
+    # Other laws call `fast` unchecked, where `reference` still refuses.
     checks = [
         named
         for named in checks_of("BlockTables", "host")
@@ -168,7 +168,7 @@ def test_a_compiled_loop_is_compiled_again() -> None:
 
 
 def test_a_part_of_loops_is_compiled_again() -> None:
-    """A bug in an inlined part is in every loop that calls it."""
+    """A bug in an inlined function is compiled into every loop that calls it."""
     table, positions = torch.tensor([[5]], dtype=torch.int32), torch.tensor([0])
     starts = torch.tensor([0, 1], dtype=torch.int32)
     bug = make_bug("fast._native.slots", "return block_id * block_size", "return 7", "slot_of")
@@ -188,7 +188,7 @@ def test_a_class_takes_the_place_of_the_old_one() -> None:
 
 
 def test_a_kernel_is_declared_again() -> None:
-    """The module has another kernel of the same name, and then its own again."""
+    """The module gets a patched kernel of the same name, and then its original one again."""
     old = block_table.move_row
     with make_bug(
         "fast.kernels.block_table", "while k < count:", "while k <= count:", "move_row"

@@ -1,4 +1,4 @@
-"""Checks: what they see, what they say of it, and which examples they draw."""
+"""Checks: what they detect, how they report it, and which examples they draw."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NEGATIVE = InvalidInput(
 
 
 def target_of(function: Callable[..., Any], name: str = "get_dcp_local_seq_lens") -> Target:
-    """Return a target that has one function and no more."""
+    """Return a target with only this function."""
     module = ModuleType("toy")
     setattr(module, name, function)
     return Target("toy", Implementation("toy", module))
@@ -64,7 +64,7 @@ def passes(check: Check, target: Target) -> None:
 
 
 def failure(check: Check, target: Target) -> list[str]:
-    """Return the lines that a failing check says."""
+    """Return the lines of a failing check's message."""
     with pytest.raises(Mismatch) as caught:
         check.bind(target, PROFILES["dev"], "minimal", shrink=False)()
     return str(caught.value).splitlines()
@@ -119,7 +119,7 @@ def test_a_wrong_answer_is_reported_line_by_line() -> None:
     ],
 )
 def test_every_verdict_is_reported(function: Callable[..., Any], line: str) -> None:
-    """Structure, changed arguments and guard bands are looked at, also where values are right."""
+    """Structure, changed arguments and guard bands are checked even if the values are right."""
 
     def by_name(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int) -> object:
         return function(seq_lens=seq_lens, dcp_size=dcp_size, dcp_rank=dcp_rank)
@@ -128,7 +128,7 @@ def test_every_verdict_is_reported(function: Callable[..., Any], line: str) -> N
 
 
 def test_an_exception_is_no_answer() -> None:
-    """A valid call that raises is reported as an outcome, with what was raised."""
+    """A valid call that raises is reported as an outcome, with the exception."""
 
     def raising(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
@@ -192,7 +192,7 @@ def test_another_wording_is_reported() -> None:
 
 
 def test_another_wording_is_reported_after_all_else() -> None:
-    """A declared difference of wording must not hide that another bad call is answered."""
+    """A declared difference of wording must not hide an invalid call that returns a result."""
     invalid_inputs = [NEGATIVE, *LOCAL_LENGTHS.invalid_inputs]
     contract = dataclasses.replace(LOCAL_LENGTHS, invalid_inputs=invalid_inputs)
 
@@ -250,7 +250,7 @@ def _with_hint(
 
 
 def test_a_refusal_shows_what_else_it_must() -> None:
-    """A message that names the argument, but not the value next to it, is reported by both."""
+    """The report of a message without the other required value names both required values."""
     [invalid] = LOCAL_LENGTHS.invalid_inputs
     shown, silent = (
         dataclasses.replace(LOCAL_LENGTHS, invalid_inputs=[dataclasses.replace(invalid, also=also)])
@@ -262,7 +262,7 @@ def test_a_refusal_shows_what_else_it_must() -> None:
 
 
 def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
-    """Return the contract of calls with a hint, and of a bad one."""
+    """Return a contract whose calls have a hint, with one invalid hint."""
     invalid = InvalidInput(
         "a longer one", ValueError, "longest", lambda call: call.hinting(longest=9), is_hint=is_hint
     )
@@ -274,7 +274,7 @@ def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
 
 
 def test_hints_are_for_targets_that_take_them() -> None:
-    """Only a target that has the keyword is given a hint, and must refuse a bad one."""
+    """Only a target with the keyword gets a hint, and it must refuse an invalid one."""
     for function in (_with_hint, honest):
         for check in (same_answer, same_refusal):
             passes(check(_hinting(8)), target_of(function))
@@ -295,13 +295,13 @@ def test_hints_are_for_targets_that_take_them() -> None:
 
 
 def test_reference_does_not_get_hints() -> None:
-    """A bad hint is no bad call of reference, which would answer it."""
+    """An invalid hint that is not declared as a hint is reported: `reference` does not raise."""
     lines = failure(same_refusal(_hinting(8, is_hint=False)), target_of(_with_hint))
     assert lines[0] == "get_dcp_local_seq_lens on reference: no error for an invalid call"
 
 
 def test_a_result_is_compared_by_what_it_shows() -> None:
-    """An object with methods and no fields is compared by what the contract shows of it."""
+    """A result is compared by what the contract's `shows` returns for it."""
     shown = dataclasses.replace(LOCAL_LENGTHS, shows=lambda result: int(result.sum()))
     swapped = target_of(lambda *args, **keywords: honest(*args, **keywords).flip(0))
     passes(same_answer(shown), swapped)
@@ -310,7 +310,7 @@ def test_a_result_is_compared_by_what_it_shows() -> None:
 
 
 def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A difference in the course of a session is reported with the operations before it."""
+    """A difference in a session is reported with the operations before it."""
 
     class Bad(fast.BlockTables):
         def clear_row(self, r: int) -> None:
@@ -357,13 +357,13 @@ def seen(profile: str, size: str = "minimal") -> list[int]:
 
 
 def test_the_default_run_is_the_same_every_time() -> None:
-    """Two runs of the default profile see the same examples; the sizes see others."""
+    """Two runs of the default profile draw the same examples; another size draws others."""
     assert seen("default") == seen("default")
     assert seen("default") != seen("default", "real")
 
 
 def test_the_nightly_run_is_another_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nightly runs see other examples, also where `CI` makes Hypothesis deterministic."""
+    """Two nightly runs draw different examples, even if `CI` makes Hypothesis deterministic."""
     monkeypatch.setenv("CI", "true")
     assert seen("nightly") != seen("nightly")
 

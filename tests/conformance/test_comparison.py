@@ -1,4 +1,4 @@
-"""The exact comparator: each verdict, and its one form of message, to the letter."""
+"""The exact comparator: each verdict, and the exact text of its message."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_differences(expected: object, actual: object, verdict: Verdict, line: s
     ],
 )
 def test_equals(expected: object, actual: object) -> None:
-    """What is bit for bit the same has no difference, whatever its strides or its package."""
+    """Bitwise equal values have no difference, whatever their strides or their package."""
     assert first_difference(expected, actual) is None
 
 
@@ -206,14 +206,14 @@ def test_equals(expected: object, actual: object) -> None:
 def test_a_wrong_value_is_reported_before_a_wrong_type(
     expected: object, actual: object, finding: Finding, line: str
 ) -> None:
-    """Values of another type or dtype are compared too; a right one makes no wrong answer."""
+    """Values are compared even if the type or dtype differs; equal values are no wrong answer."""
     difference = first_difference(expected, actual)
     assert difference is not None
     assert (finding, line) == (difference.finding, difference.line)
 
 
 def test_copies_on_the_cpu_stay_there() -> None:
-    """On a GPU's target a field lies on the GPU, unless its name ends in `_cpu`."""
+    """On a GPU target a field must be on the GPU, unless its name ends in `_cpu`."""
     difference = first_difference(
         Answer(ints(1), ints(1)), Answer(tensor(1), tensor(1)), "r", "xpu"
     )
@@ -241,7 +241,7 @@ def test_identity(relation: Relation, result: str, line: str | None) -> None:
 
 
 def test_identity_of_each_of_several() -> None:
-    """What is said of a result is said of each entry of a list."""
+    """A relation declared for a result applies to each entry of a list of results."""
     x = tensor(1, 2)
     answers = [Answer(x[:1]), Answer(tensor(2))]
     [found] = Alias("seq_lens", Relation.VIEW, "x").differences(answers, {"x": x})
@@ -249,7 +249,7 @@ def test_identity_of_each_of_several() -> None:
 
 
 def test_results_that_share_memory() -> None:
-    """Two results that lie in one memory are reported by the path of the second."""
+    """Two results that share memory are reported by the path of the second."""
     buffer = torch.zeros(8)
     difference = shared_memory(Answer(buffer[:4]), [torch.zeros(2), Answer(buffer[4:])])
     assert difference is not None

@@ -1,4 +1,4 @@
-"""Conditions under which a function must answer as it does alone; bugs are in the catalogue."""
+"""Conditions that must not change a function's result; the catalogue has bugs for them."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ MAY_LACK_ANOTHER_BATCH = {
 
 @pytest.mark.parametrize("contract", contracts().values(), ids=contracts())
 def test_contracts_say_whether_they_have_arrays(contract: Contract) -> None:
-    """A contract whose calls hold arrays is checked in any memory, or there is a reason."""
+    """`has_arrays` is true of contracts whose calls have arrays, except the listed ones."""
     calls = drawn(contract.calls(MINIMAL), 20, contract.function)
     has_arrays = any(True for call in calls for _ in arrays_in(call.arguments, "arguments"))
     assert contract.has_arrays == (has_arrays and contract.function not in MAY_LACK_ANOTHER_BATCH)
 
 
 def test_each_condition_has_a_check_and_is_met() -> None:
-    """A contract has a check of each condition, whose examples reach all of its goals."""
+    """A contract has a check for each condition, and its examples reach all goals."""
     contract = contracts()[LENGTHS.function]
     checks = dict(condition_checks(contract))
     names = [condition.name for condition in CONDITIONS]
@@ -114,7 +114,7 @@ def test_each_condition_has_a_check_and_is_met() -> None:
 
 
 def failures_of(scenarios: Scenarios, call: Call = LENGTHS) -> dict[str, str]:
-    """Return what the scenarios of a call find, by their names."""
+    """Return the failures of a call's scenarios by their names."""
     expected, found = KnownAnswer.of(contracts()[call.function], call), {}
     for scenario in scenarios(expected, expected):
         try:
@@ -127,7 +127,7 @@ def failures_of(scenarios: Scenarios, call: Call = LENGTHS) -> dict[str, str]:
 def patch_lengths(
     monkeypatch: pytest.MonkeyPatch, change: Callable[..., object], *, first_only: bool = False
 ) -> None:
-    """Have local lengths computed rightly, but something else done with arguments and result."""
+    """Patch the function to compute correctly, but to do something else with inputs and result."""
     original: Any = fast.get_dcp_local_seq_lens
     is_done: list[bool] = []
 
@@ -177,14 +177,14 @@ def test_changes_of_the_process_are_found_and_undone(
 
 
 def test_each_mode_looks_at_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each mode reports a call that changes a setting, and restores it."""
+    """Each mode reports a call that changes a setting, and the setting is restored."""
     patch_lengths(monkeypatch, lambda *_: torch.set_default_dtype(torch.float16))
     assert {*MODES, UNCHANGED} == {*failures_of(mode_scenarios)}
     assert torch.float32 == torch.get_default_dtype()
 
 
 def test_a_deviation_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios behind one that deviates as declared are checked too."""
+    """Scenarios after one that deviates as declared are checked too."""
 
     def get_dcp_local_seq_lens(seq_lens: torch.Tensor, *args: object, **kwargs: object) -> object:
         if torch.is_inference_mode_enabled() or np.geterr()["divide"] == "raise":
@@ -215,7 +215,7 @@ def test_what_lives_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kept_view_of_an_array_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a NumPy argument, or a list of ints, is not kept."""
+    """A function that keeps an empty view of an array argument is reported."""
     contract = contracts()["create_ubatch_slices"]
     call = drawn(contract.calls(MINIMAL), 5, contract.function)[-1]
     original: Any = fast.create_ubatch_slices
@@ -244,7 +244,7 @@ def test_a_pool_of_threads_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_are_in_the_mode_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of other threads are made in checked mode too, and without it."""
+    """Calls in other threads run both in checked mode and without it."""
     seen: set[tuple[str, bool]] = set()
     patch_lengths(
         monkeypatch, lambda *_: seen.add((threading.current_thread().name[:6], is_checked()))
@@ -277,7 +277,7 @@ def test_a_buffer_that_functions_share_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_function_that_dies_is_not_called_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that ends the process, or hangs, is left out: its own checks report it."""
+    """A function that ends the process or hangs is skipped: its own checks report it."""
     monkeypatch.setattr(sequences, "HANG_SECONDS", 0.5)
     find = sequences._calls_that_return.__wrapped__
     dead = {"gather_mm_placeholders", "split_attn_metadata"}
@@ -289,7 +289,7 @@ def test_a_function_that_dies_is_not_called_among_others(monkeypatch: pytest.Mon
 
 
 def test_layouts_leave_out_as_it_is() -> None:
-    """An `out` that `reference` refuses in a layout keeps its own; none is expanded."""
+    """An `out` keeps its own layout if `reference` refuses another; none is expanded."""
     out = np.zeros(2, np.int32)
     call = LENGTHS.replacing(dcp_size=1, dcp_rank=0, out=out, seq_lens=np.array([5, 5], np.int32))
     names = [
@@ -317,7 +317,7 @@ def test_another_batch_has_another_answer() -> None:
 
 
 def test_values_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a refusal of a value, in checked mode, leaves behind is found in the next answer."""
+    """State that a refused value leaves behind in checked mode is found in the next answer."""
     state: list[bool] = []
     original: Any = fast.get_dcp_local_seq_lens
 
@@ -332,7 +332,7 @@ def test_values_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_filled_again_after_an_error() -> None:
-    """Arguments hold what was drawn after a block that raised, too."""
+    """Arguments get their drawn values back, even after a block that raised."""
     invocation = known_lengths().invocation(HOST)
     with pytest.raises(KeyError), invocation.converter.tracker.idle_step():
         raise KeyError
@@ -340,7 +340,7 @@ def test_memory_is_filled_again_after_an_error() -> None:
 
 
 def test_each_line_is_looked_at_once() -> None:
-    """Lines of the package are looked at before they run, in a loop the first time."""
+    """The callback runs before each line of the package, and only once for a line in a loop."""
     packages, seen = {__name__.partition(".")[0]}, []
 
     def count() -> int:
@@ -369,7 +369,7 @@ def test_a_lock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_call_that_waited_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other thread answers after it has waited for a lock is compared too."""
+    """The result of a thread that has waited for a lock is compared too."""
     original: Any = fast.get_dcp_local_seq_lens
     lock = threading.Lock()
 
@@ -407,14 +407,14 @@ def test_what_a_call_changes_is_compared(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_immutable_objects_may_be_kept() -> None:
-    """Classes, functions, members of enums and immutable objects are not looked for later."""
+    """Classes, functions, enum members and immutable objects may be kept by a function."""
     mutable = reference.CacheConfig()
     value = [Verdict.VALUE, int, drawn, reference.KVCacheSpec(16), mutable, torch.zeros(1)]
     assert ["value[4]", "value[5]"] == [path for path, _ in _watched(value, "value")]
 
 
 def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report says under which condition the answer is another one."""
+    """A report names the condition under which the answer differs."""
 
     def get_dcp_local_seq_lens(seq_lens: torch.Tensor, dcp_size: int) -> torch.Tensor:
         found = reference.get_dcp_local_seq_lens(seq_lens.numpy(), dcp_size)
@@ -428,7 +428,7 @@ def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_answers_are_copied() -> None:
-    """The expected answer stays as it is when its arguments' memory is used again."""
+    """The expected answer is a copy: reusing the memory of the arguments does not change it."""
     starts = np.array([0, 3, 4], np.int32)
     call = Call("reshape_query_for_spec_decode", {"query": np.zeros((2, 1, 1)), "batch_size": 2})
     expected = KnownAnswer.of(contracts()[call.function], call)

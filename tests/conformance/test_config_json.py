@@ -1,4 +1,4 @@
-"""Models made of a `config.json`: their layers, their weights, and what a file may lack."""
+"""Models built from a `config.json`: their layers, their weights, and missing fields."""
 
 import json
 import tomllib
@@ -12,7 +12,7 @@ import pytest
 from conformance.zoo import models
 from conformance.zoo.config_json import ConfigJson
 from conformance.zoo.models import MODELS, make_model, read_model
-from conformance.zoo.parameters import Share
+from conformance.zoo.parameters import WeightSharding
 from conformance.zoo.weights import BITS, count_weights, published_dtype, weight_bytes
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 PARAMETERS = {
-    # Of the classes of transformers 5.19, made of the same fields on the device `meta`.
+    # From the classes of transformers 5.19, built from the same fields on the device `meta`.
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "qwen2.5-7b": 7_615_616_512,
@@ -31,7 +31,7 @@ PARAMETERS = {
     "phi-3-mini-4k": 3_821_079_552,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-27b": 27_009_346_304,
-    # Its layers that read another's cache have no keys and values there, but do in the checkpoint.
+    # Its layers that read another's cache have K/V weights in the checkpoint, but not there.
     "gemma-3n-e4b": 6_835_235_568 + 15 * (2 * 2048 * 2 * 256 + 256),
     "gpt-oss-20b": 20_914_757_184,
     "llama-4-scout": 107_769_861_120,
@@ -49,13 +49,13 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_counted_to_the_last_parameter(name: str) -> None:
-    """As many as the model has when it is built."""
+    """The count of weights equals the parameter count of the built model."""
     assert PARAMETERS[name] == MODELS[name].weights.total()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_makes_the_model_of_the_zoo(name: str, tmp_path: Path) -> None:
-    """A `config.json`, or its folder, with a model's fields is that model."""
+    """A `config.json` with a model's fields, or its folder, gives that model."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]), "utf-8")
     expected = MODELS[name]
     for path in (tmp_path, tmp_path / "config.json"):
@@ -68,7 +68,7 @@ def test_a_file_makes_the_model_of_the_zoo(name: str, tmp_path: Path) -> None:
 
 
 def test_layers_that_a_file_lists_come_first() -> None:
-    """`layer_types` takes the place of the architecture's pattern."""
+    """`layer_types` overrides the architecture's pattern."""
     listed = ["full_attention", "sliding_attention"] * 12
     config = ConfigJson("my.json", {**CONFIGS["gpt-oss-20b"], "layer_types": listed})
     kinds = [layer.kind for layer in make_model(config, name="", published_as="", source="").layers]
@@ -76,7 +76,7 @@ def test_layers_that_a_file_lists_come_first() -> None:
 
 
 def test_a_field_that_is_null_is_not_a_default() -> None:
-    """Mistral's later models have no window and say so; a file without the field has one."""
+    """A null `sliding_window` means no window; a missing one means the default window."""
     fields = dict(CONFIGS["mistral-7b-v0.1"])
     for window, kind in ((None, "full"), (1024, "sliding_window")):
         config = ConfigJson("", {**fields, "sliding_window": window})
@@ -90,7 +90,7 @@ def test_a_field_that_is_null_is_not_a_default() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_field_that_is_missing_is_named(name: str) -> None:
-    """Without any one of its fields a model is made of a default, or refused with the name."""
+    """Without one of its fields a model uses a default, or is refused with the field's name."""
     whole = CONFIGS[name]
     inner = whole.get("text_config", whole)
     for field in set(inner) - {"quantization_config"}:
@@ -117,7 +117,7 @@ def test_a_field_that_is_missing_is_named(name: str) -> None:
     ],
 )
 def test_a_field_that_is_wrong_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Architectures that are unknown, and values that are no counts or kinds, are named."""
+    """Unknown architectures, and values that are no counts or kinds, are refused by name."""
     config = ConfigJson("my.json", {**CONFIGS["llama-3.1-8b"], **changes})
     with pytest.raises(ValueError, match=message):
         make_model(config, name="", published_as="", source="")
@@ -132,15 +132,15 @@ def test_a_file_that_is_no_object_is_refused(text: str, message: str, tmp_path: 
 
 
 def test_ranks_and_dtypes_decide_on_the_bytes() -> None:
-    """What is divided, by what, and what is quantized: of 1000 parameters each."""
+    """1000 parameters of each share are divided among ranks and quantised as expected."""
     expected = {
-        Share.RANKS: (250, 500, 132.8),
-        Share.KV_HEADS: (500, 1000, 265.6),
-        Share.EXPERTS: (125, 250, 66.4),
-        Share.COPIES: (1000, 2000, 531.25),
-        Share.ATTENTION: (500, 500, 500),
-        Share.EMBEDDINGS: (500, 500, 500),
-        Share.OTHER: (2000, 2000, 2000),
+        WeightSharding.RANKS: (250, 500, 132.8),
+        WeightSharding.KV_HEADS: (500, 1000, 265.6),
+        WeightSharding.EXPERTS: (125, 250, 66.4),
+        WeightSharding.COPIES: (1000, 2000, 531.25),
+        WeightSharding.ATTENTION: (500, 500, 500),
+        WeightSharding.EMBEDDINGS: (500, 500, 500),
+        WeightSharding.OTHER: (2000, 2000, 2000),
     }
     ranks = {"ranks": 4, "kv_head_copies": 2, "replicas": 2}
     for share, sizes in expected.items():
@@ -150,7 +150,7 @@ def test_ranks_and_dtypes_decide_on_the_bytes() -> None:
 
 
 def test_a_published_quantization_is_found() -> None:
-    """Known methods have a dtype; modules that a file leaves out keep the model's."""
+    """Known quantisation methods have a dtype; excluded modules keep the model's dtype."""
     for quantization, dtype in (
         ({"quant_method": "fp8"}, "fp8"),
         ({"quant_method": "awq", "bits": 4}, "int4"),
@@ -161,5 +161,5 @@ def test_a_published_quantization_is_found() -> None:
         assert dtype == published_dtype(config)
         assert dtype is None or dtype in BITS
     gpt_oss = count_weights(ConfigJson("", CONFIGS["gpt-oss-20b"]))
-    assert 24 * 2 * 2880 * 64 * (64 + 8) == gpt_oss[Share.ATTENTION]
-    assert 0 == gpt_oss[Share.KV_HEADS] == gpt_oss[Share.RANKS]
+    assert 24 * 2 * 2880 * 64 * (64 + 8) == gpt_oss[WeightSharding.ATTENTION]
+    assert 0 == gpt_oss[WeightSharding.KV_HEADS] == gpt_oss[WeightSharding.RANKS]

@@ -56,7 +56,7 @@ def test_writes_to_an_argument(
 
 
 def test_a_strided_argument_stays_strided() -> None:
-    """A view is carried with the memory it lies in, to either twin."""
+    """A view is converted together with its underlying memory, for either twin."""
     drawn = guarded_table([[5, 9], [7]], 2, 3, 0)
     ours, theirs = Converter(REFERENCE.implementation, None), Converter(FAST, "cpu")
     table, tensor = ours.convert(drawn, "block_table"), theirs.convert(drawn, "block_table")
@@ -67,7 +67,7 @@ def test_a_strided_argument_stays_strided() -> None:
 
 
 def test_what_is_one_memory_stays_so() -> None:
-    """Arguments that share memory share it after conversion, and an array at two places is one."""
+    """Arguments that share memory share it after conversion; a repeated array stays one object."""
     drawn = np.arange(6)
     converter = Converter(FAST, "cpu")
     first, second = converter.convert(drawn[:4], "a"), converter.convert(drawn[2:], "b")
@@ -79,7 +79,7 @@ def test_what_is_one_memory_stays_so() -> None:
 
 
 def test_an_output_is_poisoned() -> None:
-    """An output buffer is full of poison, so that what is not written shows."""
+    """An output buffer is filled with poison, so that missing writes show."""
     out = Converter(FAST, "cpu").convert(poisoned_out(3, np.int64), "out")
     assert out.tolist() == [-0x5555555555555556] * 3
 
@@ -96,7 +96,7 @@ def test_classes_become_the_targets() -> None:
 
 
 def test_a_callers_own_objects_are_copies() -> None:
-    """An engine's own batch is a copy, so that changes by one target are not seen by the other."""
+    """A target gets a copy of an engine's own batch, so its changes do not reach the other."""
     batch = InputBatch(["a", "b"], np.array([1, 2]), np.array([3, 4]))
     converted = Converter(FAST, "cpu").convert(batch, "input_batch")
     converted.swap_states(0, 1)
@@ -113,7 +113,7 @@ def test_a_callers_own_objects_are_copies() -> None:
     ],
 )
 def test_changed_objects_are_reported(name: str, line: str | None) -> None:
-    """A field that is replaced by its copy, and a new attribute, are reported."""
+    """A field that is replaced by a copy, and a new attribute, are reported."""
     metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
     converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
@@ -125,7 +125,7 @@ def test_changed_objects_are_reported(name: str, line: str | None) -> None:
 
 
 def test_objects_can_be_a_callers_own() -> None:
-    """A caller's own objects have the same attributes; a method's object is never one."""
+    """A caller's own objects become stubs with the same attributes; `self` never does."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
     converter = Converter(FAST, "cpu", has_own_objects=True)
     own, bound = converter.convert(metadata, "metadata"), converter.convert(metadata, "self")
@@ -136,7 +136,7 @@ def test_objects_can_be_a_callers_own() -> None:
 
 
 def test_an_idle_step_is_zeros_and_passes() -> None:
-    """An idle step shows zeros in the same memory, guard bands apart; then all is as it was."""
+    """An idle step sets the same memory to zeros, except guard bands, and then restores it."""
     converter = Converter(FAST, "cpu")
     x = converter.convert(guarded([1, 2, 3], np.int64, stride=2), "x")
     with converter.tracker.idle_step():
@@ -147,17 +147,17 @@ def test_an_idle_step_is_zeros_and_passes() -> None:
 
 
 def test_scribbling_leaves_nothing() -> None:
-    """What is scribbled over holds nothing that was drawn."""
+    """`poison_arguments` fills arrays with poison, and empties lists."""
     converter = Converter(FAST, "cpu")
     x, ids = converter.convert(guarded([1, 2], np.int32), "x"), converter.convert([[5], [6]], "ids")
     inner = ids[0]
-    converter.tracker.scribble()
+    converter.tracker.poison_arguments()
     assert x.tolist() == [-0x55555556] * 2
     assert ids == inner == []
 
 
 def test_owners_are_found() -> None:
-    """An argument's memory is reported from new memory, and its object from another."""
+    """`owner` names the argument that has an object or its memory, and is None for new memory."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
     converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
@@ -169,7 +169,7 @@ def test_owners_are_found() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Named(Factory):
-    """A class of a name, that knows the target's implementation."""
+    """A factory of classes with a name and the target's implementation."""
 
     name: str
 
@@ -179,7 +179,7 @@ class _Named(Factory):
 
 
 def test_a_factory_makes_one_object() -> None:
-    """A factory that occurs several times makes one object of the target."""
+    """A factory that occurs several times makes one object for the target."""
     drawn = _Named("FlashBackend")
     converted = Converter(FAST, "cpu").convert(
         {"a": [drawn], "b": (drawn, _Named("Other"))}, "backends"
@@ -230,7 +230,7 @@ class _Layer(Factory):
 def test_changed_containers_are_reported(
     drawn: object, change: Callable[[Any], object], path: str
 ) -> None:
-    """An entry or attribute more, and another one, is reported, unless the argument may change."""
+    """Added or replaced entries and attributes are reported, unless the argument may change."""
     converter = Converter(FAST, "cpu")
     change(converter.convert(drawn, "x"))
     difference = converter.tracker.changed(frozenset())
@@ -240,7 +240,7 @@ def test_changed_containers_are_reported(
 
 
 def test_lazy_negations_hold_the_drawn_values() -> None:
-    """Tensors may be lazy negations, but for those that are written; their memory is watched."""
+    """Tensors may be lazy negations, except outputs; writes to their memory are reported."""
     drawn = guarded([3, -5], np.int32)
     converter = Converter(FAST, "cpu", negates=True, written=frozenset({"out"}))
     lens, out = (
@@ -265,9 +265,9 @@ def test_nans_are_not_negated_on_a_device() -> None:
 
 
 def test_numpy_scalars_keep_what_is_shared() -> None:
-    """An object that stands in many places is one object with NumPy's scalars too.
+    """An object that occurs several times is still one object with NumPy scalars.
 
-    Otherwise 1,025 mentions of two specs with 276 layers become 283,000 objects.
+    Otherwise 1,025 references to two specs with 276 layers become 283,000 objects.
     """
     ubatch = reference.UBatchSlice(slice(0, 1), slice(0, 2))
     call = Call("f", {"ubatches": [ubatch, [ubatch]], "one": ubatch}, hints={"hint": ubatch})

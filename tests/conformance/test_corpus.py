@@ -48,7 +48,7 @@ def lengths(*seq_lens: int) -> Call:
 
 
 def wrong(name: str, function: Callable[..., Any]) -> Target:
-    """Return a target that is `fast` but for one function."""
+    """Return `fast` as a target, with one function replaced."""
     module = types.ModuleType("wrong")
     vars(module).update({n: v for n, v in vars(fast).items() if not n.startswith("__")})
     setattr(module, name, function)
@@ -56,7 +56,7 @@ def wrong(name: str, function: Callable[..., Any]) -> Target:
 
 
 def failures(directory: Path, target: Target) -> list[str]:
-    """Return the reasons of the cases that a target gets wrong."""
+    """Return the descriptions of the cases that a target fails."""
     found = []
     for check in corpus_checks(directory):
         try:
@@ -67,7 +67,7 @@ def failures(directory: Path, target: Target) -> list[str]:
 
 
 def test_the_corpus_is_of_the_schema() -> None:
-    """Each file obeys the rules, and is called after its function and what is in it."""
+    """Each file matches the schema, and its name begins with the name of its contract."""
     schema = read_vectors.Schema(json.loads(SCHEMA.read_text()))
     for path, case in read_corpus():
         schema.check(case, "corpus_case", path.name)
@@ -110,7 +110,7 @@ def test_a_stored_call_is_replayed(tmp_path: Path) -> None:
 
 
 def test_a_stored_refusal_is_replayed(tmp_path: Path) -> None:
-    """A bad call must get the class that `reference` gives, and name what it is said to name."""
+    """An invalid call must raise the class that `reference` raises, with the declared names."""
     bad = lengths(5).replacing(dcp_rank=2)
     add_to_corpus(case_of_call(bad, "a rank outside", names=["dcp_rank"]), tmp_path)
     assert [] == failures(tmp_path, HOST)
@@ -126,7 +126,7 @@ def test_a_stored_refusal_is_replayed(tmp_path: Path) -> None:
 
 
 def test_one_input_is_one_file(tmp_path: Path) -> None:
-    """The same call again is the same file, as it was; another call is another."""
+    """Storing the same call again leaves its file unchanged; another call gets another file."""
     path = add_to_corpus(case_of_call(lengths(5), "first"), tmp_path / "new")
     text = path.read_text()
     assert path == add_to_corpus(case_of_call(lengths(5), "second"), tmp_path / "new")
@@ -137,7 +137,7 @@ def test_one_input_is_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["conformance.test_ubatch", "conformance.test_ubatch_slices"])
 def test_law_cases_are_stored_as_examples(name: str, tmp_path: Path) -> None:
-    """What a law of micro-batches drew is read again, facts and all, and passes."""
+    """Examples of the laws of micro-batches are stored, read back with their source, and pass."""
     module = importlib.import_module(name)
     laws = [(n, check) for n, check in checks_in(vars(module)) if check.kind is Kind.LAW]
     assert laws
@@ -175,14 +175,14 @@ def test_law_cases_are_stored_as_examples(name: str, tmp_path: Path) -> None:
 def test_what_cannot_be_stored_is_refused(
     act: Callable[[], object], error: type[Exception], message: str
 ) -> None:
-    """A function without a contract, an argument without a form, a check that is not there."""
+    """Functions without a contract, unencodable arguments and unknown checks are refused."""
     with pytest.raises(error) as refusal:
         act()
     assert message in str(refusal.value)
 
 
 def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
-    """A file that is not a JSON, or of another version, is named before anything runs."""
+    """A file that is not JSON, or has another version, is reported before anything runs."""
     path = Path(shutil.copy(read_corpus()[0][0], tmp_path))
     path.write_text(path.read_text().replace('"1.0"', '"9.0"', 1))
     with pytest.raises(ValueError, match=rf"{path.name} is of schema 9.0"):

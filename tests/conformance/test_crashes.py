@@ -1,6 +1,6 @@
 """A function that crashes the process, or never returns, fails like any other.
 
-The run says which call did it, leaves its stored case, and goes on.
+The run reports the call, stores its case, and goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_after(target, n):
     "Shows nothing."
 """
 )
-"""A module of which one check does something; the goals of the others must be counted."""
+"""A module with one check to fill in; the goals of the others must be counted."""
 
 AT_3 = "if n >= 3: "
 
@@ -103,7 +103,7 @@ def summary(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_crash_is_a_failure(runner: Runner, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """It is reported with its smallest example, and the results of other functions are complete."""
+    """A crash is reported with its smallest example; the other functions' results are complete."""
     body, words, state = BODIES[name]
     if state == "CRASHES":  # each takes a moment, which may be long on a busy machine
         patient = dataclasses.replace(PROFILES["dev"], shrink_seconds=60)
@@ -126,7 +126,7 @@ def test_a_crash_is_a_failure(runner: Runner, monkeypatch: pytest.MonkeyPatch, n
     ids=" ".join,
 )
 def test_each_way_to_run_goes_on(runner: Runner, options: tuple[str, ...]) -> None:
-    """With pytest-xdist and without, no result is lost, and no worker either."""
+    """With pytest-xdist and without, a crash loses no result and no worker."""
     body = f"{AT_3}ctypes.string_at(1)"
     runner.pytester.makepyfile(test_toy=TOY.format(body=body))
     result = runner.pytester.runpytest_subprocess(*runner.options, *options)
@@ -153,18 +153,18 @@ def test_each_way_to_run_goes_on(runner: Runner, options: tuple[str, ...]) -> No
     ids=["after other calls", "once"],
 )
 def test_a_crash_that_depends_on_more_than_the_call(runner: Runner, body: str, words: str) -> None:
-    """A rerun makes the calls before it, too; a crash that does not come again is reported."""
+    """A rerun repeats the calls before it, too; a crash that does not recur is reported."""
     runner.pytester.makepyfile(test_toy=TOY.format(body=body))
     text = runner.run().stdout.str()
     assert re.search(f"FAILS: crashing on host: the call {words}", text)
     assert "example = " in text
-    # A stored case would name a check outside of conformance, which no case may import.
+    # No stored case: it must not import a check from outside of conformance.
     assert "python -m conformance 'test_toy.py::test_crashing[host-minimal]' --target host" in text
     assert any(re.match("crashing +CRASHES", line) for line in summary(text))
 
 
 def test_a_crash_outside_of_examples(runner: Runner) -> None:
-    """It has no call to show; the test fails, and those after it run."""
+    """A crash outside of examples fails its test without a call, and later tests run."""
     runner.pytester.makepyfile(
         test_toy="import os, sys\ndef test_dies(): sys.stderr.write('last words'); os.abort()\n"
         "def test_lives(): pass\n"
@@ -189,7 +189,7 @@ def test_what_is_not_supervised(runner: Runner) -> None:
 
 
 def test_ctrl_c_ends_the_child(runner: Runner) -> None:
-    """No process is left behind that hangs."""
+    """Ctrl-C leaves no hanging process behind."""
     body = "pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(1e9)"
     runner.pytester.makepyfile(test_toy=TOY.format(body=body))
     command = [sys.executable, "-m", "pytest", *runner.options[:-1], "-p", "no:cacheprovider"]
@@ -204,7 +204,7 @@ def test_ctrl_c_ends_the_child(runner: Runner) -> None:
 
 
 def test_a_stack_names_the_frames_outside_the_harness() -> None:
-    """Those of the harness say nothing of a function that crashed."""
+    """The reported stack omits the frames of the harness."""
 
     def act() -> None:
         STACK.enable()

@@ -1,4 +1,4 @@
-"""A backend that the project does not know serves a model of three groups and shared layers."""
+"""A custom backend serves a model with three KV cache groups and shared layers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _zigzag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[REFERENCE, TARGETS["host"]], ids=lambda target: target.name)
 def deployed(request: pytest.FixtureRequest) -> tuple[Target, Deployment]:
-    """Return each twin with the model that it serves."""
+    """Return a twin with the model that it serves."""
     memory_bytes = len(TENSORS) * NUM_BLOCKS * PAGE_BYTES
     return request.param, deploy(request.param, SETTINGS.serving(MODEL), memory_bytes)
 
@@ -83,7 +83,7 @@ def test_the_twins_agree() -> None:
 
 
 def test_the_cache_is_as_the_backend_says(deployed: tuple[Target, Deployment]) -> None:
-    """Kernels have blocks of 16 tokens, two for each of the manager's, and the order's strides."""
+    """Caches have kernel blocks of 16 tokens, two per manager block, and the order's strides."""
     target, engine = deployed
     assert [16, 16, 16] == engine.kernel_block_sizes
     assert [NUM_BLOCKS * PAGE_BYTES] * 2 == [
@@ -112,7 +112,7 @@ def test_layers_share_what_they_should(deployed: tuple[Target, Deployment]) -> N
 
 
 def test_builders_are_each_group_s_own(deployed: tuple[Target, Deployment]) -> None:
-    """Builders have their layers' windows, one workspace and the class of their backend."""
+    """Builders have their layers' windows, share a workspace, and are of their backend's class."""
     _, engine = deployed
     [builders] = engine.builders
     first, second, third = builders

@@ -1,4 +1,4 @@
-"""What is written as JSON reads as it was, to the bit, the byte next to it, and the object."""
+"""Calls as JSON: reading them back restores the bits, the memory around, and shared objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FLOATS = [dtype for dtype in FLOATS if dtype.name in {*vars(ml_dtypes), *vars(np
 
 
 class Likeness:
-    """Walks two values side by side, and raises where they are not alike."""
+    """Walks two values side by side, and raises at the first difference."""
 
     def __init__(self) -> None:
         self.twins: dict[int, tuple[Any, Any]] = {}
@@ -50,7 +50,7 @@ class Likeness:
         self.owners: dict[int, tuple[Any, Any]] = {}
 
     def check(self, expected: Any, found: Any, where: str) -> None:  # noqa: ANN401  # anything
-        """Check type, content, and that what was one object is one."""
+        """Check type, content, and that shared objects are still shared."""
         if isinstance(expected, types.FunctionType):
             assert callable(found), where
             return
@@ -84,7 +84,7 @@ class Likeness:
             self.check(vars(expected), vars(found), where)
 
     def check_array(self, expected: Any, found: Any, where: str) -> None:  # noqa: ANN401  # arrays
-        """Check an array, and all the memory that it lies in."""
+        """Check an array, and all of the memory that it is a view of."""
         assert (expected.dtype, expected.shape) == (found.dtype, found.shape), where
         assert expected.tobytes() == found.tobytes(), where
         ours, theirs = owner_of(expected), owner_of(found)
@@ -100,12 +100,12 @@ class Likeness:
 
 
 def read_again(call: Call) -> Call:
-    """Return a call as it reads after it was written as text."""
+    """Return a call after it was written as text and read again."""
     return decode_call(json.loads(to_text(encode_call(call))))
 
 
 def check_round_trip(call: Call) -> None:
-    """Raise where a call does not read as it was written."""
+    """Raise if a call changes when it is written and read again."""
     found = read_again(call)
     assert call.function == found.function
     Likeness().check([call.arguments, call.hints], [found.arguments, found.hints], "call")
@@ -113,7 +113,7 @@ def check_round_trip(call: Call) -> None:
 
 @pytest.mark.parametrize("contract", contracts().values(), ids=contracts())
 def test_every_call_reads_as_it_was_written(contract: Contract) -> None:
-    """Valid calls and bad ones of every function, with the memory around their arrays."""
+    """Valid and invalid calls of every function, with the memory around arrays, read back alike."""
     invalid_inputs: dict[str, InvalidInput] = {
         invalid.name: invalid for invalid in contract.invalid_inputs
     }
@@ -145,7 +145,7 @@ def test_floats_keep_their_bits(dtype: np.dtype[Any]) -> None:
 
 
 def test_what_a_number_looks_like() -> None:
-    """Ints that a double holds are numbers, others text; a float is never taken for an int."""
+    """Ints that a double holds are JSON numbers, others text; a float is marked as one."""
     encode = Encoder().encode
     assert [2**53 - 1, 1 - 2**53] == [encode(2**53 - 1), encode(1 - 2**53)]
     assert {"$": "int", "value": "9007199254740992"} == encode(2**53)
@@ -192,12 +192,12 @@ SPEC = reference.FullAttentionSpec(16, 2, 8, np.dtype(np.float16))
     ids=lambda value: type(value).__name__,
 )
 def test_every_kind_of_value(value: Any) -> None:  # noqa: ANN401  # of every kind
-    """What may be in an argument reads as it was."""
+    """Every kind of value in an argument reads back unchanged."""
     check_round_trip(Call("f", {"value": value}))
 
 
 def test_small_things_look_small() -> None:
-    """Unused ids, memory that one array shows whole, and the bytes of a filler are not written."""
+    """Unused ids, memory that one array covers, and filler bytes are not written."""
     spec = reference.MultipleOf(4)
     assert {
         "function": "f",
@@ -217,7 +217,7 @@ def test_small_things_look_small() -> None:
 
 
 def test_text_is_for_people() -> None:
-    """Lines are at most 100 characters long where they can be, and rows are on one."""
+    """Lines have at most 100 characters where possible, and a row is on one line."""
     value = {"values": [list(range(20)) for _ in range(30)], "flat": list(range(300))}
     text = to_text(value)
     assert value == json.loads(text)
@@ -226,7 +226,7 @@ def test_text_is_for_people() -> None:
 
 
 def test_functions_answer_as_they_did() -> None:
-    """A constant answer, and a refusal."""
+    """Stored functions return the same constant, or raise the same exception."""
 
     def read(function: Any) -> Any:  # noqa: ANN401  # a function
         return read_again(Call("f", {"f": function})).arguments["f"]
@@ -238,7 +238,7 @@ def test_functions_answer_as_they_did() -> None:
 
 
 def test_functions_of_an_earlier_version_are_read() -> None:
-    """Those that are still called became classes; the others are never called."""
+    """Functions that are still called are read as classes; the others raise if they are called."""
     module, name = "conformance.invalid_inputs.kv_backends", "_rank_grows.<locals>"
     closure = {"num_blocks": 3, "shape": {"$": "tuple", "items": [3, 5]}}
     node = {"$": "function", "code": f"{module}:{name}.get_kv_cache_shape", "closure": closure}
@@ -269,8 +269,17 @@ def test_classes_of_moved_modules_are_found(former: str, now: type) -> None:
     assert now is find_class(former)
 
 
+def test_former_names_of_fields_are_read() -> None:
+    """An example that was stored before a field was renamed is still read."""
+    encoder = Encoder()
+    text = to_text(encoder.finish({"example": encoder.encode([Call("f", {"a": 1}, 7)])}))
+    assert '"source"' in text
+    stored = json.loads(text.replace('"source"', '"facts"'))
+    assert [Call("f", {"a": 1}, 7)] == Decoder(stored.get("memories", {})).decode(stored["example"])
+
+
 def test_what_the_harness_made_on_the_way() -> None:
-    """An instance of a class that no module has keeps its class' name and its attributes."""
+    """An instance of a local class keeps the name of the class and its attributes."""
     foreign = type("MultipleOf", (), {"base": True})()
     foreign.more = [1]
     found = read_again(Call("f", {"a": [foreign]})).arguments["a"][0]
@@ -279,7 +288,7 @@ def test_what_the_harness_made_on_the_way() -> None:
 
 
 def test_results_are_described_by_what_is_compared() -> None:
-    """An object of a result becomes one of that name, compared by the same; a class its name."""
+    """A result object keeps its class name and `compared` attributes; a class keeps its name."""
 
     class Built:
         compared = ("rows", "cls")
@@ -328,7 +337,7 @@ class _Blueprint(Factory):
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # anything
-    """A value that would not read as it was is not written."""
+    """A value that would not read back unchanged is refused."""
     with pytest.raises(TypeError):
         encode_call(Call("f", {"value": value}))
 
@@ -379,12 +388,12 @@ def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # any
     ],
 )
 def test_what_cannot_be_read_is_refused(node: Any, message: str) -> None:  # noqa: ANN401  # JSON
-    """What is not of the schema, or not there, gets a sentence that says so."""
+    """Data that does not match the schema, or is missing, is refused with a sentence."""
     with pytest.raises(ValueError, match=r".") as refusal:
         Decoder([{"dtype": "int8", "size": 4}]).decode(node)
     assert message in str(refusal.value)
 
 
 def test_nans_of_every_dtype_are_drawn() -> None:
-    """The floats above are all that embeddings are made of."""
+    """`FLOATS` has every dtype that embeddings can have."""
     assert set(NAN_BITS) <= set(FLOATS)

@@ -53,7 +53,7 @@ def test_a_function_is_explained() -> None:
 
 
 def test_the_last_run_is_shown() -> None:
-    """Its date, profile, targets and states come first; each coverage goal has a count."""
+    """Date, profile, targets and states of the last run come first; each goal has a count."""
     lines = explain("create_ubatch_slices", LAST)
     [head] = [line for line in lines if line.startswith("Last run")]
     assert head == (
@@ -67,7 +67,7 @@ def test_the_last_run_is_shown() -> None:
 
 
 def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
-    """Of a function some of whose tests were left out, what was not reached is not known."""
+    """If some tests of a function did not run, an unreached goal is `-` instead of `never`."""
     config, name = pytester.parseconfigure(), "create_ubatch_slices"
     coverage = Coverage()
     coverage.expect(name, ["no split point", "int64"])
@@ -90,7 +90,7 @@ def test_a_method_is_explained() -> None:
 
 
 def test_everything_that_is_checked_or_public_is_explained() -> None:
-    """No name ends in an error: functions, methods, classes, constants, the stateful test."""
+    """Functions, methods, classes, constants and the stateful test can all be explained."""
     for name in [*entries(), *reference.__all__]:
         lines = explain(name, {})
         assert lines[0].startswith(name)
@@ -105,7 +105,7 @@ def test_everything_that_is_checked_or_public_is_explained() -> None:
     ],
 )
 def test_an_unknown_name_is_reported_with_similar_names(name: str, near: str) -> None:
-    """A typo is one line, with what was meant."""
+    """An unknown name is a one-line error with similar names."""
     with pytest.raises(ValueError, match=f"function '{name}' is unknown; there are .*") as raised:
         explain(name, {})
     assert near in str(raised.value)
@@ -113,7 +113,7 @@ def test_an_unknown_name_is_reported_with_similar_names(name: str, near: str) ->
 
 
 def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
-    """From anywhere: what a run met is explain after it; a typo is a usage error."""
+    """`--explain` works from anywhere and shows the last run; a typo is a usage error."""
 
     def run(*arguments: str) -> pytest.RunResult:
         given = arguments_for_pytest(["--target", "host", "--profile", "dev", *arguments])

@@ -1,4 +1,4 @@
-"""What a person reads of bugs of ten kinds, in two screens at most."""
+"""Failure reports of ten kinds of bugs, each of two screens at most."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def slots(batch: Batch) -> Call:
         "positions": batch.positions(),
         "block_size": 2,
     }
-    return Call("compute_slot_mapping", arguments, facts=batch)
+    return Call("compute_slot_mapping", arguments, source=batch)
 
 
 def split(batch: Batch) -> Call:
     """Return a call of `split_decodes_and_prefills`."""
     metadata = {"common_attn_metadata": batch.metadata()}
-    return Call("split_decodes_and_prefills", metadata, facts=batch)
+    return Call("split_decodes_and_prefills", metadata, source=batch)
 
 
 def lengths() -> Call:
@@ -117,7 +117,7 @@ def contract_of(call: Call) -> Contract:
 
 
 def planted(function: str, change: Callable[..., Any]) -> Target:
-    """Return a target that is `fast`, except that a function's result is changed by another."""
+    """Return `fast` as a target, with one function wrapped by another."""
     module, right = ModuleType("mine"), getattr(fast, function)
     vars(module).update(vars(fast))
 
@@ -196,7 +196,7 @@ def test_a_wrong_dtype() -> None:
 
 
 def test_a_result_in_the_memory_of_an_argument() -> None:
-    """The argument is named, in whose memory the result lies."""
+    """The report names the argument whose memory the result shares."""
     lines = text_of_answer(lengths().replacing(dcp_size=1), lambda _, seq_lens, *__: seq_lens)
     assert [
         "get_dcp_local_seq_lens on host: wrong object or memory",
@@ -214,7 +214,7 @@ def test_a_changed_argument() -> None:
 
 
 def test_a_changed_setting_of_the_process() -> None:
-    """It is seen after a whole test; the report has no call, and says so."""
+    """A changed process setting is found after a whole test, so the report has no call."""
 
     def change(right: Callable[[], Any], *_: object) -> object:
         np.seterr(over="raise")
@@ -246,7 +246,7 @@ def test_a_long_session() -> None:
 
 
 def test_a_history_of_a_setting() -> None:
-    """It ends with the step that is answered wrong; each step is what a caller writes."""
+    """A history ends with the step that is answered wrong; each step is what a caller writes."""
     steps = (Step("set", "HND"), Step("environment", "NHD"), Step("set"), Step("get"), Step("get"))
     check = dataclasses.replace(
         test_kv_layout.test_the_layout_in_force, examples=lambda _: st.just(steps)
@@ -274,7 +274,7 @@ def test_a_history_of_a_setting() -> None:
 
 
 def test_a_default_of_a_configuration() -> None:
-    """The field has its name, and texts have quotes."""
+    """A wrong default is reported by its field, and strings have quotes."""
 
     @dataclasses.dataclass(kw_only=True)
     class CacheConfig:
@@ -296,7 +296,7 @@ def test_a_default_of_a_configuration() -> None:
 
 
 def test_memory_that_nobody_wrote() -> None:
-    """An `out` of poison is no column of numbers; what is left of it is named."""
+    """A poisoned `out` is described, not printed, and an element left unwritten is pointed out."""
     out = poisoned((7,), np.int64)
     lines = text_of_answer(slots(BATCH).replacing(out=out), lambda _, *arguments: arguments[-1][:6])
     assert [
@@ -313,7 +313,7 @@ def test_memory_that_nobody_wrote() -> None:
 
 
 def test_a_long_value_is_cut_in_a_line() -> None:
-    """The line at the end of a run has what is expected, however long what was returned is."""
+    """The last line of a run has the expected value, however long the returned one is."""
     difference = Difference(
         Verdict.OUTCOME, "the call", None, f"returned {'1' * 999}", "raise KeyError"
     )
@@ -322,14 +322,14 @@ def test_a_long_value_is_cut_in_a_line() -> None:
 
 
 def test_a_text_has_quotes() -> None:
-    """The text "None" is not None, and the empty text is seen."""
+    """Strings are quoted, so that "None" is not None and an empty string is visible."""
     assert "result = '', but should be None" == getattr(first_difference(None, ""), "line", "")
     found = first_difference(["none"], ["None"])
     assert "result[0] = 'None', but should be 'none'" == getattr(found, "line", "")
 
 
 def test_an_exception() -> None:
-    """What is raised, where in the implementation, and how the call was made."""
+    """The report has the exception, its place in the implementation, and the call variant."""
 
     def change(right: Callable[[], Any], _: object, dcp_size: object, *__: object) -> object:
         if isinstance(dcp_size, np.integer):
@@ -347,7 +347,7 @@ def test_an_exception() -> None:
 
 
 def test_a_call_with_zeros_is_shown_itself() -> None:
-    """What raises in the call with zeros before a call is reported as that call."""
+    """An error in the call with zeros before a call is reported as that call."""
 
     def change(right: Callable[[], Any], counts: torch.Tensor, *_: object) -> object:
         if not counts.sum():
@@ -366,7 +366,7 @@ def test_a_call_with_zeros_is_shown_itself() -> None:
 
 
 def test_a_single_number_is_explained() -> None:
-    """What the definition says of a result that is one value follows the difference."""
+    """The definition of a result that is a single value follows the difference."""
     call = Call("extract_layer_index", {"layer_name": "layers.3.attn"})
     assert [
         "extract_layer_index on host: wrong value",
@@ -378,7 +378,7 @@ def test_a_single_number_is_explained() -> None:
 
 
 def test_what_changed_as_it_should_is_shown() -> None:
-    """Where only the result is wrong, what the call did to its arguments explains it."""
+    """If only the result is wrong, the report shows the correct changes to the arguments."""
     batch = InputBatch(["a", "b"], guarded([0, 1], np.int32), guarded([9, 9], np.int32))
     arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput({"a": 9, "b": 1})}
     call = Call("reorder_batch_to_split_decodes_and_prefills", arguments)
@@ -392,7 +392,7 @@ def test_what_changed_as_it_should_is_shown() -> None:
 
 
 def test_variants_that_do_not_matter_are_left_out() -> None:
-    """A difference that a plain call shows too is reported as one of a plain call."""
+    """A difference that also occurs in a plain call is reported as one of a plain call."""
     lines = text_of_answer(lengths(), lambda right, *_: right() + 1, CallVariant(True, True))
     assert [
         "get_dcp_local_seq_lens on host: wrong value",
@@ -418,7 +418,7 @@ REFUSALS: dict[str, tuple[Callable[..., Any], list[str]]] = {}
 
 
 def refusal(*expected: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that notes how a wrong refusal is reported."""
+    """Return a decorator that registers the expected report of a wrong refusal."""
 
     def decorate(change: Callable[..., Any]) -> Callable[..., Any]:
         REFUSALS[change.__name__] = change, list(expected)
@@ -466,7 +466,7 @@ def test_a_wrong_refusal(name: str) -> None:
 
 
 def test_a_field_of_a_nested_object() -> None:
-    """Of forty layers that differ in a field, the first is shown, and others by what differs."""
+    """Of forty layers the first is shown in full, and the others by what differs."""
 
     def change(right: Callable[[], Any], *_: object) -> object:
         return dataclasses.replace(right(), has_same_window_lefts=False)
@@ -524,7 +524,7 @@ def test_a_broken_law() -> None:
 
 
 def test_a_condition() -> None:
-    """The condition under which an answer is wrong stands next to the function."""
+    """The condition under which an answer is wrong is printed next to the function."""
 
     def change(right: Callable[[], Any], *_: object) -> object:
         return right() + (threading.current_thread() is not threading.main_thread())
@@ -567,7 +567,7 @@ def test_user(target, n):
 def test_a_run_prints_the_first_failure_of_a_function(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other tests of the function are a line; so are functions that use it. All are counted."""
+    """Other failed tests of a function, and functions that use it, are counted in one line each."""
     runner = Runner(pytester, monkeypatch, "--failures=scripts", "--target=host")
     pytester.makepyfile(test_toy=TOY)
     result = runner.run()
@@ -604,7 +604,7 @@ def failed(test: str, difference: str, **found: object) -> pytest.TestReport:
 
 
 def test_the_lines_at_the_end_of_a_run() -> None:
-    """What an example shows comes first; a crash has a line too, since the table names it."""
+    """Failures with an example come first; a crash also has a line, since the table has it."""
     run = Run([TARGETS["host"]], PROFILES["dev"])
     run.note(failed("test[host-minimal]", "a setting = 2, but should be 1"), "slots", "host")
     run.note(failed("large[host-real]", "the call hangs", crash="HANGS"), "slots", "host")

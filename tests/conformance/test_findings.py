@@ -1,4 +1,4 @@
-"""Wrong answers, missing refusals and other differences: apart from each other in every output.
+"""Wrong answers, missing refusals and other differences: separate in every output.
 
 Only wrong answers fail the run of an implementation, unless it is strict, as runs of `fast` are.
 """
@@ -58,19 +58,19 @@ def test_wrong(target, n):
     if n > 1:
         differ(target, Verdict.DTYPE, "int64", "int32")
 """
-"""A check whose wrong answers are rarer than what else is wrong."""
+"""A check whose wrong answers are rarer than its wrong dtypes."""
 
 
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    """Return a maker of small conformance runs."""
+    """Return a runner of small conformance runs."""
     pytester.makepyfile(engine="from fast import UBatchSlice\n")
     options = ("--failures=scripts", "--target=host", "--profile=dev", "-q")
     return Runner(pytester, monkeypatch, *options)
 
 
 def test_findings_are_apart(runner: Runner) -> None:
-    """In the table, in the lines, in pytest's counts and in the report, each is by itself."""
+    """The table, the lines, pytest's counts and the report each separate the findings."""
     runner.pytester.makepyfile(test_toy=TOY + WRONG)
     result = runner.run("--impl=engine.py", "--report=report")
     assert pytest.ExitCode.TESTS_FAILED == result.ret
@@ -108,7 +108,7 @@ def test_findings_are_apart(runner: Runner) -> None:
 def test_exit_status_without_wrong_answers(
     runner: Runner, options: tuple[str, ...], status: pytest.ExitCode
 ) -> None:
-    """It is 0 for an implementation that is not strict, and tells so."""
+    """Without wrong answers, a run that is not strict has exit status 0."""
     runner.pytester.makepyfile(test_toy=TOY)
     result = runner.run(*options)
     if status is pytest.ExitCode.INTERRUPTED:
@@ -147,7 +147,7 @@ def test_findings_of_outcomes(got: str, expected: str, finding: Finding) -> None
 
 
 def test_the_finding_of_an_error_depends_on_who_raised_it() -> None:
-    """A `TypeError` that the definition raises of a result is about its type."""
+    """A `TypeError` of `reference` is about a result's type; one of an engine is a wrong answer."""
     with pytest.raises(TypeError) as of_reference:
         reference.get_dcp_local_seq_lens([1])  # type: ignore[arg-type]  # it must be an array
     with pytest.raises(TypeError) as of_engine:
@@ -158,7 +158,7 @@ def test_the_finding_of_an_error_depends_on_who_raised_it() -> None:
 
 
 def test_a_crash_in_place_of_a_refusal_names_the_refusal() -> None:
-    """The report says which class of exception was due, and why."""
+    """The report says which class of exception was expected, and why."""
     contract = contracts()["extract_layer_index"]
     call = Call(contract.function, {"layer_name": "a.b", "num_attn_module": 1})
     invalid = next(one for one in contract.invalid_inputs if one.change(call) is not None)

@@ -12,7 +12,7 @@ from conformance.targets.target import TARGETS
 
 
 def test_numpy_memory_is_filled() -> None:
-    """What NumPy allocates and does not write is poison; zeros are zeros."""
+    """Memory that NumPy allocates without writing is poison; zeros are zeros."""
     with filled_memory():
         for size in (1, 100, 10_000):
             arrays = np.empty(size), np.empty_like(np.ones(size)), np.ndarray(size)
@@ -33,7 +33,7 @@ def test_arrays_outlive_the_block() -> None:
 
 @pytest.mark.parametrize("size", [1, 100, 10_000])
 def test_memory_of_compiled_loops_is_filled(size: int) -> None:
-    """What a loop of numba allocates and does not write is poison."""
+    """Memory that a numba loop allocates without writing is poison."""
     with filled_memory():
         pass
     fresh = numba.njit(lambda size: np.empty(size, np.int32))

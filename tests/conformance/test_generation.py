@@ -38,7 +38,7 @@ def test_examples_are_those_of_hypothesis(contract: Any) -> None:  # noqa: ANN40
 
 
 def test_a_failure_is_shrunk() -> None:
-    """What is raised belongs to the smallest example that fails."""
+    """The exception that is raised belongs to the smallest failing example."""
 
     def test(example: int) -> None:
         assert example < 3, f"{example} is too large"
@@ -48,7 +48,7 @@ def test_a_failure_is_shrunk() -> None:
 
 
 def test_a_failure_is_raised_as_it_is_without_shrinking() -> None:
-    """No other example is run after it."""
+    """Without shrinking a failure is raised at once: no other example runs."""
     seen = []
 
     def test(example: int) -> None:
@@ -62,7 +62,7 @@ def test_a_failure_is_raised_as_it_is_without_shrinking() -> None:
 
 
 def test_a_failure_that_occurs_once_is_a_failure() -> None:
-    """It is raised with a note, since Hypothesis did not see it."""
+    """A failure that does not recur is raised with a note, since Hypothesis did not see it."""
     failing = iter([None] * 7 + [ValueError("the eighth call")])
 
     def test(example: int) -> None:
@@ -78,7 +78,7 @@ def test_a_failure_that_occurs_once_is_a_failure() -> None:
 
 @pytest.mark.parametrize("modulus", [2, 10])
 def test_rejected_examples(modulus: int) -> None:
-    """They are no examples of the test; if most are rejected, Hypothesis says so."""
+    """Rejected examples do not count; if most are rejected, Hypothesis reports it."""
     valid = []
 
     def test(example: int) -> None:
@@ -95,7 +95,7 @@ def test_rejected_examples(modulus: int) -> None:
 
 
 def test_statistics_are_noted() -> None:
-    """Hypothesis' collector gets those of the examples, as from Hypothesis itself."""
+    """Hypothesis' collector gets the statistics of the examples, as from Hypothesis itself."""
     found: list[Any] = []
     with collector.with_value(found.append):  # type: ignore[arg-type]  # typed as None
         run_examples(lambda example: None, DIGITS, OPTIONS, 0)  # noqa: ARG005  # by name

@@ -46,7 +46,7 @@ def _fail_somehow() -> None:
 
 
 def test_only_a_gpu_can_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what CUDA said, in a line; a device that answers has lost nothing."""
+    """The error quotes CUDA in one line; a device that responds has not lost its context."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(ZeroDivisionError), noticing_lost_context("cuda"):
@@ -65,7 +65,7 @@ def test_only_a_gpu_can_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_has_used_a_gpu_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its children could not use the GPU."""
+    """A process that has used a GPU is not forked, since its children could not use the GPU."""
     check_can_fork()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(UsedGpuError):
@@ -73,7 +73,7 @@ def test_a_process_that_has_used_a_gpu_cannot_be_forked(monkeypatch: pytest.Monk
 
 
 def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example that lost it is not shrunk: any other would fail from now on."""
+    """The example that lost the context is not shrunk: any other would now fail too."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", _fail)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -95,7 +95,7 @@ def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "a worker"])
 def test_the_run_ends(options: tuple[str, ...], pytester: pytest.Pytester) -> None:
-    """The test fails with its input's script, those after it are not run, and the end says why."""
+    """The test fails with a script of its input, later tests do not run, and the end says why."""
     pytester.makepyfile(RUN)
     pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
     result = pytester.runpytest_subprocess(

@@ -1,4 +1,4 @@
-"""The conformance run itself: its options, its verdict on coverage goals, its terminal."""
+"""The conformance run itself: options, exit status, coverage goals and terminal output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_impossible(target, n):
 
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    """Return a maker of small conformance runs."""
+    """Return a runner of small conformance runs."""
     return Runner(pytester, monkeypatch, "--failures=scripts")
 
 
@@ -68,7 +68,7 @@ def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) ->
 
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
-    """Where every check lacks something nothing was checked; where one ran, something was."""
+    """A run fails if every check was skipped, and passes if one ran."""
     head = "from conformance.targets.implementations import Absent\n"
     lacking = TOY.replace('"Shows nothing."', "raise Absent('needs more')")
     runner.pytester.makepyfile(test_lacking=head + lacking)
@@ -81,7 +81,7 @@ def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
 
 
 def test_a_green_run_says_what_it_ran(runner: Runner) -> None:
-    """The header names implementation, targets and profile; the end is functions by targets."""
+    """The header names implementation, targets and profile; a table of functions ends the run."""
     runner.pytester.makepyfile(TOY)
     result = runner.run("--target", "host")
     assert pytest.ExitCode.OK == result.ret
@@ -116,7 +116,7 @@ def test_an_unreachable_goal_fails_the_run(runner: Runner) -> None:
     "arguments", [("--profile", "dev"), ("-k", "first"), ("test_toy.py::test_first[host-real]",)]
 )
 def test_runs_without_required_coverage(runner: Runner, arguments: tuple[str, ...]) -> None:
-    """Profile dev requires no coverage, and no run does for functions that it ran partly."""
+    """Profile dev requires no coverage, and no profile does for functions that ran partly."""
     impossible = TOY.replace("n < 5", "n > 99")
     runner.pytester.makepyfile(test_toy=impossible)
     result = runner.run("--target", "host", *arguments)
@@ -125,7 +125,7 @@ def test_runs_without_required_coverage(runner: Runner, arguments: tuple[str, ..
 
 
 def test_failed_functions_need_no_coverage(runner: Runner) -> None:
-    """A function that failed is said to fail; what it did not meet meanwhile is not said."""
+    """A failed function is reported as failed, without its unreached goals."""
     runner.pytester.makepyfile(IMPOSSIBLE.replace('"Shows nothing."', "assert n != 3"))
     result = runner.run("--target", "host")
     assert pytest.ExitCode.TESTS_FAILED == result.ret

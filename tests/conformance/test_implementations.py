@@ -1,4 +1,4 @@
-"""Anyone's implementation under test: loaded, narrowed, several at once, absent names."""
+"""Implementations under test: loading, selection, several at once, missing names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIGHT = ("-q", "--profile", "dev", "--target", "host", "--failures", "scripts")
 
 @pytest.fixture
 def run(pytester: pytest.Pytester) -> pytest.Pytester:
-    """Return a place to start runs from, which is not the repository."""
+    """Return a pytester with a module, to start runs from outside the repository."""
     pytester.makepyfile(few="from fast import checks, split_decodes_and_prefills")
     return pytester
 
@@ -51,7 +51,7 @@ Loader = Callable[[str, str], Implementation]
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Iterator[Loader]:
-    """Return what loads a file with a source; its module is forgotten afterwards."""
+    """Yield a function that writes and loads a file; its module is unloaded afterwards."""
     before = set(sys.modules)
 
     def load(name: str, source: str) -> Implementation:
@@ -73,7 +73,7 @@ def loaded(tmp_path: Path) -> Iterator[Loader]:
     ],
 )
 def test_what_is_no_implementation_is_refused(text: str, message: str) -> None:
-    """A typo is reported in one line, and cannot pass for a green run."""
+    """A name or a file that is no implementation is a one-line error."""
     with pytest.raises(ValueError, match=message) as refused:
         load_implementation(text)
     assert "\n" not in str(refused.value)
@@ -142,14 +142,14 @@ def test_several_make_one_table(run: pytest.Pytester) -> None:
     [("my-plumbing.py", "my_plumbing"), ("plumbing.v2.py", "plumbing_v2"), ("2nd.py", "_2nd")],
 )
 def test_a_file_need_not_be_called_like_a_module(name: str, module: str, loaded: Loader) -> None:
-    """Its module has a name that can be one."""
+    """A file whose name is no identifier gets a module name that is one."""
     found = loaded(name, "from fast import compute_slot_mapping\n")
     assert (module, module) == (found.name, found.module.__name__)
     assert found.module is load_implementation(found.file).module
 
 
 def test_a_file_that_exits_is_a_one_line_error(loaded: Loader) -> None:
-    """`sys.exit` at its import ends no run."""
+    """`sys.exit` at import is an error, and does not end the run."""
     with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
         loaded("exits_at_once.py", "import sys\nsys.exit('not here')\n")
 
@@ -166,21 +166,21 @@ def get_dcp_local_seq_lens(*args, **keywords):
 
 
 def lengths_on(implementation: Implementation) -> None:
-    """Run the checks of answers on it."""
+    """Run a check of `get_dcp_local_seq_lens` on an implementation."""
     [target] = choose_targets("host", [implementation])
     lengths = check_of("conformance.test_context_parallel:test_get_dcp_local_seq_lens")
     lengths.bind(target, PROFILES["dev"], "minimal", shrink=False)()
 
 
 def test_a_function_that_exits_fails(loaded: Loader) -> None:
-    """An exit is no answer, like any other exception."""
+    """A function that exits fails, as with any other exception."""
     found = loaded("exits_later.py", LENGTHS.format(line="sys.exit(0)"))
     with pytest.raises(Mismatch, match="raised SystemExit: 0"):
         lengths_on(found)
 
 
 def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning of another implementation is no difference; `fast` itself must not warn."""
+    """A warning of another implementation is ignored; `fast` itself must not warn."""
     lengths_on(loaded("warns.py", LENGTHS.format(line="warnings.warn('it is late')")))
     real = fast.get_dcp_local_seq_lens
 
@@ -194,7 +194,7 @@ def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_names_are_cleaned() -> None:
-    """Blanks and doubles in a list are not names; a list of nothing is refused."""
+    """Blanks and duplicates in a list are dropped; an empty list is refused."""
     assert ["stateful test"] == choose_functions("a runner's life")  # its former name
     names = choose_functions(" get_dcp_local_seq_lens, CpuGpuBuffer,get_dcp_local_seq_lens,")
     assert ["get_dcp_local_seq_lens", "CpuGpuBuffer"] == names
@@ -219,7 +219,7 @@ def test_a_module_names_the_functions_that_it_checks() -> None:
 
 
 def test_other_modules_are_not_imported(run: pytest.Pytester) -> None:
-    """To run a function's checks, only the modules that name it are, and what these import."""
+    """Running a function's checks only imports the modules that name it, and their imports."""
     code = """
 import sys, pytest
 pytest.main([*sys.argv[1:], "-q"])

@@ -1,4 +1,4 @@
-"""Invalid inputs: what follows from the kinds of parameters, and how a call is changed."""
+"""Invalid inputs: which ones each kind of parameter has, and how they change a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.checks.functions import contracts
 from conformance.contracts.contract import Contract
 from conformance.coverage.presets import MINIMAL
 from conformance.invalid_inputs.arrays import Array, Output, Starts
-from conformance.invalid_inputs.changes import changed, in_turn, removed, replaced
+from conformance.invalid_inputs.changes import chained, changed, removed, replaced
 from conformance.invalid_inputs.kinds import (
     Dict,
     Int,
@@ -32,7 +32,7 @@ from conformance.vectors.drawing import drawn
 
 @pytest.mark.parametrize("contract", contracts().values(), ids=contracts())
 def test_names_are_unique(contract: Contract) -> None:
-    """A name in a report stands for one invalid input of the function."""
+    """The names of a function's invalid inputs are unique, so that a report is unambiguous."""
     counts = Counter(invalid.name for invalid in contract.invalid_inputs)
     assert [] == [name for name, count in counts.items() if count > 1]
 
@@ -52,7 +52,7 @@ def test_reports_show_every_one(contract: Contract) -> None:
 
 
 def made_of(kind: Kind, value: object) -> dict[str, Any]:
-    """Return what a kind makes of a valid value, by what is wrong."""
+    """Return the invalid values that a kind derives from a valid one, by their names."""
     call = Call("f", {"x": value})
     made = {invalid.name: invalid.change(call) for invalid in invalid_by_kind(x=kind)}
     return {name: bad.arguments["x"] for name, bad in made.items() if bad is not None}
@@ -143,7 +143,7 @@ def test_a_hint() -> None:
 
 
 def test_paths() -> None:
-    """A change goes into copies, through attributes, lists and dicts; the valid call stays."""
+    """A change is made in copies, through attributes, lists and dicts; the valid call stays."""
     cache = reference.CacheConfig(block_size=16)
     config = reference.VllmConfig(cache_config=cache)
     call = Call("f", {"configs": [{"a.b": config}]})
@@ -155,5 +155,5 @@ def test_paths() -> None:
     assert lacking is not None
     assert "block_size" not in lacking.arguments["configs"][0]["a.b"].cache_config.attributes
     assert replaced(f"{path}.no_such_name", 0)(call) is None
-    nothing = in_turn(changed(path, lambda _: None), replaced("configs", 3))(call)
+    nothing = chained(changed(path, lambda _: None), replaced("configs", 3))(call)
     assert nothing is None

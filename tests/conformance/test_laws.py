@@ -1,4 +1,4 @@
-"""Laws: what each sees, what it says of it, and that no function of a batch is without any."""
+"""Laws: what each detects and reports, and which functions of a batch have none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OF_BATCHES = (
 """The modules whose functions take or make a batch."""
 
 LAWLESS = {"CommonAttentionMetadata.validate": "it answers nothing"}
-"""Functions of a batch that obey no law, and why."""
+"""Functions of a batch without a law, and why."""
 
 MODULES = {
     path.stem.removeprefix("test_"): importlib.import_module(f"conformance.{path.stem}")
@@ -48,24 +48,24 @@ BATCH = Batch((2, 0, 1), (1, 4, 0), Layout(2), ((5, 9), (7, 3), (4,)), num_paddi
 
 
 def contracts_in(module: ModuleType) -> list[Contract]:
-    """Return the contracts that a conformance module states."""
+    """Return the contracts of a conformance module."""
     return [value for value in vars(module).values() if isinstance(value, Contract)]
 
 
 def laws_in(module: ModuleType) -> set[tuple[str, str]]:
-    """Return the functions and laws of which a conformance module makes tests."""
+    """Return the functions and laws that a conformance module tests."""
     return {(check.function, check.law) for _, check in checks_in(vars(module)) if check.law}
 
 
 @pytest.mark.parametrize("module", OF_BATCHES)
 def test_functions_of_a_batch_name_laws(module: str) -> None:
-    """Each of their contracts names some, but for those that are listed here with a reason."""
+    """Each contract of a function of a batch has laws, or is listed here with a reason."""
     without = {contract.function for contract in contracts_in(MODULES[module]) if not contract.laws}
     assert without <= LAWLESS.keys()
 
 
 def test_each_law_is_obeyed_and_broken() -> None:
-    """Each law is named by a function, and a bug must be caught by it."""
+    """Each law is tested for some function, and must catch a bug of the catalogue."""
     obeyed = {law for module in MODULES.values() for _, law in laws_in(module)}
     assert LAWS.keys() == obeyed
     assert LAWS.keys() <= {bug.caught_by for bug in read_catalogue()}
@@ -86,7 +86,7 @@ def _positions(reader: Reader, call: Call) -> Iterator[Access]:
 
 
 def _with_positions(call: Call, change: Change) -> Call:
-    batch = change(call.facts)
+    batch = change(call.source)
     return with_batch(
         call, batch, seq_lens=np.array([*range(batch.num_tokens)], np.int32), dcp_rank=0
     )
@@ -106,14 +106,14 @@ TOY = Contract(
 
 
 def target_with(function: object) -> Target:
-    """Return a target that has one function and no more."""
+    """Return a target with only this function."""
     module = ModuleType("toy")
     module.get_dcp_local_seq_lens = function  # type: ignore[attr-defined]
     return Target("toy", Implementation("toy", module))
 
 
 def test_obeyed_laws_pass_and_count() -> None:
-    """A target that obeys passes; examples and the laws' own coverage goals count."""
+    """A target that satisfies its laws passes; examples and the laws' goals are counted."""
     checks = law_checks(TOY)
     assert TOY.laws == tuple(check.law for check in checks)
     for check in checks:
@@ -157,13 +157,13 @@ def test_a_violation_is_reported(function: object, how: str) -> None:
     ],
 )
 def test_bad_lists_of_laws_are_refused(fields: dict[str, object], message: str) -> None:
-    """A law that is not there, one named twice, and laws without an interpretation are refused."""
+    """Unknown laws, duplicates, and laws without an interpretation are refused."""
     with pytest.raises(ValueError, match=message):
         law_checks(dataclasses.replace(TOY, **fields))
 
 
 def test_sizes_without_examples_make_no_test() -> None:
-    """A law of small batches has no large test; one that lists no pairs has both."""
+    """A law has no test of a size for which it has no examples."""
     sizes = {check.law: check.sizes(TARGETS["host"]) for check in law_checks(TOY)}
     assert {"slots_are_distinct": ["minimal", "real"], "padding_adds_nothing": ["minimal"]} == sizes
 

@@ -1,4 +1,4 @@
-"""What a person reads of a failure: the call as a table, and where the difference lies in it."""
+"""Failure messages: the call as a table, and the place of the difference in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def value_at(path: str, *index: int) -> Difference:
 
 
 def test_a_call_is_a_table_of_requests() -> None:
-    """Requests are rows, with their tokens, blocks and positions; what is else is above."""
+    """Requests are rows, with their tokens, blocks and positions; other arguments are above."""
     assert render(SLOTS).splitlines() == [
         "    block_size = 2",
         "    defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1",
@@ -45,7 +45,7 @@ def test_a_call_is_a_table_of_requests() -> None:
 
 
 def test_metadata_is_a_table_of_requests() -> None:
-    """Fields of a metadata are in the same table; absent ones, and copies of starts, nowhere."""
+    """Metadata fields are columns; absent fields and copies of the starts are left out."""
     header, *rows = render(SPLIT).splitlines()[-4:]
     assert header.split() == [
         "request",
@@ -73,7 +73,7 @@ def test_a_call_without_starts_is_a_list() -> None:
 
 
 def test_starts_that_are_none_are_a_list() -> None:
-    """Bad starts are reported as they are."""
+    """Invalid starts are printed as they are."""
     bad = SLOTS.replacing(query_start_loc=np.array([0, 3, 1]))
     assert "    query_start_loc = [0, 3, 1]  (int64)" in render(bad).splitlines()
 
@@ -123,12 +123,12 @@ RANKS = Call(
 def test_what_was_never_written(
     path: str, index: tuple[int, ...] | None, got: object, where: str
 ) -> None:
-    """A report says that an element of `out` was left as it was, or that of a result unwritten."""
+    """A report says that an element of `out` is unchanged, or that of a result unwritten."""
     assert where == describe_place(RANKS, Difference(Verdict.VALUE, path, index, got, 0))
 
 
 def test_a_mismatch_is_reported_in_full() -> None:
-    """A failure is what, where, and with which call."""
+    """A failure has the verdict, the difference with its place, and the call."""
     lines = str(Mismatch(SLOTS, "sim", value_at("result", 4))).splitlines()
     assert lines[:3] == [
         "compute_slot_mapping on sim: wrong value",

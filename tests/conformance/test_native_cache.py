@@ -1,4 +1,4 @@
-"""Machine code on disk: what is used again, and what is not."""
+"""The disk cache of machine code: what is reused, and what is not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Compiler:
 
 
 def test_a_kernel_is_compiled_once() -> None:
-    """What is on the disk is what was compiled, for each architecture and kernel."""
+    """The second load of each kernel and architecture returns the code from disk."""
     compiler = Compiler()
     cases = [
         (kernel, arch)
@@ -53,7 +53,7 @@ def test_a_kernel_is_compiled_once() -> None:
 
 
 def test_processes_wait_for_each_other() -> None:
-    """One that needs what another is compiling compiles nothing."""
+    """A process that needs a kernel that another is compiling does not compile it."""
     compiler, found = Compiler(), []
 
     def load() -> None:
@@ -95,7 +95,7 @@ def change_signature(patch: pytest.MonkeyPatch) -> Kernel:
 def change_version(patch: pytest.MonkeyPatch) -> Kernel:
     """Install another compiler."""
     patch.setattr(cache, "version", lambda name: f"9 of {name}")
-    cache._surroundings.cache_clear()
+    cache._environment_fingerprint.cache_clear()
     return block_table.move_row
 
 
@@ -106,13 +106,13 @@ def change_version(patch: pytest.MonkeyPatch) -> Kernel:
 def test_what_has_changed_is_compiled_again(
     change: Callable[[pytest.MonkeyPatch], Kernel], folder: Path
 ) -> None:
-    """The file is replaced, and is that of what there was before when that is there again."""
+    """A changed kernel replaces its file, and so does the original one afterwards."""
     compiler = Compiler()
     with pytest.MonkeyPatch.context() as patch:
         kernel = change(patch)
         changed = cache.load_or_compile(kernel, "sm_90", compiler)
         assert changed == cache.load_or_compile(kernel, "sm_90", compiler)
-    cache._surroundings.cache_clear()
+    cache._environment_fingerprint.cache_clear()
     assert changed != cache.load_or_compile(kernel, "sm_90", compiler)
     assert 2 == compiler.count
     assert 1 == len(list(folder.glob("*.native")))
@@ -120,12 +120,12 @@ def test_what_has_changed_is_compiled_again(
 
 @pytest.mark.parametrize("kernel", cuda.KERNELS, ids=lambda kernel: kernel.name)
 def test_a_fingerprint_has_no_address(kernel: Kernel) -> None:
-    """An address is another one in each process, which would compile the kernel again."""
+    """An address would differ in each process, and the kernel would be compiled again."""
     assert " at 0x" not in repr(cache.describe_function(kernel.py_func, frozenset()))
 
 
 def test_without_bytecode_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is used where Python writes no bytecode; what is not is compiled each time."""
+    """If Python writes no bytecode, stored code is used, but new code is not stored."""
     compiler = Compiler()
     stored = cache.load_or_compile(block_table.move_row, "sm_90", compiler)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
@@ -139,7 +139,7 @@ def test_without_bytecode_nothing_is_written(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"damaged\0as\0well"])
 def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
-    """Whatever it has, it is not run."""
+    """A damaged file is never run: the kernel is compiled again."""
     compiler = Compiler()
     cache.load_or_compile(block_table.move_row, "sm_90", compiler)
     [path] = folder.glob("*.native")
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
 
 
 def test_other_kernels_are_not_kept(folder: Path) -> None:
-    """Those of tests, and those with a planted bug, are compiled by each process."""
+    """Kernels of tests and with planted bugs are not stored: each process compiles them."""
 
     def move_row(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
         x[0] = cuda.cuda.grid(1)
@@ -177,7 +177,7 @@ def test_other_kernels_are_not_kept(folder: Path) -> None:
 def test_where_nothing_can_be_written_each_process_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes longer, and is no error."""
+    """Without a writable folder each process compiles, which is slower but no error."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(cache, "FOLDER", tmp_path / "file" / "kept")
     compiler = Compiler()

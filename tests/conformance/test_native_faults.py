@@ -215,7 +215,7 @@ def test_each_kind_is_tested() -> None:
 
 
 def test_a_fault_has_attributes() -> None:
-    """What the message says is there to be read by programs."""
+    """The exception has the values of its message as attributes."""
     with pytest.raises(NativeFault) as raised:
         run(declare(store_past_end), 32, 2)
     fault = raised.value
@@ -253,7 +253,7 @@ def test_after_a_fault_launches_are_right() -> None:
 
 @pytest.mark.parametrize("case", ["never written", "a race of threads", "a race of blocks"])
 def test_without_shadow_memory_a_race_is_no_fault(case: str) -> None:
-    """Large launches can do without the memory that finds races."""
+    """Large launches run without shadow memory, and then races are not detected."""
     function, n, grid, *_ = CASES[case]
     run(declare(function), n, grid, has_shadow=False)
 
@@ -270,7 +270,7 @@ def test_without_shadow_memory_a_race_is_no_fault(case: str) -> None:
     ],
 )
 def test_arguments_are_those_of_the_signature(args: tuple[object, ...], message: str) -> None:
-    """A GPU would read garbage."""
+    """Arguments must match the signature; with others a GPU would read garbage."""
     with pytest.raises(TypeError, match=f"^kernel store_alike: {message}"):
         launch_natively(declare(store_alike), (1, 1), 32, args)
 
@@ -304,7 +304,7 @@ def test_launched_words_are_those_of_the_arguments(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The launcher's words are checked, those that a kernel does not read too."""
+    """The launcher's words are checked, including those that a kernel does not read."""
     from fast import numba_cuda  # noqa: PLC0415
 
     real = numba_cuda.make_flatten

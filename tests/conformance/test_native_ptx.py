@@ -83,7 +83,7 @@ def make_kernel(body: str, parameters: str = PARAMETERS) -> Kernel:
 
 
 def limited(name: str, bits: int) -> Callable[[int, int], int]:
-    """Return what an arithmetic instruction computes of two numbers of some bits."""
+    """Return an arithmetic instruction as a function of two numbers of some bits."""
     is_signed = name.endswith(".s")
 
     def number(value: int) -> int:
@@ -109,7 +109,7 @@ def limited(name: str, bits: int) -> Callable[[int, int], int]:
 
 
 def truncated(a: int, b: int) -> int:
-    """Return a quotient without its fraction; that of 0 is not defined."""
+    """Return a quotient truncated towards zero; the divisor must not be 0."""
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -198,7 +198,7 @@ def test_instructions(body: str, numbers: tuple[int, ...], expected: int) -> Non
 
 @pytest.mark.parametrize(("vote", "expected"), [("popc.u32", 5), ("and", 0), ("or", 1)])
 def test_votes(vote: str, expected: int) -> None:
-    """All threads of a block get what all have voted."""
+    """All threads of a block get the result of the vote."""
     target, last = ("%r4", "") if vote == "popc.u32" else ("%p2", ".pred")
     convert = "" if target == "%r4" else "selp.u32 %r4, 1, 0, %p2;"
     body = f"""
@@ -237,14 +237,14 @@ def test_votes(vote: str, expected: int) -> None:
     ],
 )
 def test_what_is_not_translated_is_refused_by_name(text: str) -> None:
-    """Nothing is skipped, nor taken for something else; the message has the line."""
+    """Unsupported PTX is refused, not skipped or misread; the message has the line."""
     opcode = text.split(maxsplit=1)[0].removeprefix(".reg")
     with pytest.raises(UnknownPtxError, match=f"^kernel k: PTX line [0-9]+: .*{opcode}"):
         run(text, 1, 2)
 
 
 def test_other_parameters_are_refused() -> None:
-    """A kernel takes words of 8 bytes."""
+    """Parameters other than words of 8 bytes are refused."""
     with pytest.raises(UnknownPtxError, match=r"PTX line \d+: .param .u32 k_param_0,"):
         make_kernel("", PARAMETERS.replace("u64 k_param_0", "u32 k_param_0"))
 
@@ -264,9 +264,9 @@ def test_other_parameters_are_refused() -> None:
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_instructions_are_counted(body: str, number: int, executed: int, threads: int) -> None:
-    """Each counts as often as a thread comes to it, whether its guard is true or not."""
+    """An instruction counts each time a thread reaches it, even if its guard is false."""
     around = len(re.findall(r"^\t[a-z].*;$", TEMPLATE, re.MULTILINE))
     x = torch.tensor([number, 0, 0, 0])
     counted = launch_natively(make_kernel(body), (2, 1), threads, (x,), has_shadow=False)
-    # A thread that returns early leaves out what follows, `st` and `ret`.
+    # A thread that returns early skips the following `st` and `ret`.
     assert 2 * threads * (around + executed) == counted

@@ -1,4 +1,4 @@
-"""Arguments that a call only reads: writes are noticed, and accesses next to an argument."""
+"""Read-only arguments: writes to them, and accesses next to them, are reported."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def check_lengths(
 
 
 def test_what_is_read_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading is allowed, of every element."""
+    """Reading every element is allowed."""
     check_lengths(monkeypatch, lambda lens: lens.sum())
 
 
 def test_a_write_is_noticed_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write of the same values is noticed too; the process goes on."""
+    """A write of the same values is reported too, and the process goes on."""
     message = r"read-only: changes an argument .*\n *seq_lens = written during the call"
     for _ in range(2):
         with pytest.raises(Mismatch, match=message):
@@ -56,7 +56,7 @@ def test_a_write_is_noticed_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_read_next_to_an_argument_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments end at a page that must not be touched."""
+    """A read past the end of an argument is reported."""
 
     def read_behind(lens: torch.Tensor) -> None:
         address = lens.data_ptr() + lens.nbytes

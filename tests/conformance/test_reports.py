@@ -57,10 +57,10 @@ from conformance.generation.profiles import PROFILES, Profile
 
 PROFILES["dev"] = Profile("dev", 5, 5, requires_coverage=False, stateful_examples=1)
 """
-"""A `conftest.py` for runs of which it does not matter what they draw."""
+"""A `conftest.py` with fewer examples, for runs whose examples do not matter."""
 
 NASTY = "a </pre><script>alert(1)</script> | `b` & c"
-"""What a page or a table must not take for its own."""
+"""Text that a page or a table must escape."""
 
 RED = (
     GREEN
@@ -103,7 +103,7 @@ def valid(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> ReportingRunner:
-    """Return a maker of small runs."""
+    """Return a runner of small runs."""
     options = ("--target", "host", "--report", "out", "--failures", "failures")
     return ReportingRunner(pytester, monkeypatch, *options)
 
@@ -183,7 +183,7 @@ def test_an_unreached_goal_is_in_the_record(runner: ReportingRunner) -> None:
 
 
 def test_a_run_that_was_interrupted_has_a_report(runner: ReportingRunner) -> None:
-    """A run that Ctrl-C ends has a report of what it saw until then."""
+    """A run that Ctrl-C ends has a report of its results until then."""
     stop = "\ndef test_stop():\n    raise KeyboardInterrupt\n"
     runner.pytester.makepyfile(GREEN + stop)
     result = runner.pytester.runpytest_subprocess(
@@ -253,9 +253,9 @@ def test_failures_of_workers_arrive(runner: ReportingRunner, workers: tuple[str,
 # Pictures.
 
 
-@pytest.mark.parametrize("call", [SLOTS, dataclasses.replace(SLOTS, facts=BATCH)])
+@pytest.mark.parametrize("call", [SLOTS, dataclasses.replace(SLOTS, source=BATCH)])
 def test_requests_are_rows_and_tokens_are_cells(call: Call) -> None:
-    """A batch from the strategy's facts, or from the arguments only, gives the same picture."""
+    """A batch from the call's source, or from the arguments only, gives the same picture."""
     [picture] = pictures_of(call, value_at("result", 3))
     expected = {"request 0": "cccnn", "request 1": "", "request 2": "ccnNn", "padding": "p"}
     assert expected == kinds(picture)
@@ -298,7 +298,7 @@ def test_a_part_of_an_answer_is_marked_in_the_whole_batch() -> None:
 def test_what_is_long_is_cut_around_the_mark() -> None:
     """A context of a million tokens and a batch of many requests make small pictures."""
     batch = Batch((1,) * 40, (2**20,) * 40, Layout(2**20), ((1, 2),) * 40)
-    call = dataclasses.replace(SLOTS, facts=batch)
+    call = dataclasses.replace(SLOTS, source=batch)
     [picture] = pictures_of(call, value_at("result", 30))
     labels = [row["label"] for row in picture["rows"]]
     assert ["15 more", "request 15", "request 30", "9 more"] == [labels[i] for i in (0, 1, 16, 17)]
@@ -310,7 +310,7 @@ def test_what_is_long_is_cut_around_the_mark() -> None:
 def test_tokens_of_other_ranks_have_no_block() -> None:
     """With context parallelism only the rank's own positions lie in blocks of its table."""
     layout = Layout(2, cp_world_size=2, cp_rank=1)
-    call = dataclasses.replace(SLOTS, facts=Batch((5,), (0,), layout, ((3, 8),)))
+    call = dataclasses.replace(SLOTS, source=Batch((5,), (0,), layout, ((3, 8),)))
     [picture] = pictures_of(call)
     blocks = [cell.get("block") for cell in picture["rows"][0]["cells"]]
     assert [None, 3, None, 3, None] == blocks
@@ -318,9 +318,9 @@ def test_tokens_of_other_ranks_have_no_block() -> None:
 
 
 def test_kernel_blocks_are_those_of_the_table() -> None:
-    """Where the table lists pieces of the manager's blocks, each piece has its own colour."""
+    """If the table lists kernel blocks, each of them has its own colour."""
     layout = Layout(4, kernel_block_size=2)
-    call = dataclasses.replace(SLOTS, facts=Batch((6,), (0,), layout, ((6, 7, 2, 3),)))
+    call = dataclasses.replace(SLOTS, source=Batch((6,), (0,), layout, ((6, 7, 2, 3),)))
     [picture] = pictures_of(call)
     assert [6, 6, 7, 7, 2, 2] == [cell["block"] for cell in picture["rows"][0]["cells"]]
 

@@ -1,4 +1,4 @@
-"""Stored cases and scripts show what a failing run showed, until the bug is mended."""
+"""Stored cases and scripts reproduce a failure until the bug is fixed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def init_kv_cache(runner_kv_caches, *args, **keywords):
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A function made wrong, in a file that re-exports the others.
+    """A wrong function, in a file that re-exports the others.
 
     Attributes:
         test: The module and the check that detects it; a law has its name after a slash.
@@ -144,7 +144,7 @@ def target_of(planted: Planted, path: Path) -> Target:
 
 
 def failure_of(planted: Planted, target: Target) -> tuple[str, tuple[Check, Any, BaseException]]:
-    """Return where the check that sees a bug stands, and what failed it, shrunk as in a run."""
+    """Return the path of the check that detects a bug, and its failure, shrunk as in a run."""
     test, _, law = planted.test.partition("/")
     where = f"conformance.test_{test}" + (f"[{law}]" if law else "")
     check = check_of(where)
@@ -156,7 +156,7 @@ def failure_of(planted: Planted, target: Target) -> tuple[str, tuple[Check, Any,
 
 
 def difference_of(case: Path, target: Target) -> str:
-    """Return what a stored case says of a target in a line, "" where it passes."""
+    """Return a target's difference in a stored case, in a line, "" if it passes."""
     try:
         replay(read_case(case), target)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the verdict is
@@ -199,7 +199,7 @@ def script_of_lengths(body: str, path: Path) -> str | None:
 
 
 def test_a_script_ends_with_what_is_raised(tmp_path: Path, run_script: RunScript) -> None:
-    """A call that raises where an answer is due shows its traceback."""
+    """A script whose call raises unexpectedly ends with the traceback."""
     script = script_of_lengths("raise KeyError('rank')", tmp_path / "impl_raises.py")
     assert script is not None
     path = tmp_path / "script.py"
@@ -215,12 +215,12 @@ def test_a_script_ends_with_what_is_raised(tmp_path: Path, run_script: RunScript
     ids=["a call that ends the process", "a file that no import finds"],
 )
 def test_what_has_no_script(name: str, line: str, tmp_path: Path) -> None:
-    """Its stored case is all there is."""
+    """A call that ends the process, or a file that cannot be imported, has no script."""
     assert None is script_of_lengths(line, tmp_path / name)
 
 
 def test_an_adapter_is_part_of_the_command() -> None:
-    """What is replayed is under test as it was."""
+    """The replay command includes the implementation, its adapter and the target."""
     path = Path(__file__).with_name("engine_style.py")
     adapter = path.with_name("engine_adapter.py")
     [target] = choose_targets("host", [load_implementation(str(path), str(adapter))])
@@ -251,7 +251,7 @@ def test_an_adapter_is_part_of_the_command() -> None:
     ],
 )
 def test_a_file_that_is_no_case(content: str, message: str, tmp_path: Path) -> None:
-    """It ends the run before anything runs, in a line that says what is wrong."""
+    """A file that is no case is refused in one line, which says what is wrong."""
     path = tmp_path / "case.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
@@ -260,7 +260,7 @@ def test_a_file_that_is_no_case(content: str, message: str, tmp_path: Path) -> N
 
 
 def test_a_wrong_file_is_a_usage_error(tmp_path: Path) -> None:
-    """`--replay` of what is not there says so, with status 4."""
+    """`--replay` of a missing file is a usage error, with status 4."""
     command = [sys.executable, "-m", "conformance", "--replay", str(tmp_path / "none.json")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     assert pytest.ExitCode.USAGE_ERROR == found.returncode

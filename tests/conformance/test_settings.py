@@ -43,6 +43,6 @@ def test_a_right_implementation_passes() -> None:
 
 
 def test_a_setting_of_one_thread_fails() -> None:
-    """A setting holds for the process."""
+    """A setting that only one thread sees is reported: it must hold for the process."""
     with pytest.raises(Mismatch, match="in another thread"):
         test_kv_layout.test_every_short_history.body(settings(threading.local()), None)

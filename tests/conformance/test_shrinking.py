@@ -17,7 +17,7 @@ FEW = Profile("few", 100, 100)
 
 
 def slow(function: str) -> Check:
-    """Return a check that fails, of examples that take long to be made small."""
+    """Return a failing check whose examples take long to shrink."""
     strategy = st.lists(st.integers(0, 10**9), min_size=30, max_size=60)
 
     @law(function, lambda _: strategy)

@@ -78,7 +78,7 @@ def test_a_thread_that_returns_while_others_wait_is_refused(seed: int) -> None:
     ],
 )
 def test_threads_that_cannot_meet_are_reported(kernel: Any, message: str) -> None:  # noqa: ANN401  # a kernel
-    """Threads that wait at different places, or with masks that do not fit, never go on."""
+    """Threads that wait at different places, or with masks that do not match, are reported."""
     with pytest.raises(BarrierError, match=message):
         simulate(kernel, 1, 3, ())
 

@@ -84,7 +84,7 @@ def test_the_order_changes_after_a_barrier() -> None:
 
 @pytest.mark.parametrize("error", [RaceError, BarrierError, IndexError])
 def test_the_same_seed_gives_the_same_error(error: type[Exception]) -> None:
-    """A failure can be run again, with the same message."""
+    """The same seed reproduces a failure, with the same message."""
 
     def kernel(x: Array, count: Array) -> None:
         i = cuda.threadIdx.x
@@ -184,7 +184,7 @@ TABLE = np.arange(3)
     ],
 )
 def test_what_is_no_kernel_is_refused(kernel: object, error: type[Exception], message: str) -> None:
-    """A kernel is a function without constant arrays and results, or holds one."""
+    """A kernel is a function without constant arrays and results, or an object with one."""
     with pytest.raises(error, match=message):
         simulate(kernel, 1, 1, ())
 

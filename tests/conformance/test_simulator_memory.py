@@ -46,7 +46,7 @@ def test_shared_memory_must_be_written_before_it_is_read() -> None:
 
 
 def test_shared_memory_is_blank_again_in_the_next_block() -> None:
-    """No block finds what another one has left."""
+    """A block does not see the shared memory of an earlier block."""
 
     def kernel(out: Array) -> None:
         shared = cuda.shared.array(1, np.int32)

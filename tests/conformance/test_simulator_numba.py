@@ -104,7 +104,7 @@ def results(run: Callable[..., None]) -> list[list[Any]]:
 
 @pytest.fixture(scope="module")
 def numbas_results() -> list[list[Any]]:
-    """Return what numba's simulator makes of the cases."""
+    """Return the results of numba's simulator for the cases."""
     if importlib.util.find_spec("numba_cuda") is None:
         pytest.skip("numba-cuda is not installed")
     root = pathlib.Path(__file__).parents[2]
@@ -129,7 +129,7 @@ def test_numbas_own_simulator_gives_the_same_results(
 
 
 def test_the_kernels_do_something() -> None:
-    """What is compared differs from the arrays as they were."""
+    """The kernels change their arrays, so that the comparison means something."""
     before = results(lambda *_: None)
     after = results(simulate)
     assert len(cases()) == sum(one != other for one, other in zip(before, after, strict=True))

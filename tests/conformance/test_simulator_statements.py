@@ -189,7 +189,7 @@ def test_a_read_only_array_is_not_stored_to() -> None:
 
 
 def test_an_array_of_an_unknown_dtype_is_refused() -> None:
-    """An argument with a dtype that kernels have no numbers of is refused by the dtype's name."""
+    """An array with a dtype that kernels do not support is refused by the dtype's name."""
     with pytest.raises(NotImplementedError, match="the simulator has no type complex128"):
         run("pass", np.zeros(1, np.complex128))
 

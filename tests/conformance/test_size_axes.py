@@ -1,4 +1,4 @@
-"""Size axes: which sizes are drawn, and what a run says of those that were not."""
+"""Size axes: which sizes are drawn, and what a run reports about sizes that were not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_band_and_edge_has_a_size(turn: int) -> None:
 
 
 def test_all_neighbours_of_an_edge_are_drawn_by_turns() -> None:
-    """Three axes in a row have all sizes next to an edge: one less, the edge, and one more."""
+    """Three turns draw all sizes next to an edge: one less, the edge, and one more."""
     sizes = {size for turn in range(3) for size in AXIS.sizes(turn)}
     assert {edge + step for edge in EDGES if edge < 65_536 for step in (-1, 0, 1)} < sizes
 
@@ -74,7 +74,7 @@ def test_a_run_draws_every_size_once() -> None:
 
 
 def test_a_strategy_that_ignores_an_axis_does_not_reach_its_bands() -> None:
-    """The sizes of calls are measured, so that what a preset asked for does not count."""
+    """Coverage counts the measured sizes of calls, not the sizes that a preset requested."""
     check = dataclasses.replace(toy([], ignores_axis=True), function="a toy that ignores sizes")
     check.bind(TARGETS["host"], PROFILES["default"], "real")()
     reached = {goal for goal in check.goals if COVERAGE.reached[check.function, goal]}
@@ -100,9 +100,9 @@ def test_other_presets_draw_the_usual_sizes() -> None:
 
 @pytest.mark.parametrize("function", ["create_ubatch_slices", "split_attn_metadata"])
 def test_large_examples_leave_no_large_strategy(function: str) -> None:
-    """Hypothesis stores strategies: none of them has all requests of a large batch to choose from.
+    """No strategy that Hypothesis stores samples from all requests of a large batch.
 
-    A night reported what they held as growing memory.
+    A nightly run reported their contents as growing memory.
     """
     num_drawn = 0
     for named in all_checks():

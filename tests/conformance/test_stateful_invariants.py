@@ -1,4 +1,4 @@
-"""Each invariant of the stateful test by itself: broken by hand, it is named with its request."""
+"""The invariants of the stateful test: each one, broken by hand, is reported with its request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SETUP = Setup(block_sizes=(2, 4), kinds=("full", "chunked_local"), padding=8)
 
 
 def execute_a_step() -> tuple[Snapshot, Runner]:
-    """Let two requests be computed in one step: five tokens in blocks 1..3, two in block 6."""
+    """Compute two requests in one step: five tokens in blocks 1..3, two in block 6."""
     scheduler = PlannedScheduler(SETUP)
     scheduler.arrive([101, 102, 103, 104, 105], 9)
     scheduler.arrive([201, 202], 9)
@@ -68,7 +68,7 @@ def check_all(view: View, model: ModelCache) -> None:
 
 
 def test_a_right_step_breaks_none() -> None:
-    """What the runner makes of a step is right, and its keys are where they should."""
+    """A correct step breaks no invariant, and its keys are in the right slots."""
     snapshot, runner = execute_a_step()
     model = ModelCache(SETUP.block_sizes)
     view = view_of(runner, snapshot)
@@ -78,7 +78,7 @@ def test_a_right_step_breaks_none() -> None:
 
 
 def slots(group: int) -> Callable[[Batch], Any]:
-    """Return what gets the slots of a group of a batch."""
+    """Return a getter of the slots of a group of a batch."""
     return lambda batch: batch.metadata[group].slot_mapping
 
 
@@ -124,7 +124,7 @@ T1, T3, T4 = "token 1 of request-1", "token 3 of request-0", "token 4 of request
 def test_a_broken_invariant_is_named(
     part: Callable[[Batch], Any], index: object, value: object, message: str
 ) -> None:
-    """What is wrong with a runner's batch is said in one sentence."""
+    """A broken invariant of a runner's batch is reported in one sentence."""
     snapshot, runner = execute_a_step()
     assert runner.batch is not None
     part(runner.batch)[index] = value
@@ -134,7 +134,7 @@ def test_a_broken_invariant_is_named(
 
 
 def test_keys_of_different_requests_are_distinguished() -> None:
-    """What is in a slot is known by its tokens, by whom it was written, and for which group."""
+    """A slot's content is identified by its tokens, its writer, and its group."""
     snapshot, runner = execute_a_step()
     view = view_of(runner, snapshot)
     model = ModelCache(SETUP.block_sizes)
@@ -156,7 +156,7 @@ def test_keys_of_different_requests_are_distinguished() -> None:
 
 
 def test_a_batch_is_in_order() -> None:
-    """A prefill before a decode is found."""
+    """A prefill before a decode is reported."""
     snapshot, runner = execute_a_step()
     view = view_of(runner, snapshot)
     decode = dataclasses.replace(snapshot.requests["request-1"], start=1)
@@ -173,7 +173,7 @@ def test_a_batch_is_in_order() -> None:
     ["unpadded", "micro_batches", "small_chunks", "logits_tokens", "cp_slot_mappings"],
 )
 def test_what_is_not_made_is_missed(name: str) -> None:
-    """A runner that makes nothing of a batch does not pass for one that makes it right."""
+    """A runner that leaves out a result of a batch fails."""
     snapshot, runner = execute_a_step()
     runner.results[name] = []
     with pytest.raises(ValueError, match=r"^zip\(\) argument"):
@@ -198,7 +198,7 @@ def test_what_is_not_made_is_missed(name: str) -> None:
     ],
 )
 def test_what_is_made_of_a_batch_reads_what_it_does(name: str, message: str) -> None:
-    """Other blocks in what is derived of the first group are found, by the derivation's name."""
+    """Other blocks in a derived result of the first group are reported by that result's name."""
     snapshot, runner = execute_a_step()
     made = runner.results[name][0]
     first = made[0] if name == "micro_batches" else made
@@ -215,7 +215,7 @@ def test_what_is_made_of_a_batch_reads_what_it_does(name: str, message: str) -> 
 
 
 def test_what_builders_are_given_is_the_batch() -> None:
-    """A layer that is given another batch than its group's is found."""
+    """A layer that gets another batch than its group's is reported."""
     snapshot, runner = execute_a_step()
     built = runner.results["attn_metadata"][0]
     built.common.block_table_tensor = built.common.block_table_tensor + 20
@@ -272,7 +272,7 @@ def test_a_failure_is_reported_with_all_previous_steps() -> None:
 
 
 def test_examples_are_the_same_each_time() -> None:
-    """Two runs of the same profile meet the same, and another seed's meet something else."""
+    """Two runs of the same profile reach the same goals; with another seed they differ."""
 
     def reached(profile: Profile) -> dict[tuple[str, str], int]:
         before = COVERAGE.reached.copy()
@@ -291,7 +291,7 @@ def test_examples_are_the_same_each_time() -> None:
     [("dev", (3, 1, 1, 1)), ("default", (20, 5, 5, 1)), ("nightly", (1000, 250, 100, 25))],
 )
 def test_profiles_say_how_many_examples(name: str, numbers: tuple[int, ...]) -> None:
-    """On host and in the simulator, of small sizes and a quarter as many of large ones."""
+    """A profile sets the number of examples on host and simulator, of small and large sizes."""
     options = [
         PROFILES[name].stateful_settings(simulated=simulated, large=large)
         for simulated in (False, True)

@@ -25,7 +25,7 @@ def start(scheduler: PlannedScheduler, plan: Plan | None = None) -> Snapshot:
 
 
 def run(scheduler: PlannedScheduler, *plans: Plan) -> None:
-    """Let steps happen."""
+    """Run steps."""
     for plan in plans:
         start(scheduler, plan)
         scheduler.finish_step(plan)
@@ -81,7 +81,7 @@ def test_a_prefix_outlives_its_request() -> None:
 
 
 def test_a_block_that_is_handed_out_anew_is_found_no_more() -> None:
-    """What stood in it is forgotten when it is taken, and not before."""
+    """A freed block stays in the prefix cache until it is allocated again."""
     pool = RecordedPool(3, reuses_latest=True)
     [first] = pool.get_new_blocks(1)
     key = 0, (7, 8)
@@ -94,7 +94,7 @@ def test_a_block_that_is_handed_out_anew_is_found_no_more() -> None:
 
 
 def test_rejected_drafts_are_written_again() -> None:
-    """Behind one accepted draft of three, the next step begins where the second one stands."""
+    """After one accepted draft of three, the next step begins where the second one was."""
     scheduler = make_scheduler(num_speculative_tokens=3)
     scheduler.arrive(PROMPT[:5], 9)
     plan = Plan(num_drafts=3, accepted=(1,))
@@ -110,7 +110,7 @@ def test_rejected_drafts_are_written_again() -> None:
 
 
 def test_the_latest_is_preempted_when_the_pool_is_dry() -> None:
-    """Its blocks go to one before it, and it is computed again from its prefix on."""
+    """If the pool is dry, the latest request gives up its blocks and is recomputed later."""
     scheduler = make_scheduler(num_spare_blocks=0, max_model_len=12)
     scheduler.arrive(PROMPT[:4], 6)
     scheduler.arrive([1, 2, 3, 4], 6)
@@ -125,7 +125,7 @@ def test_the_latest_is_preempted_when_the_pool_is_dry() -> None:
 
 
 def test_a_plan_says_who_leaves_and_who_sits_out() -> None:
-    """One request is preempted, one ends and one sits the step out, as the plan wants."""
+    """One request is preempted, one ends and one skips the step, as planned."""
     scheduler = make_scheduler()
     for number in range(4):
         scheduler.arrive([10 * number + 1, 10 * number + 2], 5)
@@ -141,7 +141,7 @@ def test_a_plan_says_who_leaves_and_who_sits_out() -> None:
 
 
 def test_nothing_to_compute_is_no_step() -> None:
-    """Runners get the requests that left with the next step."""
+    """Without tokens there is no step; the next step reports the requests that have finished."""
     scheduler = make_scheduler()
     scheduler.arrive(PROMPT, 5)
     run(scheduler, Plan())

@@ -1,4 +1,4 @@
-"""Which targets a run has, and what it says of one that cannot run."""
+"""The targets of a run, and the message about one that cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.targets.target import choose_targets, default_targets
 
 @pytest.fixture
 def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return what makes a package look as if it were not installed."""
+    """Return a function that makes a package look uninstalled."""
 
     def hide(package: str) -> None:
         def find(name: str) -> Any:  # noqa: ANN401  (a module's spec)

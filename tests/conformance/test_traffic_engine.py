@@ -1,4 +1,4 @@
-"""The engine of a trace: what its steps promise, seen from the steps alone."""
+"""The engine of a trace: properties that its steps have, checked from the steps only."""
 
 from collections import Counter
 from dataclasses import replace
@@ -58,7 +58,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def test_no_block_is_owned_twice(run: Run) -> None:
-    """A block is one request's until that ends or is preempted, in one group; 0 is never used."""
+    """A block belongs to one request and group until that ends or is preempted; 0 is never used."""
     engine, _, steps = run
     owned: dict[str, list[int]] = {}
     for step in steps:
@@ -117,7 +117,7 @@ def test_every_request_finishes_with_exactly_its_tokens(run: Run) -> None:
 
 
 def test_computed_tokens_only_grow_but_for_preemption(run: Run) -> None:
-    """A request goes on where it stopped, less rejected drafts; a preempted one from the start."""
+    """A request goes on where it stopped, less rejected drafts; a preempted one starts again."""
     engine, _, steps = run
     ends: dict[str, int] = {}
     for step in steps:
@@ -132,7 +132,7 @@ def test_computed_tokens_only_grow_but_for_preemption(run: Run) -> None:
 
 
 def test_first_come_is_first_served(run: Run) -> None:
-    """A step's requests are in order of arrival, and only the latest of those running lose out."""
+    """A step's requests are in order of arrival, and the latest running ones are preempted."""
     _, _, steps = run
     running: list[int] = []
     for step in steps:
@@ -154,7 +154,7 @@ def number(req_id: str) -> int:
 
 
 def test_some_running_requests_may_not_be_scheduled() -> None:
-    """When decodes alone pass the budget, the latest of them have to wait a step."""
+    """If decodes alone exceed the budget, the latest of them have to wait a step."""
     waiting = 0
     running: set[str] = set()
     for step in make_run("llama-3.1-8b", TIGHT)[2]:
@@ -165,7 +165,7 @@ def test_some_running_requests_may_not_be_scheduled() -> None:
 
 
 def test_drafts_are_brought_along_and_some_rejected() -> None:
-    """Every decode has its drafts, and after it between none and all of them are computed."""
+    """Every decode brings its drafts; none, some or all of them are accepted."""
     settings = Settings(num_speculative_tokens=3)
     trace = [TraceRequest(0.0, 10, 200)]
     steps = list(TraceEngine(trace, get_model("llama-3.1-8b"), settings))[1:]
@@ -176,7 +176,7 @@ def test_drafts_are_brought_along_and_some_rejected() -> None:
 
 
 def test_the_longest_sequence_is_not_passed_by_drafts() -> None:
-    """At the end of the longest sequence there is no room for drafts."""
+    """Drafts do not make a sequence longer than the longest one allowed."""
     settings = Settings(num_speculative_tokens=3, max_model_len=32)
     steps = list(TraceEngine([TraceRequest(0.0, 2, 30)], get_model("llama-3.1-8b"), settings))
     ends = [step.num_computed_tokens["request-0"] for step in steps]
@@ -195,7 +195,7 @@ def test_arrivals_follow_the_clock() -> None:
 
 
 def test_the_same_seed_makes_the_same_steps() -> None:
-    """Steps depend on the trace, the settings and the seed alone."""
+    """Steps depend only on the trace, the settings and the seed."""
 
     def run(seed: int) -> list[SchedulerOutput]:
         engine = TraceEngine(make_trace(20), get_model("gpt-oss-20b"), settings, seed=seed)
@@ -244,7 +244,7 @@ def test_batches_are_cut_from_the_run(model: str) -> None:
 
 
 def test_batches_are_made_once() -> None:
-    """The same arguments give the same batches, in a list of the caller's own."""
+    """The same arguments give the same batches, in a new list."""
     first, again = trace_steps(limit=5), trace_steps(limit=5)
     assert all(a is b for a, b in zip(first, again, strict=True))
     assert first is not again

@@ -1,4 +1,4 @@
-"""The runner of steps, two runners side by side, and the request of a difference."""
+"""The runner of steps, both twins side by side, and the request of a difference."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from conformance.targets.implementations import Implementation
 from conformance.targets.target import REFERENCE, TARGETS, Target
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.layers import deploy_small, make_fast_prefill
-from conformance.traffic.locate import Coordinates, describe, locate
+from conformance.traffic.locate import RequestIndex, describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
@@ -94,13 +94,13 @@ def test_the_twins_agree_in_odd_engines(settings: Settings) -> None:
 
 
 NOT_A_WORKERS = {
-    # What a batch means, and what attention computes of it.
+    # The access relation of a batch, and attention.
     *("kv_reads", "kv_writes", "dense_attention", "paged_attention"),
     *("merge_attention_states", "write_kv_cache"),
-    # Bases, and what functions return.
+    # Base classes, and types of results.
     *("AttentionCGSupport", "AttentionSpec", "KVCacheSpec", "KVCacheLayoutType"),
     "PerLayerParameters",
-    # What happens before there is a worker, or inside functions that are called.
+    # Called before there is a worker, or by other functions.
     *("MemorySnapshot", "request_memory", "set_kv_cache_layout", "is_valid_kv_cache_layout"),
     *("_allocate_kv_cache", "_reshape_kv_cache", "bind_kv_cache", "extract_layer_index"),
     *("initialize_kv_cache_for_kv_sharing", "select_common_block_size"),
@@ -114,7 +114,7 @@ def test_every_name_of_the_twins_is_called() -> None:
     called: set[str] = set()
 
     class Recorder(SimpleNamespace):
-        """The reference, remembering what it was requested."""
+        """`reference`, with a record of the names that were looked up."""
 
         def __getattr__(self, name: str) -> object:
             called.add(name)
@@ -131,7 +131,7 @@ def test_every_name_of_the_twins_is_called() -> None:
 
 
 def test_every_result_leads_to_requests() -> None:
-    """Wherever a difference may be, it is of some request of the step, or of padding."""
+    """Every place in a result belongs to some request of the step, or to padding."""
     runner = Runner(REFERENCE, get_model("llama-4-scout"), settings=SETTINGS)
     for step in make_steps("llama-4-scout", SETTINGS, 40):
         results = runner.execute(step)
@@ -154,14 +154,14 @@ def places(path: str, value: object) -> Iterator[tuple[str, tuple[int, ...] | No
 
 
 def test_layers_that_share_caches_get_the_backends_for_fast_prefill() -> None:
-    """Gemma 3n's layers without caches, and only these, are built for by made backends."""
+    """Gemma 3n's layers without caches, and only these, get the fast prefill backends."""
     serving = Settings(max_model_len=2048).serving(get_model("gemma-3n-e4b"))
     target = TARGETS["host"]
     made = make_fast_prefill(target, deploy_small(target, serving))
     names = [name for group in made.attn_groups.values() for name in group.layer_names]
     assert made.is_real
     assert set(shared_kv_cache_layers(serving)) == set(names)
-    assert made.attn_groups == made.in_turn(0)
+    assert made.attn_groups == made.groups_of_step(0)
     assert {"FastPrefillTritonAttentionBackend"} == {
         group.backend.__name__ for group in made.attn_groups.values()
     }
@@ -179,12 +179,12 @@ def test_handed_out_tensors_keep_their_addresses() -> None:
 
 
 def target_of(module: object, device: str | None = "cpu") -> Target:
-    """Return what has the names of a module as a target."""
+    """Return a module, or an object with a module's names, as a target."""
     return Target("toy", Implementation("toy", cast("ModuleType", module)), device)
 
 
 def refuse(*_: object, **__: object) -> None:
-    """Refuse whatever comes."""
+    """Refuse any call."""
     raise ValueError("refused")
 
 
@@ -256,12 +256,12 @@ def test_a_swap_takes_everything_along() -> None:
 
 
 def test_a_difference_leads_to_its_request() -> None:
-    """Rows, boundaries and tokens lead to a request; what has no single one, to all of the part."""
+    """Rows, boundaries and tokens lead to one request; any other place to all of the part."""
     coordinates = {
-        "": Coordinates(["a", "b", None], ["a", "b", "b", None]),
-        "slots": Coordinates(["a", "b", None], ["a", "b", "b", None], "tokens"),
-        "parts[1]": Coordinates(["b"], ["b"]),
-        "starts[1]": Coordinates(["b", "c"], (), "boundaries"),
+        "": RequestIndex(["a", "b", None], ["a", "b", "b", None]),
+        "slots": RequestIndex(["a", "b", None], ["a", "b", "b", None], "tokens"),
+        "parts[1]": RequestIndex(["b"], ["b"]),
+        "starts[1]": RequestIndex(["b", "c"], (), "boundaries"),
     }
 
     def found(path: str, *index: int) -> list[str]:

@@ -19,7 +19,7 @@ def test_the_longest_request_fits_exactly() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pool_serves_several_requests(model: str) -> None:
-    """The default pool holds a long request of each model, and what others have at once."""
+    """The default pool has blocks for the longest request of a model and for ten short ones."""
     settings, found = Settings(), get_model(model)
     longest = settings.longest_request(found)
     assert min(settings.max_model_len, found.max_context_tokens) == longest

@@ -54,7 +54,7 @@ def test_reads_what_was_written() -> None:
 
 
 def test_reads_the_azure_format(tmp_path: Path) -> None:
-    """Seven digits of a second, other columns, a byte order mark, and rows out of order will do."""
+    """Seven digits of a second, other columns, a byte order mark, and unordered rows are read."""
     path = write(
         tmp_path,
         "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens,Model\n"
@@ -117,7 +117,7 @@ def test_a_bad_value_is_refused(tmp_path: Path, row: str, message: str) -> None:
 def test_a_file_that_is_no_trace_is_refused(
     tmp_path: Path, content: bytes, error: type[Exception], message: str
 ) -> None:
-    """Files without requests or columns, and what is not CSV, are refused, each by its fault."""
+    """Files without requests or columns, or not in CSV, are refused with the reason."""
     path = tmp_path / "trace.csv"
     path.write_bytes(content)
     with pytest.raises(error, match=message):

@@ -16,7 +16,7 @@ RAW = np.arange(24, dtype=np.int8)
 
 
 def difference_line(make: Callable[[Any], Any], wrong: Callable[[Any], Any]) -> str | None:
-    """Return what a target is reported that answers `wrong` where `make` is right."""
+    """Return the reported difference of a target that answers `wrong` instead of `make`."""
     tensor = torch.from_numpy(RAW.copy())
     arguments = {"raw": RAW}, {"raw": tensor}
     difference = first_view_difference(make(RAW), wrong(tensor), *arguments)
@@ -130,7 +130,7 @@ def test_what_is_in_a_shared_list_has_one_place() -> None:
 
 
 def test_what_is_shared_many_times_is_looked_at_once() -> None:
-    """A list of one list, and so on, has more paths than could be walked."""
+    """Shared lists are compared once: nested ones have too many paths to walk."""
     ours: Any = [1, [2]]
     theirs: Any = [1, [2]]
     for _ in range(40):

@@ -21,7 +21,7 @@ PACKAGE = "conformance.adapters.vllm"
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    """Return the stand-in on the host; the adapter's modules are imported for it alone."""
+    """Yield the stand-in on the host; the adapter's modules are imported for this test only."""
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith(PACKAGE)}
     for name, module in vllm_stand_in.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -56,7 +56,7 @@ def test_a_wrong_answer_is_found(target: Target, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_release_lacks_is_absent(target: Target) -> None:
-    """So is a method of ours that vLLM's class does not have."""
+    """Functions, classes and methods that vLLM lacks are absent."""
     for name in ("gather_mm_placeholders", "CommonAttentionMetadata.validate", "BlockTables"):
         with pytest.raises(Absent, match="vllm lacks"):
             target.lookup(name)
@@ -64,7 +64,7 @@ def test_what_a_release_lacks_is_absent(target: Target) -> None:
 
 
 def test_options_that_are_missing_are_not_supported(target: Target) -> None:
-    """Three regions, and more than one rank, which the kernel for CPUs does not know."""
+    """Three regions, and more than one rank, are not supported by the kernel for CPUs."""
     with pytest.raises(Unsupported, match="3 regions"):
         target.lookup("reorder_batch_to_split_decodes_and_prefills")(None, None)
     with pytest.raises(Unsupported, match="rank"):

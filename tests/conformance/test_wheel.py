@@ -32,7 +32,7 @@ FEW = (
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return a Python of a new environment that has the wheel, and what else there is here."""
+    """Yield a Python of a new environment with the wheel and the packages of this environment."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", REPOSITORY, "--no-deps", "--quiet", "-w", folder]
@@ -45,7 +45,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     venv.create(folder / "venv")
     place = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
     site = Path(sysconfig.get_path("purelib", "venv", vars=place))
-    # What lies there is found, but not what its own .pth files name: not this repository.
+    # Python finds the packages there, but does not read their .pth files: one adds this repository.
     (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
     [wheel] = folder.glob("*.whl")
     shutil.unpack_archive(wheel, site, "zip")
@@ -62,7 +62,7 @@ def run(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_four_typed_packages_and_a_command(python: str, tmp_path: Path) -> None:
-    """There is no `tools` in site-packages; each package has its marker of types."""
+    """There is no `tools` in site-packages; each package has its `py.typed`."""
     code = (
         "from importlib.metadata import distribution\n"
         "found = distribution('kvtwin')\n"
@@ -78,7 +78,7 @@ def test_four_typed_packages_and_a_command(python: str, tmp_path: Path) -> None:
 
 
 def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> None:
-    """A module that is installed is run by two workers, the wheel's own copy of it."""
+    """An installed module is run by two workers, which use the wheel's own copy of it."""
     chosen = ("--impl", "fast", "--functions", "get_dcp_local_seq_lens", "-n", "2")
     found = run(python, tmp_path, *chosen, *FEW)
     assert 0 == found.returncode, found.stdout + found.stderr
@@ -118,7 +118,7 @@ def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> 
 def test_an_unknown_name_is_a_one_line_error(
     python: str, tmp_path: Path, arguments: tuple[str, ...], line: str
 ) -> None:
-    """It ends the run before it begins, with status 4; nothing is left behind."""
+    """An unknown name ends the run at the start, with status 4, and leaves nothing behind."""
     found = run(python, tmp_path, *arguments)
     assert (pytest.ExitCode.USAGE_ERROR, "") == (found.returncode, found.stdout)
     [printed] = found.stderr.strip().splitlines()

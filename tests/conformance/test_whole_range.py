@@ -22,7 +22,7 @@ DRAWN = tuple(preset for preset in ON_HOST if preset not in {MINIMAL, TRAFFIC})
 
 @pytest.mark.parametrize("presets", [ON_HOST, IN_SIMULATOR, OF_PAIRS])
 def test_the_smallest_is_first(presets: tuple[Preset, ...]) -> None:
-    """Failing inputs shrink towards it, and half of the cases have this size."""
+    """Half of the presets, and the first one, are minimal, so that failing inputs shrink to it."""
     assert MINIMAL is presets[0]
     assert presets.count(MINIMAL) == len(presets) / 2
     assert len(set(presets)) == len({preset.name for preset in presets})

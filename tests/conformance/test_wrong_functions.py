@@ -1,7 +1,7 @@
-"""Wrong functions, end to end: a file that re-exports `fast` with one function made wrong.
+"""Wrong functions, end to end: a file that re-exports `fast` with one wrong function.
 
 The run fails with exactly that function and names the first difference in one line; the stored case
-that it leaves shows the same in a fresh process, until the function is put right. The catalogue of
+that it leaves shows the same in a fresh process, until the function is fixed. The catalogue of
 bugs has many more, and says of some what their first difference must be.
 """
 
@@ -42,7 +42,7 @@ def get_kv_cache_layout():
 
 
 def _run(arguments: list[str], folder: Path) -> None:
-    """Run the harness in this process, which is a forked one; write what it says to a file."""
+    """Run the harness in this forked process, and write its output to a file."""
     os.chdir(folder)
     with (folder / "output.txt").open("w", buffering=1) as output:
         os.dup2(output.fileno(), 1)
@@ -54,14 +54,14 @@ def _run(arguments: list[str], folder: Path) -> None:
 
 
 def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
-    """Run the harness in a process of its own, which has what is imported here already.
+    """Run the harness in a forked process, with the modules that are imported here.
 
     Args:
         arguments: Those of `python -m conformance`.
-        folder: Where.
+        folder: The working directory.
 
     Returns:
-        The exit status, and what was said.
+        The exit status, and the output.
     """
     checked_functions()  # imports all of the harness
     child = multiprocessing.get_context("fork").Process(target=_run, args=(arguments, folder))
@@ -92,7 +92,7 @@ def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
 def test_one_wrong_function_is_reported(
     source: str, function: str, expected: str, modules: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """It alone fails, in one line, which its stored case shows until the function is mended."""
+    """Only this function fails, in one line, which its stored case repeats until it is fixed."""
     impl = tmp_path / f"{tmp_path.name}.py"  # no other module of this process has that name
     impl.write_text(source)
     tests = [f"test_{name}.py" for name in modules]
@@ -134,7 +134,7 @@ def split_decodes_and_prefills(common_attn_metadata, decode_threshold=1, require
 
 
 def test_a_right_function_that_validates_nothing_has_no_wrong_answers(tmp_path: Path) -> None:
-    """It reads fewer fields than `reference`, and accepts metadata that lacks the others."""
+    """A correct function that reads fewer fields, and validates none, has no wrong answers."""
     (tmp_path / "mine.py").write_text(TEN_LINES)
     chosen = ["--functions=split_decodes_and_prefills", "--profile=dev", "-q", "--failures=."]
     status, output = run(["--impl=mine.py", *chosen], tmp_path)

@@ -53,7 +53,7 @@ WINDOWS = {
 }
 
 KIB_OF_A_TOKEN = {
-    # What is said of these caches in bfloat16, over all layers.
+    # Published sizes of these caches in bfloat16, over all layers.
     "llama-3.1-8b": 128,
     "llama-3.1-70b": 320,
     "qwen2.5-7b": 56,
@@ -86,7 +86,7 @@ def test_a_model_has_the_published_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", KIB_OF_A_TOKEN)
 def test_a_token_takes_the_known_bytes(name: str) -> None:
-    """What a token takes over all layers is what is published, or commonly said, of the model."""
+    """The cache size of a token, over all layers, is the model's published or usual figure."""
     target, serving = REFERENCE, Serving(model=get_model(name))
     groups = make_groups(target, serving)
     block_sizes = {group.block_size for group in groups}
@@ -137,7 +137,7 @@ def test_layers_share_the_cache_of_the_last_of_their_kind() -> None:
 def test_states_raise_the_block_size(
     name: str, states: list[tuple[str, tuple[int, ...], str | None]], block_size: int
 ) -> None:
-    """States have the published sizes, and a block of attention takes no less than they do."""
+    """Mamba states have their published sizes, and an attention block is at least as large."""
     model = get_model(name)
     layer = next(layer for layer in model.layers if layer.states)
     assert states == [(state.name, state.shape, state.dtype) for state in layer.states]
@@ -277,7 +277,7 @@ def test_a_dtype_is_that_of_attention_alone() -> None:
 
 
 def test_backends_take_the_place_of_those_they_suit() -> None:
-    """The first backend that suits a layer computes it, and all of them make the block size."""
+    """The first suitable backend computes a layer; all backends determine the block size."""
     model = get_model("jamba-v0.1")
     serving = Serving(model=model, backends=("FLASHINFER", "FLASH_ATTN"))
     assert {"MAMBA1_ATTN", "FLASHINFER"} == {layer.backend for layer in serving.layers}
@@ -291,7 +291,7 @@ def test_backends_take_the_place_of_those_they_suit() -> None:
 
 
 def test_a_memory_without_a_block_is_refused() -> None:
-    """A byte less than a block is not a block."""
+    """Memory that is a byte short of a block is refused."""
     target, serving = REFERENCE, Serving(model=get_model("gpt-oss-20b"))
     groups = make_groups(target, serving)
     one_block = block_bytes(target, groups)
@@ -312,7 +312,7 @@ def test_the_last_group_of_a_kind_may_be_shorter() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tensor_holds_one_layer_of_a_group(name: str) -> None:
-    """Layers over one tensor have it at the same blocks, so no two are of one group, or all share.
+    """Layers that share a tensor are of different groups, unless they share a cache.
 
     Every layer that has a cache, of its own or another's, is in one tensor and one group.
     """

@@ -17,7 +17,7 @@ from tests.vllm_metadata import CommonAttentionMetadata
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullAttentionSpec:
-    """A spec that only takes keywords, with a field of which ours knows nothing."""
+    """A spec that only takes keywords, with a field that ours lacks."""
 
     block_size: int
     num_kv_heads: int
@@ -30,7 +30,7 @@ class FullAttentionSpec:
 
 @dataclasses.dataclass(frozen=True)
 class MambaSpec:
-    """A spec of which only the default is read."""
+    """A spec that is only used for its default type."""
 
     block_size: int
     shapes: tuple[tuple[int, ...], ...]
@@ -75,7 +75,7 @@ def _as_fast(theirs: CommonAttentionMetadata) -> fast.CommonAttentionMetadata:
 def _from_fast(found: fast.CommonAttentionMetadata) -> CommonAttentionMetadata:
     known = {f.name for f in dataclasses.fields(CommonAttentionMetadata)} - {"encoder_seq_lens"}
     fields = {name: value for name, value in vars(found).items() if name in known}
-    fields["max_query_len"] = np.int32(found.max_query_len)  # so it is in vLLM
+    fields["max_query_len"] = np.int32(found.max_query_len)  # as in vLLM
     return CommonAttentionMetadata(
         **fields,
         seq_lens_cpu_upper_bound=found.seq_lens_cpu,
@@ -128,7 +128,7 @@ MODULES: dict[str, tuple[Any, ...]] = {
     "v1.worker.block_table": (BlockTable,),
     "platforms": (),
 }
-"""What each module below `vllm` has."""
+"""The contents of each module below `vllm`."""
 
 
 def modules() -> dict[str, types.ModuleType]:

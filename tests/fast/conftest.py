@@ -1,4 +1,4 @@
-"""What the tests of `fast` share: a batch written as lists, and the simulator in a GPU's place."""
+"""Shared by the tests of `fast`: a batch written as lists, and the simulator instead of a GPU."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
 
 
 def double(x: torch.Tensor) -> None:
-    """Stand for a kernel."""
+    """Stand in for a kernel."""
 
 
 def make_kernel() -> Kernel:
@@ -28,7 +28,7 @@ def make_kernel() -> Kernel:
 
 
 def words_of_tensor(x: torch.Tensor) -> list[int]:
-    """Return what numba's kernels take for a tensor, as the tensor itself says it."""
+    """Return the words that numba's kernels take for a tensor, computed from the tensor itself."""
     size = x.element_size()
     return [0, 0, x.numel(), size, x.data_ptr(), *x.shape, *(size * one for one in x.stride())]
 
@@ -93,7 +93,7 @@ class Recorder:
 
 
 def make_buffer(values: list[int]) -> fast.CpuGpuBuffer:
-    """Return a buffer of int32 with two entries more, which mean nothing."""
+    """Return an int32 buffer with two more entries, whose values do not matter."""
     made = fast.CpuGpuBuffer(len(values) + 2, dtype=torch.int32, device="cpu", pin_memory=False)
     made.np[:] = [*values, 77, 77]
     made.copy_to_gpu()
@@ -119,7 +119,7 @@ def step() -> dict[str, Any]:
 
 @pytest.fixture
 def simulate() -> Callable[..., None]:
-    """Return what runs a kernel in the simulator, where its greenlets are installed."""
+    """Return the simulator's `simulate`, or skip the test if greenlet is not installed."""
     pytest.importorskip("greenlet", reason="the simulator needs greenlet: kvtwin[test] has it")
     from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
 

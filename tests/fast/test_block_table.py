@@ -32,7 +32,7 @@ def gathered(tables: BlockTables, rows: list[int]) -> list[list[list[int]]]:
 
 @pytest.mark.usefixtures("path")
 def test_addresses_stay() -> None:
-    """What is handed out is at the same addresses in every step."""
+    """Results have the same addresses in every step."""
     tables = filled()
     starts, positions = int32([0, 2]), torch.tensor([0, 1])
 
@@ -50,7 +50,7 @@ def test_addresses_stay() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_bad_request_slots_unchecked() -> None:
-    """A request slot that is not there gives a row of nulls, and no neighbour's."""
+    """A request slot that does not exist gives a row of null blocks."""
     tables = filled()
     with fast.checks(enabled=False):
         views = tables.gather_block_tables(int32([4, 2, -2, 2**31 - 1]))
@@ -84,7 +84,7 @@ def test_outlive_inference_mode() -> None:
 
 
 def test_devices_are_checked() -> None:
-    """The tables are on a device, and so is a mapping."""
+    """The device of the tables must be a device, and that of a mapping theirs."""
     with pytest.raises(TypeError, match="device must be a device"):
         BlockTables([2], 4, 8, 8, 0, False)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(ValueError, match="idx_mapping is on meta, expected cpu"):
@@ -101,7 +101,7 @@ def test_tables_on_another_device_compute_nothing() -> None:
 
 
 def test_the_largest_tables_are_laid_out() -> None:
-    """Tables of just under 2**63 bytes are not too large, but for a machine."""
+    """Tables of just under 2**63 bytes can be laid out, though no machine can allocate them."""
     tables = object.__new__(BlockTables)
     most = {"max_num_reqs": 2**31 - 1, "max_num_batched_tokens": 1, "max_model_len": 2**30}
     vars(tables).update(most, block_sizes=[1])
@@ -137,7 +137,7 @@ def test_what_cannot_be_appended(
 
 
 def test_an_array_is_no_list_of_ends() -> None:
-    """It is refused by name, though another group has an end too many."""
+    """An array is refused by name, even if another group has an end too many."""
     tables = fast.BlockTables([2, 4], 4, 8, 64, "cpu", pin_memory=False)
     with pytest.raises((TypeError, ValueError), match=ENDS):
         tables.append_block_ids([], [[np.array([0, 0])], [0, 0]], [[], []], [])  # type: ignore[list-item]

@@ -17,7 +17,7 @@ Copy = Callable[[Any], Any]
 
 
 def reduce_and_rebuild(value: object) -> object:
-    """Send a value through what `torch.multiprocessing` sends it through, in this process."""
+    """Pickle a value as `torch.multiprocessing` does, and load it in this process."""
     buffer = io.BytesIO()
     ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return pickle.loads(buffer.getbuffer())  # noqa: S301  (our own)
@@ -87,7 +87,7 @@ def test_a_copy_is_as_its_original(name: str) -> None:
 @pytest.mark.parametrize("name", COPIES)
 @pytest.mark.usefixtures("path")
 def test_a_copy_goes_its_own_way(name: str) -> None:
-    """What is done to a copy or to its original is nothing to the other."""
+    """Changes to a copy do not affect the original, and the other way round."""
     tables = make_tables()
     made = COPIES[name](tables)
     views = tables.gather_block_tables(int32(1, 0, 2))
@@ -119,7 +119,7 @@ def send_results(tables: fast.BlockTables) -> None:
 @pytest.mark.parametrize("move", [share_results, send_results])
 @pytest.mark.usefixtures("path")
 def test_results_whose_memory_moves(move: Callable[[fast.BlockTables], None]) -> None:
-    """Where torch moves the memory of results, later calls write where it is now."""
+    """If torch moves the memory of results, later calls write to the new memory."""
     tables = make_tables()
     move(tables)
     ballast = [torch.full((64,), 7, dtype=torch.int32) for _ in range(64)]  # in what was freed
@@ -133,7 +133,7 @@ def test_results_whose_memory_moves(move: Callable[[fast.BlockTables], None]) ->
 
 
 def answer(tables: fast.BlockTables, views: list[torch.Tensor], queue: Any) -> None:  # noqa: ANN401
-    """Go on with the tables in another process, and tell what they hold there."""
+    """Use the tables in another process, and send their contents back."""
     found = [view.tolist() for view in views], slots(tables), gathered(tables, 1, 0, 2)
     append(tables, 0, 21)
     queue.put((*found, gathered(tables, 0)))

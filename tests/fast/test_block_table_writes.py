@@ -1,7 +1,7 @@
-"""Writes into the results of block tables, by those who got them.
+"""Writes by callers into the results of block tables.
 
-What torch does bumps a tensor's version, so the next call writes all of the buffer again. What
-torch cannot see is not allowed, and is found in checked mode.
+Writes by torch bump a tensor's version, so the next call writes all of the buffer again. Writes
+that torch cannot see are not allowed, and are detected in checked mode.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def test_padding_that_runners_write(checked: bool) -> None:
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.usefixtures("path")
 def test_all_of_the_buffers_is_written_again(checked: bool) -> None:
-    """What stands past the requests and tokens of a step is nulls and -1 again, too."""
+    """Entries past the requests and tokens of a step are nulls and -1 again, too."""
     tables = make_tables()
     whole = (*tables.get_dummy_block_tables(3), tables.get_dummy_slot_mappings(6))
     with fast.checks(checked):
@@ -77,12 +77,12 @@ Write = Callable[[torch.Tensor], object]
 
 
 def through_numpy(view: torch.Tensor) -> None:
-    """Write to where the view begins, through NumPy."""
+    """Write to the start of the view, through NumPy."""
     view.numpy()[-1, -1] = 99
 
 
 def through_data(view: torch.Tensor) -> None:
-    """Write to where the view begins, past torch's version counter."""
+    """Write to the start of the view, past torch's version counter."""
     view.data[-1, -1] = 99
 
 
@@ -92,7 +92,7 @@ UNSEEN = pytest.mark.parametrize("write", [through_numpy, through_data])
 @UNSEEN
 @pytest.mark.usefixtures("path")
 def test_unseen_writes_into_tables_are_found(write: Write) -> None:
-    """In checked mode a write that torch does not see is refused once, by what it wrote."""
+    """In checked mode a write that torch does not see is reported once, by the value written."""
     tables = make_tables()
     view = tables.gather_block_tables(torch.tensor([0, 1, -1], dtype=torch.int32))[0]
     write(view)  # into a padded row, which the next step would not write again

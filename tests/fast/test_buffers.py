@@ -20,7 +20,7 @@ def test_two_halves() -> None:
 
 
 def test_outlives_inference_mode() -> None:
-    """What is made in inference mode can be written outside."""
+    """A buffer that is made in inference mode can be written outside."""
     with torch.inference_mode():
         buffer = make(2)
     buffer.np[:] = 7
@@ -45,7 +45,7 @@ def test_pins_where_it_can() -> None:
 def test_refuses(
     size: tuple[int, ...], changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    """What is wrong with an argument is reported with its name."""
+    """An invalid argument is refused by its name."""
     arguments = {"dtype": torch.int32, "device": "cpu", "pin_memory": False, **changes}
     with pytest.raises(error, match=message):
         CpuGpuBuffer(*size, **arguments)

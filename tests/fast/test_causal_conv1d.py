@@ -39,7 +39,7 @@ def test_results_are_new() -> None:
 def test_blocks_of_several_sequences(
     max_blocks: int, simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer blocks of threads than sequences, as past 1024 of these, list all programs."""
+    """With fewer thread blocks than sequences, as past 1024 of these, all programs are listed."""
     starts = torch.cumsum(torch.tensor([0, 3, 0, 70, 8, 1, 0, 33]), 0).int()
     expected = compute(starts)
     monkeypatch.setattr("fast.causal_conv1d.MAX_BLOCKS", max_blocks)
@@ -51,7 +51,7 @@ def test_blocks_of_several_sequences(
 
 @pytest.mark.usefixtures("path")
 def test_a_wrong_copy_unchecked() -> None:
-    """Starts that contradict their copy are listed as far as there is room, and no further."""
+    """Starts that contradict their copy are listed up to the end of the result, and not past it."""
     starts = int32([0, 8 * 3000, 8 * 3001])
     _, batch_ptr, _ = compute(starts, query_start_loc_p_cpu=int32([0, 8, 16]))
     assert 2048 == len(batch_ptr)
@@ -70,7 +70,7 @@ def test_a_wrong_copy_unchecked() -> None:
     ],
 )
 def test_bad_starts_unchecked(starts: list[int], message: str) -> None:
-    """Starts that decrease cannot make a list of more programs than tokens can need."""
+    """Even unchecked, starts that list more programs than the tokens can need are refused."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
         compute(int32(starts))
 

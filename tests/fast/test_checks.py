@@ -70,7 +70,7 @@ def test_what_is_no_int(value: object) -> None:
 
 @pytest.mark.parametrize("value", [np.int32(3), np.uint8(3), 3])
 def test_ints_become_pythons(value: object) -> None:
-    """NumPy's integers are taken, and leave as Python's."""
+    """NumPy integers are accepted, and converted to Python ints."""
     assert type(_checks.check_int("block_size", value)) is int
 
 
@@ -95,7 +95,7 @@ def test_strided_values_are_checked_where_they_stand() -> None:
 
 @pytest.mark.parametrize("device", ["nonsense", "cpu:x"])
 def test_device_that_is_none(device: str) -> None:
-    """A text that names no device is a ValueError."""
+    """A string that is no device is a ValueError."""
     with pytest.raises(ValueError, match="expected a device"):
         _checks.check_device("device", device)
 
@@ -108,7 +108,7 @@ def test_host_copies_are_on_the_host() -> None:
 
 
 def test_later_switches_outlive_a_dropped_one() -> None:
-    """A switch holds that came after one whose object was dropped, and before one undone."""
+    """A switch stays in force if the one before is dropped and the one after is undone."""
     mode = checked_mode.ProcessMode(enabled=False)
     first, second, third = (fast.checks.__new__(fast.checks) for _ in range(3))
     for by, enabled in ((first, True), (second, False), (third, True)):

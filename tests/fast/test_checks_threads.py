@@ -1,4 +1,4 @@
-"""Checked mode in threads and asyncio tasks: a block holds for its own, and leaves nothing."""
+"""Checked mode in threads and asyncio tasks: a block only affects its own thread or task."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from conformance.execution.interrupts import Interrupter
 
 
 def refuses() -> bool:
-    """Say whether a call refuses a bad value, as it does in checked mode alone."""
+    """Return whether a call refuses a bad value, which it only does in checked mode."""
     try:
         fast.get_dcp_local_seq_lens(torch.tensor([-1], dtype=torch.int32))
     except ValueError:
@@ -60,7 +60,7 @@ def test_blocks_begin_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_blocks_in_any_order(seed: int) -> None:
-    """Threads that enter and leave blocks in any order are each checked as their own blocks say."""
+    """Threads that enter and leave blocks in any order are each checked by their own blocks."""
     chance = random.Random(seed)  # noqa: S311  (no secret)
     with actors(4) as threads:
         blocks: dict[Actor, list[tuple[bool, Any]]] = {actor: [] for actor in threads}
@@ -156,7 +156,7 @@ def test_a_plain_call_holds_for_all_threads() -> None:
 
 
 def test_a_plain_call_inside_a_block() -> None:
-    """A plain call inside a block is about the process, and stays when the block ends."""
+    """A plain call inside a block sets the mode of the process, also after the block."""
     with actors(2) as (one, other):
         try:
             block = one.do(lambda: fast.checks(enabled=True).__enter__())

@@ -38,7 +38,7 @@ def test_untested_versions_are_refused(
 
 
 def test_another_cuda_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that cuda.core no longer has are found before anything is launched."""
+    """Names that cuda.core no longer has are detected before anything is launched."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(direct_launch, "_core", lambda: SimpleNamespace(Device=1, LaunchConfig=2))
     with pytest.raises(UnfitError, match=r"cuda\.core has no Linker, LinkerOptions, ObjectCode"):
@@ -46,25 +46,25 @@ def test_another_cuda_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gpu:
-    """Stands for the GPUs: who enters which one's context, and what is launched."""
+    """Fake GPUs: a record of launches, and of the threads that entered each context."""
 
     def __init__(self) -> None:
         self.entered: list[tuple[int, str]] = []
         self.launched: list[tuple[Any, ...]] = []
 
     def device(self, index: int) -> SimpleNamespace:
-        """Stand for `cuda.core.Device`."""
+        """Return a fake `cuda.core.Device`."""
         name = threading.current_thread().name
         return SimpleNamespace(set_current=lambda: self.entered.append((index, name)))
 
     def launch(self, *args: object) -> None:
-        """Stand for `cuda.core.launch`."""
+        """Record a call of `cuda.core.launch`."""
         self.launched.append(args)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """Put a stand-in in the place of cuda.core's devices and launches, and of torch's stream."""
+    """Replace the devices and launches of cuda.core, and torch's stream, by fakes."""
     core = pytest.importorskip("cuda.core")
     gpu = Gpu()
     monkeypatch.setattr(core, "Device", gpu.device)

@@ -1,6 +1,6 @@
-"""The device path with fake tensors of a GPU, which have no values, and know where they are.
+"""The device path with fake tensors of a GPU, which have a device but no values.
 
-On CPU tensors, with simulated kernels, an operator that meets tensors of two devices goes unseen.
+On CPU tensors, with simulated kernels, an operator that mixes devices goes unnoticed.
 """
 
 import sys
@@ -27,19 +27,19 @@ GPU = torch.device("cuda", 0)
 
 
 def upload(array: np.ndarray, device: torch.device, *, pin_memory: bool) -> torch.Tensor:
-    """Stand for `fast.pinned.upload`, whose pinned memory takes a driver."""
+    """Replace `fast.pinned.upload`, whose pinned memory needs a driver."""
     del pin_memory
     dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
     return torch.empty(array.shape, dtype=dtype, device=device)
 
 
 def accept_fakes(check: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a check of memory that takes a GPU's fake tensors, which `fast` refuses."""
+    """Return a check of memory that accepts a GPU's fake tensors, which `fast` refuses."""
     return lambda name, value: 64 if value.device == GPU else check(name, value)
 
 
 class Gpu:
-    """Stands for a GPU.
+    """A fake GPU.
 
     Attributes:
         launched: The kernels, in the order in which they were launched.
@@ -51,7 +51,7 @@ class Gpu:
     def launch(
         self, kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[object, ...]
     ) -> None:
-        """Check a launch's limits and arguments, as a GPU and the compiled kernel have them."""
+        """Check a launch against the limits of a GPU and the parameters of the kernel."""
         self.launched.append(kernel)
         assert 1 <= grid[0] < 2**31
         assert 1 <= grid[1] < 2**16
@@ -69,7 +69,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """Put the stand-in in a GPU's place."""
+    """Replace a GPU by the fake."""
     from fast._native import memory  # noqa: PLC0415  (whose checks are replaced)
 
     stand_ins = {
@@ -213,7 +213,7 @@ CALLS: dict[str, tuple[Callable[[], list[torch.Tensor]], list[str]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_everything_stays_on_the_gpu(name: str, gpu: Gpu) -> None:
-    """No operator meets tensors of two devices, and kernels are launched as they were compiled."""
+    """No operator mixes devices, and kernels are launched as they were compiled."""
     call, kernels = CALLS[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         results = call()

@@ -52,7 +52,7 @@ def test_devices_are_checked_in_both_modes(make_batch: Make, *, checked: bool) -
 
 
 def test_wrong_starts_with_indices_on_another_device(make_batch: Make) -> None:
-    """What is wrong with the starts is said as on the CPU, before devices are compared."""
+    """Invalid starts are reported as on the CPU, before devices are compared."""
     batch = armed(make_batch, [1, 2], (3,))
     batch.logits_indices_padded, batch.query_start_loc = int32([1, 2]).to("meta"), None
     with pytest.raises(TypeError, match="query_start_loc must be a"):

@@ -23,14 +23,14 @@ def nested(depth: int) -> frozenset[object]:
 
 
 class Foreign:
-    """What raises something of its own when it is added to a number."""
+    """An object that raises an exception of another class when it is added to a number."""
 
     def __radd__(self, other: object) -> int:
         raise KeyError(other)
 
 
 class Disguised:
-    """What is an int when it is added to one."""
+    """An object that gives an int when it is added to one."""
 
     def __radd__(self, other: object) -> int:
         return 1
@@ -85,7 +85,7 @@ def test_large_ints(length: int) -> None:
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("length", [3, MARSHAL_FROM])
 def test_anything_else_has_to_be_looked_at(value: object, place: int, length: int) -> None:
-    """What is not an int is reported from one, wherever it stands."""
+    """A value that is not an int is reported, wherever it is in the list."""
     values: list[object] = [105] * length
     values[place] = value
     for kind in (list, tuple):
@@ -96,7 +96,7 @@ def test_anything_else_has_to_be_looked_at(value: object, place: int, length: in
 
 
 def test_what_looks_like_ints_is_none() -> None:
-    """Bytes that would be kinds, at the places where kinds stand, belong to what is not an int."""
+    """Bytes that look like the type codes of ints are not taken for ints."""
     # Written: "s", a length of 4 bytes, and as many bytes: as long as ints.
     for count in range(1, 9):
         for values in ([b"i" * 5 * count], [b"i" * (5 * count - 5), 105], [105, b"i" * 5 * count]):
@@ -106,7 +106,7 @@ def test_what_looks_like_ints_is_none() -> None:
 
 
 def test_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python whose `marshal` writes ints otherwise fails the test at import, and is not used."""
+    """If `marshal` writes ints in another format, the test at import fails and it is not used."""
     assert int_packing.MARSHAL_WORKS
     assert int_packing._marshal_works()
     monkeypatch.setattr(int_packing.marshal, "dumps", lambda *_: b"")

@@ -62,7 +62,7 @@ SETUP: list[Act] = [
     compute_slots([0, 2, 3, 3], [0, 1, 2, 9]),
     append([1], [34], overwrite=False),
 ]
-"""Brings the tables into a state in which every row is of another length."""
+"""Operations after which every row has another length."""
 
 INTERRUPTED: dict[str, Act] = {
     "append": append([0, 1], [41, 42], overwrite=False),
@@ -84,11 +84,11 @@ AFTERWARDS: list[Act] = [
     lambda tables: tables.swap_rows(0, 2),
     gather(2, 0),
 ]
-"""What the caller goes on with, whether the interrupted call happened or not."""
+"""Operations after the interrupted call, whether it took effect or not."""
 
 
 class ObservedTables:
-    """Block tables of one of the twins, with views of all that they hand out."""
+    """Block tables of one of the twins, with views of all their results."""
 
     def __init__(self, twin: ModuleType) -> None:
         self.tables = twin.BlockTables(
@@ -118,7 +118,7 @@ class ObservedTables:
 
 
 def state_of(value: Any) -> Any:  # noqa: ANN401  (whatever an object holds)
-    """Return all that an object of `fast` holds, to be compared."""
+    """Return all state of an object of `fast`, for comparison."""
     if isinstance(value, torch.Tensor):
         return value._version, value.tolist()
     if isinstance(value, np.ndarray):
@@ -133,7 +133,7 @@ def state_of(value: Any) -> Any:  # noqa: ANN401  (whatever an object holds)
 
 
 def interruptions(act: Act, on_path: OnPath) -> Iterator[tuple[Interrupter, ObservedTables]]:
-    """Yield the tables of each interrupted call, and what interrupted it."""
+    """Yield the interrupter and the tables of each interrupted call."""
     at = 1
     while True:
         observed, interrupter = ObservedTables(fast), Interrupter(fast, at)
@@ -148,7 +148,7 @@ def interruptions(act: Act, on_path: OnPath) -> Iterator[tuple[Interrupter, Obse
 
 @pytest.fixture(params=["host", "sim"])
 def on_path(request: pytest.FixtureRequest) -> OnPath:
-    """Return what makes calls inside it take the host path, or the device path in the simulator."""
+    """Return a maker of contexts in which calls take the host path, or a simulated device path."""
     if request.param == "host":
         return contextlib.nullcontext
     simulate = request.getfixturevalue("simulate")

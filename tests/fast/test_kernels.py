@@ -38,7 +38,7 @@ MODULES = (block_table, causal_conv1d, fast_prefill, local_attention, multimodal
 
 
 def test_every_kernel_is_registered() -> None:
-    """What is declared in a module of kernels is found in `KERNELS`, each name once."""
+    """Every kernel that a module of kernels declares is in `KERNELS`, each name once."""
     declared = [
         value for module in MODULES for value in vars(module).values() if isinstance(value, Kernel)
     ]
@@ -56,7 +56,7 @@ def test_signatures_name_every_parameter(kernel: Kernel) -> None:
 
 
 def test_names_in_kernels() -> None:
-    """A kernel names NumPy, constants, device functions and `cuda`, and nothing else."""
+    """A kernel uses NumPy, constants, device functions and `cuda`, and no other global."""
     allowed = (int, DeviceFunction, type(np), type(cuda.cuda))
     for kernel in KERNELS:
         names = kernel.py_func.__globals__
@@ -130,9 +130,9 @@ def run_gather_rows() -> list[torch.Tensor]:
 def test_any_block_and_any_order(
     run: Callable[[], list[torch.Tensor]], simulate: Callable[..., None]
 ) -> None:
-    """Kernels give the same for any threads in a block and any order, and nothing races.
+    """Kernels give the same for any number of threads and any order, without races.
 
-    The conformance run shows it of the other kernels: its inputs have fewer tiles than these.
+    The conformance run covers the other kernels; its inputs have too few tiles for these.
     """
     results = []
     for threads, seed in ((32, 0), (32, 1), (1, 2), (2, 3), (5, 4), (128, 5)):
@@ -142,7 +142,7 @@ def test_any_block_and_any_order(
 
 
 def test_which_columns_are_gathered(simulate: Callable[..., None]) -> None:
-    """A table is stepped through by its strides; nothing outside of it is read, or followed."""
+    """Columns are read by the table's strides; nothing outside of the table is read."""
     with simulated_by(simulate, threads=4):
         [gathered] = run_columns()
         nothing = gather_columns(torch.zeros(2, 0, dtype=torch.int32), [0, 1], [0, 5], 3)
@@ -158,7 +158,7 @@ def test_which_columns_are_gathered(simulate: Callable[..., None]) -> None:
 
 
 def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
-    """A True entry's rank is how many are before it; how many there are comes after."""
+    """The rank of a True entry is the number of those before it; their total comes after."""
     with simulated_by(simulate, threads=4):
         counts, ranks = rank()
     assert NUM_EMBEDS == counts.sum()
@@ -168,7 +168,7 @@ def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_moves(size: int, simulate: Callable[..., None]) -> None:
-    """A thread copies, or fills, so many bytes and no others."""
+    """A thread copies, or fills, exactly the requested bytes."""
     source, target = torch.arange(48).to(torch.uint8), torch.full((48,), 99, dtype=torch.uint8)
     names = {"copy_bytes": moves.copy_bytes, "fill_bytes": moves.fill_bytes}
 
@@ -260,7 +260,7 @@ def test_binding_leaves_the_kernel_alone() -> None:
 
 
 def test_kernels_are_no_functions() -> None:
-    """Outside a launch the names in kernels refuse, with a message that says why."""
+    """Outside a launch `cuda` and device functions raise, with a message that says why."""
     with pytest.raises(AttributeError, match=r"cuda\.grid is for kernels"):
         cuda.cuda.grid(1)
     with pytest.raises(TypeError, match="find_request is called by kernels only"):
@@ -317,7 +317,7 @@ OLD_NUMPY = f"numba-cuda 0.30.4 does not work with NumPy {np.__version__}: pip i
 
 
 class DynamicLibNotFoundError(RuntimeError):
-    """Stands for cuda.pathfinder's error of this name."""
+    """A fake of cuda.pathfinder's error of this name."""
 
 
 @pytest.mark.parametrize("launcher", [direct_launch, numba_cuda])

@@ -25,7 +25,7 @@ def test_allocates_on_a_device() -> None:
 
 
 def test_allocation_outlives_inference_mode() -> None:
-    """What is made in inference mode can be written outside, through its views too."""
+    """Caches that are made in inference mode can be written outside, through their views too."""
     config = make_config((["a"], FULL), tensors=[(480, ["a"])])
     with torch.inference_mode():
         raws = fast._allocate_kv_cache(config, "cpu")
@@ -35,7 +35,7 @@ def test_allocation_outlives_inference_mode() -> None:
 
 
 def test_allocation_refuses_devices() -> None:
-    """A device is named or given."""
+    """Only a device, or the name of one, is accepted."""
     with pytest.raises(ValueError, match="device is 'gpu'"):
         fast._allocate_kv_cache(make_config(), "gpu")
     with pytest.raises(TypeError, match="device must be a device, got None"):
@@ -57,7 +57,7 @@ def test_allocation_refuses_devices() -> None:
 def test_init_is_all_or_nothing(
     changes: dict[str, Any], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an error nothing is bound; what is known beforehand is refused before allocating."""
+    """After an error nothing is bound; a runner's wrong arguments are refused before allocation."""
     layer, runner = SimpleNamespace(kv_cache="old"), []
     arguments = {
         "runner_kv_caches": runner,

@@ -40,7 +40,7 @@ def test_views_of_a_part_of_a_storage() -> None:
 
 
 def test_refuses_misaligned_memory() -> None:
-    """A raw tensor begins at a whole number of its dtype, in memory and in its storage."""
+    """A raw tensor must be aligned for its dtype, in memory and in its storage."""
     config = make_config((["a"], FULL))
     with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] is not aligned for float"):
         fast._reshape_kv_cache(config, {"a": make_raw(481)[1:]}, {"a": Backend})

@@ -16,7 +16,7 @@ from fast.launch import (
 
 
 def double(x: torch.Tensor) -> None:
-    """Stand for a kernel."""
+    """Stand in for a kernel."""
 
 
 KERNEL = Kernel(double, "void(int32[::1])", threads=64)
@@ -68,7 +68,7 @@ def test_a_gpu_gets_no_cpu_tensor() -> None:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Put stand-ins in the place of two GPUs, the second current; return what is launched there."""
+    """Fake two GPUs, the second one current, and return the list of their launches."""
     launched: list[tuple[Any, ...]] = []
     current = [1]
 
@@ -97,7 +97,7 @@ def test_the_tensors_gpu_is_current(gpus: list[tuple[Any, ...]]) -> None:
 
 
 def test_tensors_of_two_gpus_are_refused(gpus: list[tuple[Any, ...]]) -> None:
-    """Tensors on two GPUs, or on none, are no arguments of one launch."""
+    """A launch with tensors on two GPUs, or on none, is refused."""
     for tensors in ((torch.tensor(0), torch.tensor(1)), (torch.tensor(1), torch.tensor(-1)), ()):
         with pytest.raises(ValueError, match="double needs tensors on one CUDA device"):
             launch_blocks(KERNEL, 1, 1, *tensors)

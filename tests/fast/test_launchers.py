@@ -12,21 +12,21 @@ from fast.numba_cuda import UnfitError
 
 
 def double(x: torch.Tensor) -> None:
-    """Stand for a kernel."""
+    """Stand in for a kernel."""
 
 
 KERNEL = Kernel(double, "void(int64)", 64)
 
 
 class Launches(list[tuple[Any, ...]]):
-    """What is loaded and launched, by whom; and whom the direct launcher finds unfit."""
+    """The loads and launches of each launcher, and whether the direct one is fit."""
 
     is_fit = True
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Put stand-ins in the place of both launchers, neither of them chosen."""
+    """Replace both launchers by fakes, neither of them chosen."""
     launches = Launches()
 
     def stand_in(name: str) -> SimpleNamespace:
@@ -52,7 +52,7 @@ ARGS = KERNEL, 1, (2, 3), 64, (7,)
 
 
 def test_past_numba_where_it_will_do(launches: Launches) -> None:
-    """What is installed is looked at once, and launched past numba."""
+    """Where it can, a kernel is loaded and launched without numba."""
     load(KERNEL, 1)
     launch_on_gpu(*ARGS)
     assert [("direct", "loads", KERNEL, 1), ("direct", "launches", *ARGS)] == launches
@@ -61,7 +61,7 @@ def test_past_numba_where_it_will_do(launches: Launches) -> None:
 def test_what_is_installed_is_checked_once(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version of something has numba launch, and a warning says so once."""
+    """With an untested version numba launches, after one check and one warning."""
     checked = []
 
     def check() -> None:
@@ -82,7 +82,7 @@ def test_what_is_installed_is_checked_once(
 def test_a_kernel_of_other_words(
     name: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel whose words are not known is launched by numba, as are all from then on."""
+    """A kernel with unknown words is launched by numba, as are all from then on."""
     monkeypatch.setenv(launchers.VARIABLE, name)
     launches.is_fit = False
     with pytest.warns(SlowLaunchWarning, match="far longer: double takes 1 words"):
@@ -93,7 +93,7 @@ def test_a_kernel_of_other_words(
 
 
 def test_a_kernel_of_other_words_is_loaded_by_numba(launches: Launches) -> None:
-    """It is found when kernels are loaded, if they are before they are launched."""
+    """A kernel with unknown words is already found when it is loaded."""
     launches.is_fit = False
     with pytest.warns(SlowLaunchWarning, match="double takes 1 words"):
         load(KERNEL, 1)
@@ -104,7 +104,7 @@ def test_a_kernel_of_other_words_is_loaded_by_numba(launches: Launches) -> None:
 def test_the_environment_names_a_launcher(
     name: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that is named serves, whatever the versions are."""
+    """`FAST_LAUNCHER` selects the launcher, whatever the versions are."""
     monkeypatch.setenv("FAST_LAUNCHER", name)
     monkeypatch.setattr(direct_launch, "check_installed", lambda: pytest.fail("was called"))
     launch_on_gpu(*ARGS)
@@ -114,7 +114,7 @@ def test_the_environment_names_a_launcher(
 def test_the_environment_names_no_launcher(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name of none is refused, at each launch."""
+    """An unknown `FAST_LAUNCHER` is refused, at each launch."""
     monkeypatch.setenv("FAST_LAUNCHER", "magic")
     for _ in range(2):
         with pytest.raises(ValueError, match="FAST_LAUNCHER is 'magic', expected direct or numba"):
@@ -123,7 +123,7 @@ def test_the_environment_names_no_launcher(
 
 
 def test_launched_by_another_for_a_while(launches: Launches) -> None:
-    """`launched_by` has the launcher of a name serve until the end of its block, error or not."""
+    """`launched_by` selects a launcher until the end of its block, error or not."""
     with launched_by("numba"):
         launch_on_gpu(*ARGS)
         with pytest.raises(KeyError), launched_by("magic"):

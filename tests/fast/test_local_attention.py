@@ -17,7 +17,7 @@ Make = Callable[..., fast.CommonAttentionMetadata]
 @pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [0, 0], [-(2**31), 900]])
 @pytest.mark.parametrize("starts", [[0, 4, 4], [-4, -1, 0], [2**31 - 5, 2**31 - 5, 2**31 - 1]])
 def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
-    """Whatever the values are, only the batch's own blocks are named."""
+    """Whatever the values are, only the batch's own blocks are in the result."""
     local = make_virtual(2**30, bad_batch(starts, seq_lens), 2**28)
     assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
 
@@ -37,7 +37,7 @@ def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
 def test_starts_that_contradict_the_tokens(
     seq_lens: list[int], starts: list[int], message: str
 ) -> None:
-    """They are refused in any mode: memory would be allocated for as many tokens as they say."""
+    """Starts that contradict the tokens are refused in any mode, as they size allocations."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
         make_virtual(1, bad_batch(starts, seq_lens), 1)
 
@@ -59,14 +59,14 @@ def bad_batch(starts: list[int], seq_lens: list[int]) -> SimpleNamespace:
 
 
 class Allocations(TorchDispatchMode):
-    """Adds up the bytes of all tensors that are made inside, views left out."""
+    """Records the storages of all tensors that are made inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.storages: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        """Call an operator, and keep what it returns."""
+        """Call an operator, and record the storage of its result."""
         del types
         result = func(*args, **kwargs or {})
         if isinstance(result, torch.Tensor):

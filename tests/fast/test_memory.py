@@ -28,7 +28,7 @@ def test_reads_meminfo(tmp_path: Path) -> None:
 
 
 def test_measures_without_meminfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where there is no such list, the counts of pages serve; where there are none, it says so."""
+    """Without meminfo the counts of pages are used; without these, an error says so."""
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
     pages = {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 3, "SC_PHYS_PAGES": 5}
 
@@ -60,7 +60,7 @@ def test_measures_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_measure_refuses() -> None:
-    """Other devices are refused, and so is what is none."""
+    """Other devices, and values that are no device, are refused."""
     with pytest.raises(ValueError, match="device is meta, expected a CUDA device or the CPU"):
         fast.MemorySnapshot.measure("meta")
     with pytest.raises(ValueError, match="device is 'gpu'"):

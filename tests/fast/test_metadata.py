@@ -9,7 +9,7 @@ from tests.fast.conftest import int32
 
 
 def halves(values: list[int]) -> SimpleNamespace:
-    """Return what serves as a buffer."""
+    """Return an object with the two halves of a buffer."""
     return SimpleNamespace(cpu=int32(values), gpu=int32(values))
 
 
@@ -33,7 +33,7 @@ def test_build_attn_metadata_reads_strided_halves(step: dict[str, Any]) -> None:
 def test_build_attn_metadata_reads_no_values_if_both_bounds_are_given(
     step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unchecked, the maxima are not looked for; bounds that are too small are then believed."""
+    """Unchecked, given bounds are used as they are, and no maxima are computed."""
     monkeypatch.setattr("fast.metadata.find_maxima", None)
     fast.build_attn_metadata(**step, max_query_len=1, max_seq_len=0)
     batch = step["attn_metadata_builders"][0].given[0][1]

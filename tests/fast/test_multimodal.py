@@ -34,7 +34,7 @@ def make_mask(text: str) -> torch.Tensor:
     "dtype", [torch.bool, torch.uint8, torch.int64, torch.complex64, torch.float8_e4m3fnuz]
 )
 def test_gather_takes_any_dtype(dtype: torch.dtype) -> None:
-    """Rows are moved as bytes; conjugated numbers are those that are read."""
+    """Rows are moved as bytes; lazy conjugates are resolved first."""
     placeholders = torch.arange(12).view(4, 3).to(torch.float32).to(dtype)
     if dtype.is_complex:
         placeholders = (placeholders * 1j).conj()

@@ -1,4 +1,4 @@
-"""How speed is got stays inside `fast/_native`: shown by the source of every other module."""
+"""Low-level code stays inside `fast/_native`: scans the source of every other module."""
 
 import ast
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ OUTSIDE = sorted(
     path for path in ROOT.rglob("*.py") if "_native" not in path.relative_to(ROOT).parts
 )
 COMPARED = {"direct_launch.py", "kv_views.py", "out_checks.py", "row_moves.py"}
-"""Where an address is read on whatever device, but nothing there: for a kernel's launch, to see how
-memory is aligned or whether it overlaps."""
+"""Modules that take an address on any device, but read nothing there: for a launch, or to check
+alignment or overlap."""
 
 TYPES = {"Int", "Int32s", "Int64s"}
-"""What kernels and loops annotate their parameters with."""
+"""The annotations of the parameters of kernels and loops."""
 
 
 def names_in(tree: ast.AST) -> Iterator[str]:
-    """Return all names and attributes that a module speaks of."""
+    """Yield all names and attributes in the source of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id

@@ -25,7 +25,7 @@ from fast._native.compiler import (
 
 @pytest.fixture(autouse=True)
 def _loops_of_tests_leave() -> Iterator[None]:
-    """What a test declares is not there for the next."""
+    """Remove the loops that a test has declared."""
     before = [*COMPILED]
     yield
     COMPILED[:] = before
@@ -33,7 +33,7 @@ def _loops_of_tests_leave() -> Iterator[None]:
 
 @pytest.fixture
 def _new_warnings() -> Iterator[None]:
-    """No folder was warned of before the test, nor because of it."""
+    """Clear the set of folders with a warning for a test, and restore it."""
     before = {*_CACHE_WARNINGS}
     _CACHE_WARNINGS.clear()
     yield
@@ -101,7 +101,7 @@ def test_a_loop_is_compiled_when_first_called(checked: bool) -> None:
 
 
 def test_declaring_registers() -> None:
-    """What `compiled` declares is what `warmup` compiles."""
+    """`warmup` compiles the loops that `compiled` declares."""
     before = len(COMPILED)
     run = compiled("int64(int64)")(lambda x: x)
     assert [loop.run for loop in COMPILED[before:]] == [run]
@@ -190,7 +190,7 @@ def _write_by_a_part(array: Int64s, at: int) -> None:
 
 
 def test_parts_are_checked_too() -> None:
-    """In checked mode what a loop calls raises where it would write past an array, as the loop."""
+    """In checked mode the functions that a loop calls are bounds-checked too."""
     memory = np.zeros(8, dtype=np.int64)
     with fast.checks(True), pytest.raises(IndexError):
         _write_by_a_part(memory[:4], 5)
@@ -219,7 +219,7 @@ def test_what_is_fetched_ahead_may_be_nowhere(at: int, checked: bool) -> None:
 
 
 def test_what_only_compiled_loops_call() -> None:
-    """Python cannot reach memory by its address, nor fetch it."""
+    """Python cannot call the functions that access memory by address or prefetch it."""
     for call in (int32s_at, int64s_at):
         with pytest.raises(TypeError, match="8 entries at 64 are for compiled loops only"):
             call(64, 8)

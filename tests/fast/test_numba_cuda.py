@@ -24,7 +24,7 @@ DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 
 
 class Numba:
-    """Stands for numba's `cuda`: notes what is compiled, and what is launched where."""
+    """A fake of numba's `cuda` that records compilations and launches."""
 
     def __init__(self) -> None:
         self.compiled: list[tuple[str, str, int]] = []
@@ -68,7 +68,7 @@ class Numba:
 
 @pytest.fixture
 def numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numba]:
-    """Put a stand-in in numba's place."""
+    """Replace numba by the fake."""
     numba = Numba()
     monkeypatch.setattr(numba_cuda, "import_cuda", lambda: numba)
     monkeypatch.setattr(numba_cuda, "bind", lambda function: function)
@@ -79,7 +79,7 @@ def numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numba]:
 
 
 def test_a_launch_by_numba(numba: Numba) -> None:
-    """A launch is in the GPU's context, on torch's stream, of tensors' memory and Python's ints."""
+    """A launch is in the GPU's context, on torch's stream, with tensors' memory and Python ints."""
     kernel = Kernel(double, "void(float32[::1], int64)", 64)
     x = torch.zeros(2, requires_grad=True)
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_the_default_stream(numba: Numba) -> None:
 
 
 def test_a_kernel_is_loaded_before_it_is_launched(numba: Numba) -> None:
-    """What is loaded onto each GPU is compiled then, and launched without being compiled again."""
+    """Loading a kernel onto a GPU compiles it, and launching it does not compile it again."""
     kernel = Kernel(double, "void(int64)", 64)
     for index in (1, 0):
         numba_cuda.load(kernel, index)
@@ -129,7 +129,7 @@ def test_words_of_arguments() -> None:
     ],
 )
 def test_signatures_without_known_words_are_refused(signature: str) -> None:
-    """Other scalars than int64, strided arrays, and other items or dimensions, have no words."""
+    """Other scalars than int64, strided arrays, and other items or dimensions are refused."""
     with pytest.raises(ValueError, match=re.escape(f"dimensions, not {signature}")):
         _ = Kernel(double, signature, 64).parameters
 
@@ -137,7 +137,7 @@ def test_signatures_without_known_words_are_refused(signature: str) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_take_the_words_that_are_launched(kernel: Kernel, arch: str) -> None:
-    """The compiled entry takes as many words of 8 bytes as are made, addresses among them."""
+    """The compiled entry takes one parameter of 8 bytes for each word; pointers are addresses."""
     pytest.importorskip("numba_cuda")
     ptx, entry = compile_for(kernel, arch)
     check_entry(kernel, ptx, entry)
@@ -159,14 +159,14 @@ def test_kernels_take_the_words_that_are_launched(kernel: Kernel, arch: str) -> 
 
 
 def make_ptx(word: str = ".u64") -> str:
-    """Return the PTX of `double`, whose parameters are all as this one."""
+    """Return the PTX of `double`, with this type for all parameters."""
     parameters = ",\n".join(f"\t.param {word} double_param_{number}" for number in range(17))
     return f".visible .entry double(\n{parameters}\n)\n{{\n}}"
 
 
 @pytest.mark.parametrize("word", [".u64", ".u64 .ptr", ".u64 .ptr .align 1", ".u64 .ptr .align 16"])
 def test_words_may_be_marked_as_pointers(word: str) -> None:
-    """For Blackwell NVVM says which parameters are pointers; a word is a word."""
+    """Parameters may be marked as pointers, as NVVM does for Blackwell."""
     check_entry(make_kernel(), make_ptx(word), "double")
 
 
@@ -192,7 +192,7 @@ def test_other_words_are_refused(ptx: str, message: str) -> None:
 
 
 def test_numba_says_what_is_pinned() -> None:
-    """An array of the numba-cuda that is installed is what is pinned."""
+    """The arrays of the installed numba-cuda have the expected members."""
     pytest.importorskip("numba_cuda")
     check_arrays()
     for array in (Array(1, 1), Array(2, 4), Array(1, 8)):
@@ -200,7 +200,7 @@ def test_numba_says_what_is_pinned() -> None:
 
 
 def test_another_array_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where numba has changed what an array is, or no longer says so, it is not guessed."""
+    """If numba-cuda has changed the members of arrays, or does not have them, it is refused."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(numba_cuda, "array_members", lambda _: ("data", "shape"))
     with pytest.raises(UnfitError, match="an array is data, shape; tested is meminfo, parent"):

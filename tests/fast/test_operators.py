@@ -1,4 +1,4 @@
-"""Needs no GPU; what inductor makes needs a C++ compiler."""
+"""The custom operators, without a GPU; inductor needs a C++ compiler."""
 
 import functools
 import importlib.util
@@ -108,7 +108,7 @@ def without_old_graphs() -> Iterator[None]:
     """Start every test without a graph, in memory or on disk."""
     torch.compiler.reset()
     with (
-        # Which vector instructions there are, inductor finds out in 8 s of compilers.
+        # Inductor runs compilers for 8 s to detect the vector instructions.
         torch._inductor.config.patch({"fx_graph_cache": False, "cpp.vec_isa_ok": False}),
         torch._functorch.config.patch(enable_autograd_cache=False),
     ):
@@ -125,7 +125,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def function_of(name: str) -> Callable[..., torch.Tensor]:
-    """Return the function of an operator, which takes what the operator takes: first its `out`."""
+    """Return the function of an operator, with the operator's parameters: `out` comes first."""
     function = getattr(fast, name.removesuffix("_out"))
     if name.endswith("_out"):
         return lambda out, *args, **options: function(*args, **options, out=out)
@@ -133,14 +133,14 @@ def function_of(name: str) -> Callable[..., torch.Tensor]:
 
 
 def check_same(expected: torch.Tensor, actual: torch.Tensor) -> None:
-    """Refuse a tensor that differs what was expected; a NaN is like a NaN."""
+    """Check that a tensor equals the expected one; NaN equals NaN."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     assert expected.requires_grad == actual.requires_grad
     assert actual.is_contiguous()
 
 
 def compiled(function: Callable[..., torch.Tensor], **options: object) -> Any:  # noqa: ANN401  # torch's
-    """Return a function compiled whole, and for tensors and ints of any size."""
+    """Return a function compiled as one full graph, with dynamic sizes and ints."""
     return torch.compile(function, fullgraph=True, dynamic=True, **options)  # type: ignore[call-overload]
 
 
@@ -165,7 +165,7 @@ def on_cuda(value: object) -> object:
 
 @pytest.mark.parametrize(("name", "args", "options"), CALLS)
 def test_fake_versions_on_cuda(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Without a GPU, tensors that only claim to be on one give one of the right kind there."""
+    """Without a GPU, fake CUDA tensors give one of the right device, shape and dtype."""
     expected = getattr(fast, name)(*args, **options)
     if name == "gather_mm_placeholders":
         options = {"num_embeds": len(expected)}
@@ -177,7 +177,7 @@ def test_fake_versions_on_cuda(name: str, args: tuple[Any, ...], options: dict[s
 
 
 def test_a_fake_gather_of_any_number() -> None:
-    """Without their number, rows that are gathered on a GPU are as many as a new symbol says."""
+    """Without `num_embeds`, the number of rows that are gathered on a GPU is a new symbol."""
     with FakeTensorMode(shape_env=ShapeEnv()):
         rows, mask = on_cuda(torch.ones(5, 4)), on_cuda(MASK)
         made = OPERATORS.gather_mm_placeholders(rows, mask)
@@ -188,7 +188,7 @@ def test_a_fake_gather_of_any_number() -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_graph_gives_the_same(name: str, backend: str) -> None:
-    """A function in a whole graph gives what it gives outside, and torch goes on with it.
+    """A function in a full graph gives what it gives outside, and torch can use the result.
 
     With `out`, the graph writes the caller's memory, and returns it.
     """
@@ -253,7 +253,7 @@ def test_gather_and_scatter_in_one_graph(backend: str) -> None:
 
 
 def test_where_the_graph_is_broken() -> None:
-    """Without `fullgraph` rows may be gathered between two graphs, by the operator itself."""
+    """Without `fullgraph` a gather breaks the graph, and the operator runs between two graphs."""
 
     def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return fast.gather_mm_placeholders(rows + 1, mask) * 2
@@ -263,7 +263,7 @@ def test_where_the_graph_is_broken() -> None:
 
 
 def test_without_a_mask() -> None:
-    """Where every placeholder is an embedding, a graph gives back what came in."""
+    """Without a mask a graph returns its input."""
     rows = torch.zeros(3)
     assert rows is compiled(lambda rows: fast.scatter_mm_placeholders(rows, None))(rows)
     assert rows is compiled(lambda rows: fast.gather_mm_placeholders(rows, None))(rows)
@@ -284,7 +284,7 @@ class Graphs:
 
 
 def test_one_graph_for_all_sizes() -> None:
-    """Neither other tensors' sizes nor other ints make another graph."""
+    """Other sizes and other ints do not cause a recompilation."""
     graphs = Graphs()
 
     def compute(num: int, size: int, lens: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -330,7 +330,7 @@ REFUSED = [
 def test_refused_when_the_graph_is_made(
     call: Callable[[torch.Tensor], torch.Tensor], error: type[Exception]
 ) -> None:
-    """Types, dtypes, dimensions and ints are refused as ever, in a whole graph by Dynamo."""
+    """Types, dtypes, dimensions and ints are refused at compile time, in the same words."""
     with pytest.raises(error) as outside:
         call(TABLE)
     with pytest.raises(Unsupported, match=error.__name__):
@@ -353,13 +353,13 @@ def test_refused_when_the_graph_is_made(
 def test_refused_when_the_graph_runs(
     call: Callable[[torch.Tensor], torch.Tensor], message: str, backend: str
 ) -> None:
-    """What only a run shows is refused as ever, in a whole graph too."""
+    """Errors that depend on values are raised at run time, in a full graph too."""
     with pytest.raises(ValueError, match=message):
         compiled(call, backend=backend)(POSITIONS.clone())
 
 
 def test_checked_mode_in_a_graph() -> None:
-    """Checked mode is requested when a graph runs, whatever it was when the graph was made."""
+    """Checked mode is read when a graph runs, not when it is compiled."""
     graphs = Graphs()
     graph = compiled(lambda x: fast.compute_slot_mapping(TABLE, STARTS, x, 2), backend=graphs)
     positions = torch.tensor([1, 2, 3, 30])
@@ -370,7 +370,7 @@ def test_checked_mode_in_a_graph() -> None:
 
 
 class Seen(TorchDispatchMode):
-    """Keeps the names of the operators that pass torch's dispatcher."""
+    """Records the names of the operators that pass torch's dispatcher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -391,7 +391,7 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
-    """A function that is called plainly never pays for its operator."""
+    """A plain call does not go through the custom operator."""
     for args, options in INPUTS[name]:
         with Seen() as seen:
             function_of(name)(*args, **options)
@@ -403,7 +403,7 @@ def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fast.operators", "fast.slots"])
 def test_a_second_copy_of_a_module(name: str) -> None:
-    """Another copy of the package in a process leaves the operators to the first one."""
+    """Loading a second copy of a module leaves the registered operators in place."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None

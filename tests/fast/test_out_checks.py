@@ -50,7 +50,7 @@ def test_torch_counts_writes() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_rows_are_written() -> None:
-    """Rows are in `out`, which is returned; its room is the number of embeddings."""
+    """Rows are in `out`, which is returned; its length is the number of embeddings."""
     out = torch.zeros(3, 2)
     assert fast.scatter_mm_placeholders(EMBEDS, MASK, out=out) is out
     assert [[1, 2], [3, 4]] == out[MASK].tolist()
@@ -83,7 +83,7 @@ def test_rows_are_written() -> None:
     ],
 )
 def test_messages(out: Any, error: type[Exception], message: str) -> None:  # noqa: ANN401  # whatever a caller gives
-    """What is wrong with `out` is said, with what it should be."""
+    """The message says what is wrong with `out`, and what it should be."""
     with pytest.raises(error, match=message):
         check_rows_out(out, torch.int32, (2,), (), LENS.device)
 
@@ -111,7 +111,7 @@ def test_an_input_is_refused_in_checked_mode() -> None:
 
 
 def test_numbers_that_disagree(path: str) -> None:
-    """The number that is reported is that of the rows that there is room for."""
+    """If the numbers disagree, the error has the number of rows of `out`."""
     rows = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="num_embeds is 2, but out has 1 rows"):
         fast.gather_mm_placeholders(rows, MASK, num_embeds=2, out=torch.zeros(1, 2))

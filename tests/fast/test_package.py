@@ -1,4 +1,4 @@
-"""How the package is imported, in a process of its own where numba-cuda cannot be."""
+"""Importing the package, in a fresh process if numba-cuda must be missing."""
 
 import ast
 import json
@@ -57,7 +57,7 @@ print(json.dumps(probed))
 
 @pytest.fixture(scope="module")
 def probed() -> Any:  # noqa: ANN401  (what JSON holds)
-    """Import `fast` in a fresh process and return what that probed."""
+    """Import `fast` in a fresh process and return its measurements."""
     run = subprocess.run(  # noqa: S603  (this file's own script)
         [sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, check=False
     )
@@ -84,7 +84,7 @@ def test_host_path_without_numba_cuda(probed: dict[str, Any]) -> None:
 
 
 def test_device_path_without_numba_cuda(probed: dict[str, Any]) -> None:
-    """A kernel then says what to install."""
+    """Without numba-cuda, launching a kernel raises an error that says what to install."""
     assert probed["error"].startswith("kernels need numba-cuda: pip install kvtwin[cuda]")
 
 
@@ -105,13 +105,13 @@ def imports_of(path: Path) -> set[str]:
     ("package", "expected"),
     [
         (fast, ["numba_cuda.py"]),
-        # What makes numba-cuda compile without a GPU, and what says whether it is installed.
+        # Compiles without a GPU, and checks whether numba-cuda is installed.
         (conformance, ["native/offline_compiler.py", "targets/target.py"]),
         (kvtwin, []),
     ],
 )
 def test_one_module_imports_numbas_cuda(package: ModuleType, expected: list[str]) -> None:
-    """What takes numba-cuda's place is swapped in in one module, `fast.numba_cuda`."""
+    """Each package imports numba-cuda only in the expected modules."""
     root = Path(package.__path__[0])
     importing = [
         path.relative_to(root).as_posix()

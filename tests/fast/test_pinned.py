@@ -18,7 +18,7 @@ GARBAGE = 0xA5
 
 
 class Mark:
-    """Stands for an event: where in the stream it was put last."""
+    """A fake event: its last position in the stream."""
 
     def __init__(self, stream: "FakeStream") -> None:
         self.stream = stream
@@ -30,7 +30,7 @@ class Mark:
 
 
 class FakeStream:
-    """A fake stream that copies on demand: it reads what is pinned at that time."""
+    """A fake stream that copies on demand, and reads pinned memory at that time."""
 
     def __init__(self, *_: object) -> None:
         self.num_pinned: list[int] = []
@@ -141,9 +141,9 @@ SMALL, HUGE = 36, pinned.MAX_BYTES + 1
     [
         # A buffer whose copy has ended is used again.
         ([(0, SMALL), (1, 2 * SMALL), (1, SMALL)], [pinned.MIN_BYTES], 1),
-        # While copies are on their way new buffers are made; afterwards they serve in turn.
+        # While copies are pending new buffers are made; afterwards these are reused in turn.
         ([(0, SMALL)] * 3 + [(1, SMALL)] * 5, [pinned.MIN_BYTES] * 3, 3),
-        # A buffer that is too small makes room for one of the next power of two.
+        # A buffer that is too small is replaced by one of the next power of two.
         ([(1, 1), (1, 5000), (1, 4097), (1, 8192)], [4096, 8192], 1),
         # An array larger than a ring's buffers has memory of its own, of its own size, each time.
         ([(1, SMALL), (1, HUGE), (1, HUGE)], [pinned.MIN_BYTES, HUGE, HUGE], 1),
@@ -158,7 +158,7 @@ SMALL, HUGE = 36, pinned.MAX_BYTES + 1
 def test_which_memory_is_pinned(
     sends: list[tuple[int, int]], expected: list[int], num_buffers: int
 ) -> None:
-    """Before each array is sent, as many copies end as are given with its number of bytes."""
+    """Arrays of these sizes, each sent after some copies have ended, pin these buffers."""
     stream = FakeStream()
     ring = Ring(stream)
     for num_ended, num_bytes in sends:
@@ -189,7 +189,7 @@ def test_a_call_that_is_broken_off_loses_its_buffer() -> None:
 
 
 def test_a_call_inside_another() -> None:
-    """A call that a signal's handler makes inside another finds another buffer."""
+    """A call inside another, as from a signal handler, uses another buffer."""
     stream = FakeStream()
     ring = Ring(stream)
     ring.send(make(9))
@@ -209,7 +209,7 @@ def test_a_call_inside_another() -> None:
 
 
 def test_buffers_of_graphs_stay_alive() -> None:
-    """Memory for graphs is pinned beforehand, in pieces that never meet."""
+    """Memory for graphs is pinned beforehand, in pieces that do not overlap."""
     stream = FakeStream()
     reserve = Reserve(stream.pin)
     reserve.prepare()
@@ -229,7 +229,7 @@ def test_a_reserve_need_not_be_prepared() -> None:
 
 
 class Gpus:
-    """Stands for two GPUs: their streams, which one is current, whether a graph is captured."""
+    """Two fake GPUs: their streams, which one is current, whether a graph is captured."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -247,7 +247,7 @@ class Gpus:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    """Put stand-ins in the place of GPUs."""
+    """Replace GPUs by the fakes."""
     gpus = Gpus()
 
     class Stream(FakeStream):
@@ -313,7 +313,7 @@ def test_rings_of_streams_that_come_and_go(gpus: Gpus) -> None:
 
 
 def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
-    """What is uploaded while a graph is captured comes from no ring, and stays as it was."""
+    """An upload while a graph is captured uses no ring, and its memory stays as it was."""
     send(0)
     gpus.is_capturing = True
     assert [[3, 4], [5, 6]] == send(0, np.array([[3, 4], [5, 6]]))
@@ -337,14 +337,14 @@ def test_arrays_in_any_order(gpus: Gpus) -> None:
 
 
 def test_upload_to_the_cpu_copies_nothing() -> None:
-    """Where host and device are one, the array travels nowhere."""
+    """An upload to the CPU returns the array's own memory."""
     array = torch.arange(3).numpy()
     tensor = upload(array, torch.device("cpu"), pin_memory=True)
     assert tensor.data_ptr() == array.ctypes.data
 
 
 def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pinned memory the copy is torch's affair."""
+    """Without pinned memory torch makes the copy."""
     uploads: list[tuple[Any, ...]] = []
 
     def note(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> str:

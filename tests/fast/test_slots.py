@@ -7,7 +7,7 @@ from fast.slots import flat
 from tests.fast.conftest import int32
 
 OUTSIDE = 10**6
-"""What is in memory that no call may read or write."""
+"""The value of memory that no call may read or write."""
 
 
 def inside(values: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_negative_block_unchecked() -> None:
 
 
 def test_too_many_tokens_on_the_host() -> None:
-    """On the host one value is read in any mode: tokens without a position."""
+    """On the host, tokens without a position are refused in any mode."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match="positions has 3 entries"):
         fast.compute_slot_mapping(TABLE, STARTS, POSITIONS[:3], 2)
 

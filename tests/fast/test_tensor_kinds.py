@@ -1,4 +1,4 @@
-"""Tensors of kinds whose memory is not their elements: each is refused by name, nothing is written.
+"""Tensors whose memory does not hold their elements: refused by name, and nothing is written.
 
 Every function that reads or writes the memory of a tensor is called with one argument of each kind.
 """
@@ -81,7 +81,7 @@ PAIRS = [(name, argument) for name, (_, given) in CALLS.items() for argument in 
 
 
 class Wrapper(torch.Tensor):
-    """A tensor without storage, of which torch's operations know nothing."""
+    """A tensor without storage, which refuses all operations of torch."""
 
     @staticmethod
     def __new__(cls: type["Wrapper"], like: torch.Tensor) -> "Wrapper":  # noqa: PYI034  (torch's)
@@ -140,7 +140,7 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def cannot_be(kind: str, like: torch.Tensor) -> bool:
-    """Return whether torch makes no such tensor of this one."""
+    """Return whether torch cannot make such a tensor from this one."""
     if kind == "CSR":
         return like.dim() != 2
     if kind == "no storage, negated":
@@ -187,7 +187,7 @@ TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], object]] = {
 @pytest.mark.parametrize(("name", "argument"), PAIRS)
 @pytest.mark.usefixtures("path")
 def test_transforms_are_refused(name: str, argument: str, transform: str) -> None:
-    """What `torch.vmap` and `torch.func.functionalize` hand over is refused by its name."""
+    """The tensors of `torch.vmap` and `torch.func.functionalize` are refused by name."""
     function, arguments = CALLS[name]
     given = {key: value.clone() for key, value in arguments.items()}
 
@@ -234,7 +234,7 @@ FIELDS = [(name, field) for name, (_, fields) in READERS.items() for field in fi
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize)")
 def test_kinds_of_fields_are_refused(name: str, field: str, kind: str) -> None:
-    """Likewise the fields of a metadata that a function reads."""
+    """Such tensors are also refused as fields of a metadata that a function reads."""
     like = getattr(make_metadata(), field)
     if cannot_be(kind, like):
         return
@@ -286,7 +286,7 @@ def test_encoder_outputs_are_dense(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["COO", "nested", "jagged", "mkldnn"])
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors)")
 def test_reshaped_tensors_are_dense(kind: str) -> None:
-    """What has no strides cannot be viewed in another shape."""
+    """A tensor without strides cannot be viewed in another shape."""
     query, output = (KINDS[kind](torch.ones(shape)) for shape in ((4, 2, 3), (2, 2, 2, 3)))
     check_refused("", "query", lambda: fast.reshape_query_for_spec_decode(query, 2))
     check_refused("", "attn_output", lambda: fast.reshape_attn_output_for_spec_decode(output))
@@ -308,7 +308,7 @@ def test_indices_of_int32_without_memory() -> None:
 
 
 def test_conjugates_without_memory() -> None:
-    """A lazy conjugate is refused before torch reads what it is of."""
+    """A lazy conjugate is refused before torch reads the memory below it."""
     rows = torch.conj(empty_storage(torch.ones(1000, 300, dtype=torch.complex64)))
     mask = torch.ones(1000, dtype=torch.bool)
     check_refused("", "placeholders", lambda: fast.gather_mm_placeholders(rows, mask))
@@ -316,7 +316,7 @@ def test_conjugates_without_memory() -> None:
 
 
 def test_storage_resized_to_less() -> None:
-    """What reaches past its storage is refused in checked mode, before it is read."""
+    """A tensor that reaches past its storage is refused in checked mode, before it is read."""
     for change in (lambda lens: lens, torch._neg_view):
         lens = int32([3, 5, 8])
         lens.untyped_storage().resize_(4)

@@ -1,4 +1,4 @@
-"""Warming up: everything is compiled and called, and nothing of the caller's matters to it."""
+"""`warmup` compiles and calls everything, whatever modes the caller has set."""
 
 import re
 
@@ -27,7 +27,7 @@ HOT = [
 
 
 def test_every_hot_function_is_called(monkeypatch) -> None:  # noqa: ANN001
-    """Each is called a few times, the methods of the block tables too."""
+    """Each hot function is called a few times, the methods of the block tables too."""
     called: dict[str, int] = {}
 
     def counting(name: str, function):  # noqa: ANN001, ANN202
@@ -54,7 +54,7 @@ def test_warms_up_in_any_mode() -> None:
 
 
 class Gpu:
-    """Stands for a GPU onto which kernels are loaded."""
+    """A fake GPU onto which kernels are loaded."""
 
     def __init__(self) -> None:
         self.loaded: list[tuple[Kernel, int]] = []
@@ -74,7 +74,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Put a stand-in in a GPU's place."""
+    """Replace a GPU by the fake."""
     gpu = Gpu()
     monkeypatch.setattr(warmup_calls, "load", gpu.load)
     monkeypatch.setattr(warmup_calls, "prepare_graphs", gpu.prepare_graphs)
@@ -85,7 +85,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_what_a_graph_needs_is_there(gpu: Gpu) -> None:
-    """On a GPU all kernels are loaded, and what captured uploads read is pinned."""
+    """On a GPU all kernels are loaded, and memory for captured uploads is pinned."""
     fast.warmup()
     assert [(kernel, 1) for kernel in KERNELS] == gpu.loaded
     assert 1 == gpu.graphs_prepared
@@ -106,7 +106,7 @@ def test_without_a_compiler_the_host_path_is_warmed_up(
 
 
 def test_without_numba_cuda_nothing_is_loaded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without numba-cuda the host path is all there is, and no warning says so."""
+    """Without numba-cuda only the host path is warmed up, without a warning."""
     monkeypatch.setattr(warmup_calls, "is_installed", lambda: False)
     gpu.error = ImportError("not reached")
     fast.warmup()

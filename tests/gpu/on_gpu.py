@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: no waiting, graphs."""
+"""Shared by the tests on a GPU: detecting synchronisation, and capturing graphs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvtwin.bench.device import SLEEP_CYCLES
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Make torch raise where a call would wait for the device."""
+    """Make torch raise if a call synchronises with the device."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that it does not find all waiting
+        warnings.simplefilter("ignore")  # torch warns that it does not detect all waiting
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -26,10 +26,10 @@ def no_waiting() -> Iterator[None]:
 
 
 def call_behind_a_wait(stream: torch.cuda.Stream, call: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return what a call on a stream returns, and whether the stream was still busy then.
+    """Return the result of a call on a stream, and whether the stream was still busy then.
 
-    The same is done once before: to allocate, on the device or pinned, may be to wait for it. A
-    call whose memory is there already returns while the stream is in the wait.
+    The call is made twice, since allocating memory, on the device or pinned, may synchronise. Once
+    its memory is allocated, a call returns while the stream is still waiting.
     """
     for _ in range(2):
         result = None  # its memory is free for the second call
@@ -42,7 +42,7 @@ def call_behind_a_wait(stream: torch.cuda.Stream, call: Callable[[], Any]) -> tu
 
 
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Return a graph of a call, and what a replay writes."""
+    """Capture a call, and return the graph and the result that a replay writes."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

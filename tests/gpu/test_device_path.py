@@ -1,4 +1,4 @@
-"""What only a GPU can show: no waiting, graphs, side streams, the cost of a launch."""
+"""The device path on a GPU: no synchronisation, graphs, side streams, the cost of a launch."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ ON_THE_HOST = {
     "create_ubatch_slices",
     "unpadded",
 }
-"""Functions of the host alone, of which a stream shows nothing."""
+"""Functions that only run on the host, so that streams do not matter."""
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -250,7 +250,7 @@ def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
 def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
     """Captured local attention gathers the blocks that the table has at the replay.
 
-    What the host computed is that of the capture, in memory that no later upload overwrites.
+    Host results are those of the capture, in memory that no later upload overwrites.
     """
     batch = step.metadata()
     graph, local = captured(
@@ -313,7 +313,7 @@ def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list
 
 
 def test_a_compiled_step_gives_the_same(step: Step) -> None:
-    """A whole graph of torch.compile gives what calls outside it give, and waits for nothing."""
+    """A full graph of torch.compile gives the results of plain calls, and never synchronises."""
     table = step.tables.gather_block_tables(step.idx_mapping)[0]
     mask = step.positions % 3 > 0
     num_embeds = int(mask.sum())

@@ -87,7 +87,7 @@ def test_rows_of_bytes(launcher: str) -> None:
 
 
 def test_torchs_private_names() -> None:
-    """The cheap private names say what the public ones say."""
+    """Torch's cheap private functions return what the public ones return."""
     assert torch.cuda.current_device() == current_stream.current_device()
     stream = torch.cuda.Stream()
     for one in (torch.cuda.current_stream(), stream):
@@ -96,7 +96,7 @@ def test_torchs_private_names() -> None:
 
 
 def test_who_launches_here() -> None:
-    """Whether the launcher past numba's dispatcher trusts what is installed is printed."""
+    """The output says whether the direct launcher accepts the installed versions."""
     try:
         direct_launch.check_installed()
     except numba_cuda.UnfitError as error:

@@ -1,7 +1,7 @@
 """Fast prefill, convolutions, drafts and placeholders on the GPU.
 
-The same values as on the CPU, no waiting where the host halves are given, side streams, graphs, and
-what rows and launches cost.
+The same values as on the CPU, no synchronisation with given host halves, side streams, graphs,
+and the cost of rows and launches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 Tensors: TypeAlias = list[torch.Tensor]
 Function: TypeAlias = Callable[[Tensors, Tensors], Tensors]
-"""Takes inputs and the same on the CPU, which are the host halves, and returns results."""
+"""A call that takes inputs and their CPU copies (the host halves), and returns results."""
 
 NUM_REQS, NUM_PLACEHOLDERS, NUM_EMBEDS = 64, 500, 321
 
@@ -153,7 +153,7 @@ def test_the_gpu_computes_what_the_cpu_does(name: str, checked: bool) -> None:
 
 
 def test_without_host_halves_the_results_are_the_same() -> None:
-    """What waits for the device, where the host halves are not given, finds the same."""
+    """Calls without the host halves, which synchronise, give the same results."""
     starts = make_starts(5)[0]
     programs, *lists = fast.compute_causal_conv1d_metadata(starts)
     programs_there, *lists_there = fast.compute_causal_conv1d_metadata(starts.to("cuda"))
@@ -220,7 +220,7 @@ def test_calls_run_on_a_side_stream(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAUNCHING)
 def test_a_replay_reads_the_new_values(name: str) -> None:
-    """A captured call computes at each replay what it should of the inputs as they are then.
+    """Each replay of a captured call computes the result of the current inputs.
 
     These functions have no `out=`: what they allocate during a capture comes from the graph's own
     pool, so the captured result, which each replay writes again, can be read after it. The host

@@ -1,4 +1,4 @@
-"""Uploads by way of pinned rings: nothing is overwritten on its way, nothing is waited for."""
+"""Uploads through pinned rings: nothing is overwritten in flight, and nothing synchronises."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def send(array: np.ndarray) -> torch.Tensor:
 
 
 def make(number: int, size: int = 1000) -> np.ndarray:
-    """Make an array that no other number's is."""
+    """Make an array that differs from that of any other number."""
     return np.arange(size, dtype=np.int64) + 10_000 * number
 
 
 @pytest.mark.parametrize("num_uploads", [3, 4 * MAX_BUFFERS])
 def test_many_uploads_behind_a_long_wait(num_uploads: int) -> None:
-    """Buffers whose copies have not begun yet are not written again, in a full ring neither."""
+    """Buffers whose copies have not begun yet are not overwritten, even if the ring is full."""
     for round_number in range(3):
         torch.cuda._sleep(SLEEP_CYCLES)
         numbers = range(round_number, round_number + num_uploads)
@@ -91,7 +91,7 @@ def test_an_upload_waits_for_nothing() -> None:
 
 
 def test_a_replay_brings_what_was_captured() -> None:
-    """A captured upload brings at each replay what the array held, whatever was sent since."""
+    """Each replay of a captured upload copies what the array held at the capture."""
     graph, there = captured(lambda: send(make(5)))
     for number in range(3 * MAX_BUFFERS):
         send(make(number + 100))
@@ -127,7 +127,7 @@ def test_what_an_upload_costs_the_host() -> None:
 
 
 def test_uploads_while_another_thread_captures() -> None:
-    """Uploads go on while another thread captures, if that forbids things to its own thread alone.
+    """Uploads work while another thread captures a graph in mode "thread_local".
 
     In torch's default mode, "global", a ring could not query its events, nor torch allocate.
     """

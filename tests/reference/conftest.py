@@ -1,4 +1,4 @@
-"""What the tests of `reference` share: a batch, written as lists."""
+"""Shared by the tests of `reference`: a batch, written as lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch means: its reads and writes, and what the other functions do to them."""
+"""The access relation of a batch: which slots it reads and writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention, plainly: by hand, by the formula, and over a cache as the access relation says."""
+"""Attention: by hand, by the textbook formula, and over a cache by the access relation."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_is_not_finite_comes_out_as_nan() -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Scores of thousands are no matter: the greatest is taken off first."""
+    """Scores of thousands do not overflow: the maximum is subtracted first."""
     k = np.array([[[-3000.0]], [[3000.0]], [[3000.0]]])
     v = np.array([[[9.0]], [[1.0]], [[2.0]]])
     output, lse = dense_attention(np.ones((1, 1, 1)), k, v, np.ones((1, 3), np.bool_))
@@ -141,7 +141,7 @@ def test_every_float_is_computed_in_float64(
 
 
 def test_paged_attention_by_hand(make_batch: BatchMaker) -> None:
-    """Scores of 0 give means: of what stands up to each token's own position, in its blocks."""
+    """With scores of 0 the result is the mean of the values up to each token's position."""
     table = np.array([[4, 1, 0], [2, -1, 99]], np.int32)
     batch = make_batch([2, 1], [1, 0], padding_tokens=1, block_table_tensor=table)
     cache = np.full((2, 5, 2, 1, 1), np.nan)
@@ -259,7 +259,7 @@ def test_a_cache_written_in_two_steps_is_attended(
 
 
 def test_merging_any_parts_gives_the_whole() -> None:
-    """However keys are dealt out to parts, merged they give the whole; parts of no key too."""
+    """Merging attention over any partition of the keys, empty parts too, gives the whole."""
     draw = rng()
     q, k = draw.standard_normal((4, 2, 3)), draw.standard_normal((9, 1, 3)) * 20
     mask = draw.random((4, 9)) < 0.5
@@ -277,7 +277,7 @@ def test_merging_any_parts_gives_the_whole() -> None:
 
 
 def test_a_part_of_nan_makes_the_whole_nan() -> None:
-    """A part that read what it may not is no part that saw nothing: its NaN must not vanish."""
+    """A part with NaN is not taken for an empty part: the merged result is NaN."""
     outputs, lses = np.ones((2, 1, 1, 1)), np.array([0.0, np.nan]).reshape(2, 1, 1)
     outputs[1] = np.nan
     output, lse = merge_attention_states(outputs, lses)

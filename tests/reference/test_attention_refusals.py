@@ -1,4 +1,4 @@
-"""What attention refuses, in which words."""
+"""Errors of the attention functions, with their exact messages."""
 
 from __future__ import annotations
 

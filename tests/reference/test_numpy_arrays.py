@@ -1,4 +1,4 @@
-"""What `reference` promises of NumPy's arrays that torch's tensors cannot be."""
+"""Behaviour of `reference` with NumPy arrays that have no equivalent in torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_both_halves_of_a_buffer_are_one_array() -> None:
 def test_starts_for_the_device_and_the_host_are_two_arrays(
     make_batch: Callable[..., CommonAttentionMetadata],
 ) -> None:
-    """Fast prefill makes both starts, which are not one object."""
+    """Fast prefill returns the starts and their host copy as two arrays."""
     batch = make_batch([3, 2], [0, 0], logits_indices_padded=np.array([2]), num_logits_indices=1)
     made = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
     assert made.query_start_loc is not made.query_start_loc_cpu
@@ -46,14 +46,14 @@ def test_starts_for_the_device_and_the_host_are_two_arrays(
     "dtype", [int, "int32", np.integer, np.object_, np.dtype(">i4"), np.str_, None, 5]
 )
 def test_dtypes_that_torch_lacks(make: Callable[[Any], object], dtype: object) -> None:
-    """What is no dtype, or none of torch's, is refused."""
+    """Values that are no dtype, or no dtype of torch, are refused."""
     with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         make(dtype)
 
 
 @pytest.mark.parametrize("dtype", [">f4", ml_dtypes.float8_e3m4, ml_dtypes.float8_e5m2fnuz])
 def test_dtypes_of_embeddings_that_torch_lacks(dtype: Any) -> None:  # noqa: ANN401  # a dtype
-    """Such dtypes are refused though they have NaN."""
+    """Dtypes that torch lacks are refused for embeddings, even if they have NaN."""
     with pytest.raises(TypeError) as caught:
         scatter_mm_placeholders(np.zeros((2, 3), dtype), np.ones(2, np.bool_))
     assert f"embeds must be of a dtype that has NaN, got {np.dtype(dtype)}" == str(caught.value)

@@ -18,7 +18,7 @@ from kvtwin.bench import command_line
 from kvtwin.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
 from kvtwin.bench.bounds import check_bounds, geometric_mean, is_behind
 from kvtwin.bench.command_line import main
-from kvtwin.bench.growth import COPIER, draw, plain_copy, steps, too_steep
+from kvtwin.bench.growth import COPY_BASELINE, draw, plain_copy, steps, worst_growth_step
 from kvtwin.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
 from kvtwin.bench.measuring import BASELINE, Row, WrongAnswerError, measure
 from kvtwin.bench.memory import measure_memory
@@ -216,7 +216,7 @@ def test_copiers_grow_as_a_copy(copy_us: float | None, holds: bool, allowed: str
     growing = [row(1.0, 1.0, 1), row(9.0, 9.0, 4)]
     if copy_us is not None:
         for one, us in zip(growing, (1.0, copy_us), strict=True):
-            one.timings[COPIER] = dataclasses.replace(one.timings["fast"], median_us=us)
+            one.timings[COPY_BASELINE] = dataclasses.replace(one.timings["fast"], median_us=us)
     bound = next(bound for bound in check_bounds(record(growth=growing)) if "growth" in bound.what)
     assert holds is bound.holds
     assert bound.got == f"2.25 times linear{allowed} (f)"
@@ -233,8 +233,8 @@ def test_each_step_of_a_copier_has_its_own_bound() -> None:
     """That a copy leaves a cache at one size allows nothing at another."""
     growing = [row(us, us, num_reqs) for us, num_reqs in ((1.0, 1), (4.0, 4), (36.0, 16))]
     for one, us in zip(growing, (1.0, 12.0, 48.0), strict=True):
-        one.timings[COPIER] = dataclasses.replace(one.timings["fast"], median_us=us)
-    assert too_steep(growing) == (2.25, 2.25, 1.0)
+        one.timings[COPY_BASELINE] = dataclasses.replace(one.timings["fast"], median_us=us)
+    assert worst_growth_step(growing) == (2.25, 2.25, 1.0)
 
 
 def test_jobs_that_copy_rows() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvtwin.commands import COMMANDS, main
-from kvtwin.parser import STDOUT, Parser, beside_json, write_json
+from kvtwin.parser import STDOUT, Parser, redirect_stdout_for_json, write_json
 
 NEEDS_MUTATION = pytest.mark.skipif(
     importlib.util.find_spec("cosmic_ray") is None,
@@ -93,7 +93,7 @@ def test_json_has_stdout_for_itself(tmp_path: Path, capsys: pytest.CaptureFixtur
         ([], "table\n", ""),
     ):
         path = parser.parse_args(arguments).json
-        with beside_json(path):
+        with redirect_stdout_for_json(path):
             print("table")  # noqa: T201  # as a command line does
         if path is not None:
             write_json({"µs": 3}, path)

@@ -14,7 +14,7 @@ from conformance.targets.mm_registries import (
     Cache,
     CachingRegistry,
     MadeRegistry,
-    RaisingRegistry,
+    NoCacheMethodRegistry,
 )
 
 
@@ -117,7 +117,7 @@ def test_attributes_of_a_budget(twin: Any) -> None:
     ("cls", "has_cache"),
     [
         (MadeRegistry, False),
-        (RaisingRegistry, False),
+        (NoCacheMethodRegistry, False),
         (CachingRegistry, False),
         (CachingRegistry, True),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.execution.invocations import PLAIN, CallVariant, Invocation
 from conformance.values.call import Call
-from tools.probe.target import REFERENCE, PlayingTarget, ProbedTarget
+from tools.probe.target import REFERENCE, ProbedTarget, ScenarioTarget
 
 POISONS: Final = (0x5A, 0xA5)
 """The bytes with which fresh memory is filled, in the first call and in the second."""
@@ -123,7 +123,7 @@ def copy_arguments(target: ProbedTarget, call: Call, variant: CallVariant = PLAI
 
 
 def call_reference(
-    call: Call, *, seconds: float = 0.5, target: PlayingTarget = REFERENCE
+    call: Call, *, seconds: float = 0.5, target: ScenarioTarget = REFERENCE
 ) -> Outcome | None:
     """Call `reference`; return None if that takes too long or too much memory."""
     outcome = Outcome()

@@ -223,7 +223,10 @@ def _names_in(call: Call) -> set[str]:
     try:
         function = REFERENCE.lookup(call.function)
         found.update(function.__code__.co_varnames[: function.__code__.co_argcount + 9])
-    except (AttributeError, Absent):  # a class, or one of `PLAYS`: the call has all its arguments
+    except (
+        AttributeError,
+        Absent,
+    ):  # a class, or one of `SCENARIOS`: the call has all its arguments
         pass
     return found - {"self"}
 

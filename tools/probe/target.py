@@ -43,8 +43,8 @@ def load(path: Path | None) -> Implementation:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlayingTarget(Target):
-    """A target whose functions include `PLAYS`, short sequences of calls.
+class ScenarioTarget(Target):
+    """A target whose functions include `SCENARIOS`, short sequences of calls.
 
     Attributes:
         method: A method of an object, which is returned for every name; None: look the name up.
@@ -53,19 +53,19 @@ class PlayingTarget(Target):
     method: Callable[..., Any] | None = None
 
     def lookup(self, function: str) -> Callable[..., Any]:
-        """Return a function, a method, or one of `PLAYS`."""
+        """Return a function, a method, or one of `SCENARIOS`."""
         if self.method is not None:
             return self.method
-        if function in PLAYS:
-            return partial(PLAYS[function], self.implementation.module)
+        if function in SCENARIOS:
+            return partial(SCENARIOS[function], self.implementation.module)
         return super().lookup(function)
 
 
-REFERENCE: Final = PlayingTarget("reference", targets.REFERENCE.implementation, None)
+REFERENCE: Final = ScenarioTarget("reference", targets.REFERENCE.implementation, None)
 
 
 @dataclasses.dataclass(frozen=True)
-class ProbedTarget(PlayingTarget):
+class ProbedTarget(ScenarioTarget):
     """A target whose arguments are in guarded memory.
 
     Attributes:
@@ -178,7 +178,7 @@ def _checks(module: Any, enabled: Any) -> None:
         pass
 
 
-PLAYS: Final[dict[str, Callable[..., Any]]] = {
+SCENARIOS: Final[dict[str, Callable[..., Any]]] = {
     "CpuGpuBuffer": _buffer,
     "CpuGpuBuffer.copy_to_gpu": _copy_to_gpu,
     "CpuGpuBuffer.copy_to_cpu": _copy_to_cpu,

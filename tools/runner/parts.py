@@ -19,7 +19,7 @@ from tools.runner.settings import Settings
 
 
 @dataclass(frozen=True)
-class Part:
+class ForwardPass:
     """What one forward pass computes: a batch, or a micro-batch of it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
     num_logits: int
 
 
-class PartBuilder:
+class ForwardPassBuilder:
     """Builds the parts of each step.
 
     Args:
@@ -59,7 +59,7 @@ class PartBuilder:
 
     def build(
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
-    ) -> list[Part]:
+    ) -> list[ForwardPass]:
         """Make a step's parts.
 
         Args:
@@ -77,7 +77,7 @@ class PartBuilder:
 
     def _make_whole(
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
-    ) -> Part:
+    ) -> ForwardPass:
         """Build the metadata of the whole batch."""
         attn_metadata = fast.build_attn_metadata(
             self._caches.builders,
@@ -123,7 +123,7 @@ class PartBuilder:
 
     def _cut_into_micro_batches(
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
-    ) -> list[Part]:
+    ) -> list[ForwardPass]:
         """Cut the batch into micro-batches of about equal size, also inside requests."""
         count, num_tokens = self._settings.micro_batches, batch.num_tokens
         points = [num_tokens * k // count for k in range(1, count)]
@@ -163,7 +163,7 @@ class PartBuilder:
         indices: npt.NDArray[np.int64],
         attn_metadata: dict[str, Any],
         common: dict[int, fast.CommonAttentionMetadata],
-    ) -> Part:
+    ) -> ForwardPass:
         """Make a part, in which layers that share a cache compute only tokens with logits.
 
         Args:
@@ -186,4 +186,6 @@ class PartBuilder:
                 )
             built = attn_group.get_metadata_builder(number).build(0, of_group)
             attn_metadata |= dict.fromkeys(attn_group.layer_names, built)
-        return Part(tokens, attn_metadata, None if is_narrowed else logits_indices, len(indices))
+        return ForwardPass(
+            tokens, attn_metadata, None if is_narrowed else logits_indices, len(indices)
+        )

@@ -16,7 +16,7 @@ from tools.runner.buffers import Buffers
 from tools.runner.caches import make_caches
 from tools.runner.forward import ForwardContext, forward, plug_in
 from tools.runner.layers import find_layers
-from tools.runner.parts import Part, PartBuilder
+from tools.runner.parts import ForwardPass, ForwardPassBuilder
 from tools.runner.settings import Settings
 from tools.runner.wrong_slot import WrongSlot
 
@@ -66,7 +66,7 @@ class Worker:
             len(self.caches.block_sizes),
         )
         self._input_batch = InputBatch(self._buffers.max_num_reqs)
-        self.part_builder = PartBuilder(self.caches, self._buffers, settings)
+        self.part_builder = ForwardPassBuilder(self.caches, self._buffers, settings)
 
     def execute(self, step: SchedulerOutput) -> dict[str, int]:
         """Execute a step.
@@ -122,7 +122,7 @@ class Worker:
         )
         return block_tables, slot_mappings
 
-    def _run(self, part: Part) -> torch.Tensor:
+    def _run(self, part: ForwardPass) -> torch.Tensor:
         """Run the model over a part, and return the likeliest token at each logits index."""
         logits = forward(
             self._model,

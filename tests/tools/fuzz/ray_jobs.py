@@ -19,7 +19,7 @@ class NamedJob:
     needs_gpu: ClassVar[bool] = False
 
     @property
-    def patience_seconds(self) -> float | None:
+    def hang_timeout_seconds(self) -> float | None:
         """A longer pause is a hang; None for the worker's own limit."""
         return None
 
@@ -37,13 +37,13 @@ class CountingJob(NamedJob):
         number: Which job it is.
         messages: How many numbers.
         seconds: The pause after each.
-        patience_seconds: A longer pause is a hang; None for the worker's own limit.
+        hang_timeout_seconds: A longer pause is a hang; None for the worker's own limit.
     """
 
     number: int
     messages: int = 3
     seconds: float = 0.1
-    patience_seconds: float | None = None
+    hang_timeout_seconds: float | None = None
 
     @property
     def name(self) -> str:

@@ -128,14 +128,14 @@ def test_what_each_case_meets_promises_nothing() -> None:
     chooser = Chooser({"a": (), "b": (), "c": ()}, 0)
     often, rare, both = (("pair", "f", name, name) for name in ("often", "rare", "both"))
     chooser.learn(SliceResult("a", 9, 0, 0, 2.0, Counter({often: 9})))
-    assert (0.5, 0.0) == (chooser.records["a"].gain, chooser.records["a"].promise)
+    assert (0.5, 0.0) == (chooser.records["a"].gain, chooser.records["a"].expected_gain)
     chooser.learn(SliceResult("b", 9, 0, 0, 2.0, Counter({often: 8, rare: 1, both: 1})))
-    assert 1.0 == chooser.records["b"].promise
+    assert 1.0 == chooser.records["b"].expected_gain
     chooser.learn(SliceResult("c", 9, 0, 0, 2.0, Counter({both: 1})))
-    promises = [chooser.records[name].promise for name in "abc"]
+    promises = [chooser.records[name].expected_gain for name in "abc"]
     assert [0.0, 0.5, 0.0] == promises, "an event that was met again promises nothing"
     chooser.learn(SliceResult("b", 9, 0, 0, 3.0, Counter({rare: 9})))
-    assert 0.0 == chooser.records["b"].promise
+    assert 0.0 == chooser.records["b"].expected_gain
 
 
 def test_a_lost_slice_counts_as_one() -> None:

@@ -239,21 +239,21 @@ def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
         assert isinstance(hang, Lost)
         assert ("hang", b"1 0") == (hang.reason, hang.input)
 
-        patient = CountingJob(5, messages=1, seconds=4, patience_seconds=120)
+        patient = CountingJob(5, messages=1, seconds=4, hang_timeout_seconds=120)
         pool.submit(patient)
         finished = collect(pool, 1)[-1]
         assert isinstance(finished, Finished), "its own patience is longer than the limit"
         assert patient == finished.job
 
         # On a busy machine a pause of 0.5 s may take 2 s.
-        pool.submit(CountingJob(2, messages=600, seconds=0.5, patience_seconds=120))
+        pool.submit(CountingJob(2, messages=600, seconds=0.5, hang_timeout_seconds=120))
         wait_for_message(pool)
         pool.stop()
         started = time.monotonic()
         assert isinstance(collect(pool, 1)[-1], Finished)
         assert time.monotonic() - started < 10
 
-        pool.submit(CountingJob(3, messages=1, seconds=600, patience_seconds=600))
+        pool.submit(CountingJob(3, messages=1, seconds=600, hang_timeout_seconds=600))
         pool.submit(CountingJob(4))
         wait_for_message(pool)
     finally:

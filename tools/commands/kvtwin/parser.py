@@ -143,7 +143,7 @@ def write_json(value: object, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def beside_json(path: Path | None) -> Iterator[None]:
+def redirect_stdout_for_json(path: Path | None) -> Iterator[None]:
     """Redirect stdout to stderr if `--json` prints to stdout, so that only the JSON is there."""
     with contextlib.redirect_stdout(sys.stderr if path == STDOUT else sys.stdout):
         yield

@@ -50,7 +50,7 @@ from conformance.zoo.models import MODELS, Model, get_model, read_model
 from conformance.zoo.serving import DTYPE_NAMES, DTYPES, Serving
 from conformance.zoo.weights import BITS
 from kvtwin.device_memory import GIB, DeviceMemory, make_device_memory
-from kvtwin.parser import Parser, RenamedOption, beside_json, write_json
+from kvtwin.parser import Parser, RenamedOption, redirect_stdout_for_json, write_json
 from kvtwin.plan_tables import print_plan
 from kvtwin.sizing import FOLLOWS, make_plan
 from kvtwin.steady_state import Engine
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = make_plan(serving, _memory(options, serving), engine, options.request_tokens)
     if options.json is not None:
         write_json(plan, options.json)
-    with beside_json(options.json):
+    with redirect_stdout_for_json(options.json):
         print_plan(plan)
     return 0
 

@@ -37,7 +37,7 @@ from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
 from conformance.zoo.models import MODELS, get_model
-from kvtwin.parser import Parser, beside_json, write_json
+from kvtwin.parser import Parser, redirect_stdout_for_json, write_json
 
 SCHEMA_VERSION = 1
 """The version of the `--json` output."""
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = replay.result(num_left_out=len(trace) - len(requests))
     if options.json is not None:
         write_json(result, options.json)
-    with beside_json(options.json):
+    with redirect_stdout_for_json(options.json):
         print_table(result)
         if mismatch is not None:
             print(mismatch.line)

@@ -39,7 +39,7 @@ from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace
 from conformance.traffic.twins import Twins
 from conformance.zoo.models import get_model
-from kvtwin.parser import Parser, beside_json, write_json
+from kvtwin.parser import Parser, redirect_stdout_for_json, write_json
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "llama-4-scout", "deepseek-v3", "qwen3-next-80b-a3b")
 """One of each kind of attention; few, so that all of them run in the first minute."""
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soak = Soak(seed=options.seed).run(60 * options.minutes)
     if options.json is not None:
         write_json({**vars(soak), "growth": soak.growth, "passed": soak.passed}, options.json)
-    with beside_json(options.json):
+    with redirect_stdout_for_json(options.json):
         print_soak(soak)
     return 0 if soak.passed else 1
 

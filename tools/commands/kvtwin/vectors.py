@@ -37,7 +37,7 @@ from conformance.vectors import SCHEMA
 from conformance.vectors.drawing import contract_cases, session_cases
 from conformance.vectors.folder import SESSIONS, WITHOUT_VECTORS, functions
 from kvtwin import __version__
-from kvtwin.parser import Parser, beside_json, names, positive, write_json
+from kvtwin.parser import Parser, names, positive, redirect_stdout_for_json, write_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (out / "schema.json").write_text(SCHEMA.read_text(encoding="utf-8"), encoding="utf-8")
     if options.json is not None:
         write_json(index_of(rows), options.json)
-    with beside_json(options.json):
+    with redirect_stdout_for_json(options.json):
         _print_table(out, rows)
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvtwin.bench.growth import MAX_OVER, by_job, too_steep
+from kvtwin.bench.growth import MAX_OVER, by_job, worst_growth_step
 from kvtwin.bench.jobs import JOBS
 from kvtwin.bench.measuring import Row
 from kvtwin.bench.record import Record
@@ -186,7 +186,7 @@ def _of_ratios_to_engine(rows: Sequence[Row]) -> list[Bound]:
 
 def _of_growth(rows: Sequence[Row]) -> Bound:
     """Compare each step of growth with the bound; for functions that copy rows, with a copy's."""
-    found = {job: too_steep(of_job) for job, of_job in by_job(rows).items()}
+    found = {job: worst_growth_step(of_job) for job, of_job in by_job(rows).items()}
     worst = max(found, key=lambda job: found[job])
     over, steep, allowed = found[worst]
     copied = f", where a copy grows {allowed:.2f} times" if allowed > 1 else ""

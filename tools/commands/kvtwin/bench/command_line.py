@@ -22,7 +22,7 @@ from conformance.targets.implementations import Implementation, load_implementat
 from conformance.targets.target import Target
 from kvtwin.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
 from kvtwin.bench.bounds import ENGINE, ENGINE_SIZES, check_bounds
-from kvtwin.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy
+from kvtwin.bench.growth import COPY_BASELINE, GROWTH_SIZES, draw, plain_copy
 from kvtwin.bench.jobs import JOBS, Job
 from kvtwin.bench.measuring import BASELINE, Row, WrongAnswerError, measure
 from kvtwin.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
@@ -32,7 +32,7 @@ from kvtwin.bench.step import TORCH_ADD, make_step
 from kvtwin.bench.tables import make_console, print_grown, print_record
 from kvtwin.bench.timing import Spin, time_in_turn
 from kvtwin.machine import cpu_model
-from kvtwin.parser import Parser, RenamedOption, beside_json, write_json
+from kvtwin.parser import Parser, RenamedOption, redirect_stdout_for_json, write_json
 
 QUICK_SIZES = (1, 64, 1024)
 ENGINE_BLOCKS = 25
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(record.to_json(), options.json)
     if options.png is not None:
         draw(record.growth, options.png, f"{command}, {record.date}")
-    with beside_json(options.json):
+    with redirect_stdout_for_json(options.json):
         console = make_console()
         print_record(record, console, shows_all=options.all)
         if stored is not None:
@@ -254,7 +254,7 @@ class Bench:
         for job, batch in tqdm(work, unit="row", disable=None, file=sys.stderr):
             beside = {}
             if with_copy and job.rows:
-                beside[COPIER] = plain_copy(batch.num_reqs, job.rows)
+                beside[COPY_BASELINE] = plain_copy(batch.num_reqs, job.rows)
             row = measure(
                 job,
                 batch,

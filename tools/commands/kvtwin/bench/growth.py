@@ -19,7 +19,7 @@ GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
 MAX_OVER: Final = 1.25
 """The factor by which a time may outgrow the number of requests, for noise and caches."""
 
-COPIER: Final = "NumPy"
+COPY_BASELINE: Final = "NumPy"
 """The name of the plain copy that is timed in turn with a function that copies rows."""
 
 COLUMNS: Final = 3
@@ -52,7 +52,7 @@ def steps(rows: Sequence[Row], name: str = "fast") -> list[float]:
     ]
 
 
-def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
+def worst_growth_step(rows: Sequence[Row]) -> tuple[float, float, float]:
     """Return the step between sizes at which a job exceeded the allowed growth most.
 
     Args:
@@ -62,7 +62,7 @@ def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
         Its growth divided by the allowed growth, which must be at most `MAX_OVER`; its growth
         relative to linear; and the allowed growth: 1.0, or that of a plain copy if it is more.
     """
-    allowed = [max(step, 1.0) for step in steps(rows, COPIER)]
+    allowed = [max(step, 1.0) for step in steps(rows, COPY_BASELINE)]
     return max(
         (
             (step / maximum, step, maximum)
@@ -74,7 +74,7 @@ def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
 
 def plain_copy(num_reqs: int, rows: Rows) -> Callable[[], Any]:
     """Return a NumPy call that copies the rows of `num_reqs` requests, one after another."""
-    shape = (num_reqs * rows.per_request, rows.apart)
+    shape = (num_reqs * rows.per_request, rows.stride_bytes)
     target, source = np.zeros(shape, np.uint8), np.ones(shape, np.uint8)
     return partial(np.copyto, target[:, : rows.num_bytes], source[:, : rows.num_bytes])
 
@@ -122,7 +122,7 @@ def _num_labels(legend: tuple[list[Any], list[str]]) -> int:
 
 
 def _draw_job(axis: Any, job: str, rows: Sequence[Row]) -> None:
-    for name, style in (("fast", "o-"), (BASELINE, "s--"), (COPIER, "^-")):
+    for name, style in (("fast", "o-"), (BASELINE, "s--"), (COPY_BASELINE, "^-")):
         points = [
             (row.num_reqs, row.timings[name].median_us) for row in rows if name in row.timings
         ]

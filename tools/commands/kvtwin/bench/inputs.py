@@ -99,7 +99,7 @@ def rows_of(target: Target, rows: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(rows.view(np.uint16).copy()).view(torch.bfloat16).to(target.device)
 
 
-class HandOn:
+class IdentityBuilder:
     """A builder that takes no time: it returns its input."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
@@ -117,7 +117,7 @@ def build_arguments(batch: Batch, target: Target) -> dict[str, Any]:
 
     groups = [SimpleNamespace(layer_names=[f"layers.{i}.attn"]) for i in range(NUM_GROUPS)]
     return {
-        "attn_metadata_builders": [HandOn() for _ in groups],
+        "attn_metadata_builders": [IdentityBuilder() for _ in groups],
         "num_reqs": batch.num_reqs,
         "num_tokens": batch.num_tokens,
         "query_start_loc": buffer(batch.starts),

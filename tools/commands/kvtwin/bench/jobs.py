@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
     per_request: int
     num_bytes: int
-    apart: int
+    stride_bytes: int
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class NoDriver:
             subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)  # noqa: S603  # our own
             # Loading a library of this name returns the one that is loaded.
             self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        _pretend()
+        _fake_cuda_tensors()
 
     def last(self, num_words: int) -> Launched:
         """Return the last launch, with `num_words` recorded words."""
@@ -84,7 +84,7 @@ class NoDriver:
         return ctypes.c_long.in_dll(self._library, "num_launches").value
 
 
-def _pretend() -> None:
+def _fake_cuda_tensors() -> None:
     """Make torch report that its tensors are on a GPU, in Python, which takes as long as in C."""
 
     def describe(tensor: torch.Tensor) -> dict[str, Any]:

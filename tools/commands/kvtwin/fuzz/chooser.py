@@ -46,7 +46,7 @@ PROMISE_POWER: Final = 2
 With 1, most slices go to the many properties that each promise little.
 """
 
-MIN_PROMISE: Final = 1e-3
+MIN_EXPECTED_GAIN: Final = 1e-3
 """Its power is added to every weight, so that each property can be chosen."""
 
 MIN_SECONDS: Final = 1e-3
@@ -84,7 +84,7 @@ class Record:
     events: Counter[Event] = dataclasses.field(default_factory=Counter)
 
     @property
-    def promise(self) -> float:
+    def expected_gain(self) -> float:
         """The weight of new events that are expected in the next second.
 
         It is the gain of the last slices, capped by the Good-Turing estimate: the next case is as
@@ -152,8 +152,8 @@ class Chooser:
             return self._take(
                 min(unmet, key=lambda name: self._time_of(name) / len(self._unmet[name]))
             )
-        powers = [self.records[name].promise ** PROMISE_POWER for name in names]
-        minimum = MIN_PROMISE**PROMISE_POWER + sum(powers) / len(names) / 20
+        powers = [self.records[name].expected_gain ** PROMISE_POWER for name in names]
+        minimum = MIN_EXPECTED_GAIN**PROMISE_POWER + sum(powers) / len(names) / 20
         weights = [power + minimum for power in powers]
         return self._take(self._chance.choices(names, weights)[0])
 

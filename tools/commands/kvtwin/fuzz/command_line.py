@@ -32,7 +32,7 @@ from kvtwin.fuzz.workers.jobs import Pool
 from kvtwin.fuzz.workers.local_pool import LocalPool
 from kvtwin.fuzz.workers.worker import Limits, start_fork_server
 from kvtwin.machine import num_cores
-from kvtwin.parser import Parser, beside_json, positive, write_json
+from kvtwin.parser import Parser, positive, redirect_stdout_for_json, write_json
 
 SEED_HELP: Final = (
     "default: a new one each time; repeats the order of the properties' first slices and the"
@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
         pool.close()
     if options.json is not None:
         write_json(night.to_json(), options.json)
-    with beside_json(options.json):
+    with redirect_stdout_for_json(options.json):
         print(_summary(night, options.out))
     if night.interrupted_by is not None:
         return SIGNAL_STATUS[night.interrupted_by]

@@ -172,7 +172,7 @@ class Schedule:
             tuple(self.covering[name]),
             first,
             self._take_untried(name),
-            patience_seconds=self._patience_with(self.properties[name].check.function),
+            hang_timeout_seconds=self._patience_with(self.properties[name].check.function),
         )
 
     def _take_untried(self, name: str) -> tuple[int, ...]:

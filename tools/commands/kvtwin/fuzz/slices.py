@@ -75,7 +75,7 @@ class SliceJob(PropertyJob):
         first: Inputs of earlier nights, which are run first, unchanged.
         presets: Indices of presets that had no case yet; they get one case each, after `first`.
         max_cases: The most cases; None for no limit.
-        patience_seconds: A case that takes longer counts as hung; None for the worker's limit.
+        hang_timeout_seconds: A case that takes longer counts as hung; None for the worker's limit.
     """
 
     seed: int
@@ -85,7 +85,7 @@ class SliceJob(PropertyJob):
     first: tuple[bytes, ...] = ()
     presets: tuple[int, ...] = ()
     max_cases: int | None = None
-    patience_seconds: float | None = None
+    hang_timeout_seconds: float | None = None
 
     def run(self, worker: WorkerContext) -> SliceResult:
         """Run the slice in a worker; report each new failure at once."""

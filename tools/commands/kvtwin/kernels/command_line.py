@@ -26,7 +26,7 @@ from kvtwin.kernels.usage import (
     measure,
     why_no_linker,
 )
-from kvtwin.parser import Parser, beside_json, write_json
+from kvtwin.parser import Parser, redirect_stdout_for_json, write_json
 
 SCHEMA_VERSION: Final = 1
 """The version of the `--json` output."""
@@ -71,7 +71,7 @@ def _show(usages: Sequence[Usage], failures: Sequence[Failure], path: Path | Non
         report = {"schema_version": SCHEMA_VERSION, "kernels": usages, "failures": failures}
         write_json(report, path)
     if usages:
-        with beside_json(path):
+        with redirect_stdout_for_json(path):
             Console(width=None if sys.stdout.isatty() else 120).print(make_table(usages))
 
 

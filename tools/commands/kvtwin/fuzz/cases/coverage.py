@@ -100,7 +100,7 @@ class GoalsAndSizes(Source):
 
 def batch_of(example: Any, depth: int = 0) -> Batch | None:
     """Return the batch that an example was generated from, the largest if there are several."""
-    found = example if isinstance(example, Batch) else getattr(example, "facts", None)
+    found = example if isinstance(example, Batch) else getattr(example, "source", None)
     if isinstance(found, Batch):
         return found
     inner = children(example) if depth < 3 and is_object(example) else {}

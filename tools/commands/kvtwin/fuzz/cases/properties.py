@@ -185,7 +185,7 @@ class PropertyJob:
         return prop is not None and prop.target.device == "cuda"
 
     @property
-    def patience_seconds(self) -> float | None:
+    def hang_timeout_seconds(self) -> float | None:
         """A case that takes longer counts as hung; None for the worker's own limit."""
         return None
 

@@ -119,7 +119,7 @@ class ExhaustiveJob:
     scope: str
     start: int
     stop: int
-    patience_seconds: ClassVar[None] = None
+    hang_timeout_seconds: ClassVar[None] = None
 
     @property
     def name(self) -> str:

@@ -42,7 +42,7 @@ def run(
     Raises:
         RuntimeError: The comparison itself failed, or too many workers were lost.
     """
-    exhaustion, written = _Exhaustion(progress, show), time.monotonic()
+    exhaustion, written = _JobQueue(progress, show), time.monotonic()
     try:
         while (exhaustion.left or exhaustion.running) and not is_over():
             while exhaustion.left and exhaustion.running <= pool.size:
@@ -60,7 +60,7 @@ def run(
         progress.write(folder)
 
 
-class _Exhaustion:
+class _JobQueue:
     """The jobs of an exhaustive run, and the handling of their events.
 
     Args:

@@ -34,7 +34,7 @@ from kvtwin.fuzz.workers.jobs import WorkerContext
 TRIES: Final = 5
 """How often an input is tried, to detect flaky failures."""
 
-DIED: Final = {"crash", "hang"}
+PROCESS_FAILURES: Final = {"crash", "hang"}
 """The kinds of failures that end the worker."""
 
 Key = tuple[str, str, str]
@@ -65,7 +65,9 @@ class MinimizeJob(PropertyJob):
         """Return the smallest failure found; None if the input did not fail again."""
         input_ = Input.from_bytes(self.input)
         prop = properties_of(self.subject)[self.property_name]
-        attempts = (_ForkedAttempts if self.kind in DIED else _Attempts)(self, prop, worker)
+        attempts = (_ForkedAttempts if self.kind in PROCESS_FAILURES else _Attempts)(
+            self, prop, worker
+        )
         cases = [attempts.repeat(input_) for _ in range(attempts.tries)]
         failing = [case for case in cases if attempts.is_same(case)]
         if not failing:

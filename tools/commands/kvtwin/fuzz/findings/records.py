@@ -44,7 +44,7 @@ KINDS: Final = (
 OUT_OF_MEMORY: Final = "out of memory"
 """The error of a worker that was killed because it took too much memory."""
 
-CONSEQUENCES: Final = frozenset({"large", "memory", "law", "conditions", "threads", "stateful"})
+EXPLAINED_KINDS: Final = frozenset({"large", "memory", "law", "conditions", "threads", "stateful"})
 """The kinds of failures that a failure of another kind explains."""
 
 
@@ -228,7 +228,7 @@ def _explains(cause: Finding, found: Finding) -> bool:
             return ours.kind == "memory growth"
         if theirs.kind == "law":
             return ours.kind != "law" or ours.id < theirs.id
-        return theirs.kind in CONSEQUENCES and ours.kind not in CONSEQUENCES
+        return theirs.kind in EXPLAINED_KINDS and ours.kind not in EXPLAINED_KINDS
     root = ours.function.partition(".")[0]
     used = {name.partition(".")[0] for name in theirs.uses}
     is_alone = not {name.partition(".")[0] for name in ours.uses} - {root}

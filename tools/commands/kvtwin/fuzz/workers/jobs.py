@@ -31,7 +31,7 @@ class Job(Protocol):
         """Whether it runs on a GPU."""
 
     @property
-    def patience_seconds(self) -> float | None:
+    def hang_timeout_seconds(self) -> float | None:
         """A case that takes longer counts as hung; None for the worker's own limit."""
 
     def run(self, worker: WorkerContext) -> Any:

@@ -203,7 +203,7 @@ class RayPool:
     def _run(self, task: _Task, pipe: Connection, worker: str) -> None:
         """Run a job in a worker; pass on its events."""
         try:
-            self._send(pipe, (task.data, task.job.patience_seconds))
+            self._send(pipe, (task.data, task.job.hang_timeout_seconds))
             while task in self._tasks:
                 self._pass_on(task, *load(pipe.recv_bytes(), self._places))
         except (EOFError, OSError):

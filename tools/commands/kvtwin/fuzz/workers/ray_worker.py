@@ -15,7 +15,7 @@ from multiprocessing.connection import Client, Connection
 from typing import Any, Final
 
 from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Message, WorkerContext
-from kvtwin.fuzz.workers.shipping import Places, dump, load
+from kvtwin.fuzz.workers.shipping import PathMap, dump, load
 from kvtwin.fuzz.workers.worker import Limits, LocalWorker
 
 STOP: Final = "stop"
@@ -30,12 +30,12 @@ class PickledJob:
     Attributes:
         data: The job, as `shipping.dump` writes it.
         places: Where the coordinator's folders are on this node.
-        patience_seconds: The `patience_seconds` of the job.
+        hang_timeout_seconds: The `hang_timeout_seconds` of the job.
     """
 
     data: bytes
-    places: Places
-    patience_seconds: float | None
+    places: PathMap
+    hang_timeout_seconds: float | None
     name: str = "pickled"
     needs_gpu: bool = False
 
@@ -48,7 +48,7 @@ class PickledJob:
 class _PicklingContext:
     """A `WorkerContext` that pickles messages before it reports them."""
 
-    def __init__(self, worker: WorkerContext, places: Places) -> None:
+    def __init__(self, worker: WorkerContext, places: PathMap) -> None:
         self._worker, self._places = worker, places
         self.note_input, self.is_over = worker.note_input, worker.is_over
 
@@ -68,7 +68,7 @@ class WorkerConfig:
     """
 
     key: bytes
-    places: Places
+    places: PathMap
     limits: Limits
     preload: tuple[str, ...]
 
@@ -99,7 +99,7 @@ def _receive(
     pipe: Connection,
     worker: LocalWorker,
     jobs: queue.SimpleQueue[PickledJob | None],
-    places: Places,
+    places: PathMap,
 ) -> None:
     """Receive jobs, and the requests to stop and close: the body of a thread."""
     with contextlib.suppress(EOFError, OSError):
@@ -107,8 +107,8 @@ def _receive(
             if received == STOP:
                 worker.stop()
             else:
-                data, patience_seconds = received
-                jobs.put(PickledJob(data, places, patience_seconds))
+                data, hang_timeout_seconds = received
+                jobs.put(PickledJob(data, places, hang_timeout_seconds))
     worker.close()
     jobs.put(None)
 

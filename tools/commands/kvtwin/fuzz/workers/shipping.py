@@ -32,7 +32,7 @@ MAX_BESIDE_BYTES: Final = 10 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class PathMap:
     """Folders, by names that are the same on every machine.
 
     Attributes:
@@ -42,9 +42,9 @@ class Places:
 
     folders: tuple[tuple[str, str], ...]
 
-    def on_node(self) -> Places:
+    def on_node(self) -> PathMap:
         """Return the same folders on the node that runs this."""
-        return Places(tuple((name, str(ROOT / name)) for name, _ in self.folders))
+        return PathMap(tuple((name, str(ROOT / name)) for name, _ in self.folders))
 
     def to_names(self, text: str) -> str | None:
         r"""Replace folders in a text by names; return None if it contains no folder.
@@ -68,7 +68,7 @@ class Places:
         return re.compile(f"(?:{'|'.join(map(re.escape, longest_first))})(?![\\w.-])")
 
 
-def copy_code(extra: Iterable[Path], to: Path) -> Places:
+def copy_code(extra: Iterable[Path], to: Path) -> PathMap:
     """Copy the packages of this checkout, and more, into a folder.
 
     Args:
@@ -101,7 +101,7 @@ def copy_code(extra: Iterable[Path], to: Path) -> Places:
             _copy_folder(path, to / place / path.name)
         else:
             _copy_files(path, to / place)
-    return Places(tuple(folders))
+    return PathMap(tuple(folders))
 
 
 def _copy_folder(source: Path, to: Path) -> None:
@@ -122,7 +122,7 @@ def _copy_files(path: Path, to: Path) -> None:
         shutil.copyfile(file, to / file.name)
 
 
-def dump(value: Any, places: Places) -> bytes:
+def dump(value: Any, places: PathMap) -> bytes:
     """Pickle a value, with folders in its strings replaced by names.
 
     >>> here = Places((("code", "/home/me"),))
@@ -135,13 +135,13 @@ def dump(value: Any, places: Places) -> bytes:
     return file.getvalue()
 
 
-def load(data: bytes, places: Places) -> Any:
+def load(data: bytes, places: PathMap) -> Any:
     """Unpickle a value, with names in its strings replaced by folders of this machine."""
     return _Unpickler(io.BytesIO(data), places).load()
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, places: Places) -> None:
+    def __init__(self, file: io.BytesIO, places: PathMap) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._places = places
 
@@ -153,7 +153,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, places: Places) -> None:
+    def __init__(self, file: io.BytesIO, places: PathMap) -> None:
         super().__init__(file)
         self._places = places
 

@@ -247,7 +247,7 @@ class _Watch:
         child.shared.write(b"")  # clears the last input of the job before
         self._first = self._count = child.shared.count
         self._since = time.monotonic()
-        self._patience = job.patience_seconds or limits.hang_seconds
+        self._patience = job.hang_timeout_seconds or limits.hang_seconds
 
     def reason_to_kill(self) -> str:
         """Return why the child must be killed; empty if it need not be."""
