@@ -29,7 +29,7 @@ def check_micro_batches(view: View) -> None:
     if view.batch.settings.micro_batches == 1:
         return
     slices = view.results["micro_batch_slices"]
-    for group, parts in zip(_groups_in_turn(view), view.results["micro_batches"], strict=True):
+    for group, parts in zip(_rotating_groups(view), view.results["micro_batches"], strict=True):
         pairs = zip(slices, parts, strict=True)
         found = (view.access_of(group, part).shifted(s.token_slice.start) for s, part in pairs)
         view.check_equal(group, "micro-batches", found)
@@ -37,7 +37,7 @@ def check_micro_batches(view: View) -> None:
 
 def check_virtual_batches(view: View) -> None:
     """Check that virtual batches read the pairs within a chunk, and write what the batch does."""
-    numbers = _groups_in_turn(view)
+    numbers = _rotating_groups(view)
     for group, virtual in zip(numbers, view.results["small_chunks"], strict=True):
         _check_chunks(view, group, BLOCKS_IN_SMALL_CHUNK * view.groups[group].block_size, virtual)
     chunked = [number for number in numbers if view.groups[number].kind == CHUNKED_LOCAL]
@@ -69,7 +69,7 @@ def check_fast_prefill(view: View) -> None:
                 f"{view.group_name(group)}: logits are needed of the tokens {logits_tokens} of the "
                 f"batch, but its requests' last ones are {last_tokens}"
             )
-    for group, made in zip(_groups_in_turn(view), view.results["logits_tokens"], strict=True):
+    for group, made in zip(_rotating_groups(view), view.results["logits_tokens"], strict=True):
         is_whole = int(view.metadata[group].max_query_len) == 1  # then the batch itself comes back
         names = dict(enumerate(range(starts[-1]) if is_whole else last_tokens))
         got = view.access_of(group, made).only(Half.READS).renamed(names)
@@ -81,7 +81,7 @@ def check_kernel_blocks(view: View) -> None:
     """Check that tables of kernel blocks lead to the same reads and writes."""
     if view.batch.step_index % 4 >= 2:  # these slots are one rank's
         return
-    numbers = _groups_in_turn(view)
+    numbers = _rotating_groups(view)
     tables, slots = view.results["kernel_block_tables"], view.results["kernel_slot_mappings"]
     for group, table, slot_mapping in zip(numbers, tables, slots, strict=True):
         metadata = dataclasses.replace(
@@ -95,7 +95,7 @@ def check_kernel_blocks(view: View) -> None:
 
 def check_ranks(view: View) -> None:
     """Check that each context-parallel rank writes its tokens to where it reads them, no others."""
-    places = product(_groups_in_turn(view), range(NUM_CP_RANKS))
+    places = product(_rotating_groups(view), range(NUM_CP_RANKS))
     for (group, rank), slots in zip(places, view.results["cp_slot_mappings"], strict=True):
         got = view.access_of(
             group,
@@ -120,7 +120,7 @@ CHECKS: tuple[Callable[[View], None], ...] = (
 """All checks."""
 
 
-def _groups_in_turn(view: View) -> list[int]:
+def _rotating_groups(view: View) -> list[int]:
     """Return the indices of the groups that the runner's slower functions processed."""
     return [view.groups.index(group) for group, _ in view.batch.rotating_groups]
 
