@@ -35,15 +35,15 @@ examples:
   kvtwin conformance --explain compute_slot_mapping
 
 exit status:
-  0    no wrong answers; of fast and with --strict, no other failures either
-  1    a wrong answer, or another failure that counts
+  0    no wrong answers; for fast or with --strict, no other failures either
+  1    a wrong answer, or another failure that fails the run
   2    a package is missing
   3    an error in the run itself
   4    the command line is wrong
   5    nothing was checked
   130  ended by Ctrl-C
 
-The options of the run are under "conformance", among those of pytest:
+The options of the run are in the section "conformance" among pytest's options:
 """
 
 NEEDED = ("hypothesis", "jinja2", "markupsafe", "ml_dtypes")

@@ -20,7 +20,7 @@ def names_in(text: str) -> list[str]:
     """
     found = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
     if not found:
-        raise ValueError(f"{text!r} names nothing")
+        raise ValueError(f"{text!r} contains no name")
     return found
 
 

@@ -44,7 +44,7 @@ TYPES = ("decoder", "encoder", "encoder_only", "encoder_decoder")
 
 @law("AttentionType", lambda _: st.sampled_from(TYPES))
 def test_types_of_attention(target: Target, name: str) -> None:
-    """The types of attention are these four strs."""
+    """`AttentionType` has exactly four members, which are strs."""
     found: Any = target.lookup("AttentionType")
     types = {n: v for n, v in vars(found).items() if not n.startswith("_")}
     assert {name.upper(): name for name in TYPES} == types
@@ -238,7 +238,7 @@ def _has_kind(call: Call, kind: str) -> bool:
 
 @law("init_attn_backend", init_attn_backend_calls)
 def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> None:
-    """Each layer has its backend, each group a builder, and sharing builders one workspace."""
+    """Each layer has its backend, each group a builder; builders that share get one workspace."""
     invocation = Invocation(target, call)
     backends, builders = invocation.answer(checked=False)
     assert len(call.source) == len({id(builder) for builder in builders}) == len(builders)

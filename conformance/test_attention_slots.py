@@ -119,7 +119,7 @@ def _round(layer: Layer) -> int:
     },
 )
 def test_local_lengths_attend_to_all(twin: Target, layer: Layer) -> None:
-    """Decodes that attend over the local lengths on each rank attend over all keys together."""
+    """Decode attention over the local lengths of all ranks, merged, covers all keys."""
     batch, layout = layer.batch, layer.batch.layout
     layer = dataclasses.replace(layer, window=None)  # a window counts positions of all ranks
     arguments = {

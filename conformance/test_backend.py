@@ -44,7 +44,7 @@ def _lacks_only(name: str) -> Any:
     },
 )
 def test_a_backend_must_say(target: Target, said: set[str]) -> None:
-    """Three methods are abstract, two are not, all are static; the order is the identity."""
+    """Three methods are abstract, two are not, all are static; the stride order has no default."""
     base: Any = target.lookup("AttentionBackend")
     backend: Any = type("Plain", (base,), {name: staticmethod(tuple) for name in said})
     assert (type(None) if set(ABSTRACT) <= said else TypeError) is type(exception_of(backend))

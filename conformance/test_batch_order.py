@@ -382,7 +382,7 @@ def test_two_kinds_add_up(target: Target, call: Call) -> None:
 
 @law("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
 def test_three_kinds_add_up(target: Target, call: Call) -> None:
-    """Counts of the three kinds sum to the batch's; extends have a context, or one is short."""
+    """The three kinds sum to the batch; extends have a context, or one of them is short."""
     answer = Invocation(target, call).answer()
     assert sum(answer[:3]) == call.source.num_reqs
     assert sum(answer[3:]) == call.source.num_actual_tokens

@@ -143,7 +143,7 @@ test_select_common_block_size = Contract(
 
 @law("select_common_block_size", select_calls)
 def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> None:
-    """The size divides the manager's, all support it, and no greater listed int is valid."""
+    """The size divides the manager's, all groups support it, and no greater listed int is valid."""
     size = call["kv_manager_block_size"]
     answer = Invocation(target, call).run()
     assert size % answer == 0

@@ -47,7 +47,7 @@ SUPPORT = {"ALWAYS": 3, "UNIFORM_BATCH": 2, "UNIFORM_SINGLE_TOKEN_DECODE": 1, "N
 
 @law("AttentionCGSupport", lambda _: st.sampled_from(tuple(SUPPORT)))
 def test_support_of_graphs(target: Target, name: str) -> None:
-    """More support has a greater value; the members are not ints."""
+    """Members with more support have greater values; members are not ints."""
     found: Any = target.lookup("AttentionCGSupport")
     assert found[name] is found(SUPPORT[name])
     assert SUPPORT == {member.name: member.value for member in found}
@@ -168,7 +168,7 @@ def _lacks_all(config: Any) -> bool:
 
 @law(f"{BUILDER}._init_reorder_batch_threshold", threshold_calls)
 def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
-    """The threshold is between 1 and the requested or drafted number; its class keeps None."""
+    """The threshold is set on the builder, not on its class, and within the requested bounds."""
     invocation = Invocation(target, call)
     assert invocation.answer(checked=False) is None
     builder, wish = invocation.arguments["self"], call.source

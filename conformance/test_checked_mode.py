@@ -79,7 +79,7 @@ def _overlap(example: Blocks) -> bool:
     presets=[MINIMAL],
 )
 def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
-    """Inside a block, its mode applies to its thread only; after all blocks, the old mode does."""
+    """The mode of a block applies to its thread only; after all blocks, the old mode is back."""
     checks = target.lookup("checks")
     refuses = partial(_refuses, target)
 
@@ -171,7 +171,7 @@ def process_steps(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
     presets=[MINIMAL],
 )
 def test_the_last_plain_call_holds(target: Target, example: tuple[Step, ...]) -> None:
-    """Outside blocks, the last call whose object was not entered sets the mode of all threads."""
+    """The last `checks` call that began no block sets the mode of all threads outside blocks."""
     checks = target.lookup("checks")
     refuses = partial(_refuses, target)
     kept: dict[int, Any] = {}

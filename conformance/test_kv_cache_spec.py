@@ -336,7 +336,7 @@ def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
 
 @law("KVCacheSpec.page_size_bytes", lambda preset: specs(preset, "MLAAttentionSpec", *ATTENTION))
 def test_a_page_holds_its_keys_and_values(target: Target, spec: Any) -> None:
-    """A page is as large as an array of its keys and values; each token takes the same."""
+    """A page is as large as its keys and values, and every token takes equally many bytes."""
     one_token, page = (
         target.of(_converted(target, one), "page_size_bytes")
         for one in (dataclasses.replace(spec, block_size=1), spec)
@@ -353,7 +353,7 @@ def _is_mla(spec: Any) -> bool:
 
 @law("KVCacheSpec.max_memory_usage_bytes", max_memory_calls)
 def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Call) -> None:
-    """Pages are whole; one page less would not hold what a request may keep."""
+    """The memory is whole pages, and with one page less a request might not fit."""
     invocation = Invocation(target, call)
     made = invocation.arguments["self"]
     pages, rest = divmod(invocation.run(), target.of(made, "page_size_bytes"))

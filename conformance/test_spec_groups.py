@@ -171,7 +171,7 @@ def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
 
 @law(f"{UNIFORM}.from_specs", uniform_calls("from_specs"))
 def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
-    """The uniform spec has all layers' specs and a page of each; if there is none, it is None."""
+    """`from_specs` combines uniform specs and sums their page sizes; otherwise it returns None."""
     invocation = Invocation(target, call)
     uniform, own = invocation.run(), invocation.arguments["specs"]
     assert (uniform is not None) == target.lookup(f"{UNIFORM}.is_uniform_type")(own)

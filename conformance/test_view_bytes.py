@@ -95,7 +95,7 @@ def _places(view: Any, raw: Any) -> Array:
 
 @law("_reshape_kv_cache", reshape_calls)
 def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
-    """Attention views cover their tensor, and states their part of each page, each byte once."""
+    """Attention views cover their tensor exactly once, and state views their part of each page."""
     invocation = Invocation(target, call)
     views = invocation.run()
     assert [layer.name for layer in call.source.layers] == list(views)

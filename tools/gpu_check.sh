@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, and the tests of `fast`, in sections that can be called one by one.
+# Run everything that needs a GPU, and the tests of `fast`, in sections.
 #
-#   tools/gpu_check.sh [SECTION...]     all sections if none is named; --help lists them
+#   tools/gpu_check.sh [SECTION...]     default: all sections; --help lists them
 #
-# Each section takes at most ten minutes, `versions` about one: call it first. What hangs is killed. The
-# whole logs are kept in $OUT (tools/results if it is not set), one file for each section. It closes
-# with a table and the figures that the tests print, and exits with 0 if all was shown, 1 if not, 2 for
-# a section that does not exist.
+# Each section is killed at its time limit, which is at most ten minutes. Run `versions` first: it takes
+# about a minute. Full logs are written to $OUT (default: tools/results), one file for each section. The script
+# ends with a table and the figures that the tests print. Its exit status is 0 if all sections passed, 1 if
+# not, 2 for an unknown section.
 #
-# On a machine without a package registry (Python 3.12, torch, nvcc), carry the wheels that it lacks:
+# On a machine with Python 3.12, torch and nvcc, but no package registry, install the missing wheels first:
 #
 #   python3 -m pip install -q --no-index --no-deps --no-compile --target .site .whl/*.whl &&
 #   PYTHONPATH=$PWD:$PWD/.site tools/gpu_check.sh versions
 #
-# where the wheels are at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes; if
-# `versions` shows a cuda-pathfinder below 1.4 or a cuda-core below 0.5.1, newer ones too, and an older
-# one if it shows NumPy 2.5, which numba-cuda 0.30 cannot be used with. Then call the
-# others: `device-path bench`, `conformance native`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
-# CUDA_HOME, which numba-cuda needs to find its compiler where other libraries of the toolkit come from
-# wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
+# .whl needs at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes. Add a newer
+# cuda-pathfinder if `versions` shows one below 1.4, a newer cuda-core if it shows one below 0.5.1, and an
+# older NumPy if it shows 2.5, which numba-cuda 0.30 does not support. Then run the other sections:
+# `device-path bench`, `conformance native`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
+# If CUDA_HOME is not set, it is derived from nvcc: numba-cuda needs it to find its compiler if other
+# libraries of the toolkit come from wheels. GPU_CHECK_WORKERS (12) is the number of pytest-xdist workers.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="$PWD:$PWD/tools/commands${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
@@ -29,12 +29,12 @@ rows=()
 status=0
 
 # A section is a function, with `-` for `_` in its name, and a line here.
-sections='versions      what is installed, and warmup() with warnings as errors
-device-path   tests/gpu: no waiting, side streams, graphs, uploads, host cost, bandwidth
-bench         what every hot function costs host and device
+sections='versions      installed versions, and warmup() with warnings as errors
+device-path   tests/gpu: no synchronisation, side streams, graphs, uploads, host cost, bandwidth
+bench         host and device time of every hot function
 conformance   the conformance run on target cuda
-native        the same launches on target native, and what each takes the GPU
-sanitizer     compute-sanitizer over the kernels and a brief conformance run, where it is installed
+native        kernels on the GPU compared with target native, and their GPU times
+sanitizer     compute-sanitizer, if installed, over the kernels and a brief conformance run
 kernels       tests/fast: kernels compiled and simulated
 real-models   tokens of real models, compared with those of generate'
 
@@ -58,7 +58,7 @@ sanitizer() {
     for tool in memcheck racecheck synccheck initcheck; do
         sanitize "$tool" 60 "$tool" tests/gpu -k "waits_for_the_device or rows_of_any_bytes"
     done
-    # torch's cache of memory would hide that a kernel reads or writes beside a tensor. Without it,
+    # torch's caching allocator would hide that a kernel reads or writes outside a tensor. Without it,
     # tests of memory on the host, which make hundreds of calls, exceed the time limit of a test.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck-conformance 300 memcheck -p no:xdist --target cuda --profile brief \
@@ -74,12 +74,12 @@ sanitize() {  # name, limit in seconds, tool of compute-sanitizer, arguments of 
     # torch probes for driver calls that may be missing: such errors are ignored.
     check "$name" "$limit" "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
         "${pytest[@]}" "$@"
-    # One log for all: some machines give eight files back.
+    # One log for all: some machines return at most eight files.
     [ -z "$gpu" ] || cat "$logs/$name.log" >> "$logs/sanitizer.log"
     rm -f "$logs/$name.log"
 }
 
-row() {  # name, state, seconds, what to say
+row() {  # name, state, seconds, text
     rows+=("$(printf '%-20s %-8s %4ss  %s' "$@")")
     case $2 in ok | -) ;; *) status=1 ;; esac
 }
@@ -92,7 +92,7 @@ check() {  # name, limit in seconds, command...
         return
     fi
     echo "=== $name, at most ${limit}s: $*"
-    # pytest says what failed so far when it is interrupted.
+    # When interrupted, pytest reports the failures so far.
     timeout --signal=INT --kill-after=20 "$limit" "$@" > "$logs/$name.log" 2>&1
     case $? in
         0) ;;
@@ -106,7 +106,7 @@ check() {  # name, limit in seconds, command...
     )"
 }
 
-find_toolkit() {  # the folder of the CUDA toolkit whose nvcc is found first; nothing if there is none
+find_toolkit() {  # print the folder of the first CUDA toolkit with nvcc, if any
     local folder
     for folder in \
         "$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")" \
@@ -147,7 +147,7 @@ echo "gpu_check, $(date -u +%F), ${gpu:-no GPU}, driver $(
     nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null || echo unknown
 ), ${SECONDS}s, logs in $logs"
 printf '%s\n' "${rows[@]}"
-# The first of a test comes after a dot of pytest's.
+# The first figure of a test follows one of pytest's progress dots on the same line.
 for log in versions device-path; do
     [[ " ${*:-$names} " != *"$log"* ]] || [ ! -f "$logs/$log.log" ] || grep -ohE \
         '(host cost|device time|share of copy bandwidth) of .*|launcher: .*' "$logs/$log.log"

@@ -202,11 +202,11 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.mutate",
-        description="Make mutants of fast, and run its conformance checks on them.",
+        description="Run the conformance tests on mutants of fast.",
         examples=("--modules slots,ubatch --budget-minutes 30", "--list-survivors"),
         statuses={
-            0: "enough mutants are caught",
-            1: "too few are, or a declaration is wrong",
+            0: "enough mutants are killed",
+            1: "too few are killed, or a declaration is wrong",
         },
     )
     add = parser.add_argument
@@ -214,15 +214,15 @@ def _make_parser() -> Parser:
         "--modules",
         type=names,
         metavar="A,B",
-        help="such as slots,kernels.moves; default: all of fast",
+        help="modules to mutate, such as slots,kernels.moves; default: all of fast",
     )
-    parser.add_workers("mutants at a time")
+    parser.add_workers("mutants to evaluate in parallel")
     parser.add_number(
         "--budget-minutes",
-        "begin nothing else after these: first no test that is run once, then no mutant",
+        "start no test and no mutant after this time",
     )
-    parser.add_number("--sample", "evaluate at most N of those that are left of each module")
-    add("--seed", type=int, metavar="N", default=0, help="of the order; default: %(default)s")
+    parser.add_number("--sample", "evaluate at most N of the remaining mutants of each module")
+    add("--seed", type=int, metavar="N", default=0, help="seed of the order; default: %(default)s")
     add(
         "--db",
         type=Path,
@@ -235,27 +235,31 @@ def _make_parser() -> Parser:
         type=Path,
         metavar="FILE.toml",
         default=EQUIVALENTS,
-        help="declares what no test can notice; default: tools/equivalents.toml",
+        help="declares the mutants that no test can kill; default: tools/equivalents.toml",
     )
     parser.add_number(
-        "--timeout-seconds", "of processor time, in addition to 4 times what a test takes", 10
+        "--timeout-seconds", "CPU time limit of a test, in addition to 4 times its usual time", 10
     )
     parser.add_number(
         "--survivor-seconds",
-        "of processor time, after which no more tests begin on a mutant",
+        "CPU time after which no more tests start on a mutant",
         60,
     )
     add(
         "--profile",
         choices=("dev", "default"),
         default="default",
-        help="of the tests; default: %(default)s",
+        help="profile of the tests; default: %(default)s",
     )
-    add("--fresh", action="store_true", help="forget what was evaluated before, of these modules")
+    add("--fresh", action="store_true", help="delete the stored outcomes of these modules first")
     add(
         "--survivors-again",
         action="store_true",
-        help="evaluate only those that survived and are not declared",
+        help="evaluate only the undeclared survivors, again",
     )
-    add("--list-survivors", action="store_true", help="evaluate nothing, print what is known")
+    add(
+        "--list-survivors",
+        action="store_true",
+        help="print the stored outcomes, and evaluate nothing",
+    )
     return parser

@@ -42,7 +42,7 @@ class Deviation:
 
     def __post_init__(self) -> None:
         if not self.reason or not self.fails:
-            raise ValueError(f"the deviation of {self.function} must say its reason, and its fails")
+            raise ValueError(f"the deviation of {self.function} needs a `reason` and a `fails`")
         re.compile(self.fails)
 
     def explains(self, error: BaseException) -> bool:

@@ -18,20 +18,20 @@ def mistyped(adapter: Adapter) -> Iterator[str]:
     for table in ("names", "parameters", "unsupported"):
         for name in getattr(adapter, table):
             if not _is_ours(name):
-                yield f"has {name!r} in {table}, which is not a name of ours"
+                yield f"has {name!r} in {table}, which is not a name in reference"
     for ours, theirs in adapter.names.items():
         try:
             adapter.find(ours)
         except AttributeError:
-            yield f"has {theirs!r} for {ours} in names, but {adapter.module.__name__} has none"
+            yield f"maps {ours} to {theirs!r} in names, which {adapter.module.__name__} lacks"
     for table in ("parameters", "unsupported"):
         for function, named in getattr(adapter, table).items():
             known = {*_parameters(reference, function), *_parameters(fast, function)}
             for name in named.keys() - known:
-                yield f"has {name!r} in {table}, which {function} does not take"
+                yield f"has {name!r} in {table}, which is not a parameter of {function}"
     fields = {field for name in reference.__all__ for field in _fields(getattr(reference, name))}
     for name in sorted(adapter.lacks - fields):
-        yield f"lacks {name!r}, which nothing of ours has"
+        yield f"has {name!r} in lacks, which is not a field or parameter in reference"
 
 
 def _is_ours(name: str) -> bool:

@@ -75,6 +75,6 @@ class Overwrite:
             WAYS[self.way](part, torch.full_like(part, self.value))
 
     def __repr__(self) -> str:
-        where = f"from index {self.first} of axis {self.axis} on"
-        array = f"array {self.array} of those that earlier calls returned"
+        where = f"from index {self.first} of axis {self.axis}"
+        array = f"returned array {self.array}"
         return f"the caller writes {self.value} into {array}, {where}, {self.way}"

@@ -117,7 +117,9 @@ def read_case(path: Path) -> Json:
         elif case["kind"] == "example":
             decode_example(case)
         elif case["kind"] == "input":
-            raise ValueError(f"{path} is drawn by the fuzzer: kvtwin fuzz --replay {path}")
+            raise ValueError(
+                f"{path} is an input of the fuzzer; replay it with: kvtwin fuzz --replay {path}"
+            )
         else:
             read_recorded(case)
     return case

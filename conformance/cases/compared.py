@@ -129,7 +129,7 @@ def contract_of(function: str) -> Contract:
     """
     found = find_contract(function)
     if found is None:
-        raise KeyError(f"{function} has no contract; there are some of {', '.join(contracts())}")
+        raise KeyError(f"{function} has no contract; those with one are {', '.join(contracts())}")
     return found
 
 
@@ -148,7 +148,7 @@ def check_of(where: str) -> Check:
     for found, check in checks_in(values):
         if (found, check.law) == (name, law):
             return check
-    raise ValueError(f"check {where!r} is not there")
+    raise ValueError(f"check {where!r} does not exist")
 
 
 def decode_example(case: Json) -> tuple[Check, Any]:
@@ -205,7 +205,11 @@ def check_of_call(
         except Exception as error:  # noqa: BLE001  # a refusal, whatever it is
             named = "|".join(map(re.escape, names)) or ANY_NAME
             invalid = InvalidInput(
-                "it was got wrong once", type(error), f"({named})", already_invalid, is_value=True
+                "an implementation failed it before",
+                type(error),
+                f"({named})",
+                already_invalid,
+                is_value=True,
             )
         else:
             # `applies` may depend on the source of a call, which is not stored.

@@ -49,7 +49,7 @@ def read_recorded(case: Json) -> None:
     elif case["kind"] == "answer":
         _expected(case, _NO_CONTRACT)
     else:
-        raise ValueError(f"kind {case['kind']!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"kind is {case['kind']!r}, expected one of {', '.join(KINDS)}")
 
 
 KINDS = ("call", "example", "answer", "refusal", "session")

@@ -99,7 +99,9 @@ def invalid_input_of(refusal: Json) -> InvalidInput:
     """
     error = _ERRORS.get(refusal["error"])
     if error is None:
-        raise ValueError(f"refusal: {refusal['error']!r} is none of {', '.join(_ERRORS)}")
+        raise ValueError(
+            f"refusal: error is {refusal['error']!r}, expected one of {', '.join(_ERRORS)}"
+        )
     names = "|".join(map(re.escape, refusal["names"])) or ANY_NAME
     return InvalidInput(
         refusal["what"],
@@ -125,5 +127,5 @@ def _checked(case: dict[str, Json], call: Call) -> dict[str, Json]:
     """Return the case of a call, after verifying that it decodes to that call."""
     # Compared as text, since 1, 1.0 and True are equal, and so are 0.0 and -0.0.
     if json.dumps(encode_call(decode_call(case))) != json.dumps(encode_call(call)):
-        raise ValueError(f"a call of {call.function} does not read as it was written")
+        raise ValueError(f"a call of {call.function} decodes to a different call than was encoded")
     return case

@@ -120,7 +120,7 @@ def _performed(subject: Any, step: Step, encoder: Encoder) -> dict[str, Json]:
     if not has_expected_outcome(
         outcome, invalid_input_of(step["refusal"]) if "refusal" in step else None
     ):
-        raise ValueError(f"{step} ended otherwise than it was meant to: {outcome!r}")
+        raise ValueError(f"{step} has an unexpected outcome: {outcome!r}")
     if "refusal" not in step and step["do"] in {"call", "read"}:
         written["result"] = encoder.encode(copied(outcome))
     return written

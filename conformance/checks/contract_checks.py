@@ -152,8 +152,8 @@ class ValidExample:
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave out the call, which the report prints better than Hypothesis does."""
-        variant = ", ".join(self.variant.goals) or "called plainly"
-        printer.text(f"the call above, {variant}, threads in order {self.seed}")
+        variant = ", ".join(self.variant.goals) or "called by keyword"
+        printer.text(f"the call above, {variant}, thread-order seed {self.seed}")
 
 
 def same_refusal(contract: Contract) -> Check:
@@ -203,7 +203,7 @@ def same_refusal(contract: Contract) -> Check:
         examples,
         body,
         f"{contract.function} refuses invalid calls as reference does, and changes nothing; "
-        "with checks off they stay inside their memory.",
+        "with checks off, it accesses no memory outside their arguments.",
         [invalid.goal for invalid in contract.invalid_inputs],
         lambda example: [invalid.goal for invalid, _ in example.ways],
         contract.has_kernel,

@@ -58,13 +58,13 @@ def law_checks(contract: Contract) -> list[Check]:
     names, interpretation = contract.laws, contract.interpretation
     unknown = [name for name in names if name not in LAWS]
     if unknown or len(set(names)) < len(names):
-        wrong = f"laws {', '.join(unknown)}, unknown" if unknown else f"laws {names}"
+        wrong = f"unknown laws {', '.join(unknown)}" if unknown else f"a law twice in {names}"
         raise ValueError(
-            f"{contract.function} names {wrong}; it may name each once of {', '.join(LAWS)}"
+            f"{contract.function} has {wrong}; expected each at most once of {', '.join(LAWS)}"
         )
     if interpretation is None:
         if names:
-            raise ValueError(f"{contract.function} names laws, but has no interpretation")
+            raise ValueError(f"{contract.function} has laws, but no interpretation")
         return []
     return [_check(contract, interpretation, LAWS[name]) for name in names]
 

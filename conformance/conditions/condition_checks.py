@@ -79,14 +79,14 @@ CONDITIONS: Final = (
         Kind.MEMORY,
         layout_scenarios,
         _of_arrays(*LAYOUTS),
-        "answers alike for arrays of any layout",
+        "returns the same result for arrays of any memory layout",
     ),
     Condition(
         "after_other_batches",
         Kind.MEMORY,
         sequences.other_batch_scenarios,
         _of_arrays(sequences.OTHER_BATCH),
-        "answers alike in memory that held another batch before",
+        "returns the same result in memory that held another batch before",
         num_others=1,
     ),
     Condition(
@@ -94,14 +94,14 @@ CONDITIONS: Final = (
         Kind.CONDITIONS,
         sequences.refusal_scenarios,
         _of_refusals,
-        "answers alike after calls that were refused",
+        "returns the same result after refused calls",
     ),
     Condition(
         "with_held_results",
         Kind.CONDITIONS,
         sequences.held_scenarios,
         _of_results,
-        "leaves its earlier results as they are",
+        "does not change the results of its earlier calls",
         num_others=1,
     ),
     Condition(
@@ -109,35 +109,35 @@ CONDITIONS: Final = (
         Kind.CONDITIONS,
         mode_scenarios,
         _of_all(*MODES, UNCHANGED),
-        "answers alike in any mode of torch, and leaves the process as it is",
+        "returns the same result in any mode of torch, and does not change the process state",
     ),
     Condition(
         "keeps_nothing",
         Kind.CONDITIONS,
         lifetimes.lifetime_scenarios,
         _of_all(lifetimes.FREED, lifetimes.NO_THREADS),
-        "keeps nothing alive that it was given, returned or started",
+        "does not keep its arguments, its results, or threads alive",
     ),
     Condition(
         "with_read_only_arguments",
         Kind.CONDITIONS,
         read_only_scenarios,
         _of_all(READ_ONLY),
-        "writes no argument that it may not change, not even for a moment",
+        "never writes to an argument that it must not change, not even temporarily",
     ),
     Condition(
         "with_alike_names",
         Kind.CONDITIONS,
         name_scenarios,
         goals_of_names,
-        "distinguishes names that look alike, and classes of one name",
+        "distinguishes similar names, and different classes of the same name",
     ),
     Condition(
         "in_threads",
         Kind.THREADS,
         interleaving.thread_scenarios,
         _of_all(*interleaving.names_in_both_modes(interleaving.IN_THREADS)),
-        "answers alike while another thread makes a call between any two of its lines",
+        "returns the same result if another thread makes a call between any two of its lines",
         num_others=NUM_CANDIDATES,
     ),
     Condition(
@@ -145,7 +145,7 @@ CONDITIONS: Final = (
         Kind.THREADS,
         interleaving.parallel_scenarios,
         _of_all(*interleaving.names_in_both_modes(interleaving.IN_PARALLEL)),
-        "answers alike in two threads at the same time",
+        "returns the same result in two threads at the same time",
         num_others=NUM_CANDIDATES,
     ),
 )
@@ -218,4 +218,4 @@ class _Example:
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave out the call, which the report prints better than Hypothesis does."""
         others = f"; the other call is one of {self.others!r}" if self.others else ""
-        printer.text(f"the call above, threads in order {self.seed}{others}")
+        printer.text(f"the call above, thread-order seed {self.seed}{others}")

@@ -205,8 +205,8 @@ def _check_growth(expected: KnownAnswer, target: Target) -> None:
     grown = (sys.getallocatedblocks() - before) / NUM_REPEATED
     if grown >= 1:
         got = f"{grown:.0f} more after each call"
-        difference = Difference(Verdict.IDENTITY, "objects in memory", None, got, "as many")
-        raise Mismatch(expected.call, target.name, difference, "called again and again")
+        difference = Difference(Verdict.IDENTITY, "objects in memory", None, got, "the same number")
+        raise Mismatch(expected.call, target.name, difference, "called repeatedly")
 
 
 def _check_threads(expected: KnownAnswer, target: Target) -> None:
@@ -217,6 +217,6 @@ def _check_threads(expected: KnownAnswer, target: Target) -> None:
         expected.run(expected.invocation(target), "")
         if threading.active_count() <= before:
             return
-    got, wanted = "one more after each call", "as many"
+    got, wanted = "one more after each call", "the same number"
     difference = Difference(Verdict.IDENTITY, "threading.active_count()", None, got, wanted)
-    raise Mismatch(expected.call, target.name, difference, "called again and again")
+    raise Mismatch(expected.call, target.name, difference, "called repeatedly")

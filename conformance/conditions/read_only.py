@@ -101,7 +101,7 @@ class _GuardedConverter(Converter):
             written = (path for path, first, length in pages if first <= fault < first + length)
             path, got, wanted = next(written, None), "written during the call", "only read"
             if path is None:
-                path, got, wanted = "arguments", "memory outside of them is accessed", "none"
+                path, got, wanted = "arguments", "accessed out of bounds", "accessed within bounds"
             differences.append(Difference(Verdict.CHANGE, path, None, got, wanted))
 
     def _copied(self, drawn: Array) -> Array:

@@ -222,7 +222,7 @@ def _check_held(expected: KnownAnswer, other: KnownAnswer, target: Target) -> No
 
 def _hold(expected: KnownAnswer, invocation: Invocation) -> None:
     __tracebackhide__ = True
-    condition = f"called {NUM_HELD} times, the last time"
+    condition = f"in the last of {NUM_HELD} calls"
     held = [expected.run(invocation, condition) for _ in range(NUM_HELD)]
     expected.compare(held[-1], invocation, condition)
 

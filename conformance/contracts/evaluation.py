@@ -140,9 +140,9 @@ def _effects(
         if first_difference(before.get(name), value, name) is not None
     }
     if not changed:
-        yield "nothing was changed, as it should be"
+        yield "nothing was changed, as expected"
     for name, value in changed.items():
-        yield f"{name} after the call is as it should be: {value}"
+        yield f"{name} after the call is correct: {value}"
 
 
 def _differences(

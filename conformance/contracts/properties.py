@@ -332,7 +332,7 @@ def same_in_any_order(
 
     @law(function, calls, has_kernel=True)
     def any_order_of_threads(target: Target, call: Call) -> None:
-        """The result is the same in any order of blocks and threads, however many there are."""
+        """The result does not depend on the number of blocks and threads, or on their order."""
         invocations = [Invocation(target, call) for _ in range(3)]
         results = [one.answer(checked=False, seed=i) for i, one in enumerate(invocations)]
         found = [shows(result) for result in results]

@@ -42,7 +42,7 @@ class SessionMismatch(Mismatch):
         done = session.operations[: step + 1]
         call = Call(f"{session.constructor.function}.{done[-1].method}", done[-1].arguments)
         super().__init__(call, target, difference)
-        steps_before = ["made by " + repr(session.constructor), *_steps_of(done[:-1])]
+        steps_before = ["constructed by " + repr(session.constructor), *_steps_of(done[:-1])]
         steps_before += map(repr, done[-1].overwrites)
         steps_before = list(_counted(steps_before))
         num_left_out = len(steps_before) - NUM_FIRST - NUM_LAST
@@ -138,7 +138,7 @@ def session_check(
         Kind.SAME_REFUSAL if refusals else kind,
         lambda preset: st.builds(_Example, sessions(preset), variants, st.integers(0, 2**16)),
         body,
-        f"A {function} of a target agrees with reference's after every operation.",
+        f"{function} agrees with reference after every operation of a session.",
         [*named, *list(CALL_VARIANTS.values())[:2], *(f"refused: {name}" for name in refusals)],
         goals_of,
         has_kernel,
@@ -216,7 +216,7 @@ def _first_wrong(
             middle = (right + wrong) // 2
             right, wrong = (right, middle) if differs(middle) else (middle, wrong)
     operation = example.session.operations[wrong - 1]
-    yield "The state is right before this operation, and wrong after it:"
+    yield "The state is correct before this operation and wrong after it:"
     yield f"    {Call(operation.method, operation.arguments)!r}"
 
 

@@ -44,7 +44,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.last < max(BANDS) and not self.why:
-            raise ValueError(f"an axis that ends at {self.last} must say why")
+            raise ValueError(f"an axis that ends at {self.last} needs a reason, `why`")
 
     def sizes(self, turn: int) -> list[int]:
         """Return the sizes of its examples, in order.
@@ -81,7 +81,7 @@ Axes: TypeAlias = Mapping[str, Axis]
 """Axes by name."""
 
 
-_HOLDS: Final = "it holds what it is given, whatever its size"
+_HOLDS: Final = "it stores its arguments, whatever their size"
 _BASE: Final = "a base class, which has no sizes"
 _CONSTANT: Final = "a constant"
 
@@ -108,9 +108,9 @@ NO_AXES: Final[Mapping[str, str]] = {
         ),
         _CONSTANT,
     ),
-    "MultiModalBudget.reset_cache": "it forgets the one cache that there is",
+    "MultiModalBudget.reset_cache": "it clears the only cache",
     "UBatchSlice": "its slices are as large as those of `split_attn_metadata`",
-    "checks": "a law has a thousand blocks, one after the other and one in the other",
+    "checks": "a law enters a thousand blocks, in sequence and nested",
     "get_kv_cache_layout": "there are few names; laws are about histories of them",
     "set_kv_cache_layout": "there are few names; laws are about histories of them",
     "stateful test": "its sessions are long instead: see `conformance.stateful`",

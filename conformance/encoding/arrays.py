@@ -124,7 +124,7 @@ def encode_dtype(dtype: np.dtype[Any]) -> str:
     """
     is_known = dtype.isnative and dtype.kind not in "SUMm"
     if not is_known or decode_dtype(dtype.name) != dtype:
-        raise TypeError(f"dtype {dtype!r} has no name to be written by")
+        raise TypeError(f"dtype {dtype!r} cannot be stored by its name")
     return dtype.name
 
 

@@ -93,7 +93,7 @@ def _find(module: str, qualname: str, what: str) -> Any:
         for name in qualname.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what} is not there any more: {error}") from error
+        raise ValueError(f"{what} does not exist: {error}") from error
     return found
 
 

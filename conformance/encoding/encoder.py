@@ -171,7 +171,7 @@ class Encoder:
         cls, path = type(value), class_path(type(value))
         if isinstance(value, Factory):
             if path is None:
-                raise TypeError(f"a factory of a class of no module, {cls}, cannot be written")
+                raise TypeError(f"a factory of {cls}, which is in no module, cannot be written")
             return {"$": "blueprint", "class": path, "fields": self.encode_fields(vars(value))}
         compared = compared_fields(value)
         if hasattr(cls, "compared") or (path is None and compared):
@@ -195,7 +195,9 @@ class Encoder:
         """Return a function without named parameters as its result; it is called once."""
         code = function.__code__
         if code.co_argcount + code.co_kwonlyargcount:
-            raise TypeError(f"function {function.__qualname__} of arguments cannot be written")
+            raise TypeError(
+                f"function {function.__qualname__}, which takes arguments, cannot be written"
+            )
         try:
             return {"$": "function", "returns": self.encode(function())}
         except Exception as error:

@@ -73,7 +73,7 @@ def read_json(path: Path) -> Json:
         not isinstance(version, str)
         or version.split(".")[0] != SCHEMA_VERSION.split(".", maxsplit=1)[0]
     ):
-        raise ValueError(f"{path} is of schema {version}, but this is a reader of {SCHEMA_VERSION}")
+        raise ValueError(f"{path} has schema {version}, but this version reads {SCHEMA_VERSION}")
     return read
 
 

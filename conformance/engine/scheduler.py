@@ -105,9 +105,8 @@ class Scheduler:
             or num_prompt_tokens + max_new_tokens > self._longest
         ):
             raise ValueError(
-                f"{request.request_id} has {num_prompt_tokens} prompt tokens and wants "
-                f"{max_new_tokens} more, expected at least 1 of each and at most {self._longest} "
-                f"in all"
+                f"{request.request_id} has {num_prompt_tokens} prompt tokens and max_new_tokens "
+                f"{max_new_tokens}, expected at least 1 of each and at most {self._longest} in all"
             )
         self.waiting.append(request)
 

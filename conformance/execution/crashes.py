@@ -129,7 +129,7 @@ def describe_end(how: str, seconds: float) -> str:
         return f"did not return within {seconds:g} s"
     if how.startswith("SIG"):
         about = signal.strsignal(signal.Signals[how]) or ""
-        hint = ", perhaps because memory ran out" if how == "SIGKILL" else ""
+        hint = ", possibly out of memory" if how == "SIGKILL" else ""
         return f"crashed with {how} ({about}{hint})"
     kind, _, status = how.partition(" ")
     return f"ended the process with exit status {status}" if kind == "exit" else f"crashed: {how}"
@@ -212,7 +212,7 @@ class Rerun:
             return None
         check, target, example = self.suspect
         words = self.process_end.words + (
-            "" if self.process_end.is_known else ", once, and not when it ran again"
+            "" if self.process_end.is_known else ", in the first run but not in the rerun"
         )
         return check, example, crash_of(check, target, example, words)
 

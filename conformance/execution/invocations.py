@@ -65,7 +65,7 @@ CALL_VARIANTS = {
     "has_negated_tensors": "called with lazily negated tensors",
 }
 
-IDLE_STEP = "of the call with zeros that comes before the call itself"
+IDLE_STEP = "raised by the preceding call, which has zeros in the same memory"
 """The note on an exception of that call."""
 
 PLAIN = CallVariant()
@@ -208,8 +208,8 @@ class Invocation:
                 got, expected = f"{owner} itself, or a view of it", "new memory"
                 yield Difference(Verdict.IDENTITY, path, None, got, expected)
             elif isinstance(part, torch.Tensor) and repeats_itself(part):
-                expected = "memory for each element"
-                yield Difference(Verdict.IDENTITY, path, None, "one element repeated", expected)
+                got, expected = "an expanded tensor", "separate memory for each element"
+                yield Difference(Verdict.IDENTITY, path, None, got, expected)
 
 
 @functools.lru_cache(1024)

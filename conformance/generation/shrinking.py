@@ -20,7 +20,7 @@ MIN_SECONDS = 0.25
 WARNING = re.compile(r"WARNING: Hypothesis has spent")
 """Hypothesis' warning that shrinking took too long."""
 
-SHRINK_NOTE = "The time to shrink the example was over; for a smaller one, run this test alone"
+SHRINK_NOTE = "Shrinking stopped at its time limit; for a smaller example, run only this test"
 
 
 _LIMITING: list[ShrinkBudgets] = []

@@ -120,7 +120,7 @@ def a_slice_keeps_its_tokens(case: LawCase) -> None:
     },
 )
 def logits_tokens_keep_their_reads(case: LawCase) -> None:
-    """Tokens with logits that are the last of their requests read the keys they did before."""
+    """Tokens with logits that are the last of their requests read the same keys as before."""
     _assert_as_expected(case)
 
 
@@ -146,7 +146,7 @@ def _chunk(case: LawCase) -> int:
     },
 )
 def chunks_restrict(case: LawCase) -> None:
-    """Virtual batches read exactly the keys of the query's chunk, up to the query's own."""
+    """In virtual batches, each query reads exactly the keys of its chunk, up to its own."""
     [whole] = case.batch_access()
     expected = whole.within_chunks(_chunk(case), case.positions)
     Access.union(case.result_access()).assert_equal(expected)
@@ -157,7 +157,7 @@ def chunks_restrict(case: LawCase) -> None:
 
 @law(presets=PAIRS, goals={"several parts": lambda case: case.num_parts > 1})
 def split_partitions(case: LawCase) -> None:
-    """The parts of a batch together read and write what it does, each token in one part."""
+    """The parts together read and write what the batch does; each token is in one part."""
     Access.partition(case.result_access()).assert_equal(case.expected_access())
 
 
@@ -204,16 +204,22 @@ BLOCK_M = 8
 
 @law(goals={"a request of several programs": lambda case: _longest(case.batch) > BLOCK_M})
 def programs_cover(case: LawCase) -> None:
-    """The programs cover each token exactly once, in runs of at most 8 of one sequence."""
+    """The programs cover each token exactly once, in runs of at most 8 tokens of one sequence."""
     runs = [sorted(token for token, _ in part.writes) for part in case.result_access()]
     owner = _owners(case.batch)
     covered = [token for run in runs for token in run]
     if covered != list(range(case.batch.num_tokens)):
-        raise AssertionError(f"the programs cover {covered[:40]}, in this order")
+        raise AssertionError(
+            f"the programs cover the tokens {covered[:40]}, but should cover each of "
+            f"{case.batch.num_tokens} tokens once, in order"
+        )
     for run in runs:
         is_run = all(b == a + 1 for a, b in pairwise(run))
         if not (1 <= len(run) <= BLOCK_M and is_run and len({owner[token] for token in run}) == 1):
-            raise AssertionError(f"a program covers {run}")
+            raise AssertionError(
+                f"a program covers the tokens {run}, but should cover 1 to {BLOCK_M} "
+                "consecutive tokens of one sequence"
+            )
 
 
 def _longest(batch: Batch) -> int:
@@ -250,7 +256,7 @@ PADDINGS = st.builds(
     },
 )
 def padding_adds_nothing(case: LawCase) -> None:
-    """With more padding, each part of a result reads and writes what it does without."""
+    """Added padding does not change what each part of a result reads and writes."""
     without, with_padding = (
         _filled(case.result_access(change)) for change in (Unpadded(), case.choice)
     )
@@ -278,7 +284,7 @@ def _is_moved(case: LawCase) -> bool:
     goals={"a request with tokens changes its place": _is_moved},
 )
 def any_order_means_the_same(case: LawCase) -> None:
-    """With its requests in another order, each token reads and writes the same."""
+    """Reordering the requests does not change what each token reads and writes."""
     Access.union(case.result_access(case.choice)).assert_equal(
         Access.union(case.result_access(Change()))
     )

@@ -74,7 +74,7 @@ def array_text(array: Any, index: tuple[int, ...] = ()) -> str:
     """
     array = np.asarray(array)
     if is_poisoned(array):
-        return f"new memory of shape {array.shape}, in which each byte is 0x{POISON_BYTE:X}"
+        return f"uninitialized memory of shape {array.shape}, filled with 0x{POISON_BYTE:X}"
     if array.size == 0 and array.ndim != 1:
         return f"an array of shape {array.shape}, {array.dtype}"
     if array.ndim == 0:

@@ -47,7 +47,7 @@ TITLES: Final = {
     Verdict.PLACE: "wrong place in memory",
     Verdict.VALUE: "wrong value",
     Verdict.WORDING: "wrong error message",
-    Verdict.CHANGE: "changes an argument that it must leave as it was",
+    Verdict.CHANGE: "changes an argument that it must not change",
 }
 """What is wrong, by verdict, as reports describe it."""
 

@@ -59,7 +59,7 @@ def _why_unwritten(call: Call, difference: Difference) -> str:
     if isinstance(before, np.ndarray) and before.ndim == len(difference.index):
         return "as before the call" if before[difference.index] == difference.got else ""
     is_filled = type(difference.got) is int and difference.got in NEVER_WRITTEN
-    return "new memory is filled with this number" if is_filled else ""
+    return "the value of uninitialized memory" if is_filled else ""
 
 
 def locate(call: Call, difference: Difference) -> str:

@@ -73,7 +73,7 @@ def check_words(
     """
     where = f"kernel {kernel.name}"
     if len(words) != num_words:
-        raise TypeError(f"{where}: takes {num_words} words, but {len(words)} are launched")
+        raise TypeError(f"{where}: takes {num_words} words, but got {len(words)}")
     names = kernel.py_func.__code__.co_varnames
     place = 0
     for name, arg in zip(names, args, strict=False):

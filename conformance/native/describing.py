@@ -20,7 +20,7 @@ _WORDS: Final = {
     Kind.OUTSIDE_SHARED: "is outside the block's shared arrays",
     Kind.OUTSIDE_LOCAL: "is outside the thread's local arrays",
     Kind.MISALIGNED: "is misaligned",
-    Kind.UNINITIALIZED: "reads what was never written",
+    Kind.UNINITIALIZED: "reads uninitialized memory",
 }
 
 
@@ -65,7 +65,8 @@ def describe(
     array = _Array("", 0, "")
     if kind is Kind.ENDLESS:
         message = (
-            f"executes more than {int(state[Field.MOST_INSTRUCTIONS])} instructions: it is endless"
+            f"executes more than {int(state[Field.MOST_INSTRUCTIONS])} instructions, "
+            "so it may not terminate"
         )
     elif kind is Kind.BARRIER:
         other = _where(compiled, instructions.get(int(state[Field.OTHER_ACCESS])))
@@ -136,4 +137,4 @@ def _nearest(
         return _Array("", address, f"address {address}")
     _, name, tensor = near
     offset = address - tensor.data_ptr()
-    return _Array(name, offset, f"{name} + {offset} (it has {tensor.nbytes})")
+    return _Array(name, offset, f"{name} + {offset} (of {tensor.nbytes})")

@@ -89,7 +89,7 @@ def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Tar
                 continue  # it is not checked in this run
             wrong = "" if is_known and is_offered else "matches no function under test"
             if is_offered and not is_known:
-                wrong = "cannot be tried: it has no contract of calls, so that no witness shows it"
+                wrong = "cannot be checked: it has no contract, so its witness cannot be called"
             case = _case(deviation, f"{deviation.function}-{number}", wrong)
             found += [(case, target) for target in (targets if not wrong else targets[:1])]
     return found
@@ -109,10 +109,10 @@ def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
             if deviation.explains(error):
                 return
             raise AssertionError(
-                f"the witness of {declared_name} fails otherwise than declared, {deviation.fails!r}"
+                f"the witness of {declared_name} fails, but not as declared: {deviation.fails!r}"
             ) from error
         raise AssertionError(
-            f"the witness of {declared_name} no longer fails; take the declaration away"
+            f"the witness of {declared_name} no longer fails; remove the declaration"
         )
 
     return CaseCheck.of(deviation.function, name, Kind.SAME_ANSWER, deviation.reason, body)

@@ -34,17 +34,18 @@ def add_options(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="MODULE_OR_FILE",
-        help="what is under test: a module, or a .py file; again for several (default: fast)",
+        help="the implementation under test, a module or a .py file; may be repeated "
+        "(default: fast)",
     )
     group.addoption(
         "--adapter",
         action="append",
         default=[],
         metavar="MODULE_OR_FILE",
-        help="what translates its objects, for all implementations or again for each",
+        help="the adapter for its objects: one for all implementations, or one for each",
     )
     group.addoption("--target", metavar="A,B", help="targets to run: host, sim, native, cuda")
-    group.addoption("--functions", metavar="A,B", help="functions to check (default: all)")
+    group.addoption("--functions", metavar="A,B", help="check only these functions (default: all)")
     group.addoption(
         "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
     )
@@ -54,55 +55,60 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--corpus-add",
         action="store_true",
-        help="keep what fails in conformance/corpus/, or, of an installed package, in "
-        "./conformance-corpus",
+        help="store failing cases in the corpus: conformance/corpus, or ./conformance-corpus if "
+        "the package is installed",
     )
     group.addoption(
         "--failures",
         type=Path,
         metavar="DIR",
-        help="where cases and scripts of failures go (default: conformance/failures, or, of an "
-        "installed package, ./conformance-failures)",
+        help="folder for the cases and scripts of failures (default: conformance/failures, or "
+        "./conformance-failures if the package is installed)",
     )
     group.addoption(
         "--profile",
         default="default",
         metavar="NAME",
-        help="brief, dev, default (the default), nightly",
+        help="how many examples are drawn: brief, dev, default or nightly (default: default)",
     )
     group.addoption(
         "--strict",
         dest="is_strict",
         action="store_true",
-        help="fail for missing refusals and other differences too, as fast always does",
+        help="missing refusals and other differences fail the run too, as they always do for fast",
     )
     group.addoption(
         "--hang-seconds",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="a call that takes longer hangs, and its test fails (default: 30)",
+        help="a call that takes longer counts as hung, and its test fails (default: 30)",
     )
     group.addoption(
         "--in-process",
         action="store_true",
-        help="run tests in this process, for a profiler: a function that crashes ends the run",
+        help="run tests in the pytest process, for a profiler; a crash ends the run",
     )
     add_report_options(group)
     add_failure_options(group)
     group.addoption(
         "--explain",
         metavar="FUNCTION",
-        help="print what a function is and what is stated about it, and run nothing",
+        help="print a function's definition, laws, invalid inputs and coverage, and run nothing",
     )
     group.addoption(
         "--trace",
         dest="trace_file",
         type=Path,
         metavar="FILE",
-        help="cut real-traffic batches from this CSV file",
+        help="take the batches of real traffic from this CSV file",
     )
-    group.addoption("--break", dest="trace", action="store_true", help="pytest's own --trace")
+    group.addoption(
+        "--break",
+        dest="trace",
+        action="store_true",
+        help="pytest's own --trace: start the debugger at the start of each test",
+    )
 
 
 def run_of_options(config: pytest.Config) -> Run:

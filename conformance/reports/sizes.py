@@ -64,7 +64,7 @@ def lines_without_axes(functions: Iterable[str]) -> Iterator[str]:
     >>> for line in lines_without_axes(["compute_slot_mapping", "checks", "AttentionType"]):
     ...     print(line)
     no axis: AttentionType: a constant
-    no axis: checks: a law has a thousand blocks, one after the other and one in the other
+    no axis: checks: a law enters a thousand blocks, in sequence and nested
     """
     for function in sorted(NO_AXES.keys() & set(functions)):
         yield f"no axis: {function}: {NO_AXES[function]}"

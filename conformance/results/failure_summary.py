@@ -85,6 +85,7 @@ def _with_note(report: pytest.TestReport, others: list[pytest.TestReport]) -> py
         kinds = Counter(str(properties_of(other).get("kind", "other")) for other in others)
         named = ", ".join(f"{kind} {number}" for kind, number in kinds.items())
         report.longrepr += (
-            f"\n{len(others)} more of its tests do not pass ({named}); --all-failures prints them."
+            f"\n{len(others)} more tests of this function fail ({named}); "
+            "--all-failures prints them."
         )
     return report

@@ -89,7 +89,7 @@ def failure_text(
     lines = [part for line in lines for part in _fitted(line)]
     lines = shortened(lines, MAX_LINES - len(again) - 1)
     if again:
-        lines += ["To see it again:", *(f"{INDENT}{command}" for command in again)]
+        lines += ["To reproduce:", *(f"{INDENT}{command}" for command in again)]
     return "\n".join(lines)
 
 
@@ -104,7 +104,7 @@ def text_of_other_test(name: str, statement: str, error: BaseException, again: s
     """
     lines = [f"{name} contradicts: {statement}", *_said(error), *_origin(error)]
     lines = [part for line in lines for part in _fitted(line)]
-    return "\n".join([*shortened(lines, MAX_LINES), "To see it again:", f"{INDENT}{again}"])
+    return "\n".join([*shortened(lines, MAX_LINES), "To reproduce:", f"{INDENT}{again}"])
 
 
 def is_flaky(error: BaseException) -> bool:
@@ -189,14 +189,14 @@ def _flaky_lines(
     """Yield lines about how often a flaky example fails."""
     yield f"{check.function} on {target.name}: different results for the same arguments"
     if failure is None or not isinstance(check, Check) or RERUN.process_end is not None:
-        yield f"{INDENT}it failed once, and not when the same was done again; the failure:"
+        yield f"{INDENT}it failed once, and passed when the same example ran again; the failure:"
         return
     outcomes = [*_outcomes(check, target, failure[1])]
     failing = [number for number, outcome in enumerate(outcomes, 1) if outcome]
     wrong = Counter(filter(None, outcomes))
-    times = f"made {len(outcomes)} times again, fails {len(failing)} times"
+    times = f"repeated {len(outcomes)} times, fails {len(failing)} times"
     which = ", ".join(map(str, failing[:NUM_FAILING])) + ", ..." * (len(failing) > NUM_FAILING)
-    yield f"{INDENT}the same call, {times}{', as number ' * bool(failing)}{which}"
+    yield f"{INDENT}the same call, {times}{': number ' * bool(failing)}{which}"
     if not wrong:
         yield f"{INDENT}it may depend on earlier calls"
     for line, count in wrong.most_common(3):

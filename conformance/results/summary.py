@@ -145,7 +145,7 @@ class Run(Outcomes):
         """Yield lines about absent functions, and about what was not checked."""
         for one in self.targets:
             if not one.validates:
-                yield f"not checked on {one.name}: that invalid calls are rejected (declared)"
+                yield f"not checked on {one.name}: rejection of invalid calls (declared)"
         for implementation in self.implementations if self.functions is None else ():
             yield from implementation.lacking_lines()
         for (function, target), reports in sorted(self.outcomes.items()):

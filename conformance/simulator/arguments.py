@@ -101,7 +101,7 @@ def _mismatch(
             found = (
                 f"{arg.dtype} of shape {arg.shape}" if isinstance(arg, CheckedArray) else repr(arg)
             )
-            return f"argument {name} is {found}, but {signature} says {parameter}"
+            return f"argument {name} is {found}, but {signature} has {parameter}"
     return None
 
 
@@ -111,7 +111,7 @@ def _fits(parameter: str, arg: CheckedArray | Number) -> bool:
     name = match["type"] if match else parameter
     name = _NUMBA_NAMES.get(name, name)
     if match is None or name not in CASTS:
-        raise NotImplementedError(f"the simulator does not know a parameter of type {parameter}")
+        raise NotImplementedError(f"the simulator does not support parameters of type {parameter}")
     cast = CASTS[name]
     if not isinstance(arg, CheckedArray):
         kinds = {"b": bool, "i": int, "u": int, "f": float | int}

@@ -146,7 +146,7 @@ class CudaNamespace(Namespace):
         if not 0 <= mask <= _ALL_LANES or not mask >> self.laneid & 1:
             raise BarrierError(
                 f"cuda.{operation} with mask 0x{mask:08x}, which must have 32 bits "
-                f"and name the calling lane, {self.laneid}"
+                f"and include the calling lane, {self.laneid}"
             )
         return self._machine.thread.wait(WarpWait(operation, mask, value))
 
@@ -240,7 +240,7 @@ def _of_dimensions(ndim: int, sizes: list[int]) -> int | tuple[int, ...]:
 def _of_lane(values: dict[int, _T], lane: int) -> _T:
     """Return the value that a lane passed to a shuffle."""
     if lane not in values:
-        raise UninitializedReadError(f"a shuffle reads lane {lane}, which takes no part in it")
+        raise UninitializedReadError(f"a shuffle reads lane {lane}, which does not participate")
     return values[lane]
 
 

@@ -79,7 +79,7 @@ class CheckedArray:
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise TypeError(f"{self.name} has no dimension, so no len")
+            raise TypeError(f"{self.name} has no dimensions, so it has no len")
         return self.shape[0]
 
     def __getitem__(self, index: object) -> Number:

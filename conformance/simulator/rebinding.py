@@ -81,7 +81,7 @@ def _aligned(instruction: Callable[..., Any], size: int) -> Callable[..., Any]:
     def move(*arguments: Any) -> Any:  # instructions differ in their parameters
         for array, index in itertools.pairwise(arguments):
             if isinstance(array, CheckedArray) and array.address_of(index) % size:
-                raise ValueError(f"{array.name}[{index}] is not at a multiple of {size} bytes")
+                raise ValueError(f"{array.name}[{index}] is not aligned to {size} bytes")
         return instruction(*arguments)
 
     return move

@@ -72,7 +72,7 @@ def stateful_check() -> StatefulCheck:
         kind=Kind.STATEFUL,
         examples=lambda _: st.nothing(),
         body=run,
-        description="Two runners of the same steps agree after each step, and keep the invariants.",
+        description="The runners of both twins agree after each step, and keep all invariants.",
         goals=GOALS,
         has_kernel=True,
     )

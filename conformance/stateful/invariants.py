@@ -58,7 +58,7 @@ def _check_holder(
     if not is_prefix:
         raise BrokenInvariantError(
             f"{where}{request.request_id}, but also block {other_column} of {other.request_id} in "
-            f"group {other_group}, and no computed prefix of both ends with it"
+            f"group {other_group}, and they have no common computed prefix that ends with it"
         )
 
 
@@ -87,7 +87,7 @@ def check_writes(view: View, model: ModelCache, step: int) -> None:
                 raise BrokenInvariantError(f"{where} is free")
             if block_id not in request.block_ids[group]:
                 raise BrokenInvariantError(
-                    f"{where} is none of its request's, {list(request.block_ids[group])}"
+                    f"{where} is not one of its request's blocks, {list(request.block_ids[group])}"
                 )
             key = Key(request.prefixes[position], position, req_id, step)
             model.write(group, slot, key)
@@ -169,4 +169,4 @@ def _why_empty(model: ModelCache, group: int, slot: int) -> str:
     owner = model.owner(group, slot)
     if owner is None or owner == group:
         return "which was never written"
-    return f"whose block group {owner} has written to since"
+    return f"whose block was overwritten by group {owner}"

@@ -66,8 +66,8 @@ def check_fast_prefill(view: View) -> None:
         logits_tokens = [int(token) for token in indices[: metadata.num_logits_indices]]
         if logits_tokens != last_tokens:
             raise BrokenInvariantError(
-                f"{view.group_name(group)}: logits are needed of the tokens {logits_tokens} of the "
-                f"batch, but its requests' last ones are {last_tokens}"
+                f"{view.group_name(group)}: the tokens with logits are {logits_tokens}, but the "
+                f"last tokens of the requests are {last_tokens}"
             )
     for group, made in zip(_rotating_groups(view), view.results["logits_tokens"], strict=True):
         is_whole = int(view.metadata[group].max_query_len) == 1  # then the batch itself comes back

@@ -18,7 +18,7 @@ from conformance.stateful.plan import Plan
 from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import RequestSnapshot, Snapshot, listed
 
-POOL_IS_DRY = "because the pool is dry"
+POOL_IS_DRY = "because no block is free"
 
 
 class Prefixes:
@@ -143,8 +143,8 @@ class PlannedScheduler(Scheduler):
         self._num_requests += 1
         self.add_request(request)
         self.log.append(
-            f"{request.request_id} arrives with the tokens {listed(prompt)}, and wants "
-            f"{max_new_tokens} more"
+            f"{request.request_id} arrives with the tokens {listed(prompt)} and "
+            f"max_new_tokens = {max_new_tokens}"
         )
 
     def preempt(self, request: Request, why: str = POOL_IS_DRY) -> None:
@@ -169,7 +169,7 @@ class PlannedScheduler(Scheduler):
         if plan.finishes is not None and self.running:
             self.finish(plan.finishes.pick(self.running, self.shares), "early")
         if plan.preempts is not None and self.running:
-            self.preempt(plan.preempts.pick(self.running, self.shares), "for another's sake")
+            self.preempt(plan.preempts.pick(self.running, self.shares), "as planned by the test")
         self._step = self.schedule(plan)
         if self._step is None:
             return None

@@ -154,7 +154,9 @@ class Converter:
         where = self._place(array, path)
         drawn = base_of(array)
         if not drawn.flags.c_contiguous:
-            raise ValueError(f"{path} lies in memory that is not C-contiguous; draw it in such")
+            raise ValueError(
+                f"{path} lies in memory that is not C-contiguous; draw it in C-contiguous memory"
+            )
         memory = self.tracker.memories.get((id(drawn), where))
         if memory is None:
             memory = self.tracker.memories[id(drawn), where] = self._convert_memory(

@@ -107,9 +107,9 @@ class Implementation:
         else:
             found = importlib.metadata.packages_distributions().get(top, ())
         try:
-            return importlib.metadata.version(found[0]) if found else "of no version"
+            return importlib.metadata.version(found[0]) if found else "(no version)"
         except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
-            return "of no version"
+            return "(no version)"
 
     @property
     def is_fast(self) -> bool:
@@ -176,7 +176,7 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
     >>> load_implementation("math")
     Traceback (most recent call last):
         ...
-    ValueError: --impl 'math' offers none of the 82 names that there are, such as ...
+    ValueError: --impl 'math' offers none of the 82 names of reference and fast, such as ...
     """
     if adapter is None and text in BUILT_IN:
         adapter = BUILT_IN[text]
@@ -194,7 +194,8 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
         raise ValueError(f"the adapter {cls.__name__} of {name} {wrong}")
     if not found.offered():
         raise ValueError(
-            f"--impl {text!r} offers none of the {len(NAMES)} names that there are{_near(module)}"
+            f"--impl {text!r} offers none of the {len(NAMES)} names of reference and fast"
+            f"{_near(module)}"
         )
     return found
 
@@ -209,7 +210,7 @@ def _near(module: ModuleType) -> str:
     for theirs in vars(module):
         close = difflib.get_close_matches(theirs, NAMES, 1, 0.8)
         if close and not theirs.startswith("_"):
-            return f"; is its {theirs} meant for {close[0]}?"
+            return f"; is its {theirs} meant to be {close[0]}?"
     return f", such as {', '.join(NAMES[-3:])}"
 
 
@@ -226,7 +227,7 @@ def load_implementations(
     texts = list(texts) or ["fast"]
     if len(adapters) not in {0, 1, len(texts)}:
         raise ValueError(
-            f"--adapter is given {len(adapters)} times; it should be once, or once for each of the "
+            f"--adapter is given {len(adapters)} times; give it once, or once for each of the "
             f"{len(texts)} implementations"
         )
     each = [None] * len(texts) if not adapters else list(adapters) * (len(texts) // len(adapters))
@@ -280,7 +281,7 @@ def _from_file(text: str) -> ModuleType:
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path:
             return known
-        raise ValueError(f"has the name of another module, {name}; give it one of its own")
+        raise ValueError(f"has the same name as another module, {name}; rename the file")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError("is not a Python file")

@@ -300,7 +300,7 @@ def choose_targets(
             if name not in TARGETS:
                 raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
             if name == "cuda" and not torch.cuda.is_available():
-                raise ValueError("target 'cuda' needs a GPU, and torch sees none")
+                raise ValueError("target 'cuda' needs a GPU, but torch finds none")
             package, extra = NEEDS.get(name, ("", ""))
             if implementation.is_fast and package and find_spec(package) is None:
                 raise ValueError(
@@ -309,7 +309,7 @@ def choose_targets(
                 )
             if name in {"sim", "native"} and not implementation.is_fast:
                 raise ValueError(
-                    f"target {name!r} runs kernels of fast, of which {implementation.name} has none"
+                    f"target {name!r} runs kernels of fast, but {implementation.name} has none"
                 )
             label = name if len(implementations) == 1 else f"{implementation.name}:{name}"
             found.append(

@@ -120,7 +120,8 @@ class Alias:
             is_so = 0 in part.shape or share_memory(part, argument)
         if not is_so:
             path += f".{self.result}" if self.result else ""
-            expected = f"{self.relation.value} (of {self.argument})"
+            is_same = self.relation is Relation.SAME
+            expected = f"{self.argument} itself" if is_same else f"a view of {self.argument}"
             yield Difference(Verdict.IDENTITY, path, None, "another object", expected)
 
 

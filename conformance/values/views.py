@@ -64,7 +64,7 @@ def first_view_difference(
     >>> first_view_difference(a[1:], t[1:].clone(), {"a": a}, {"a": t}).line
     'result.offset = 0 bytes, but should be 8 bytes'
     >>> first_view_difference([a, a], [t, t[:]], {"a": a}, {"a": t}).line
-    "result[1] = an object of its own, but should be the same object as arguments['a']"
+    "result[1] = a separate object, but should be the same object as arguments['a']"
     """
     parts = _parts(actual_arguments, actual)
     devices = _devices(parts)
@@ -100,7 +100,7 @@ def _difference(path: str, expected_views: View | str, got: View | str) -> Diffe
 
 
 def _same_as(path: str, place: str) -> str:
-    return "an object of its own" if place == path else f"the same object as {place}"
+    return "a separate object" if place == path else f"the same object as {place}"
 
 
 def _devices(parts: Iterable[tuple[str, Any]]) -> dict[str, str]:

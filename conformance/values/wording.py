@@ -32,7 +32,7 @@ def compare_wording(
     >>> expected = ValueError("seq_lens[3] is 5, less than its query length 8")
     >>> compare_wording(expected, ValueError("bad length 5: seq_lens[3]"), is_exact=False)
     >>> compare_wording(expected, ValueError("seq_lens[0] is 5"), is_exact=False).line
-    'the message = seq_lens[0] is 5, but should be a text that names seq_lens[3] and 5'
+    'the message = seq_lens[0] is 5, but should be a message with seq_lens[3] and 5'
     """
     expected_text, got = str(expected), str(actual)
     if expected_text == got:
@@ -47,5 +47,5 @@ def compare_wording(
     names_value = re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w]|\.\d)", rest)
     if element in got and names_value is not None:
         return None
-    should_be = f"a text that names {element} and {value}"
+    should_be = f"a message with {element} and {value}"
     return Difference(Verdict.WORDING, "the message", None, got, should_be)

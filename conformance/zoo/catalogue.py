@@ -66,9 +66,7 @@ class BackendInfo:
             (7, 64, 656)
         """
         if not self.axes:
-            raise NotImplementedError(
-                f"{self.name} works on states, which have shapes of their own"
-            )
+            raise NotImplementedError(f"{self.name} works on states, whose shapes are in the spec")
         is_packed = cache_dtype_str == "fp8_ds_mla"
         lengths = {
             "keys and values": 2,

@@ -245,7 +245,7 @@ def nemotron_h_weights(config: ConfigJson) -> Weights:
     if unknown:
         raise ValueError(
             f"{config.source}: hybrid_override_pattern has {unknown[0]!r}, whose weights the "
-            f"planner cannot count; it knows {', '.join(kinds)}"
+            f"planner cannot count; it supports {', '.join(kinds)}"
         )
     found = other(hidden * len(pattern))
     for letter, count in Counter(pattern).items():

@@ -155,7 +155,7 @@ class Serving:
         allowed = [name for name in (*DTYPES, *DTYPE_NAMES) if name not in refused]
         if self.dtype not in allowed:
             raise ValueError(
-                f"dtype is {self.dtype!r}, but of {self.model.name} must be one of "
+                f"dtype is {self.dtype!r}, but for {self.model.name} must be one of "
                 f"{', '.join(allowed)}"
             )
 

@@ -99,7 +99,7 @@ def declaring(*deviations: Deviation, module: types.ModuleType = fast) -> Target
         (target_of(), ""),
         (
             declaring(*engine_adapter.EngineAdapter.deviations),
-            "have not more than these reach) no longer fails; take the declaration away",
+            "have not more than these reach) no longer fails; remove the declaration",
         ),
         (
             declaring(Deviation("compute_slots", "a typo", ONE_SLOT, "int32")),
@@ -117,12 +117,12 @@ def declaring(*deviations: Deviation, module: types.ModuleType = fast) -> Target
                     },
                 )
             ),
-            "fails otherwise than declared, 'nonsense'",
+            "fails, but not as declared: 'nonsense'",
         ),
         *(
             (
                 declaring(Deviation(function, "a whim", ONE_SLOT, "int32")),
-                "cannot be tried: it has no contract of calls",
+                "cannot be checked: it has no contract",
             )
             for function in ("CpuGpuBuffer", "BlockTables.move_row")
         ),
@@ -178,7 +178,7 @@ def test_a_declared_deviation_excuses_other_words() -> None:
             raise ValueError("seq_lens has a negative length") from None
 
     check, engine = check_of(f"{LENGTHS}_refuses"), module_with(terse)
-    with pytest.raises(AssertionError, match=r"wrong error message(.|\n)*names seq_lens"):
+    with pytest.raises(AssertionError, match=r"wrong error message(.|\n)*with seq_lens"):
         check.bind(declaring(module=engine), FEW, "minimal", shrink=False)()
     bad = Call(check.function, {"seq_lens": np.array([3, -1], np.int32)})
     wording = "wrong error message"
@@ -226,14 +226,18 @@ def test_a_declared_deviation_excuses_a_stored_example(tmp_path: Path) -> None:
             {"compute_slots": "slots_of"},
             "has 'compute_slots' in names, which is not a name",
         ),
-        ("names", {"compute_slot_mapping": "slotsof"}, "has 'slotsof' for compute_slot_mapping in"),
+        ("names", {"compute_slot_mapping": "slotsof"}, "maps compute_slot_mapping to 'slotsof' in"),
         ("parameters", {"compute_slots": {}}, "has 'compute_slots' in parameters, which is no"),
         (
             "parameters",
             {"compute_slot_mapping": {"blocktable": "table"}},
-            "has 'blocktable' in parameters, which compute_slot_mapping does not take",
+            "has 'blocktable' in parameters, which is not a parameter of compute_slot_mapping",
         ),
-        ("lacks", frozenset({"seq_len_cpu"}), "lacks 'seq_len_cpu', which nothing of ours has"),
+        (
+            "lacks",
+            frozenset({"seq_len_cpu"}),
+            "has 'seq_len_cpu' in lacks, which is not a field or parameter in reference",
+        ),
     ],
 )
 def test_an_unknown_name_in_a_table_is_reported(table: str, value: object, message: str) -> None:
@@ -257,7 +261,7 @@ def test_an_adapter_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPa
 
     for adapter, message in (
         (Unmade, "the adapter Unmade cannot be made: RuntimeError: no engine here"),
-        (Mistyped, "the adapter Mistyped of engine_style lacks 'seq_len_cpu', which nothing of"),
+        (Mistyped, "the adapter Mistyped of engine_style has 'seq_len_cpu' in lacks"),
     ):
         monkeypatch.setattr(engine_style, "CONFORMANCE_ADAPTER", adapter)
         with pytest.raises(ValueError, match=message) as refused:

@@ -179,7 +179,7 @@ def test_another_wording_is_reported() -> None:
         lines = failure(same_refusal(contract), refusing_with(message))
         assert lines[:2] == [
             "get_dcp_local_seq_lens on toy: wrong error message",
-            f"    the message = {message}, but should be a text that names seq_lens[1] and -8",
+            f"    the message = {message}, but should be a message with seq_lens[1] and -8",
         ]
 
     own = refusing_with("-8 is not a length: seq_lens[1]")
@@ -332,12 +332,12 @@ def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyP
     assert isinstance(error, SessionMismatch)
     assert error.explain is not None
     title, operation = error.explain()
-    assert "The state is right before this operation, and wrong after it:" == title
+    assert "The state is correct before this operation and wrong after it:" == title
     assert operation.startswith("    clear_row(r=")
     lines = str(error).splitlines()
     assert lines[0].startswith("BlockTables.")
     story = lines[lines.index("after") + 1 :]
-    assert story[0].startswith("    made by BlockTables(block_sizes=")
+    assert story[0].startswith("    constructed by BlockTables(block_sizes=")
     assert any(line.startswith("    clear_row(r=") for line in story)
 
 

@@ -224,9 +224,9 @@ def test_copies_on_the_cpu_stay_there() -> None:
 @pytest.mark.parametrize(
     ("relation", "result", "line"),
     [
-        (Relation.SAME, "other", "result = another object, but should be the same object (of x)"),
-        (Relation.SAME, "view", "result = another object, but should be the same object (of x)"),
-        (Relation.VIEW, "other", "result = another object, but should be a view (of x)"),
+        (Relation.SAME, "other", "result = another object, but should be x itself"),
+        (Relation.SAME, "view", "result = another object, but should be x itself"),
+        (Relation.VIEW, "other", "result = another object, but should be a view of x"),
         (Relation.SAME, "x", None),
         (Relation.VIEW, "view", None),
     ],

@@ -163,12 +163,12 @@ def test_law_cases_are_stored_as_examples(name: str, tmp_path: Path) -> None:
         (
             lambda: case_of_example("conformance.test_slots:gone", 1, "?", function="f"),
             ValueError,
-            "check 'conformance.test_slots:gone' is not there",
+            "check 'conformance.test_slots:gone' does not exist",
         ),
         (
             lambda: case_of_example("conformance.gone:test_x", 1, "?", function="f"),
             ValueError,
-            "check 'conformance.gone:test_x' is not there",
+            "check 'conformance.gone:test_x' does not exist",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
     """A file that is not JSON, or has another version, is reported before anything runs."""
     path = Path(shutil.copy(read_corpus()[0][0], tmp_path))
     path.write_text(path.read_text().replace('"1.0"', '"9.0"', 1))
-    with pytest.raises(ValueError, match=rf"{path.name} is of schema 9.0"):
+    with pytest.raises(ValueError, match=rf"{path.name} has schema 9.0"):
         corpus_checks(tmp_path)
     path.write_text("{")
     with pytest.raises(ValueError, match=rf"{path.name} cannot be read"):

@@ -360,7 +360,7 @@ def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # any
             "class 'numpy:memmap' is not an exception",
         ),
         ({"$": "type", "name": "reference:kv_reads"}, "class 'reference:kv_reads' is not a class"),
-        ({"$": "type", "name": "reference:Gone"}, "class 'reference:Gone' is not there any more"),
+        ({"$": "type", "name": "reference:Gone"}, "class 'reference:Gone' does not exist"),
         ({"$": "dtype", "name": "int33"}, "dtype 'int33' is unknown"),
         ({"$": "scalar", "dtype": "int8", "value": 128}, "128 is not a value of int8"),
         ({"$": "scalar", "dtype": "int8", "value": True}, "True is not a value of int8"),

@@ -39,7 +39,7 @@ def test_a_function_is_explained() -> None:
     assert f"    {doc}" in lines
     text = "\n".join(lines)
     for part in (
-        "  split_partitions          The parts of a batch together read and write",
+        "  split_partitions          The parts together read and write what the",
         "  same answer   create_ubatch_slices answers valid calls as reference does.",
         "  a split point is 0                          ValueError naming split_points\n",
         "Last run: this function has not been run yet",

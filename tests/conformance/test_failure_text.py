@@ -137,7 +137,7 @@ def text_of(check: Check, target: Target, *, shrink: bool = False) -> list[str]:
     lines = failure_text(check, target, FAILURES[-1], error, ["a command"]).splitlines()
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= WIDTH
-    assert ["To see it again:", "    a command"] == lines[-2:]
+    assert ["To reproduce:", "    a command"] == lines[-2:]
     return lines[:-2]
 
 
@@ -208,7 +208,7 @@ def test_a_changed_argument() -> None:
     """The report says that it was an argument, and what it held."""
     lines = text_of_answer(lengths(), lambda right, seq_lens, *_: (right(), seq_lens.zero_())[0])
     assert [
-        "get_dcp_local_seq_lens on host: changes an argument that it must leave as it was",
+        "get_dcp_local_seq_lens on host: changes an argument that it must not change",
         "    seq_lens[0] = 0, but should be 5  (request 0)",
     ] == lines[:2]
 
@@ -302,11 +302,11 @@ def test_memory_that_nobody_wrote() -> None:
     assert [
         "compute_slot_mapping on host: wrong value",
         "    result[0] = -6148914691236517206, but should be 19",
-        "    (request 0, token 0 of its 2, new memory is filled with this number)",
+        "    (request 0, token 0 of its 2, the value of uninitialized memory)",
         "    6 of 6 elements differ",
         "called with",
         "    block_size = 2",
-        "    out = new memory of shape (7,), in which each byte is 0xAA  (int64)",
+        "    out = uninitialized memory of shape (7,), filled with 0xAA  (int64)",
         "    defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1",
         "    request  tokens  block_table  positions",
     ] == lines[:9]
@@ -385,8 +385,8 @@ def test_what_changed_as_it_should_is_shown() -> None:
     assert [
         "    result = False, but should be True",
         "    definition of the result: Whether any request moved.",
-        "    req_ids after the call is as it should be: ['b', 'a']",
-        "    num_computed_tokens_cpu after the call is as it should be: [1, 0]",
+        "    req_ids after the call is correct: ['b', 'a']",
+        "    num_computed_tokens_cpu after the call is correct: [1, 0]",
         "called with",
     ] == text_of_answer(call, lambda right, *_: not right())[1:6]
 
@@ -509,7 +509,7 @@ def test_a_flaky_answer() -> None:
     lines = text_of(check, target, shrink=True)
     assert "get_dcp_local_seq_lens on host: different results for the same arguments" == lines[0]
     assert re.fullmatch(
-        r"    the same call, made 50 times again, fails \d+ times, as number \d.*", lines[1]
+        r"    the same call, repeated 50 times, fails \d+ times: number \d.*", lines[1]
     )
     assert not any("ypothesis" in line or "Flaky" in line for line in lines)
 
@@ -577,10 +577,10 @@ def test_a_run_prints_the_first_failure_of_a_function(
             "slow on host contradicts: Nine is no digit.",
             "    assert 9 < 9",
             "    example = 9",
-            "To see it again:",
+            "To reproduce:",
             # A stored case would name a check outside of conformance, which no case may import.
             "    python -m conformance 'test_toy.py::test_first?host-minimal?' *",
-            "3 more of its tests do not pass (law 3); --all-failures prints them.",
+            "3 more tests of this function fail (law 3); --all-failures prints them.",
             "user * fails with slow *",
             "FAILS: slow on host: *",
             "fails with slow: user on host",

@@ -53,7 +53,7 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
             "--profile 'nonsense' is unknown; there are brief, dev, default, nightly",
         ),
         ("--functions=slot_mapping", "function 'slot_mapping' is unknown; * compute_slot_mapping*"),
-        ("--target=host,cuda", "target 'cuda' needs a GPU, and torch sees none"),
+        ("--target=host,cuda", "target 'cuda' needs a GPU, but torch finds none"),
         ("--trace nowhere.csv", "--trace nowhere.csv: *No such file*"),
         ("--failures=test_toy.py", "--failures test_toy.py is not a folder"),
     ],

@@ -150,10 +150,10 @@ def test_a_violation_is_reported(function: object, how: str) -> None:
     [
         (
             {"laws": ("slots_are_distinct", "murphys")},
-            "names laws murphys, unknown; it may name each once of slots_are_distinct, ",
+            "has unknown laws murphys; expected each at most once of slots_are_distinct, ",
         ),
-        ({"laws": ("ranks_partition",) * 2}, "names laws .*; it may name each once"),
-        ({"interpretation": None}, "get_dcp_local_seq_lens names laws, but has no interpretation"),
+        ({"laws": ("ranks_partition",) * 2}, "has a law twice in .*; expected each at most once"),
+        ({"interpretation": None}, "get_dcp_local_seq_lens has laws, but no interpretation"),
     ],
 )
 def test_bad_lists_of_laws_are_refused(fields: dict[str, object], message: str) -> None:

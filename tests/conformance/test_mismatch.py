@@ -114,8 +114,8 @@ RANKS = Call(
     [
         ("out", (1, 0), 9, "as before the call"),
         ("out", (1, 0), 8, ""),  # a row is a request, and no token
-        ("result", (0, 0), -1431655766, "new memory is filled with this number"),
-        ("result", (0, 0), 2**31 - 1, "new memory is filled with this number"),
+        ("result", (0, 0), -1431655766, "the value of uninitialized memory"),
+        ("result", (0, 0), 2**31 - 1, "the value of uninitialized memory"),
         ("result", None, -1431655766, ""),
         ("result.shape", None, (1,), ""),
     ],

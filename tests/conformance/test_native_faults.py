@@ -116,7 +116,7 @@ def store_alike(x: Array, n: int) -> None:
 CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     "past the end": (
         store_past_end, 32, 2, Kind.OUTSIDE,
-        (r"block \(1, 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 128 \(it has 128\) "
+        (r"block \(1, 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 128 \(of 128\) "
         r"is outside all arrays, at test_native_faults.py:{line} \(PTX line \d+: st.global.u32 "),
     ),
     "before the beginning": (
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     ),
     "far away": (
         load_far, 1, 1, Kind.OUTSIDE,
-        r"this load of 4 bytes at x \+ 34359738368 \(it has 128\) is outside all arrays",
+        r"this load of 4 bytes at x \+ 34359738368 \(of 128\) is outside all arrays",
     ),
     "a barrier that some never reach": (
         wait_in_some, 7, 1, Kind.BARRIER,
@@ -144,11 +144,11 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     ),
     "endless": (
         loop_forever, 2**32, 1, Kind.ENDLESS,
-        r"executes more than 1000000 instructions: it is endless",
+        r"executes more than 1000000 instructions, so it may not terminate",
     ),
     "never written": (
         load_unwritten, 31, 1, Kind.UNINITIALIZED,
-        r"thread \(31, 0, 0\): this load of 4 bytes at byte 124 reads what was never written, at ",
+        r"thread \(31, 0, 0\): this load of 4 bytes at byte 124 reads uninitialized memory, at ",
     ),
     "a race of threads": (
         load_without_waiting, 5, 1, Kind.RACE,
@@ -157,7 +157,7 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
     ),
     "a race of blocks": (
         store_alike, 3, 2, Kind.RACE,
-        (r"block \((\d), 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 12 .it has 128. "
+        (r"block \((\d), 0, 0\), thread \(0, 0, 0\): this store of 4 bytes at x \+ 12 .of 128. "
         r"races with the store by block \((?!\1)\d, 0, 0\), thread \(0, 0, 0\): no barrier"),
     ),
 }  # fmt: skip
@@ -293,8 +293,8 @@ def test_sizes_are_those_of_a_gpu(grid: tuple[int, int], threads: int, message: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda words: (*words, 0), "takes 8 words, but 9 are launched"),
-        (lambda words: words[:-1], "takes 8 words, but 7 are launched"),
+        (lambda words: (*words, 0), "takes 8 words, but got 9"),
+        (lambda words: words[:-1], "takes 8 words, but got 7"),
         (lambda words: (*words[:5], 31, *words[6:]), r"the words launched for x are \[32, 4, .*31"),
         (lambda words: (*words[:7], 5), r"the words launched for n are \[5\], expected \[1\]"),
     ],

@@ -62,7 +62,7 @@ def test_a_read_next_to_an_argument_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         address = lens.data_ptr() + lens.nbytes
         ctypes.c_int.from_address(address).value.bit_length()
 
-    with pytest.raises(Mismatch, match="memory outside of them is accessed"):
+    with pytest.raises(Mismatch, match="accessed out of bounds"):
         check_lengths(monkeypatch, read_behind)
 
 

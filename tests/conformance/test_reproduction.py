@@ -232,21 +232,21 @@ def test_an_adapter_is_part_of_the_command() -> None:
     ("content", "message"),
     [
         ("{", "cannot be read: "),
-        ('{"schema_version": "9.0"}', "is of schema 9.0, but this is a reader of 1"),
+        ('{"schema_version": "9.0"}', "has schema 9.0, but this version reads 1"),
         ('{"schema_version": "1.0"}', "is damaged: KeyError: 'kind'"),
         ('{"schema_version": "1.0", "kind": "call"}', "is damaged: KeyError: 'contract'"),
-        ('{"schema_version": "1.0", "kind": "recipe"}', "kind 'recipe' is none of call, example, "),
+        ('{"schema_version": "1.0", "kind": "recipe"}', "kind is 'recipe', expected one of call, "),
         (
             '{"schema_version": "1.0", "kind": "example", "check": "conformance.gone:test_x"}',
-            "check 'conformance.gone:test_x' is not there",
+            "check 'conformance.gone:test_x' does not exist",
         ),
         (  # it would import a module of the folder that the run is in
             '{"schema_version": "1.0", "kind": "example", "check": "hostile:test_x"}',
-            "check 'hostile:test_x' is not there",
+            "check 'hostile:test_x' does not exist",
         ),
         (
             '{"schema_version": "1.1", "kind": "input", "input": ""}',
-            "is drawn by the fuzzer: kvtwin fuzz --replay ",
+            "is an input of the fuzzer; replay it with: kvtwin fuzz --replay ",
         ),
     ],
 )

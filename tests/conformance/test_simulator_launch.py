@@ -248,11 +248,11 @@ INTS = np.zeros(2, np.int64)
         ("void(int64[::1], int64)", (np.zeros(4, np.int64)[::2], 1), "argument x is int64 of"),
         ("void(int64[:], int32)", (INTS, 2**31), "argument y is 2147483648"),
         ("void(int64[:], int64)", (INTS, 1.5), "argument y is 1.5, but"),
-        ("void(int64[:, ::1], int64)", (INTS, 1), "says int64[:, ::1]"),
-        ("void(int64, int64)", (INTS, 1), "says int64"),
+        ("void(int64[:, ::1], int64)", (INTS, 1), "has int64[:, ::1]"),
+        ("void(int64, int64)", (INTS, 1), "has int64"),
         ("void(int64[:], int64)", (3, 1), "argument x is 3, but"),
         ("void(int64[:])", (INTS, 1), "has 1 parameters, but got 2 arguments"),
-        (["void(int8[:], int8)", "void(int64[:], bool_)"], (np.zeros(2), 1), "says int8[:]; arg"),
+        (["void(int8[:], int8)", "void(int64[:], bool_)"], (np.zeros(2), 1), "has int8[:]; arg"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(
@@ -288,7 +288,7 @@ def test_arguments_that_fit_the_signature_are_taken(
 def test_a_signature_with_an_unknown_type_is_refused() -> None:
     """The check of signatures names the type that it does not know."""
     kernel = SimpleNamespace(py_func=lambda _: None, signature="void(CPointer(int32))")
-    with pytest.raises(NotImplementedError, match="does not know a parameter of type CPointer"):
+    with pytest.raises(NotImplementedError, match="does not support parameters of type CPointer"):
         simulate(kernel, 1, 1, (1,))
 
 

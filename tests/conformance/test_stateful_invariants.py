@@ -103,7 +103,7 @@ T1, T3, T4 = "token 1 of request-1", "token 3 of request-0", "token 4 of request
         (slots(0), 3, 4, f"{G0} {T3} and token 2 of request-0 are both written to slot 4"),
         (slots(0), 7, 40, f"{G0} token 7 of the batch, which is padding, is written to slot 40"),
         (slots(0), 3, 40, f"{G0} {T3} is written to slot 40 in block 20, which is free"),
-        (slots(0), 6, 7, f"{G0} {T1} is written to slot 7 in block 3, which is none of its requ"),
+        (slots(0), 6, 7, f"{G0} {T1} is written to slot 7 in block 3, which is not one of its "),
         (slots(1), 4, 23, f"{G1} {T4} reads slot 20 for position 4, which was never written"),
         (table, (1, 0), 2, f"{G0} block 2 is block 0 of request-1, but also block 1 of request-0 "),
         (table, (1, 0), 0, f"{G0} block 0 is block 0 of request-1, but is the null block"),
@@ -150,8 +150,8 @@ def test_keys_of_different_requests_are_distinguished() -> None:
     with pytest.raises(BrokenInvariantError) as caught:
         check_reads(view, model)
     assert str(caught.value) == (
-        f"{G0} token 0 of request-0 reads slot 2 for position 0, whose block group 1 has written "
-        "to since"
+        f"{G0} token 0 of request-0 reads slot 2 for position 0, whose block was overwritten by "
+        "group 1"
     )
 
 
@@ -260,7 +260,7 @@ def test_a_failure_is_reported_with_all_previous_steps() -> None:
     ] == lines[:3]
     assert lines[3].startswith("    an engine with full attention in blocks of 2 and chunked_local")
     assert [
-        "    request-0 arrives with the tokens [7 8 9], and wants 6 more",
+        "    request-0 arrives with the tokens [7 8 9] and max_new_tokens = 6",
         "    step 0:",
         "      request-0 computes 0..2 in the blocks [1 2] and [3]",
         "    step 1:",

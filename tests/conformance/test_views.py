@@ -60,10 +60,7 @@ def test_the_same_view_is_right(make: Callable[[Any], Any]) -> None:
         (
             lambda raw: {"a": raw[:], "b": [raw[:]]},
             lambda raw: {"a": raw[:], "b": [raw]},
-            (
-                "result['b'][0] = the same object as arguments['raw'], but should be an object "
-                "of its own"
-            ),
+            "result['b'][0] = the same object as arguments['raw'], but should be a separate object",
         ),
     ],
 )
@@ -81,7 +78,7 @@ def test_shared_results_are_reported() -> None:
     apart = {"a": theirs, "b": theirs[:]}
     difference = first_view_difference(shared, apart, {}, {})
     assert difference is not None
-    assert "result['b'] = an object of its own" in difference.line
+    assert "result['b'] = a separate object" in difference.line
     lists = [[ours]] * 2, [[theirs], [theirs]]
     difference = first_view_difference(*lists, {}, {})
     assert difference is not None
@@ -126,7 +123,7 @@ def test_what_is_in_a_shared_list_has_one_place() -> None:
     arguments = {"a": inner}, {"a": [theirs[1:]]}
     difference = first_view_difference(inner, arguments[1]["a"][:], *arguments)
     assert difference is not None
-    assert "result = an object of its own, but should be the same" in difference.line
+    assert "result = a separate object, but should be the same" in difference.line
 
 
 def test_what_is_shared_many_times_is_looked_at_once() -> None:

@@ -211,7 +211,7 @@ CONV = State(name="conv", shape=(3, 5), divided=1)
                 (
                     {"dtype": "int4"},
                     ValueError,
-                    "dtype is 'int4', but of gemma-2-9b must be one of b",
+                    "dtype is 'int4', but for gemma-2-9b must be one of b",
                 ),
                 ({"requested_block_size": 0}, ValueError, "block_size is 0, but should be at lea"),
                 ({"requested_block_size": 1.0}, TypeError, "block_size is 1.0, but should be an i"),
@@ -226,12 +226,12 @@ CONV = State(name="conv", shape=(3, 5), divided=1)
         (
             lambda: serve("deepseek-v3.2-exp", dtype="fp8_e5m2"),
             ValueError,
-            r"dtype is 'fp8_e5m2', but of deepseek-v3\.2-exp must be one of bfloat16, ",
+            r"dtype is 'fp8_e5m2', but for deepseek-v3\.2-exp must be one of bfloat16, ",
         ),
         (
             lambda: serve("deepseek-v3", dtype="fp8_ds_mla"),
             ValueError,
-            "dtype is 'fp8_ds_mla', but of deepseek-v3 must be one of bfloat16, ",
+            "dtype is 'fp8_ds_mla', but for deepseek-v3 must be one of bfloat16, ",
         ),
         (
             lambda: serve("deepseek-v3.2-exp", backends=("CUTLASS_MLA",)),

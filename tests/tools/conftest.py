@@ -1,4 +1,4 @@
-"""What the tests of the command lines share."""
+"""Fixtures of the command-line tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return what runs a wrong command line, which must end with status 2 and one line: that."""
+    """Return a function that checks that a command line ends with status 2; it returns the line."""
 
     def run(main: Callable[[list[str]], int], arguments: Sequence[str]) -> str:
         with pytest.raises(SystemExit) as ended:

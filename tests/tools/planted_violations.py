@@ -1,4 +1,4 @@
-"""Functions that break one promise each, for the probe to find: `--impl` this file."""
+"""Functions that each violate one guarantee, for the probe to find with `--impl` this file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slice_query_start_locs(query_start_loc: Any, request_slice: Any) -> Any:
 
 
 def extract_layer_index(layer_name: Any, num_attn_module: Any = 1) -> Any:
-    """Raise an error of no class in spec 00."""
+    """Raise an exception class that spec 00 does not allow."""
     try:
         return fast.extract_layer_index(layer_name, num_attn_module)
     except ValueError as error:
@@ -38,20 +38,20 @@ def extract_layer_index(layer_name: Any, num_attn_module: Any = 1) -> Any:
 
 
 def compute_mm_encoder_budget(scheduler_config: Any, max_tokens_by_modality: Any) -> Any:
-    """Hang where modalities are no dict."""
+    """Hang if the modalities are not a dict."""
     while not isinstance(max_tokens_by_modality, dict):
         time.sleep(1)
     return fast.compute_mm_encoder_budget(scheduler_config, max_tokens_by_modality)
 
 
 def map_to_kernel_blocks(block_ids: Any, blocks_per_kv_block: Any) -> Any:
-    """Take 8 GB."""
+    """Allocate 8 GB."""
     np.empty(1 << 33, np.uint8)
     return fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block)
 
 
 def reshape_query_for_spec_decode(query: Any, batch_size: Any) -> Any:
-    """Die."""
+    """Crash with SIGSEGV."""
     found = fast.reshape_query_for_spec_decode(query, batch_size)
     ctypes.string_at(0)
     return found
@@ -66,6 +66,6 @@ def create_ubatch_slices(num_scheduled_tokens: Any, split_points: Any) -> Any:
 
 
 def compute_causal_conv1d_metadata(*args: Any, **keywords: Any) -> Any:
-    """Return what was never written."""
+    """Return a tensor that was never written."""
     nums, batch_ptr, token_chunk_offset_ptr = fast.compute_causal_conv1d_metadata(*args, **keywords)
     return nums, torch.empty_like(batch_ptr), token_chunk_offset_ptr

@@ -1,11 +1,11 @@
-"""Reads a folder of test vectors with the standard library alone, independently of kvtwin.
+"""Checks a folder of test vectors with only the standard library, independently of kvtwin.
 
     python read_vectors.py DIR
 
-checks every file against DIR's own schema.json, and what a schema cannot say: that arrays have the
-shapes that they state, inside their memories, of elements that their dtypes have, that references
-refer to objects that come before them, that what is listed is there. It prints what it read; the
-exit status is 0, or 1 with a line for each thing that is wrong.
+checks every file against DIR's own schema.json, and the rules that a schema cannot express: arrays
+have their declared shapes, fit in their memories and hold elements of their dtypes; references
+refer to earlier objects; listed files exist. It prints the number of files of each kind. The exit
+status is 0, or 1 with a line for each error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Json: TypeAlias = Any
-"""What `json` reads."""
+"""A parsed JSON value."""
 
 TYPES = {
     "null": lambda value: value is None,
@@ -36,21 +36,21 @@ KNOWN = {
     *("minimum", "maximum", "items", "minItems", "maxItems", "properties", "required"),
     *("additionalProperties", "dependentSchemas", "oneOf"),
 }
-"""The words of JSON Schema that are understood here."""
+"""The JSON Schema keywords that this script supports."""
 
 
 class Wrong(Exception):  # noqa: N818  # a verdict about a file
-    """What is wrong, and where in the file."""
+    """An error in a file, with its place."""
 
 
 class Schema:
-    """The rules of a schema: as many of JSON Schema's words as it uses.
+    """A validator for the JSON Schema keywords that the vectors' schema uses.
 
     Args:
         root: The schema.
 
     Raises:
-        Wrong: A schema that uses words that are not understood here.
+        Wrong: The schema has an unsupported keyword.
     """
 
     def __init__(self, root: Json) -> None:
@@ -71,7 +71,7 @@ class Schema:
             self._check_words(inner)
 
     def check(self, value: Json, schema: Json, where: str) -> None:
-        """Raise `Wrong` where a value breaks the rules of a schema."""
+        """Raise `Wrong` if a value does not match a schema."""
         if isinstance(schema, str):
             schema = self.definitions[schema]
         if "$ref" in schema:
@@ -125,7 +125,7 @@ class Schema:
                 self.check(value, rule, where)
 
     def _check_one(self, value: Json, rules: list[Json], where: str) -> None:
-        """Check that exactly one rule holds; of none, tell what the nearest misses."""
+        """Check that exactly one rule holds, among those whose constants a value has."""
         fitting = [rule for rule in rules if self._could_be(value, rule)]
         if len(fitting) == 1:
             self.check(value, fitting[0], where)
@@ -141,7 +141,7 @@ class Schema:
             raise Wrong(f"{where}: {value!r:.60} is of {held} of {len(rules)} kinds")
 
     def _could_be(self, value: Json, rule: Json) -> bool:
-        """Return whether the constants of a rule, of which kinds are made, are those of a value."""
+        """Return whether a value has the required constants of a rule, which distinguish kinds."""
         while "$ref" in rule:
             rule = self.definitions[rule["$ref"].removeprefix("#/$defs/")]
         if "properties" not in rule or not isinstance(value, dict):
@@ -154,12 +154,12 @@ class Schema:
 
 
 def small_floats(exponent_bits: int, bias: int, *, finite_to: int) -> set[float]:
-    """Return the finite numbers of a float of 8 bits.
+    """Return the finite values of an 8-bit float format.
 
     Args:
-        exponent_bits: Bits of the exponent; the rest but one, the sign, are the fraction's.
-        bias: What an exponent of 0 is below 0.
-        finite_to: The largest word that is a number, the sign apart.
+        exponent_bits: The bits of the exponent; the others are the sign and the fraction.
+        bias: The exponent bias.
+        finite_to: The largest finite bit pattern, without the sign.
     """
     fraction_bits = 7 - exponent_bits
     found = set()
@@ -179,20 +179,20 @@ SMALL = {
     "float8_e5m2fnuz": small_floats(5, 16, finite_to=0x7F),
     "float8_e8m0fnu": {2.0**exponent for exponent in range(-127, 128)},
 }
-"""The finite numbers of each float of 8 bits."""
+"""The finite values of each 8-bit float dtype."""
 
 STRUCTS = {"float16": "<e", "float32": "<f", "float64": "<d"}
 PARTS = {"complex64": "float32", "complex128": "float64"}
 
 
 def element_size(dtype: str) -> int:
-    """Return the bytes of an element."""
+    """Return the size of an element in bytes."""
     bits = re.search(r"\d+", dtype)
     return int(bits.group()) // 8 if bits else 1
 
 
 def is_of(value: Json, dtype: str) -> bool:
-    """Return whether a dtype has an element, exactly."""
+    """Return whether a dtype represents a value exactly."""
     if dtype == "bool":
         return isinstance(value, bool)
     if dtype in PARTS:
@@ -203,7 +203,7 @@ def is_of(value: Json, dtype: str) -> bool:
 
 
 def is_int(value: float | str, dtype: str) -> bool:
-    """Return whether a dtype of ints has a number, or its decimals."""
+    """Return whether an integer dtype represents a number or a decimal string."""
     if isinstance(value, float):
         return False
     bits = 8 * element_size(dtype)
@@ -212,7 +212,7 @@ def is_int(value: float | str, dtype: str) -> bool:
 
 
 def is_float(value: float | str, dtype: str) -> bool:
-    """Return whether a dtype of floats has a number, or a word of so many bits."""
+    """Return whether a float dtype represents a number, or has the width of a hexadecimal word."""
     if isinstance(value, str):
         return re.fullmatch(f"0x[0-9a-f]{{{2 * element_size(dtype)}}}", value) is not None
     if dtype in SMALL:
@@ -226,10 +226,10 @@ def is_float(value: float | str, dtype: str) -> bool:
 
 
 class Case:
-    """What a schema cannot say of one file.
+    """The checks of one file that a schema cannot express.
 
     Args:
-        document: What is in it.
+        document: The parsed file.
     """
 
     def __init__(self, document: dict[str, Json]) -> None:
@@ -244,7 +244,7 @@ class Case:
                 self.walk(value, name)
 
     def walk(self, value: Json, where: str) -> None:
-        """Look at every node, in order."""
+        """Check every node, in order."""
         if isinstance(value, list):
             for place, entry in enumerate(value):
                 self.walk(entry, f"{where}[{place}]")
@@ -260,7 +260,7 @@ class Case:
                     self.walk(entry, f"{where}.{name}")
 
     def identity(self, node: dict[str, Json], where: str) -> None:
-        """Look at an id, which one object has, and references have after it."""
+        """Check that the id of an object is new, and that the id of a reference is not."""
         if "$" not in node or "id" not in node:
             return
         is_known = node["id"] in self.ids
@@ -290,7 +290,7 @@ class Case:
             raise Wrong(f"{where}: reaches outside memory {node['memory']}")
 
     def elements(self, values: Json, shape: list[int], dtype: str, where: str) -> None:
-        """Look at elements in lists in lists."""
+        """Check the shape of nested lists, and the dtype of their elements."""
         if not shape:
             if not is_of(values, dtype):
                 raise Wrong(f"{where}: {values!r:.60} is not of dtype {dtype}")
@@ -309,7 +309,7 @@ def read(folder: Path) -> tuple[Counter[str], list[str]]:
         folder: The folder.
 
     Returns:
-        How many files of each kind there are, and a line for each thing that is wrong.
+        The number of files of each kind, and a line for each error.
     """
     counts: Counter[str] = Counter()
     wrong: list[str] = []
@@ -350,7 +350,7 @@ def read(folder: Path) -> tuple[Counter[str], list[str]]:
 
 
 def _unknown_arguments(case: Json, manifest: Json, path: Path) -> list[str]:
-    """Return what is wrong with a case's arguments, which its manifest must have as parameters."""
+    """Return a line for each argument of a case that its manifest lacks as a parameter."""
     if not case or case["kind"] == "session":
         return []
     entry = manifest["calls"].get(case["function"])
@@ -363,7 +363,7 @@ def _unknown_arguments(case: Json, manifest: Json, path: Path) -> list[str]:
 
 
 def main() -> int:
-    """Read the folder of the command line."""
+    """Check the folder on the command line."""
     counts, wrong = read(Path(sys.argv[1]))
     for line in wrong:
         sys.stdout.write(f"{line}\n")

@@ -41,13 +41,13 @@ def baseline_target() -> Target:
 
 
 def row(fast_us: float, baseline_us: float, num_reqs: int = 8, job: str = "f") -> Row:
-    """Return what a function took."""
+    """Return the timings of a function."""
     timings = {"fast": Timing(fast_us, 0.1, 3, True), BASELINE: Timing(baseline_us, 0.1, 3, True)}
     return Row(job, "mixed", num_reqs, 2 * num_reqs, timings)
 
 
 def record(**fields: object) -> Record:
-    """Return a run that measured nothing but these."""
+    """Return a record that has only these fields."""
     known = {
         "command": "kvtwin bench",
         "date": "2026-11-22",
@@ -62,7 +62,7 @@ def record(**fields: object) -> Record:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_fast_and_baseline_equal_reference(job: Job, kind: str, spin: Spin) -> None:
-    """Every job, on a batch of every kind, is answered alike by all, and is timed."""
+    """Every job has equal results in all targets on every kind of batch, and is timed."""
     measured = measure(
         job, make_batch(kind, 5), [Target("fast"), baseline_target()], spin, num_blocks=1
     )
@@ -72,13 +72,13 @@ def test_fast_and_baseline_equal_reference(job: Job, kind: str, spin: Spin) -> N
 
 
 def test_what_has_no_call_is_left_out(spin: Spin) -> None:
-    """A batch of one token cannot be cut in two."""
+    """A job without a call for a batch is not measured: one token cannot be split."""
     job = next(job for job in JOBS if job.name == "split_attn_metadata")
     assert measure(job, make_batch("decode", 1), [Target("fast")], spin) is None
 
 
 def test_a_wrong_answer_is_not_timed(spin: Spin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A baseline that answers something else is named, with the place."""
+    """A wrong result of a baseline is an error with the place of the difference."""
     monkeypatch.setattr(baselines, "split_decodes_and_prefills", lambda *_, **__: (1, 2, 3, 4))
     job = next(job for job in JOBS if job.name == "split_decodes_and_prefills")
     with pytest.raises(
@@ -115,7 +115,7 @@ def test_another_baseline_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture
     read = read_record(stored)
     assert {"get_dcp_local_seq_lens"} == {row.job for row in read.rows}
     assert {1, 64, 1024} <= {row.num_reqs for row in read.rows}
-    # Held against itself, a run has grown by half only where the machine was disturbed.
+    # If a run is compared with itself, all its rows are compared.
     assert len(read.rows) == grown(read, read)[1]
 
 
@@ -133,7 +133,7 @@ def test_batches_are_what_their_kinds_say() -> None:
 
 @pytest.mark.parametrize("batch", [make_batch("mixed", 9), *trace_batches(None, 2)])
 def test_a_batch_agrees_with_itself(batch: Batch) -> None:
-    """Positions end each sequence; its blocks hold it, and belong to no other request."""
+    """Each sequence ends at its last position, and no two requests share a block."""
     assert batch.num_tokens == len(batch.positions) == batch.starts[-1]
     assert (batch.positions[batch.starts[1:] - 1] + 1).tolist() == batch.seq_lens.tolist()
     assert len(set(batch.block_ids.tolist())) == len(batch.block_ids)
@@ -142,7 +142,7 @@ def test_a_batch_agrees_with_itself(batch: Batch) -> None:
 
 
 def test_different_times_are_distinguished(spin: Spin) -> None:
-    """What sleeps for a millisecond takes that, and more than what does nothing."""
+    """A call that sleeps for 1 ms takes at least that, and an empty call less."""
     calls = {"short": lambda: None, "long": lambda: time.sleep(1e-3)}
     timings = time_in_turn(calls, spin, num_blocks=3)
     assert timings["short"].median_us < 1000 <= timings["long"].median_us
@@ -150,7 +150,7 @@ def test_different_times_are_distinguished(spin: Spin) -> None:
 
 
 def test_scratch_is_distinguished_from_the_result() -> None:
-    """What NumPy and torch allocate and let go is scratch, what they hand back is result."""
+    """Memory that NumPy and torch free again is scratch; memory that they return is result."""
     import torch  # noqa: PLC0415  # only here
 
     allocated = measure_memory(lambda: (torch.ones(50_000) + 1).numpy()[:10] + np.ones(10))
@@ -174,7 +174,7 @@ def test_functions_that_are_behind(fast_us: float, baseline_us: float, behind: b
 
 
 def test_bounds_are_checked() -> None:
-    """Each bound that does not hold is said not to, and the others are."""
+    """Each bound is reported with whether it holds."""
     run = record(
         rows=[row(5.0, 10.0), row(20.0, 10.0)],
         growth=[row(1.0, 1.0, 1), row(9.0, 9.0, 4)],
@@ -212,7 +212,7 @@ def test_growth_is_compared_with_the_requests() -> None:
     ],
 )
 def test_copiers_grow_as_a_copy(copy_us: float | None, holds: bool, allowed: str) -> None:
-    """Where a plain copy grows faster than linear, as caches fill, a copier may grow so too."""
+    """A job that copies may grow faster than linear if a plain copy does, as caches fill."""
     growing = [row(1.0, 1.0, 1), row(9.0, 9.0, 4)]
     if copy_us is not None:
         for one, us in zip(growing, (1.0, copy_us), strict=True):
@@ -230,7 +230,7 @@ def test_targets_of_an_engine(ratios: tuple[float, ...], held: int) -> None:
 
 
 def test_each_step_of_a_copier_has_its_own_bound() -> None:
-    """That a copy leaves a cache at one size allows nothing at another."""
+    """A copy that outgrows a cache at one size does not relax the bound at another size."""
     growing = [row(us, us, num_reqs) for us, num_reqs in ((1.0, 1), (4.0, 4), (36.0, 16))]
     for one, us in zip(growing, (1.0, 12.0, 48.0), strict=True):
         one.timings[COPY_BASELINE] = dataclasses.replace(one.timings["fast"], median_us=us)
@@ -238,7 +238,7 @@ def test_each_step_of_a_copier_has_its_own_bound() -> None:
 
 
 def test_jobs_that_copy_rows() -> None:
-    """Only what moves long rows is held against a copy of them, as long as they are."""
+    """Only jobs that move long rows are compared with a plain copy of rows of that length."""
     copiers = {job.name: job.rows for job in JOBS if job.rows}
     assert copiers == {
         "BlockTables.gather_block_tables": (4, 875, 2000),
@@ -250,13 +250,13 @@ def test_jobs_that_copy_rows() -> None:
 
 
 def test_contexts_are_as_long_as_a_copy_takes_them() -> None:
-    """The mean of a large batch is what a plain copy of its tables' rows is made from."""
+    """The mean context of a large batch is the one that plain copies of table rows assume."""
     blocks = make_batch("mixed", 1024).num_blocks
     assert blocks.mean() * BLOCK_SIZE == pytest.approx(MEAN_CONTEXT, rel=0.02)
 
 
 def test_a_plain_copy_copies_row_by_row() -> None:
-    """Rows stand apart, so that NumPy does not copy them as one."""
+    """There are gaps between rows, so that NumPy does not copy them as one."""
     copy = plain_copy(3, Rows(2, 8, 11))
     assert isinstance(copy, partial)
     target, source = copy.args
@@ -269,7 +269,7 @@ def test_a_plain_copy_copies_row_by_row() -> None:
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """A record survives its file."""
+    """A record is equal after it is written and read."""
     run = record(rows=[row(1.0, 2.0)], memory={"f": (1, 2, 3)}, first_calls={"f": 1.0})
     write_json(run.to_json(), tmp_path / "run.json")
     assert run == read_record(tmp_path / "run.json")
@@ -287,7 +287,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_ratio_that_has_grown_by_half_is_reported() -> None:
-    """Ratios are compared by function and batch, those of one run alone are not."""
+    """Ratios are compared by function and batch; those that only one run has are not."""
     old = record(rows=[row(1.0, 2.0), row(1.0, 2.0, 64)])
     new = record(rows=[row(1.6, 2.0), row(1.4, 2.0, 64), row(9.0, 1.0, 128)])
     lines, num_compared = grown(old, new)
@@ -298,7 +298,7 @@ def test_a_ratio_that_has_grown_by_half_is_reported() -> None:
 def test_check_fails_where_a_ratio_has_grown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--check` ends with 1 where a stored ratio was far less."""
+    """`--check` ends with 1 if a stored ratio was far lower."""
     stored = tmp_path / "run.json"
     arguments = ["--quick", "--functions", "get_dcp_local_seq_lens"]
     main([*arguments, "--json", str(stored)])
@@ -328,7 +328,7 @@ def test_an_unknown_name_is_a_one_line_error(
 
 
 def test_growth_is_drawn(tmp_path: Path) -> None:
-    """The picture is a PNG of some size."""
+    """The picture is a PNG of more than 10 kB."""
     pytest.importorskip("matplotlib", reason="matplotlib comes with .[bench]")
     rows = [row(n * 1.0, n * 2.0, n, job) for job in "abcd" for n in (1, 4, 16)]
     draw(rows, tmp_path / "growth.png", "title")
@@ -345,13 +345,13 @@ def test_a_step_does_all() -> None:
 
 
 def test_importing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`import fast` takes some time, and not many seconds."""
+    """The measured time of `import fast` is positive and below 30 s."""
     monkeypatch.setattr("kvtwin.bench.startup.NUM_PROCESSES", 1)  # the median needs more, not this
     assert 0 < import_seconds() < 30
 
 
 def test_old_names_of_the_baseline_are_read(tmp_path: Path) -> None:
-    """`--peer` is an option of `--baseline` with a warning, and `peer` a key of older files."""
+    """`--peer` is a deprecated alias of `--baseline`, and older files have the key `peer`."""
     parser = command_line._make_parser()
     with pytest.warns(DeprecationWarning, match="--peer is now --baseline"):
         assert "mine" == parser.parse_args(["--peer", "mine"]).baseline

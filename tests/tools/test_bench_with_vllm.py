@@ -1,4 +1,4 @@
-"""The benchmark against vLLM, with a stand-in that has objects of the same shapes."""
+"""The benchmark against vLLM, with stubs of vLLM's classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = ("conformance.adapters.vllm", "kvtwin.baselines.vllm")
 
 
 class Buffer:
-    """A buffer whose half on the device is another tensor."""
+    """A buffer with a CPU tensor, and a separate GPU tensor."""
 
     def __init__(self, *shape: int, dtype: torch.dtype) -> None:
         self.cpu = torch.zeros(shape, dtype=dtype)
@@ -30,7 +30,7 @@ class Buffer:
 
 
 class BlockTable(vllm_stand_in.BlockTable):
-    """A block table that can be made, as it can in vLLM."""
+    """A block table with the constructor of vLLM's."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ def build_attn_metadata(
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the stand-in be what is installed; the adapter's modules are imported for it alone."""
+    """Install the stubs as vLLM, and import the adapter's modules anew for them."""
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith(PACKAGES)}
     members = {
         **vllm_stand_in.MODULES,
@@ -148,7 +148,7 @@ def test_a_wrong_answer_of_vllm_is_not_timed(
 
 
 def test_nothing_of_the_adapter_is_timed() -> None:
-    """A prepared call converts nothing: it makes the same objects' calls again."""
+    """A prepared call reuses its converted objects, so that no conversion is timed."""
     from kvtwin.baselines.vllm import VllmBaseline  # noqa: PLC0415  # of the stand-in
 
     baseline = VllmBaseline(load_implementation("vllm").module)

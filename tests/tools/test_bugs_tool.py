@@ -31,7 +31,7 @@ SOME = [bug for bug in BUGS if bug.function == FUNCTION]
 
 
 def make_bug(old: str, new: str) -> Bug:
-    """Return a bug of the module of layouts."""
+    """Return a bug in the layout module."""
     return Bug(
         function=FUNCTION, what="a toy", why="A toy.", module="fast.kv_layout", old=old, new=new
     )
@@ -48,7 +48,7 @@ def run(*arguments: str, bugs: list[Bug]) -> int:
 def test_each_is_reported_with_the_test_that_catches_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The table says which test failed, and all are caught."""
+    """The table has the failing test of each bug, and all bugs are caught."""
     assert run("--functions", FUNCTION, bugs=BUGS) == 0
     printed = capsys.readouterr().out
     for bug in SOME:
@@ -78,7 +78,7 @@ def test_what_is_not_caught_fails(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The exit status is 1, and one line says what is wrong."""
+    """A bug that is not caught, or whose patch is broken, has a line, and the exit status is 1."""
 
     def body(target: Target, _example: object) -> None:
         assert target.lookup(FUNCTION)() in {"NHD", "HND"}
@@ -98,7 +98,7 @@ def test_what_is_not_caught_fails(
     ("message", "shows"), [("", False), ("should return a result", False), ("no .* 'uper'", True)]
 )
 def test_an_error_of_a_broken_patch_is_named(message: str, *, shows: bool) -> None:
-    """A message about the failure is not enough: it must name what the patched code raised."""
+    """The expected message must match the error of the patched code, not only the mismatch."""
     raised = "raised AttributeError: 'str' object has no attribute 'uper'"
     error = Mismatch(Call(FUNCTION, {}), "host", outcome(raised, "return a result"))
     bug = dataclasses.replace(make_bug("layout", "layout.uper()"), message=message)
@@ -106,7 +106,7 @@ def test_an_error_of_a_broken_patch_is_named(message: str, *, shows: bool) -> No
 
 
 def test_a_late_median_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where half take more than 20 examples the whole fails, and a part of it does not."""
+    """A median above 20 examples fails a full run, but not a partial one."""
     outcomes = [Outcome("f", str(n), "host", "caught", "t", n) for n in (1, 21, 22)]
     assert command_line.report(outcomes, is_whole=False) == 0
     assert command_line.report(outcomes, is_whole=True) == 1
@@ -115,7 +115,7 @@ def test_a_late_median_fails(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def failing_from(number: int, name: str = "body") -> tuple[Check, list[Any]]:
-    """Return a check that fails from an example on, and the examples that it has seen."""
+    """Return a check that fails from an example on, and the list of its examples."""
     seen: list[Any] = []
 
     def body(_target: Target, example: object) -> None:
@@ -124,7 +124,7 @@ def failing_from(number: int, name: str = "body") -> tuple[Check, list[Any]]:
         assert seen.index(example) + 1 < number
 
     body.__name__ = name
-    numbers = st.tuples(*[st.integers(0, 2**60)] * 8)  # no two of which are alike
+    numbers = st.tuples(*[st.integers(0, 2**60)] * 8)  # all distinct
     return Check(FUNCTION, Kind.SAME_ANSWER, lambda _: numbers, body, "A toy."), seen
 
 
@@ -132,7 +132,7 @@ def failing_from(number: int, name: str = "body") -> tuple[Check, list[Any]]:
 def test_the_number_is_of_the_example_that_failed(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts from 1, once each, whatever Hypothesis runs again to report it."""
+    """The number counts distinct examples from 1; those that Hypothesis repeats count once."""
     check, seen = failing_from(number)
     named = evaluation.NamedCheck("test_toy", "test_number", check)
     monkeypatch.setattr(evaluation, "all_checks", lambda: [named])
@@ -143,7 +143,7 @@ def test_the_number_is_of_the_example_that_failed(
 
 
 def test_runs_of_the_stateful_test_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted likewise; the run that is repeated for the report is not counted."""
+    """The run that Hypothesis repeats for its report is not counted again."""
     bug = "a moved row changes places with what was left in the hole"
     (entry,) = [one for one in BUGS if one.what == bug]
     begun: list[int] = []
@@ -160,7 +160,7 @@ def test_runs_of_the_stateful_test_are_counted_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_examples_of_tests_that_passed_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number is that of the test that fails."""
+    """The number counts only examples of the failing test."""
     passing, _ = failing_from(2**60, "passing")
     failing, _ = failing_from(3, "failing")
     checks = [evaluation.NamedCheck("test_toy", c.body.__name__, c) for c in (passing, failing)]
@@ -193,7 +193,7 @@ def test_processes_find_what_one_finds() -> None:
         (["--functions", "get_cache_layout"], "; try get_kv_cache_layout"),
         (["--functions", "xyzzy"], "'xyzzy' has no bugs"),
         (["--workers", "0"], "must be an integer >= 1, got '0'"),
-        (["--functions", " ,"], "argument --functions: ' ,' names nothing"),
+        (["--functions", " ,"], "argument --functions: ' ,' contains no name"),
         (["--targets", "native"], "--targets: 'native' has no bugs; there are host"),
     ],
 )
@@ -223,7 +223,7 @@ def test_what_is_found_until_then_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that is ended prints what it has."""
+    """An interrupted run reports the bugs that it has evaluated."""
     outcomes = iter([Outcome(FUNCTION, "the first", "host", "caught", "t", 1)])
 
     def evaluated(_: Bug) -> Outcome:
@@ -243,7 +243,7 @@ def test_what_is_found_until_then_is_reported(
 def test_without_numba_cuda_bugs_of_machine_code_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be compiled is named, and is not counted as not caught."""
+    """Bugs that need numba-cuda are reported as left out, and do not count as not caught."""
     monkeypatch.setattr(command_line, "find_spec", lambda _: None)
     left = command_line._read_catalogue()
     assert left
@@ -255,14 +255,14 @@ def test_without_numba_cuda_bugs_of_machine_code_are_left_out(
 def test_elsewhere_it_says_that_it_runs_in_the_repository(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    """Tests are not installed: one line says so, with status 2."""
+    """Outside the repository, which has the tests, the tool ends with one line and status 2."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path / "bugs")
     line = refusal(command_line.main, [])
     assert line.startswith("python -m tools.bugs: runs in the repository only")
 
 
 def test_each_bug_is_run_on_all_targets() -> None:
-    """Bugs of other targets are left out; a pattern is only for the target it was written for."""
+    """Bugs of the selected targets run on each; a pattern applies only to a bug's own target."""
     bugs = [
         dataclasses.replace(HARMLESS, what=target, target=target, message="kernel")
         for target in ("host", "sim", "native")
@@ -305,7 +305,7 @@ def test_what_targets_miss_is_declared(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each bug is caught by a target, and the entry says why another misses it."""
+    """Each bug is caught by a target, and its `missed_by` has each target that misses it."""
     bug = dataclasses.replace(HARMLESS, function="f", target="sim", missed_by=missed_by)
     native = dataclasses.replace(bug, what="another", target="native", missed_by={})
 

@@ -1,4 +1,4 @@
-"""How each command line ends: by Ctrl-C, without a reader, on a full device, without a package."""
+"""The exit of each command line: Ctrl-C, a closed pipe, a full device, a missing package."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Line(NamedTuple):
     Attributes:
         short_run: Arguments of a short run.
         package: A package that it needs.
-        extra: The extra that should be installed where that is missing.
-        needs: A package without which it does nothing, and which the extra `test` does not install.
+        extra: The extra that installs the package.
+        needs: A required package that the extra `test` does not install.
     """
 
     short_run: str
@@ -112,7 +112,7 @@ full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there i
 
 
 def program(name: str) -> str:
-    """Return what the messages of a module begin with."""
+    """Return the program name in the messages of a module."""
     package, _, command = name.partition(".")
     is_command = package == "kvtwin" and command in COMMANDS
     return f"kvtwin {command}" if is_command else f"python -m {name}"
@@ -134,7 +134,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def ascii_python() -> Iterator[str]:
-    """Return a Python in a locale of ASCII that need not import torch again."""
+    """Return a Python launcher in an ASCII locale, which has torch preloaded."""
     with forking_python(Path(sys.executable), ASCII) as launcher:
         yield launcher
 
@@ -154,7 +154,7 @@ def start_toy(folder: Path, body: str, **options: str | int) -> subprocess.Popen
 
 
 def without_reader() -> int:
-    """Return the end of a pipe that nothing reads."""
+    """Return the write end of a pipe without a reader."""
     reading, writing = os.pipe()
     os.close(reading)
     return writing
@@ -162,7 +162,7 @@ def without_reader() -> int:
 
 @pytest.mark.parametrize("name", LINES)
 def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
-    """It ends a command line that still imports what takes long: one line, and status 130."""
+    """Ctrl-C during slow imports ends a command with one line and status 130."""
     begun = tmp_path / "begun"
     code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     for package in ("numba", "rich", "torch", "tqdm"):
@@ -179,7 +179,7 @@ def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
 def test_a_missing_package_is_one_line(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It names the package and the extra to install; the status is 2."""
+    """The line has the missing package and the extra to install; the status is 2."""
     package, extra = LINES[name].package, LINES[name].extra
     if package != "torch":  # which a forked process has imported already
         request.getfixturevalue("forked_processes")
@@ -197,7 +197,7 @@ def test_a_missing_package_is_one_line(
 def test_a_full_device_and_ascii(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real run whose output is ASCII ends with a line, since it cannot print."""
+    """A run in an ASCII locale on a full device ends with an error line and status 1."""
     skip_where_it_cannot_run(name)
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     monkeypatch.setattr(sys, "executable", ascii_python)
@@ -220,7 +220,7 @@ def skip_where_it_cannot_run(name: str) -> None:
 def test_no_escape_sequences_without_a_terminal(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes into a pipe has no colours, and no progress that overwrites itself."""
+    """Output to a pipe has no colours, and no progress that overwrites itself."""
     skip_where_it_cannot_run(name)
     for variable in FORCES_COLOURS:
         monkeypatch.delenv(variable, raising=False)
@@ -245,7 +245,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
     )
     os.close(writing)
     printed = b""
-    with contextlib.suppress(OSError):  # Linux' end of file, once nothing has the other end open
+    with contextlib.suppress(OSError):  # Linux' end of file, once the other end is closed
         while more := os.read(reading, 65536):
             printed += more
     os.close(reading)
@@ -272,7 +272,7 @@ def test_no_color_is_honoured_on_a_terminal(
 def test_a_run_has_colours_on_a_terminal(
     ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above would see colours: without NO_COLOR, there are some."""
+    """Without NO_COLOR a command prints colours, so the test above can detect them."""
     for variable in FORCES_COLOURS:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(sys, "executable", ascii_python)
@@ -283,7 +283,7 @@ def test_a_run_has_colours_on_a_terminal(
 @pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("name", ["conformance", "kvtwin.plan"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
-    """Neither pytest nor rich prints anything more; the status is 141."""
+    """A command whose output pipe is closed prints nothing and ends with status 141."""
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     pipe = without_reader()
     process = start("-m", name, *arguments, stdout=pipe)
@@ -293,7 +293,7 @@ def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written(unbuffered: str, tmp_path: Path) -> None:
-    """It makes no difference whether stdout is buffered."""
+    """A failed write to stdout is handled the same whether stdout is buffered or not."""
     pipe = without_reader()
     process = start_toy(tmp_path, "print('x')", stdout=pipe, PYTHONUNBUFFERED=unbuffered)
     os.close(pipe)
@@ -308,7 +308,7 @@ def test_output_that_cannot_be_written(unbuffered: str, tmp_path: Path) -> None:
 
 
 def test_another_broken_pipe_is_an_error(tmp_path: Path) -> None:
-    """A broken pipe to a worker is an error: stdout is not closed."""
+    """A broken pipe that is not stdout, such as to a worker, is an error."""
     status, _, err = ended(start_toy(tmp_path, "raise BrokenPipeError(32, 'Broken pipe')"))
     assert (1, "BrokenPipeError: [Errno 32] Broken pipe") == (status, err.splitlines()[-1])
 
@@ -331,12 +331,12 @@ def test_a_missing_module_of_a_package_is_an_error(tmp_path: Path) -> None:
     ids=["plain", "while it ends", "caught", "turned into another", "twice"],
 )
 def test_ctrl_c_during_main(body: str, tmp_path: Path) -> None:
-    """It is one line and status 130, whatever the program makes of the exception."""
+    """Ctrl-C gives one line and status 130, however the program handles the exception."""
     assert (130, "", "python -m toy: interrupted\n") == ended(start_toy(tmp_path, body))
 
 
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
-    """What `finally` says is done."""
+    """Ctrl-C runs `finally` blocks."""
     body = f"try: interrupt(); time.sleep(9)\n    finally: pathlib.Path('{tmp_path}/done').touch()"
     assert 130 == ended(start_toy(tmp_path, body))[0]
     assert (tmp_path / "done").exists()
@@ -344,7 +344,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
-    """C code that calls Python may ignore the exception; then the run ends after that test."""
+    """If C code that calls Python ignores the exception, the run ends after the current test."""
     (tmp_path / "conftest.py").write_text(
         "import ctypes, os, signal\n"
         "@ctypes.CFUNCTYPE(None)\n"
@@ -359,7 +359,7 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
     conftest = f"--confcutdir={tmp_path}"
     process = start(
         *("-m", "conformance", *arguments, conftest, "-p", "conftest", "-W", "ignore", "-q"),
-        "--in-process",  # where the signal goes to the process that runs the tests
+        "--in-process",  # so that the signal reaches the process that runs the tests
         PYTHONPATH=str(tmp_path),
     )
     status, out, err = ended(process)
@@ -377,7 +377,7 @@ def has_processes(group: int) -> bool:
 
 
 def test_ctrl_c_ends_workers_too() -> None:
-    """A terminal sends it to all processes: there is one line, and no process is left."""
+    """Ctrl-C in a terminal reaches all processes: one line is printed, and no process is left."""
     arguments = ("-m", "tools.bugs", "--functions", "compute_slot_mapping", "--workers", "2")
     process = subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, *arguments],
@@ -401,14 +401,14 @@ def test_ctrl_c_ends_workers_too() -> None:
 
 
 def test_characters_that_ascii_lacks(tmp_path: Path) -> None:
-    """In a locale of ASCII they are printed as question marks, in UTF-8 as they are."""
+    """Other characters are printed as question marks in an ASCII locale, unchanged in UTF-8."""
     body = r"print('3 \u00b5s \u2192 \u2502')"
     assert (3, "3 ?s ? ?\n", "") == ended(start_toy(tmp_path, body, **ASCII))
     assert (3, "3 µs → │\n", "") == ended(start_toy(tmp_path, body, PYTHONUTF8="1"))
 
 
 def test_the_list_is_whole() -> None:
-    """Each module that is run by its name is listed above, and starts in one way."""
+    """Each module that can be run is in the list above, or another module or script starts it."""
     found = {"conformance"}
     for path in sorted((ROOT / "tools").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -419,7 +419,7 @@ def test_the_list_is_whole() -> None:
             found.add(dotted.removesuffix(".__main__"))
         elif '__name__ == "__main__"' in text:  # each is started by another module or script
             assert path.name in {"startup.py", "gpu_versions.py", "ray_driver.py", "own_process.py"}
-    found.remove("tools.gpu_versions")  # which fails where there is no GPU, as it should
+    found.remove("tools.gpu_versions")  # it fails without a GPU, as intended
     found -= set(WITHOUT_PACKAGES)
     assert set(LINES) == found
     assert set(COMMANDS) <= {name.removeprefix("kvtwin.") for name in (*LINES, *WITHOUT_PACKAGES)}

@@ -35,7 +35,7 @@ def report(version: str, *differences: str, state: str = "fails") -> dict[str, A
 
 
 def test_each_wrong_answer_stands_there_once() -> None:
-    """What differs in its numbers alone is one, also in several releases."""
+    """Wrong answers that differ only in numbers are listed once, also across releases."""
     page = table.markdown_of(
         {
             "0.1": table.summary_of(report("0.1", "result[0] = 1, but should be 2")),
@@ -57,7 +57,7 @@ def test_each_wrong_answer_stands_there_once() -> None:
 
 
 def test_what_has_no_right_answer_is_listed_below() -> None:
-    """A failed law is shown where a release has no wrong answer that can be compared."""
+    """A failed law is shown if a release has no wrong answer that can be compared."""
     law, value = "AssertionError: assert 1 == 2", "num_decodes = 1, but should be 2"
     page = table.markdown_of({"0.1": table.summary_of(report("0.1", value, law))})
     assert f"**0.1**: `{value}`" in page
@@ -67,7 +67,7 @@ def test_what_has_no_right_answer_is_listed_below() -> None:
 
 
 def test_examples_hold() -> None:
-    """The examples of both modules."""
+    """The doctests of both modules pass."""
     for module in (environments, table):
         result = doctest.testmod(module)
         assert (0, True) == (result.failed, result.attempted > 0)

@@ -1,6 +1,6 @@
-"""What `tools/gpu_check.sh` does of itself: sections, limits, logs, the table, the exit status.
+"""The logic of `tools/gpu_check.sh`: sections, limits, logs, the table, the exit status.
 
-Commands of the tests' own stand in for Python, nvcc, the driver's tool and compute-sanitizer.
+Fake commands replace Python, nvcc, nvidia-smi and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ echo "ERROR SUMMARY: 0 errors for $*, caching off: ${PYTORCH_NO_CUDA_MEMORY_CACH
 
 
 class Done(NamedTuple):
-    """What a run of the script left.
+    """The results of a run of the script.
 
     Attributes:
         status: Its exit status.
-        rows: The table's rows by name: state and what is said.
-        printed: All that it printed.
+        rows: The table's rows by name: state and message.
+        printed: Its output.
         logs: The texts of the logs by name.
     """
 
@@ -77,12 +77,12 @@ class Done(NamedTuple):
 
 
 def run(folder: Path, *sections: str, **settings: str) -> Done:
-    """Run the script in an environment of its own.
+    """Run the script in a separate environment.
 
     Args:
-        folder: Where commands and logs lie.
+        folder: The folder of commands and logs.
         sections: The arguments.
-        settings: Variables; `commands`, further commands to be in, by name.
+        settings: Variables; also `sanitizer`, to install one, and `toolkit`, a CUDA toolkit.
     """
     programs = folder / "bin"
     programs.mkdir()
@@ -193,7 +193,7 @@ def test_cuda_home_is_where_nvcc_is(settings: dict[str, str], tmp_path: Path) ->
 
 
 def test_cuda_home_is_where_nvcc_says_it_is(tmp_path: Path) -> None:
-    """Where nvcc is a script that calls another one, that one says where the toolkit is."""
+    """If nvcc is a wrapper script, `CUDA_HOME` is the toolkit that the real nvcc prints."""
     toolkit = make_toolkit(tmp_path / "cuda-13.0")
     script = make_toolkit(tmp_path / "local", f"#!/bin/sh\necho '#$ TOP={toolkit}/bin/..' >&2\n")
     (script / "nvvm").rmdir()
@@ -202,7 +202,7 @@ def test_cuda_home_is_where_nvcc_says_it_is(tmp_path: Path) -> None:
 
 
 def test_a_failure_fails(tmp_path: Path) -> None:
-    """A section that fails has its row say so, the others run, and the status is 1."""
+    """A failing section is marked in its row, the others run, and the status is 1."""
     done = run(tmp_path, BREAKS="kvtwin bench")
     assert "FAILS: 1 failed in 2s" == done.rows["bench"]
     assert "ok: 9 passed in 4s" == done.rows["real-models"]
@@ -210,7 +210,7 @@ def test_a_failure_fails(tmp_path: Path) -> None:
 
 
 def test_without_compute_sanitizer(tmp_path: Path) -> None:
-    """Where compute-sanitizer is not installed that is said, and is not a failure."""
+    """A missing compute-sanitizer is reported, and is not a failure."""
     if Path("/usr/local/cuda/bin/compute-sanitizer").exists():
         pytest.skip("it is installed here")
     done = run(tmp_path, "sanitizer")
@@ -236,7 +236,7 @@ def test_what_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
-    """Where there is no GPU nothing is run, each section says so, and the status is 1."""
+    """Without a GPU nothing is run, the row of each section says so, and the status is 1."""
     done = run(tmp_path, GPU="", sanitizer="yes")
     assert {"no GPU"} == {said.partition(":")[0] for said in done.rows.values()}
     assert len(SECTIONS) - 1 + len(SANITIZED) == len(done.rows)
@@ -246,7 +246,7 @@ def test_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_each_section_takes_ten_minutes_at_most() -> None:
-    """With the first, cold import of torch, `versions` too; the sanitizer's commands together."""
+    """A section's limits, with the first import of torch in `versions`, total at most 10 min."""
     text = SCRIPT.read_text()
     limits = {name: int(limit) for name, limit in re.findall(r"check ([\w-]+) (\d+) ", text)}
     sanitized = dict(re.findall(r'sanitize "?\$?([\w-]+)"? (\d+) ', text))
@@ -263,7 +263,7 @@ def test_each_section_takes_ten_minutes_at_most() -> None:
 def test_versions_without_a_gpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions are printed, of missing packages too, and the status says that there is no GPU."""
+    """Versions and missing packages are printed, and the status is 1 without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu_versions, "PACKAGES", ("torch", "no-such-package"))
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
@@ -277,7 +277,7 @@ def test_versions_without_a_gpu(
 def test_versions_on_a_gpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU, the launcher and the time of a warmup are printed; a warning there is an error."""
+    """The GPU, the launcher and the time of a warmup are printed; a warning of it is an error."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

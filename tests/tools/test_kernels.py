@@ -1,3 +1,5 @@
+"""`kvtwin kernels`: the resource usage of compiled kernels, compared with a record."""
+
 import contextlib
 import dataclasses
 import importlib.util
@@ -27,14 +29,14 @@ SIGNATURE = "void(int64[::1])"
 
 
 def double(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
-    """Double each element: a kernel in which nothing is wrong."""
+    """Double each element: a kernel without errors."""
     i = cuda.grid(1)
     if i < x.shape[0]:
         x[i] = 2 * x[i]
 
 
 def reverse(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
-    """Turn a block's elements around, by way of shared memory."""
+    """Reverse a block's elements through shared memory."""
     shared = cuda.shared.array(64, "int64")
     i = cuda.threadIdx.x
     shared[i] = x[i]
@@ -43,7 +45,7 @@ def reverse(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
 
 
 def broken(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
-    """Use what compiled kernels do not have."""
+    """Call a function that `cuda` does not have."""
     x[0] = cuda.no_such_thing(1)
 
 
@@ -68,10 +70,10 @@ def run(
 
 @needs_numba_cuda
 def test_no_figure_of_a_kernel_is_a_tenth_worse() -> None:
-    """A change that makes kernels take more says so: `kvtwin kernels --record`.
+    """No figure is over a tenth worse than in the record of `kvtwin kernels --record`.
 
     Every kernel compiles for every architecture, and none spills. Their instructions are counted
-    for sm_90 alone, which takes two seconds.
+    only for sm_90, which takes two seconds.
     """
     usages, failures = command_line.measure_all(find_kernels(), ARCHITECTURES, ["sm_90"])
     assert [] == failures
@@ -82,7 +84,7 @@ def test_no_figure_of_a_kernel_is_a_tenth_worse() -> None:
 
 
 def make_usage(**figures: float | None) -> Usage:
-    """Return what a kernel takes."""
+    """Return the resource usage of a kernel."""
     numbers: dict[str, Any] = {**dict.fromkeys(record.FIGURES, 20), **figures}
     return Usage("double", "sm_90", **numbers)
 
@@ -112,14 +114,14 @@ def make_usage(**figures: float | None) -> Usage:
 def test_figures_are_compared_with_the_record(
     now: list[Usage], lines: list[str], tmp_path: Path
 ) -> None:
-    """One that is a tenth above is named, and so is one that is missing; a lower one is not."""
+    """Figures over a tenth above the record, and missing figures and kernels, are reported."""
     path = tmp_path / "kernels.json"
     record.write([make_usage(), dataclasses.replace(make_usage(), arch="sm_80")], path)
     assert lines == list(record.compare(now, path))
 
 
 def test_other_compilers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a figure is worse, the versions of what compiled it may be why."""
+    """If a figure is worse, other compiler versions are listed as a possible cause."""
     path = tmp_path / "kernels.json"
     record.write([make_usage()], path)
     monkeypatch.setattr(record, "version", lambda name: f"9 of {name}")
@@ -147,7 +149,7 @@ def test_a_worse_figure_fails_and_the_command_is_named(
 
 @needs_numba_cuda
 def test_every_kernel_is_in_a_standard_batch() -> None:
-    """A kernel without one has no figure; two runs count the same."""
+    """Every kernel is in a standard batch, and two runs count the same instructions."""
     in_batches = [name for batch in STANDARD_BATCHES for name in batch.elements]
     assert sorted(kernel.name for kernel in find_kernels()) == sorted(in_batches)
     assert count_instructions(["move_row"], "sm_90") == count_instructions(["move_row"], "sm_90")
@@ -157,7 +159,7 @@ def test_every_kernel_is_in_a_standard_batch() -> None:
 def test_json_says_what_each_kernel_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--json` prints what kernels take, shared memory too, for the requested architectures."""
+    """`--json` prints the kernels' resource usage for the requested architectures."""
     assert 0 == run(monkeypatch, [double, reverse], "--json", "--arch", "sm_80")
     report = json.loads(capsys.readouterr().out)
     assert [] == report["failures"]
@@ -211,7 +213,7 @@ def test_text_that_is_no_ptx_cannot_be_linked() -> None:
 
 @needs_numba_cuda
 def test_numba_is_left_as_it_was() -> None:
-    """The pretended GPU is gone afterwards, also after an error."""
+    """`pretended_gpu` restores numba's functions, also after an error."""
 
     def functions() -> list[Any]:
         return [
@@ -236,7 +238,7 @@ def test_numba_is_left_as_it_was() -> None:
 
 
 def test_a_log_without_a_figure_is_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linker with another output fails; a missing figure is not zero."""
+    """A figure that is missing in the linker's log is an error, not zero."""
     kernel = Kernel(double, SIGNATURE, 64)
     monkeypatch.setattr(offline_compiler, "pretended_gpu", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(numba_cuda, "compile_ptx", lambda *_, **__: ("", "double"))
@@ -256,7 +258,7 @@ def test_no_kernels_at_all_fail(
 
 
 def lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a package that compiles or links kernels be missing."""
+    """Simulate a missing package that compiles or links kernels."""
 
     def import_cuda() -> None:
         raise ImportError(numba_cuda.INSTALL)
@@ -272,7 +274,7 @@ def lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_package_the_tool_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """The exit status is 2 where numba-cuda, or a library of the toolkit, is not installed."""
+    """The exit status is 2 if numba-cuda, or a library of the toolkit, is not installed."""
     if name != "numba-cuda":
         numba_cuda.import_cuda()  # it imports the library too
     lack(name, monkeypatch)
@@ -286,7 +288,7 @@ def test_without_a_package_the_tool_says_what_to_install(
 def test_without_a_linker_the_rest_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Figures that only the linker knows are dashes; they are no record."""
+    """Without a linker its figures are shown as dashes, and `--record` fails."""
     lack("nvjitlink", monkeypatch)
     assert 0 == run(monkeypatch, [double], "--arch", "sm_90")
     printed = capsys.readouterr()
@@ -307,7 +309,7 @@ def test_what_is_no_architecture_is_refused(arch: str, capsys: pytest.CaptureFix
 def test_without_a_gpu_there_is_nothing_to_compare(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--gpu` says so, with status 2."""
+    """`--gpu` without a GPU prints an error, and ends with status 2."""
     monkeypatch.setattr(command_line, "check_toolchain", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert 2 == command_line.main(["--gpu"])
@@ -316,7 +318,7 @@ def test_without_a_gpu_there_is_nothing_to_compare(
 
 @needs_numba_cuda
 def test_a_result_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel, the argument and the element are named; the native runner plays the GPU."""
+    """The kernel, the argument and the element are reported; the native runner acts as the GPU."""
     monkeypatch.setattr(on_gpu, "NUM_RUNS", 2)
     rows = [batch for batch in STANDARD_BATCHES if "fill_programs" in batch.elements]
     monkeypatch.setattr(on_gpu, "STANDARD_BATCHES", rows)
@@ -344,7 +346,7 @@ def test_a_result_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_the_successor_the_report_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--successor` needs a package that nothing else does."""
+    """`--successor` without its package prints an error, and ends with status 2."""
     monkeypatch.setattr(command_line, "check_toolchain", lambda: None)
     monkeypatch.setitem(sys.modules, "numba_cuda_mlir", None)
     assert 2 == command_line.main(["--successor"])
@@ -352,7 +354,7 @@ def test_without_the_successor_the_report_says_so(
 
 
 def test_the_successor_takes_arrays_as_memrefs() -> None:
-    """The address twice, an offset, the shape, and the strides in items; numbers as they are."""
+    """An array becomes its address twice, an offset, the shape and the strides in items."""
     matrix = torch.zeros((3, 4), dtype=torch.int32)
     at = matrix.data_ptr()
     assert [at, at, 0, 3, 4, 4, 1, 7] == successor.Successor().flatten((matrix, 7))

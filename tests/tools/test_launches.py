@@ -1,4 +1,4 @@
-"""The two launchers, as a driver sees them that does nothing; in processes that have no other."""
+"""The two launchers with a driver that does nothing, in separate processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(json.dumps(launches))
 
 
 def run(*arguments: str) -> str:
-    """Run Python in a process of its own, and return what it prints."""
+    """Run Python in a separate process, and return its output."""
     command = [sys.executable, "-W", "error", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_both_launchers_call_the_driver_alike() -> None:
 
 @needs_no_driver
 def test_costs_are_printed() -> None:
-    """Each launcher has a line with its cost, which says that a driver's part is not in it."""
+    """Each launcher has a line with its host cost, which excludes the driver's part."""
     printed = run("-m", "kvtwin.bench.launches")
     line = r"host cost of a launch, %s: \d+\.\d us, a driver's part left out\n"
     assert re.fullmatch(line % "direct" + line % "numba", printed)

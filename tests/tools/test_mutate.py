@@ -95,7 +95,7 @@ RUNS = NEVER.replace("never", "count_down")
 
 @dataclasses.dataclass
 class Toy:
-    """A project of its own, and the options of its runs."""
+    """A toy project, and the declarations for its runs."""
 
     project: Project
     declared: str = ""
@@ -142,7 +142,7 @@ class Evaluated(NamedTuple):
     printed: list[str]
 
     def copied_to(self, folder: Path) -> Toy:
-        """Return a copy of the project, with what was found."""
+        """Return a copy of the project, with its outcomes."""
         shutil.copytree(self.toy.project.root, folder, dirs_exist_ok=True)
         return Toy(dataclasses.replace(self.toy.project, root=folder))
 
@@ -163,7 +163,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
 
 @pytest.fixture
 def no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing be evaluated."""
+    """Fail the test if an evaluation begins."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an evaluation began")
@@ -186,7 +186,7 @@ def test_survivors_are_reported(evaluated: Evaluated) -> None:
 def test_a_budget_ends_the_measuring_too(
     toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the budget ends before all checks ran once, nothing is evaluated, and it says so."""
+    """If the budget ends before all checks ran once, nothing is evaluated, and a line says so."""
     monkeypatch.setattr(mutate, "SECONDS_OF_A_MINUTE", 0)
     assert toy.run("--modules", "clamping", "--budget-minutes", "1") == 0
     out = capsys.readouterr().out
@@ -196,7 +196,7 @@ def test_a_budget_ends_the_measuring_too(
 
 
 def test_tests_that_declarations_name_exist() -> None:
-    """A reason in `tools/equivalents.toml` that names a file of tests names one that there is."""
+    """The test files in the reasons of `tools/equivalents.toml` exist."""
     text = mutate.EQUIVALENTS.read_text(encoding="utf-8")
     named = set(re.findall(r"tests/[a-z_/]+\.py", text))
     assert named
@@ -221,7 +221,7 @@ def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str])
 def test_what_is_unspecified_is_no_survivor(
     evaluated: Evaluated, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Mutants of an unspecified function do not count; the function must be there."""
+    """Mutants of an unspecified function do not count; the function must exist."""
     toy = evaluated.toy
     toy.declared = CLAMP + '"unspecified" = "The definition leaves it open."\n'
     assert toy.run("--modules", "clamping") == 0
@@ -285,7 +285,7 @@ def test_loops_that_do_not_end_are_ended(
             "--modules clamping,clumping",
             "--modules: toy has no 'clumping'; it has clamping, ",
         ),
-        ("--modules ,", "argument --modules: ',' names nothing"),
+        ("--modules ,", "argument --modules: ',' contains no name"),
         (
             "--db {root}/toy/clamping.py",
             "--db {root}/toy/clamping.py: is no database of outcomes: ",
@@ -296,7 +296,7 @@ def test_loops_that_do_not_end_are_ended(
 def test_a_wrong_call_is_one_line(
     toy: Toy, options: str, message: str, refusal: Callable[..., str]
 ) -> None:
-    """An unknown module, or a file that is no database and stays as it is, is refused in a line."""
+    """An unknown module or a file that is no database is a one-line error; the file is kept."""
     root = toy.project.root
     arguments = options.format(root=root).split()
     assert message.format(root=root) in refusal(lambda given: toy.run(*given), arguments)
@@ -318,13 +318,13 @@ def test_a_wrong_call_is_one_line(
 def test_wrong_declarations_are_one_line(
     toy: Toy, declared: str, message: str, refusal: Callable[..., str]
 ) -> None:
-    """A file of declarations that is none is refused in a line."""
+    """An invalid file of declarations is a one-line error."""
     toy.declared = declared
     assert message in refusal(lambda given: toy.run(*given), [])
 
 
 def test_checks_that_fail_evaluate_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    """Checks that fail without any mutant end the run, by name."""
+    """A check that fails without a mutant ends the run with an error that has its name."""
     path = toy.project.root / "toychecks/test_toys.py"
     path.write_text(CHECKS.replace("== 0", "== 1"), encoding="utf-8")
     with pytest.raises(SystemExit, match="2"):
@@ -370,7 +370,7 @@ def test_what_cannot_matter_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_dotted_exception_among_several_is_passed_over(tmp_path: Path) -> None:
-    """A name with a dot, which cosmic-ray cannot replace there, ends nothing."""
+    """A dotted exception name, which cosmic-ray cannot replace in a tuple, is skipped."""
     path = tmp_path / "dotted.py"
     path.write_text(
         "def f(x):\n    try:\n        return x + 1\n"
@@ -381,7 +381,7 @@ def test_a_dotted_exception_among_several_is_passed_over(tmp_path: Path) -> None
 
 
 def test_own_tests_come_before_a_few_examples_of_many() -> None:
-    """All examples of a module's own tests run before a few of the twenty-first test."""
+    """A module's own tests run in full after a few examples of the first twenty tests."""
     few = [trial.Step(f"test_x::{number}", evaluator.FEW, 1.0) for number in range(30)]
     rest = [trial.Step(f"test_{name}::all", "default", 1.0) for name in ("x", "own", "y")]
     found = [step.test for step in evaluator.order_steps(few, rest, "test_own")]
@@ -391,7 +391,7 @@ def test_own_tests_come_before_a_few_examples_of_many() -> None:
 
 
 def test_what_raises_is_known(tmp_path: Path) -> None:
-    """A line that raises, or that calls a check, is known as such."""
+    """Lines that raise or call a check are recognized."""
     path = tmp_path / "raising.py"
     lines = "if a < 0:", "    raise ValueError(a)", "check_int('b', b)", "return a + b"
     body = "".join(f"    {line}\n" for line in lines)
@@ -404,7 +404,7 @@ def test_what_raises_is_known(tmp_path: Path) -> None:
 
 
 def test_places() -> None:
-    """Each line is known by its function and its statement; heads of functions run at import."""
+    """A line's place has its function and statement; function headers run at import time."""
     source = Source(COUNTING)
     whiled = source.place((8, 4))
     assert ("count_down", (8, 8), False) == (whiled.function, whiled.lines, whiled.is_import_time)
@@ -414,7 +414,7 @@ def test_places() -> None:
 
 
 def test_users_are_found(toy: Toy) -> None:
-    """A module is used by those that import it, however far."""
+    """The users of a module are those that import it, directly or indirectly."""
     users = toy.project.users()
     assert users == {"clamping": {"clamping", "counting"}, "counting": {"counting"}}
 
@@ -441,7 +441,7 @@ def test_lines_are_traced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_loops_are_followed(checked: bool) -> None:
-    """Of a loop in machine code all lines run, and those of its parts; of no other loop."""
+    """All lines of a called compiled loop and of its parts count as run; those of others do not."""
     path = Path(slot_loops.__file__)
     tracer = Tracer({"_native.slots": path})
     tracer.follow_loops(loop for loop in COMPILED if loop.py_func.__module__ == slot_loops.__name__)
@@ -504,7 +504,7 @@ def test_a_process_ends_itself(
 
 
 def test_every_mutant_of_fast_compiles_and_differs() -> None:
-    """Each mutant of a real module is another text, and has a name of its own."""
+    """The mutants of a real module have distinct texts, digests and keys."""
     path = mutate.ROOT / "fast" / "sequence_parallel.py"
     mutants: list[Mutant] = find_mutants("sequence_parallel", path)
     assert len(mutants) > 10

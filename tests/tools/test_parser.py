@@ -1,4 +1,4 @@
-"""What all command lines share: their help, `--json`, and the line of an error."""
+"""The parser of all command lines: help, `--json`, and one-line errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_help_has_examples_and_exit_statuses(
 def test_an_error_is_one_line(
     action: Callable[[], object], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that is not there is named, without the number of the error."""
+    """An error is one line; a missing file is reported by its name, without the errno."""
     parser = Parser("kvtwin toy", "It does nothing.")
     with pytest.raises(SystemExit) as ended, parser.reporting_errors():
         action()
@@ -83,7 +83,7 @@ def test_an_error_is_one_line(
 
 
 def test_json_has_stdout_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table goes to stderr, unless a file takes the JSON."""
+    """With `--json` the table goes to stderr, unless the JSON goes to a file."""
     parser = Parser("kvtwin toy", "It does nothing.")
     parser.add_json("the result")
     file = tmp_path / "result.json"
@@ -110,7 +110,7 @@ def test_json_has_stdout_for_itself(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("arguments", "status", "printed"),
     [
         (["plann"], 2, "kvtwin: there is no command 'plann'; try plan, "),
-        ([], 0, "\n  replay       replay a trace of real requests in both twins\n"),
+        ([], 0, "\n  replay       replay a trace of requests in reference and fast\n"),
         (["--version"], 0, "kvtwin 0."),
     ],
 )
@@ -121,7 +121,7 @@ def test_commands_are_found(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An unknown command names the nearest; without one the list is printed."""
+    """For an unknown command the nearest is suggested; without a command the list is printed."""
     monkeypatch.setattr("sys.argv", ["kvtwin", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

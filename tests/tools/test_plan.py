@@ -22,7 +22,7 @@ def run_json(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, An
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_is_planned(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """For each model the shares add up to one, and the memory is used but for less than a block."""
+    """For each model the shares add up to one, and less than a block of the memory is unused."""
     found = run_json(f"--model {model} --cache-memory-gib 30 --tensor-parallel 2", capsys)
     assert 1 == pytest.approx(sum(group["share"] for group in found["groups"]))
     [capacity] = found["capacities"]
@@ -64,7 +64,7 @@ def test_ranks_divide_the_cache_but_not_a_latent(capsys: pytest.CaptureFixture[s
 
 
 def test_a_window_keeps_no_more_than_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    """A window of 128 and a step of 1024 take 73 blocks: 1151 tokens, and where they begin.
+    """A window of 128 and a step of 1024 take 73 blocks: 1151 tokens from any offset in a block.
 
     With two steps in flight it takes 2175 tokens. A decode has one or two, in addition to 127.
     """
@@ -94,7 +94,7 @@ def test_backends_agree_on_a_block_size(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without `--json` there are tables, in which groups that are alike are one row."""
+    """Without `--json` there are tables, in which equal groups share a row."""
     assert plan.main(["--model", "gemma-3n-e4b", "--cache-memory-gib", "1.5"]) == 0
     printed = capsys.readouterr().out
     for row in (
@@ -115,7 +115,7 @@ def test_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_request_that_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where not one request of the full length fits, the longest that does is named."""
+    """If no request of the full length fits, the length of the longest that fits is printed."""
     assert plan.main(["--model", "llama-3.1-70b", "--cache-memory-gib", "5"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"│ 131,072 │ +0.12 ", printed)
@@ -215,7 +215,7 @@ def test_a_typical_length_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_old_name_of_the_memory_warns(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--memory-gib` is what `--cache-memory-gib` was called."""
+    """`--memory-gib` is a deprecated alias of `--cache-memory-gib`."""
     with pytest.warns(DeprecationWarning, match="--memory-gib is now --cache-memory-gib"):
         found = run_json("--model llama-3.1-8b --memory-gib 16", capsys)
     assert 8192 == found["num_blocks"]
@@ -254,10 +254,10 @@ def test_the_old_name_of_the_memory_warns(capsys: pytest.CaptureFixture[str]) ->
             "--model gpt-oss-20b --cache-memory-gib 1 --tensor-parallel 0",
             "must be an integer >= 1, got '0'",
         ),
-        ("--model gpt-oss-20b --cache-memory-gib 1 --dtype fp9", "dtype is 'fp9', but of gpt-oss"),
+        ("--model gpt-oss-20b --cache-memory-gib 1 --dtype fp9", "dtype is 'fp9', but for gpt-oss"),
         (
             "--model deepseek-v3.2-exp --cache-memory-gib 1 --dtype fp8_e5m2",
-            "dtype is 'fp8_e5m2', but of deepseek-v3.2-exp must be one of bfloat16, float16",
+            "dtype is 'fp8_e5m2', but for deepseek-v3.2-exp must be one of bfloat16, float16",
         ),
         (
             "--model gemma-2-9b --cache-memory-gib 1 --max-model-len 9000",

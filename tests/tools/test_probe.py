@@ -1,4 +1,4 @@
-"""The probe finds no violation in `fast`, and every one that is planted."""
+"""The probe finds no violation in `fast`, and every planted one."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_few_cases_of_each_function_find_nothing() -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_planted_violations_are_found_and_can_be_replayed() -> None:
-    """Each broken promise is reported as what it is, and its case alone shows it again."""
+    """Each planted violation is reported with its kind, and a replay of its case shows it again."""
     functions = ",".join(PLANTED_KINDS)
     options = ("--impl", str(PLANTED), "--hang-seconds", "1")
     status, output = probe(*options, "--functions", functions, "--cases", "16")
@@ -106,7 +106,7 @@ def test_a_wrong_command_line_is_one_line(wrong: list[str], refusal: Callable[..
 
 
 def test_a_conj_view_has_the_values_of_what_it_stands_for() -> None:
-    """Its memory holds the conjugates, of complex numbers too."""
+    """A conj view has the original values, also of complex numbers."""
     values = torch.tensor([1 + 2j, -3.5 - 0.25j])
     viewed = tensor_kinds.TENSORS["conj view"](values)
     assert viewed.is_conj()
@@ -142,7 +142,7 @@ def test_texts_stay_short() -> None:
 
 
 def test_what_is_one_array_in_two_places_stays_one_or_is_two_in_both_twins() -> None:
-    """Where a kind of tensor is in one place only, `reference` is given another array too."""
+    """An array that is replaced in only one of its two places is two arrays for `reference` too."""
     raw = np.zeros(4, np.int8)
     call = Call("_reshape_kv_cache", {"raw": {"a": raw, "b": raw}, "lens": np.zeros(4, np.int8)})
     sites = array_sites(call)
@@ -158,10 +158,10 @@ def test_what_is_one_array_in_two_places_stays_one_or_is_two_in_both_twins() -> 
 
 
 def test_hostile_objects_in_results_are_not_read() -> None:
-    """What a result hands on of a hostile argument ends no case."""
+    """A hostile argument inside a result is not read."""
 
     class Hostile(dict[str, object]):
-        """Raises when its items are looked at."""
+        """Raises when its items are read."""
 
         def items(self) -> NoReturn:  # type: ignore[override]  # on purpose
             raise HostilityError("a hostile method was called")
@@ -171,7 +171,7 @@ def test_hostile_objects_in_results_are_not_read() -> None:
 
 
 def test_guarded_memory_holds_what_was_placed() -> None:
-    """A placed array has the values, and ends or begins at a page."""
+    """A placed array has the values, and ends or begins at a page boundary."""
     memory = GuardedMemory()
     for at_end in (True, False):
         placed, first, length = memory.place(np.arange(5, dtype=np.int32), at_end=at_end)

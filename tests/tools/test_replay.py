@@ -17,7 +17,7 @@ AZURE_TRACE = Path(__file__).parents[3] / "shared" / "data" / "azure_llm_2023_co
 
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
-    """Leave torch as many threads as it had."""
+    """Restore torch's number of threads."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -25,7 +25,7 @@ def same_threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_each_model_is_replayed(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its defaults; tests/conformance/test_traffic_runner.py replays more of each."""
+    """Each model passes with its defaults; test_traffic_runner.py replays more of each."""
     assert replay.main(["--model", model, "--steps", "4"]) == 0
     printed = capsys.readouterr()
     assert re.search(r"mismatches +│ +0 ", printed.out)
@@ -33,7 +33,7 @@ def test_each_model_is_replayed(model: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_default_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its defaults the replay is green, and prints what it did."""
+    """With its defaults the replay has no mismatches, and prints a summary."""
     assert replay.main(["--steps", "60"]) == 0
     printed = capsys.readouterr()
     for row in (
@@ -66,7 +66,7 @@ def test_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(not AZURE_TRACE.exists(), reason="the Azure trace is not here")
 def test_a_given_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A trace of real requests is replayed as the project's own is."""
+    """A trace of real requests is replayed like the built-in one."""
     arguments = ["--trace", str(AZURE_TRACE), "--model", "llama-4-scout", "--steps", "20"]
     assert replay.main(arguments) == 0
     assert re.search(r"mismatches +│ +0 ", capsys.readouterr().out)

@@ -27,7 +27,7 @@ needs_transformers = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def same_settings_of_torch() -> Iterator[None]:
-    """Leave torch as many threads and the precision that it had."""
+    """Restore torch's number of threads and precision."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     yield
     torch.set_num_threads(threads)
@@ -63,7 +63,7 @@ def test_every_token_is_that_of_generate(model: str, capsys: pytest.CaptureFixtu
 @needs_transformers
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_blocks_lie_as_the_layout_says(layout: fast.KVCacheLayoutType) -> None:
-    """Five micro-batches, and either order of tokens and heads in memory."""
+    """The runner works with five micro-batches, and with both orders of tokens and heads."""
     fast.set_kv_cache_layout(layout)
     try:
         arguments = ["--model", "gemma, llama-chunked", "--requests", "4", "--micro-batches", "5"]
@@ -78,7 +78,7 @@ def test_blocks_lie_as_the_layout_says(layout: fast.KVCacheLayoutType) -> None:
 def test_a_wrong_slot_is_found(
     model: str, micro_batches: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One token in the slot after its own ends the run, with the request and the token."""
+    """A token in the slot after its own ends the run with an error that has request and token."""
     arguments = f"--model {model} --requests 8 --wrong-slot 8 --micro-batches {micro_batches}"
     assert 1 == command_line.main(arguments.split())
     *_, put, line = capsys.readouterr().out.splitlines()
@@ -93,7 +93,7 @@ def test_a_wrong_slot_is_found(
 def test_layers_that_share_a_cache_compute_only_tokens_with_logits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a prefill the last layers are given one token of each request, padded; before it, all."""
+    """In a prefill the last layers compute one token of each request, padded; the others all."""
     attention = importlib.import_module("tools.runner.attention")
     query_lens: list[int] = []
     attend = attention.PagedAttentionImpl.forward
@@ -155,7 +155,7 @@ def test_a_device_that_is_not_there_is_named(
 def test_without_transformers_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
-    """The extra that brings the models is named, and nothing was imported from them before."""
+    """The error has the extra that installs transformers."""
     for name in list(sys.modules):
         if name.split(".")[0] == "transformers" or name == "tools.runner.models":
             monkeypatch.delitem(sys.modules, name)
@@ -167,10 +167,10 @@ def test_without_transformers_it_says_what_to_install(
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_it_knows_fast_and_the_engine_alone(path: Path) -> None:
-    """No module of the runner imports the twin, a tool, or of the harness more than the engine.
+    """The runner imports only `fast` and the harness' engine: not `reference`, and no other tool.
 
     The engine itself imports neither twin: `lint-imports` checks that. Only the parser of the
-    command line, and what starts it, is shared with the other tools.
+    command line and its entry point are shared with the other tools.
     """
     imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -196,6 +196,6 @@ def test_it_knows_fast_and_the_engine_alone(path: Path) -> None:
 @needs_transformers
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("[a-z]*.py")), ids=lambda path: path.stem)
 def test_its_examples_hold(path: Path) -> None:
-    """Every example in a docstring gives what it says."""
+    """Every doctest of the runner passes."""
     module = importlib.import_module(f"tools.runner.{path.stem}")
     assert 0 == doctest.testmod(module).failed

@@ -1,4 +1,4 @@
-"""The runner's requests, and the engine's scheduler as it is set up for them."""
+"""The runner's requests, and the engine's scheduler with the runner's settings."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def test_a_prompt_is_prefilled_in_chunks() -> None:
 
 
 def test_a_dry_pool_preempts_the_latest() -> None:
-    """When the first request needs a block that is not there, the second gives up all of its own.
+    """When no block is free for the first request, the second is preempted and frees its blocks.
 
     The pool has 14 blocks: the first request's 10 and the second's 4. It computes the second again,
     its generated token too, once the first has finished.
@@ -61,7 +61,7 @@ def test_a_dry_pool_preempts_the_latest() -> None:
     assert {"a": 160, "b": 60} == first.num_scheduled_tokens
     assert {"a": 1} == second.num_scheduled_tokens
     assert ("b",) == second.preempted_req_ids
-    assert {"a": 1} == third.num_scheduled_tokens  # 3 blocks are free, and b wants 4
+    assert {"a": 1} == third.num_scheduled_tokens  # 3 blocks are free, and b needs 4
     assert {"b": 61} == fourth.num_scheduled_tokens
     assert fourth.resumed_req_ids == ("b",)
     assert [0] * 3 == requests[1][1].output_token_ids
@@ -97,8 +97,8 @@ def test_the_default_requests_reach_every_edge() -> None:
     ("num_prompt_tokens", "max_new_tokens"), [(0, 1), (1, 0), (224, 1), (200, 25)]
 )
 def test_what_cannot_be_served_is_refused(num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """No prompt, no new tokens, or more tokens than the longest sequence."""
+    """A request without a prompt or new tokens, or above the maximum length, is rejected."""
     request = Request("a", [1] * num_prompt_tokens, max_new_tokens)
-    message = f"a has {num_prompt_tokens} prompt tokens and wants {max_new_tokens} more"
+    message = f"a has {num_prompt_tokens} prompt tokens and max_new_tokens {max_new_tokens}"
     with pytest.raises(ValueError, match=message):
         Settings().make_scheduler(num_groups=1).add_request(request)

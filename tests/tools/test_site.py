@@ -15,7 +15,7 @@ from tools.site.function_pages import PICTURES, describe, write_function_pages
 
 
 def test_pictures_are_what_reference_returns() -> None:
-    """Those in `docs/pictures` are what would be drawn now: `python -m tools.site --pictures`."""
+    """The stored pictures are current; `python -m tools.site --pictures` draws them again."""
     drawn = pictures.draw_all()
     stored = {file.stem: file.read_text(encoding="utf-8") for file in pictures.FOLDER.iterdir()}
     assert drawn == stored
@@ -37,20 +37,20 @@ def test_slots_are_drawn_in_their_blocks() -> None:
 
 
 def test_each_public_name_has_a_page(tmp_path: Path) -> None:
-    """It shows the definition, what is refused, and what a call costs where that was measured."""
+    """A page has the definition, the invalid inputs, and the cost of a call if it was measured."""
     folder = tmp_path / "functions"
     write_function_pages(folder)
     assert {*reference.__all__, "index"} == {page.stem for page in folder.iterdir()}
     text = (folder / "split_decodes_and_prefills.md").read_text(encoding="utf-8")
     assert ".. autofunction:: reference.split_decodes_and_prefills\n" in text
-    assert "| `split_partitions` | The parts of a batch together read" in text
+    assert "| `split_partitions` | The parts together read and write" in text
     assert "| decode\\_threshold is a bool | `TypeError` | decode\\_threshold |" in text
     assert "| split\\_decodes\\_and\\_prefills | 1,024 |" in text
     assert "compute_slot_mapping.md" in (folder / "index.md").read_text(encoding="utf-8")
 
 
 def test_a_page_says_what_differs_in_fast() -> None:
-    """The text of the docstring of `fast`, without its summary, sections and pointer."""
+    """A page has the docstring of `fast`, without its summary, sections and pointer."""
     in_fast = describe("compute_slot_mapping")["in_fast"]
     assert in_fast.startswith("On a GPU the call does not synchronise")
     assert in_fast.endswith("enough\npositions.")
@@ -58,13 +58,13 @@ def test_a_page_says_what_differs_in_fast() -> None:
 
 
 def test_a_class_has_the_checks_of_its_methods() -> None:
-    """The page of a class shows what is checked of its methods."""
+    """The page of a class has the checks of its methods."""
     assert "block_sizes" in str(describe("BlockTables")["refused"].keys())
     assert describe("PAD_SLOT_ID")["value"] == "-1"
 
 
 def test_links_lead_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linked files are copied to where the link finds them; a missing one is an error."""
+    """Linked files are copied to the target of the link; a missing file is an error."""
     build.copy_pages(tmp_path / "source")
     assert (tmp_path / "source" / "docs" / "pictures" / "slots.svg").is_file()
     monkeypatch.setattr(build, "ROOT", tmp_path)

@@ -1,4 +1,4 @@
-"""The soak: faults are survived, and what goes wrong after one is found."""
+"""The soak test: faults are survived, and errors after a fault are detected."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from kvtwin.soak import Soak
 
 @pytest.fixture
 def run_rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Soak]:
-    """Return what runs short rounds of one model, with a fault in each step."""
+    """Return a function that runs short rounds of one model, with a fault in each step."""
     monkeypatch.setattr(soak, "MODELS", ("llama-3.1-8b",))
     monkeypatch.setattr(soak, "STEPS_OF_A_ROUND", 12)
     monkeypatch.setattr(soak, "FAULT_RATE", 1.0)
@@ -41,7 +41,7 @@ def test_faults_are_survived(
 def test_a_leak_is_found(
     run_rounds: Callable[[int], Soak], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function that keeps 4 MiB of each call makes the memory grow after the first round."""
+    """A function that leaks 4 MiB in each call makes the memory grow after the first round."""
     gather, leaked = fast.BlockTables.gather_block_tables, []
 
     def leaking(*arguments: Any) -> Any:  # noqa: ANN401  # takes the method's place

@@ -40,7 +40,7 @@ def all_fit(model: str, settings: Settings, num_requests: int) -> bool:
 def test_as_many_requests_fit_as_the_formula_says(
     model: str, length: int, budget: int, num_blocks: int
 ) -> None:
-    """An engine that frees blocks before windows runs so many, and not a twentieth more."""
+    """An engine that frees skipped blocks runs the computed number of requests, but not 5% more."""
     settings = Settings(
         token_budget=budget,
         max_num_seqs=1024,

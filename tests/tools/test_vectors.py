@@ -54,7 +54,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(more: Path, tmp_path: Path) -> Path:
-    """Return a folder with vectors of some functions, which a test may spoil."""
+    """Return a folder with vectors of some functions, which a test may damage."""
     return Path(shutil.copytree(more, tmp_path / "few"))
 
 
@@ -94,7 +94,7 @@ def test_every_function_has_vectors(written: Path) -> None:
 
 
 def test_an_independent_script_reads_them(written: Path) -> None:
-    """A script that knows the standard library alone finds nothing wrong with any file."""
+    """A script that uses only the standard library finds no error in any file."""
     status, [line] = read_with_the_standard_library(written)
     assert 0 == status
     counts = {kind: int(number) for number, kind in map(str.split, line.split(", "))}
@@ -105,7 +105,7 @@ def test_an_independent_script_reads_them(written: Path) -> None:
 
 @pytest.mark.parametrize("target", ["host", "sim"])
 def test_fast_does_what_they_say(written: Path, target: str) -> None:
-    """Every case of every function is replayed green."""
+    """`fast` passes every case of every function."""
     if target == "sim":
         checks = [check for check in vector_checks(written) if check.kind.value == "same answer"]
     else:
@@ -115,7 +115,7 @@ def test_fast_does_what_they_say(written: Path, target: str) -> None:
 
 
 def leaves(node: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401  # JSON
-    """Yield the places of all numbers and bools in a result that are part of what it says."""
+    """Yield the places of the numbers and bools in a result, without its metadata."""
     how = {"$", "id", "memory", "offset_bytes", "strides_bytes", "shape", "dtype", "class"}
     entries = node.items() if isinstance(node, dict) else enumerate(node)
     for place, value in entries:
@@ -126,14 +126,14 @@ def leaves(node: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401  # JSON
 
 
 def another(value: float) -> float:
-    """Return another number than a number, another bool than a bool."""
+    """Return a different number, or a different bool."""
     if isinstance(value, bool):
         return not value
     return value + 1 if isinstance(value, int) or not value else -value
 
 
 def test_another_result_is_distinguished(written: Path) -> None:
-    """A number or bool of a recorded result that is made another makes the replay fail."""
+    """A replay fails if a number or bool of its recorded result is changed."""
     tried = set()
     for path in sorted(written.glob("*/answer-*.json")):
         case, function = json.loads(path.read_text()), path.parent.name
@@ -150,7 +150,7 @@ def test_another_result_is_distinguished(written: Path) -> None:
 
 
 def wrong(name: str, make: Callable[[Any], Any]) -> Target:
-    """Return a target whose one function is made of `fast`'s."""
+    """Return `fast` as a target with one function replaced."""
     module = types.ModuleType("wrong")
     vars(module).update({n: v for n, v in vars(fast).items() if not n.startswith("__")})
     setattr(module, name, make(getattr(fast, name)))
@@ -158,12 +158,12 @@ def wrong(name: str, make: Callable[[Any], Any]) -> Target:
 
 
 def changing(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what makes a function whose results are changed."""
+    """Return a decorator that changes the results of a function."""
     return lambda function: lambda *args, **keywords: change(function(*args, **keywords))
 
 
 def refusing(error: Exception) -> Callable[[Any], Any]:
-    """Return what makes a function that raises this for every call."""
+    """Return a decorator that makes every call raise an error."""
     return lambda _: mock.Mock(side_effect=error)
 
 
@@ -244,7 +244,7 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
 def test_the_reader_finds_what_is_wrong(
     damage: Callable[[Any], object], line: str, few: Path
 ) -> None:
-    """Each rule, of the schema and of what it cannot say, broken in one file, gets one line."""
+    """A violation of each rule, in the schema or beyond it, is reported with its file."""
     path = few / "compute_slot_mapping" / "answer-000.json"
     case = json.loads(path.read_text())
     damage(case)
@@ -255,7 +255,7 @@ def test_the_reader_finds_what_is_wrong(
 
 
 def test_the_reader_finds_what_is_not_there(few: Path) -> None:
-    """It reports a missing case, one that is in no manifest, and a wrong number of cases."""
+    """The reader reports a missing case, one in no manifest, and a wrong number of cases."""
     folder = few / "get_dcp_local_seq_lens"
     (folder / "refusal-000.json").rename(folder / "refusal-999.json")
     index = json.loads((few / "index.json").read_text())
@@ -269,10 +269,10 @@ def test_the_reader_finds_what_is_not_there(few: Path) -> None:
 
 
 def test_an_older_reader_says_so(few: Path) -> None:
-    """Files of another version are not replayed."""
+    """Files of another schema version are rejected."""
     path = few / "index.json"
     path.write_text(path.read_text().replace('"1.1"', '"2.0"'))
-    with pytest.raises(ValueError, match=r"index.json is of schema 2.0, but this is a reader of 1"):
+    with pytest.raises(ValueError, match=r"index.json has schema 2.0, but this version reads 1"):
         vector_checks(few)
     with pytest.raises(ValueError, match=r"nowhere/index.json cannot be read"):
         vector_checks(few / "nowhere")
@@ -326,7 +326,7 @@ def test_a_wrong_call_is_one_line(
 
 
 def test_the_table_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was written is counted by kind."""
+    """The table counts the written cases by kind."""
     arguments = ["--out", str(tmp_path / "out"), "--functions", "MultipleOf,CpuGpuBuffer"]
     assert 0 == vectors.main([*arguments, "--examples", "4"])
     lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
@@ -337,7 +337,7 @@ def test_the_table_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def rewritten(path: Path, change: Callable[[Any], object]) -> None:
-    """Change what is in a file."""
+    """Change the content of a JSON file."""
     found = json.loads(path.read_text())
     change(found)
     path.write_text(json.dumps(found))
@@ -369,8 +369,8 @@ LENGTHS = "get_dcp_local_seq_lens"
             "names '../index.json', which is not a file next to it",
         ),
         (f"{LENGTHS}/answer-000.json", lambda case: case.pop("result"), "damaged: KeyError: 'res"),
-        (f"{LENGTHS}/answer-000.json", lambda case: case.update(kind="?"), "kind '?' is none of"),
-        (f"{LENGTHS}/answer-000.json", lambda case: case.pop("schema_version"), "of schema None"),
+        (f"{LENGTHS}/answer-000.json", lambda case: case.update(kind="?"), "kind is '?', expec"),
+        (f"{LENGTHS}/answer-000.json", lambda case: case.pop("schema_version"), "has schema None"),
         (f"{LENGTHS}/refusal-000.json", lambda case: case.pop("refusal"), "damaged: KeyError"),
         ("CpuGpuBuffer/session-000.json", lambda case: case.pop("steps"), "damaged: KeyError"),
     ],
@@ -378,7 +378,7 @@ LENGTHS = "get_dcp_local_seq_lens"
 def test_a_damaged_folder_is_one_line(
     file: str, change: Callable[[Any], object], message: str, few: Path
 ) -> None:
-    """What is wrong with it is reported by the file's name, before anything runs."""
+    """A damaged file is reported in one line with its path, before anything runs."""
     rewritten(few / file, change)
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         vector_checks(few)

@@ -1,4 +1,4 @@
-"""The plugin in a stand-in for vLLM: what is replaced, by what, and what stays vLLM's.
+"""The plugin with stubs of vLLM: which functions it replaces, which it keeps, their results.
 
 `python -m tools.engine_demo` runs it in a real engine.
 """
@@ -29,7 +29,7 @@ Modules = dict[str, ModuleType]
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Modules]:
-    """Return the stand-in's modules; the plugin is not yet registered in them."""
+    """Return the stub's modules; the plugin is not yet registered in them."""
     modules: Modules = vllm_stand_in.make_modules("0.32.0")
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -50,7 +50,7 @@ def start(modules: Modules, **worker: Any) -> Any:  # noqa: ANN401  # a worker o
 
 
 def function_of(modules: Modules, name: str) -> Any:  # noqa: ANN401  # a function of vLLM
-    """Return what vLLM calls by a name."""
+    """Return the function that vLLM calls by a name."""
     return vars(modules[REPLACEMENTS[name].module])[name]
 
 
@@ -73,13 +73,13 @@ def make_metadata(**others: Any) -> Any:  # noqa: ANN401  # the stand-in's class
     )
 
 
-# What is replaced, and when.
+# When functions are replaced.
 
 
 def test_functions_are_replaced_when_a_worker_is_initialized(
     vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not before; also in modules that imported them by name; and the log lists them."""
+    """Then they are replaced, also in modules that imported them by name, and logged."""
     plain = function_of(vllm, "split_decodes_and_prefills")
     kvtwin_vllm.register()
     assert plain is function_of(vllm, "split_decodes_and_prefills")
@@ -91,7 +91,7 @@ def test_functions_are_replaced_when_a_worker_is_initialized(
 
 
 def test_a_second_registration_changes_nothing(vllm: Modules) -> None:
-    """Plugins are loaded in every process, in some of them twice."""
+    """A second registration has no effect: vLLM loads plugins twice in some processes."""
     start(vllm)
     initialize = vars(vllm["vllm.v1.worker.worker_base"])[
         "WorkerWrapperBase"
@@ -104,7 +104,7 @@ def test_a_second_registration_changes_nothing(vllm: Modules) -> None:
 
 
 def test_an_installation_can_be_deactivated(vllm: Modules) -> None:
-    """Then all modules have vLLM's functions again."""
+    """Deactivation restores vLLM's functions in all modules."""
     worker = start(vllm)
     assert installation.INSTALLED is not None
     installation.INSTALLED.deactivate()
@@ -113,7 +113,7 @@ def test_an_installation_can_be_deactivated(vllm: Modules) -> None:
     assert "vLLM's" == worker.split(None)
 
 
-# What is kept, and why.
+# When vLLM's functions are kept.
 
 
 def test_an_unknown_release_is_left_alone(
@@ -145,7 +145,7 @@ def test_other_parameters_keep_a_function(
 
 
 def test_speculative_decoding_keeps_what_needs_exact_lengths(vllm: Modules) -> None:
-    """The host then has upper bounds of the lengths only."""
+    """The host only has upper bounds of the lengths, so vLLM's function is kept."""
     start(vllm, speculative_config=SimpleNamespace())
     assert "vLLM's" == function_of(vllm, "split_attn_metadata")([], None)
     assert installation.INSTALLED is not None
@@ -155,7 +155,7 @@ def test_speculative_decoding_keeps_what_needs_exact_lengths(vllm: Modules) -> N
 def test_a_gpu_without_numba_cuda_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning names what to install."""
+    """Without numba-cuda nothing is replaced, and the warning has the command to install it."""
     monkeypatch.setattr(importlib.util, "find_spec", {"numba_cuda": None}.__getitem__)
     assert "vLLM's" == start(vllm, device_type="cuda").split(None)
     assert "a GPU needs pip install 'kvtwin[cuda]'" in caplog.text
@@ -188,7 +188,7 @@ def test_a_failed_installation_changes_nothing(
     ],
 )
 def test_the_variable_selects(value: str, expected: set[str]) -> None:
-    """All, none, some, or all but some."""
+    """The variable selects all, no or some functions, or all but some."""
     assert expected == read_selection(["a", "b", "c"], value)
 
 
@@ -200,7 +200,7 @@ def test_the_variable_selects(value: str, expected: set[str]) -> None:
     ],
 )
 def test_a_wrong_variable_is_an_error(value: str, message: str) -> None:
-    """A typo must not leave a function unreplaced."""
+    """An unknown name is an error, so that a typo does not leave a function unreplaced."""
     with pytest.raises(ValueError) as raised:  # noqa: PT011  # the message is compared
         read_selection(["a", "b"], value)
     assert message == str(raised.value)
@@ -213,7 +213,7 @@ def test_a_wrong_variable_is_an_error(value: str, message: str) -> None:
 def test_functions_are_deselected(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, value: str, replaced: bool
 ) -> None:
-    """What the variable does not select stays vLLM's."""
+    """A function that the variable does not select stays vLLM's."""
     monkeypatch.setenv("KVTWIN_VLLM", value)
     split = start(vllm).split
     assert replaced == (split is REPLACEMENTS["split_decodes_and_prefills"].function)
@@ -237,7 +237,7 @@ def test_the_log_says_what_the_demo_expects(
     assert not is_logged(case, messages[1:])
 
 
-# What the replacements return.
+# Results of the replacements.
 
 
 def make_table(vllm: Modules, *, gpu: bool = False, mode: str = "TOKEN_TO_KV_SLOT") -> Any:  # noqa: ANN401
@@ -263,7 +263,7 @@ POSITIONS = torch.tensor([4, 0, 1, 2])
 
 
 def test_slots_of_a_group(vllm: Modules) -> None:
-    """The slots are written into vLLM's buffer, and -1 behind them."""
+    """The slots are written into vLLM's buffer, followed by -1; Mamba groups have none."""
     start(vllm)
     table = make_table(vllm)
     table.compute_slot_mapping(2, STARTS, POSITIONS)
@@ -274,7 +274,7 @@ def test_slots_of_a_group(vllm: Modules) -> None:
 
 
 def test_slots_of_all_groups(vllm: Modules) -> None:
-    """Groups of Mamba states have none; a GPU is left to vLLM."""
+    """All groups but those of Mamba states get slots; tables on a GPU are left to vLLM."""
     start(vllm)
     tables = [make_table(vllm), make_table(vllm, mode="NONE"), make_table(vllm)]
     tables[2].block_table.cpu += 10
@@ -311,7 +311,7 @@ def test_slots_are_never_written_outside(
 
 
 def test_a_table_is_copied_only_to_a_device(vllm: Modules) -> None:
-    """On a CPU the buffer is its own copy from then on."""
+    """On a CPU the host and device tensors become the same, so nothing is copied."""
     start(vllm)
     table = make_table(vllm)
     table.commit_block_table(2)
@@ -320,7 +320,7 @@ def test_a_table_is_copied_only_to_a_device(vllm: Modules) -> None:
 
 
 def test_splits(vllm: Modules) -> None:
-    """Both splits; vLLM's own function counts short extends as prefills."""
+    """Both splits are replaced; vLLM's own function counts short extends as prefills."""
     start(vllm)
     split = function_of(vllm, "split_decodes_and_prefills")
     assert (1, 1, 1, 3) == split(make_metadata())
@@ -344,7 +344,7 @@ def test_virtual_batches(vllm: Modules) -> None:
 
 
 def test_fast_prefill(vllm: Modules) -> None:
-    """The tokens 0 and 3; vLLM's function where none are listed."""
+    """The tokens 0 and 3 are selected; without a list of tokens vLLM's function is called."""
     start(vllm)
     make = function_of(vllm, "make_kv_sharing_fast_prefill_common_attn_metadata")
     wanted = torch.tensor([0, 3, 3, 3])
@@ -392,7 +392,7 @@ def test_convolutions(vllm: Modules) -> None:
 
 
 def test_lengths_of_ranks(vllm: Modules) -> None:
-    """Of all ranks, of one; a rank in a tensor, and int64 lengths, are left to vLLM."""
+    """Lengths are of all ranks or of one; a rank in a tensor and int64 lengths are left to vLLM."""
     start(vllm)
     get = function_of(vllm, "get_dcp_local_seq_lens")
     seq_lens = torch.tensor([5, 8], dtype=torch.int32)
@@ -403,10 +403,10 @@ def test_lengths_of_ranks(vllm: Modules) -> None:
 
 
 def test_block_sizes(vllm: Modules) -> None:
-    """Each backend supports the sizes for its own spec."""
+    """A backend is queried with its own spec for the block sizes that it supports."""
 
     class Backend:
-        """A backend that supports what its spec says."""
+        """A backend that supports the sizes in its spec."""
 
         @staticmethod
         def get_supported_kernel_block_sizes(spec: list[int]) -> list[int]:
@@ -422,13 +422,13 @@ def test_block_sizes(vllm: Modules) -> None:
 
 
 def make_buffer(size: int, dtype: torch.dtype) -> SimpleNamespace:
-    """Make a buffer of vLLM's on a CPU, of old values."""
+    """Make a buffer like vLLM's on a CPU, with stale values."""
     memory = torch.full((size,), 9).to(dtype)
     return SimpleNamespace(cpu=memory, gpu=memory, np=memory.numpy())
 
 
 class Builder:
-    """A builder of metadata, which counts what it builds."""
+    """A metadata builder that counts its builds."""
 
     supports_update_block_table = True
 
@@ -436,7 +436,7 @@ class Builder:
         self.num_built = 0
 
     def update_block_table(self, metadata: Any, table: torch.Tensor, slots: torch.Tensor) -> Any:  # noqa: ANN401
-        """Return what was updated."""
+        """Return the arguments as metadata."""
         return SimpleNamespace(of=metadata, table=table, slots=slots)
 
 
@@ -462,7 +462,7 @@ class Group:
 
 
 def make_runner(vllm: Modules, **others: Any) -> Any:  # noqa: ANN401  # the stand-in's class
-    """Make a runner with a decode at position 4, a chunk of a prompt of 5, and room for a third."""
+    """Make a runner for up to 3 requests, with a decode at position 4 and a chunk of a prompt."""
     tables = [make_table(vllm), make_table(vllm)]
     tables[1].block_table.cpu += 10
     groups = vars(vllm["vllm.v1.worker.block_table"])["MultiGroupBlockTable"](block_tables=tables)
@@ -516,7 +516,7 @@ def make_runner(vllm: Modules, **others: Any) -> Any:  # noqa: ANN401  # the sta
 
 
 class _Indexed:
-    """The tables of all groups, with a table of each."""
+    """The tables of all groups, indexed by group."""
 
     def __init__(self, groups: Any) -> None:  # noqa: ANN401  # the stand-in's class
         self._groups = groups
@@ -533,7 +533,7 @@ TOKENS = np.array([1, 3], dtype=np.int32)
 
 
 def test_inputs_of_a_step(vllm: Modules) -> None:
-    """Every buffer that vLLM fills is filled, as far as it does."""
+    """Every buffer that vLLM fills is filled, over the same range as in vLLM."""
     start(vllm)
     runner = make_runner(vllm)
     logits_indices, speculated, num_sampled = runner._prepare_inputs(STEP, TOKENS)
@@ -563,7 +563,7 @@ def test_inputs_of_a_step(vllm: Modules) -> None:
     ids=str,
 )
 def test_unusual_inputs_are_left_to_vllm(vllm: Modules, unusual: dict[str, Any]) -> None:
-    """So are those of a step whose last tokens are still on the device."""
+    """Speculation, LoRA and the like, and steps with tokens on the device, are left to vLLM."""
     start(vllm)
     assert "vLLM's" == make_runner(vllm, **unusual)._prepare_inputs(STEP, TOKENS)
     overlapped = make_runner(vllm)
@@ -572,7 +572,7 @@ def test_unusual_inputs_are_left_to_vllm(vllm: Modules, unusual: dict[str, Any])
 
 
 def test_metadata_of_a_step(vllm: Modules) -> None:
-    """It is built for one of the groups with equal specs, and updated for the other."""
+    """Metadata is built for one of the groups with equal specs, and updated for the other."""
     start(vllm)
     runner = make_runner(vllm)
     runner._prepare_inputs(STEP, TOKENS)
@@ -600,7 +600,7 @@ def test_metadata_of_a_step(vllm: Modules) -> None:
 
 
 def test_groups_with_other_specs_or_builders_share_nothing(vllm: Modules) -> None:
-    """Nor do those whose builders cannot update a block table."""
+    """Such groups build their own metadata, as do builders that cannot update a block table."""
     start(vllm)
     runner = make_runner(vllm)
     third, fourth = Group("sliding", "other spec"), Group("fixed", "other spec")
@@ -624,7 +624,7 @@ def test_groups_with_other_specs_or_builders_share_nothing(vllm: Modules) -> Non
     ids=str,
 )
 def test_unusual_metadata_is_left_to_vllm(vllm: Modules, unusual: dict[str, Any]) -> None:
-    """Padding, captured graphs and micro-batches; and models with other fields or encoders."""
+    """Padding, graph capture, micro-batches, context parallelism and encoders are left to vLLM."""
     start(vllm)
     runner = make_runner(vllm)
     assert "vLLM's" == runner._build_attention_metadata(4, 2, 3, slot_mappings={}, **unusual)
@@ -636,7 +636,7 @@ def test_unusual_metadata_is_left_to_vllm(vllm: Modules, unusual: dict[str, Any]
 
 
 def test_a_cpu_builder_updates_a_copy(vllm: Modules) -> None:
-    """The metadata of the other group stays as it is."""
+    """A CPU builder updates a copy, so that the other group's metadata does not change."""
     start(vllm)
     builder = vars(vllm["vllm.v1.attention.backends.cpu_attn"])["CPUAttentionMetadataBuilder"]()
     metadata = SimpleNamespace(block_table="a", slot_mapping="b", seq_lens="c")

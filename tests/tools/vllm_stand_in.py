@@ -1,4 +1,4 @@
-"""A stand-in for vLLM: the modules, classes and signatures that the plugin finds in vLLM 0.32.
+"""A stub of vLLM 0.32: the modules, classes and signatures that the plugin uses.
 
 Its functions return "vLLM's", so that a test sees which function ran.
 """
@@ -103,12 +103,12 @@ def make_modules(version: str) -> dict[str, ModuleType]:
             add(name, **{class_name: made})
     add("vllm.v1.attention.backend", CommonAttentionMetadata=CommonAttentionMetadata)
 
-    # A backend, which imports functions by name.
+    # A backend that imports functions by name.
     backend = add("vllm.v1.attention.backends.flash_attn")
     backend.split = vars(modules[ATTENTION])["split_decodes_and_prefills"]  # type: ignore[attr-defined]
 
     class WorkerWrapperBase:
-        """A worker, which keeps the function that its backend has when it is initialized."""
+        """A worker that stores its backend's function when it is initialized."""
 
         def __init__(self, device_type: str = "cpu", speculative_config: object = None) -> None:
             self.vllm_config = SimpleNamespace(

@@ -247,17 +247,23 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.bugs",
-        description="Say which test catches each bug of the catalogue, and how soon.",
+        description="Report which test catches each bug of the catalogue, and how many examples it "
+        "takes.",
         examples=("--functions compute_slot_mapping,BlockTables",),
-        statuses={0: "all are caught", 1: "one is not, or its patch is broken"},
+        statuses={0: "all bugs are caught", 1: "a bug is not caught, or its patch is broken"},
     )
     add = parser.add_argument
-    add("--functions", type=names, metavar="A,B", help="as their checks name them; default: all")
+    add(
+        "--functions",
+        type=names,
+        metavar="A,B",
+        help="evaluate only the bugs of these functions; default: all",
+    )
     add(
         "--targets",
         type=names,
         metavar="A,B",
-        help="run the bugs of these targets on all of these, and print which catch them",
+        help="run each bug of these targets on all of them, and print which ones catch it",
     )
     parser.add_workers("processes")
     return parser

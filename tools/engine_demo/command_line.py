@@ -121,7 +121,7 @@ def _make_parser() -> Parser:
         type=_models,
         metavar="NAME[,NAME]",
         default=list(MODELS),
-        help=f"models, of {', '.join(MODELS)}; default: all",
+        help=f"models to run, from {', '.join(MODELS)}; default: all",
     )
     parser.add_number("--requests", "requests whose tokens are compared", 24)
     parser.add_argument(
@@ -134,9 +134,11 @@ def _make_parser() -> Parser:
     parser.add_argument(
         "--own-process",
         action="store_true",
-        help="run the installed plugin in engines with a process of their own, with its switches",
+        help="test the installed plugin and its options in engines that run in separate processes",
     )
-    parser.add_number("--steps", "steps that are timed for each; 0: none", 200, minimum=0)
+    parser.add_number(
+        "--steps", "steps to time for each number of requests; 0: none", 200, minimum=0
+    )
     return parser
 
 

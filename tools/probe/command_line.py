@@ -119,19 +119,21 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.probe",
-        description="Make random calls of the functions of fast, and report broken promises.",
+        description="Call the functions of fast with random arguments, and report violations.",
         examples=(
             "--functions compute_slot_mapping --cases 1000",
             "--replay compute_slot_mapping:0:29",
         ),
-        statuses={0: "no promise is broken", 1: "one is"},
+        statuses={0: "no violations", 1: "a violation was found"},
     )
     parser.add_argument(
-        "--functions", type=names, metavar="A,B", help="default: all that are public"
+        "--functions", type=names, metavar="A,B", help="functions to call; default: all public ones"
     )
     parser.add_number("--cases", "cases of each function", 10_000)
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
-    parser.add_workers("processes at once")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", default=0, help="seed of the cases; default: %(default)s"
+    )
+    parser.add_workers("processes")
     parser.add_argument(
         "--hang-seconds",
         type=float,
@@ -139,12 +141,15 @@ def _make_parser() -> Parser:
         default=HANG_SECONDS,
         help="a case that takes longer counts as hung; default: %(default)s",
     )
-    parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long")
+    parser.add_argument("--minutes", type=float, metavar="N", help="stop after this time")
     parser.add_argument(
         "--impl", type=Path, metavar="FILE", help="a Python file whose names replace those of fast"
     )
     parser.add_argument(
-        "--replay", type=_case, metavar="FUNCTION:SEED:CASE", help="run one case, in full"
+        "--replay",
+        type=_case,
+        metavar="FUNCTION:SEED:CASE",
+        help="run one case, and print it in full",
     )
     return parser
 

@@ -130,7 +130,8 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.runner",
-        description="Serve requests through fast, and compare each token with generate's.",
+        description="Serve requests with fast, and compare each token with that of generate in "
+        "transformers.",
         examples=("--model llama --requests 8",),
         statuses={0: "all tokens are equal", 1: "a token differs"},
     )
@@ -140,12 +141,13 @@ def _make_parser() -> Parser:
         type=_models,
         metavar="NAME[,NAME]",
         default=MODEL_NAMES,
-        help=f"models, of {', '.join(MODEL_NAMES)}; default: all",
+        help=f"models to run, from {', '.join(MODEL_NAMES)}; default: all",
     )
-    parser.add_number("--requests", "", 32)
+    parser.add_number("--requests", "number of requests", 32)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_number(
-        "--micro-batches", "split each batch of at least N tokens into N; default: first 1, then 2"
+        "--micro-batches",
+        "split each batch of at least N tokens into N; default: run with 1, then with 2",
     )
     add(
         "--seed",
@@ -156,7 +158,7 @@ def _make_parser() -> Parser:
     )
     parser.add_number(
         "--wrong-slot",
-        "shift one token's slot by one in step N, to show that it is found",
+        "shift the slot of one token by one in step N, to show that such an error is detected",
         minimum=0,
     )
     return parser

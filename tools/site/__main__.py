@@ -24,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         statuses={0: "the site is built", 1: "a page has a warning, such as a broken link"},
     )
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "build" / "site", help="a folder that is replaced"
+        "--out", type=Path, default=ROOT / "build" / "site", help="output folder, which is replaced"
     )
-    parser.add_argument("--check-urls", action="store_true", help="request each URL too")
-    parser.add_argument("--pictures", action="store_true", help="draw docs/pictures, and no more")
+    parser.add_argument("--check-urls", action="store_true", help="also check external URLs")
+    parser.add_argument("--pictures", action="store_true", help="only draw docs/pictures")
     options = parser.parse_args(arguments)
     if options.pictures:
         write_pictures()

@@ -44,7 +44,7 @@ class BatchCalls:
         method = find("compute_slot_mapping")
         takes_indices = "req_indices" in inspect.signature(method).parameters
         if cp_world_size != 1 and not takes_indices:
-            raise Unsupported("more than one rank, of which the kernel for CPUs knows none")
+            raise Unsupported("more than one rank, which the CPU kernel does not support")
         if cp_world_size != 1 and kernel_block_size not in {None, block_size}:
             raise Unsupported("kernel blocks on several ranks")
         tables, starts, tokens = (
@@ -135,7 +135,7 @@ class BatchCalls:
         found = find("reorder_batch_to_split_decodes_and_prefills")
         known = 4 if "done_prefilling" in found.__code__.co_varnames else 3
         if regions != known:
-            raise Unsupported(f"{regions} regions, in place of {known}")
+            raise Unsupported(f"{regions} regions, since this release has {known}")
         if known == 3 and not _moves_a_new_token_up(found):
             raise Unsupported("three regions: a request without context is never a decode")
         moved: bool = found(input_batch, scheduler_output, decode_threshold)

@@ -11,7 +11,7 @@ from conformance.adapters.base import Unsupported
 from conformance.adapters.vllm.batch_calls import BatchCalls
 from conformance.adapters.vllm.places import find
 
-LAYOUT = "the layout, which depends on the configuration and is kept after it was read once"
+LAYOUT = "the layout, which depends on the configuration and is cached after the first read"
 """Why the layout of the KV cache is not set or read."""
 
 

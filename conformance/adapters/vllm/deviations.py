@@ -53,20 +53,20 @@ def _deviations() -> Iterator[Deviation]:
         same = {"block_ids": np.array([1], np.int32), "blocks_per_kv_block": 1}
         yield Deviation(
             "map_to_kernel_blocks",
-            "block IDs that stay as they are are not copied: the caller writes them to its table",
+            "unchanged block IDs are not copied: the caller writes them to its table",
             Call("map_to_kernel_blocks", same),
             r"result = block_ids itself, or a view of it, but should be new memory",
         )
     layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
     yield Deviation(
         "infer_global_hyperparameters",
-        "the answer is the first layer's object, in which it is noted whether layers agree",
+        "the result is the first layer's object, which also records whether the layers agree",
         Call("infer_global_hyperparameters", {"per_layer_params": layers}),
         r"itself, or a view of it, but should be new memory|has_same_\w+ = another object",
     )
     held = r"kv_cache_specs = the same object as arguments"
     specs = {"layers.0.attn": SPEC}
-    reason = "uniform specs hold the dict that they are given: it is not changed afterwards"
+    reason = "uniform specs store the dict itself, not a copy: it is not changed afterwards"
     yield Deviation(
         "UniformTypeKVCacheSpecs",
         reason,
@@ -83,7 +83,7 @@ def _deviations() -> Iterator[Deviation]:
     if isinstance(kind, enum.Enum):
         yield Deviation(
             "MambaSpec",
-            "the kind of states is an enum",
+            "mamba_type is an enum",
             Call("MambaSpec", STATES),
             r"mamba_type\)? = MambaAttentionBackendEnum",
         )

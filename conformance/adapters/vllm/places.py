@@ -94,7 +94,7 @@ OTHER_METHODS: Final = frozenset({"AttentionMetadataBuilder"})
 """Classes whose methods read more of the configuration and of devices than ours."""
 
 OTHER_BASES: Final = {
-    "AttentionBackend": "the base class of backends, whose abstract methods are others",
+    "AttentionBackend": "the base class of backends, which has other abstract methods",
     "AttentionMetadataBuilder": "the base class of builders, which stores other attributes",
 }
 """Base classes of backends and builders, and why they are not checked themselves."""

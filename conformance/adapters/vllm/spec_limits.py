@@ -29,7 +29,9 @@ def check_memory(spec: Any, vllm_config: Any) -> None:
     if "FullAttentionSpec" in kind and getattr(parallel, PCP, 1) != 1:
         names = find("FullAttentionSpec").max_memory_usage_bytes.__code__.co_names
         if PCP not in names:
-            raise Unsupported("prefill context parallelism, which since 0.28 divides no cache")
+            raise Unsupported(
+                "prefill context parallelism, which does not divide the cache since 0.28"
+            )
     if "MambaSpec" in kind:
         _check_mode(spec, vllm_config.cache_config.mamba_cache_mode)
 
@@ -53,7 +55,7 @@ def check_uniform(specs: Iterable[Any]) -> None:
     """
     pages = {spec.page_size_bytes for spec in specs if type(spec).__name__ == "MambaSpec"}
     if len(pages) > 1 and hasattr(find("KVCacheSpec"), "has_layer_views"):
-        raise Unsupported("different pages of Mamba layers, which are no uniform type since 0.32")
+        raise Unsupported("Mamba layers with unequal page sizes, which are not uniform since 0.32")
 
 
 DCP = "decode_context_parallel_size"

@@ -1,4 +1,4 @@
-"""Makes the modules next to the tests importable, since tests are no package."""
+"""Fixtures of the fuzzer's tests; adds the folders of their helper modules to `sys.path`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ for folder in (Path(__file__).parent, Path(__file__).parents[2] / "conformance")
 
 @pytest.fixture(autouse=True)
 def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what starts another
-    """End the fork server of other tests, which has not imported what workers need."""
+    """Stop a fork server that other tests started: it has not preloaded the workers' modules."""
     from kvtwin.fuzz.workers.worker import PRELOAD  # noqa: PLC0415  # after the folders are in the path
 
     server = forkserver._forkserver  # type: ignore[attr-defined]  # one for a process
@@ -27,7 +27,7 @@ def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what star
 
 @pytest.fixture
 def fuzz_profile() -> Iterator[None]:
-    """Let Hypothesis run in this process as in a worker, for one test."""
+    """Load the workers' Hypothesis profile in this process for one test."""
     from kvtwin.fuzz.cases import profile  # noqa: PLC0415  # only those tests import it
 
     before, size = settings.get_current_profile_name(), engine.BUFFER_SIZE

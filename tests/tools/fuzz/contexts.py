@@ -1,4 +1,4 @@
-"""The context that a job has in a worker, for jobs that tests run in their own process."""
+"""Worker contexts for jobs that tests run in their own process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class KeepingContext:
-    """A worker's context that keeps what it is given.
+    """A worker context that records inputs and messages.
 
     Args:
-        is_over: Whether the job should end soon.
+        is_over: Returns whether the job should end soon.
     """
 
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -20,16 +20,16 @@ class KeepingContext:
         self.messages: list[Any] = []
 
     def note_input(self, data: bytes) -> None:
-        """Keep an input."""
+        """Record an input."""
         self.inputs.append(data)
 
     def report(self, message: object) -> None:
-        """Keep a message."""
+        """Record a message."""
         self.messages.append(message)
 
 
 def free_monitoring_tools() -> None:
-    """Free the tools of `sys.monitoring`, of which each new worker's memory takes one of three."""
+    """Free the fuzzer's tool ids of `sys.monitoring`: there are three, and a worker takes one."""
     monitoring: Any = getattr(sys, "monitoring", None)
     for tool in (1, 3, 4) if monitoring else ():
         if monitoring.get_tool(tool) == "kvtwin-fuzz":
@@ -38,8 +38,8 @@ def free_monitoring_tools() -> None:
 
 
 class SilentContext(KeepingContext):
-    """A worker's context for a job that reports nothing."""
+    """A worker context that fails if a job reports anything."""
 
     def report(self, message: object) -> None:
-        """Refuse a message."""
+        """Raise: no message is expected."""
         raise AssertionError(message)

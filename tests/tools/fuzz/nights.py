@@ -1,4 +1,4 @@
-"""Runs `kvtwin fuzz` as a process, and looks at what it leaves behind."""
+"""Runs `kvtwin fuzz` as a process, and reads its report, findings and processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 PLANTED = Path(__file__).parent / "planted" / "planted.py"
 SECONDS = 300
-"""What a process may take on a busy machine before a test gives up."""
+"""The timeout of a process on a busy machine."""
 
 
 def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start a night in a session of its own, so that its processes can be found."""
+    """Start a night in a new session, so that its processes can be found."""
     return subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, "-m", "kvtwin.fuzz", *map(str, arguments)],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def report(out: Path) -> dict[str, Any]:
 
 
 def findings(out: Path) -> list[dict[str, Any]]:
-    """Return the entries of `findings.json`; nothing if there is none yet."""
+    """Return the entries of `findings.json`; none if the file does not exist yet."""
     path = out / "findings" / "findings.json"
     if not path.exists():
         return []
@@ -83,7 +83,7 @@ def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     """Wait until a condition holds.
 
     Raises:
-        AssertionError: It does not hold in time.
+        AssertionError: The condition does not hold in time.
     """
     deadline = time.monotonic() + seconds
     while not condition():

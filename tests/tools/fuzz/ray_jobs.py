@@ -1,4 +1,4 @@
-"""Jobs of the tests of `ray_pool`: they are imported on the nodes."""
+"""Jobs for the tests of `ray_pool`; the nodes import this module."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvtwin.fuzz.workers.jobs import WorkerContext
 
 @dataclasses.dataclass(frozen=True)
 class NamedJob:
-    """A job that is called after its class, needs no GPU, and has no patience of its own."""
+    """A job with its class's name and the worker's hang timeout that needs no GPU."""
 
     needs_gpu: ClassVar[bool] = False
 
     @property
     def hang_timeout_seconds(self) -> float | None:
-        """A longer pause is a hang; None for the worker's own limit."""
+        """The pause that counts as a hang; None for the worker's default."""
         return None
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The job's name."""
         return type(self).__name__
 
 
@@ -34,10 +34,10 @@ class CountingJob(NamedJob):
     """Report numbers.
 
     Attributes:
-        number: Which job it is.
-        messages: How many numbers.
-        seconds: The pause after each.
-        hang_timeout_seconds: A longer pause is a hang; None for the worker's own limit.
+        number: The number of the job.
+        messages: How many numbers the job reports.
+        seconds: The pause after each number.
+        hang_timeout_seconds: The pause that counts as a hang; None for the worker's default.
     """
 
     number: int
@@ -47,11 +47,11 @@ class CountingJob(NamedJob):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The job's name."""
         return f"counting {self.number}"
 
     def run(self, worker: WorkerContext) -> int:
-        """Report the numbers, and who runs it; return its own."""
+        """Report the numbers with the node's name; return the job's own number."""
         for index in range(self.messages):
             worker.note_input(f"{self.number} {index}".encode())
             worker.report((self.number, index, os.environ.get("KVTWIN_NODE")))
@@ -66,7 +66,7 @@ class LargeJob(NamedJob):
     """Report a message that is too large for Ray to send with a reply.
 
     Attributes:
-        size: The number of its bytes.
+        size: The size of the message in bytes.
     """
 
     size: int
@@ -78,10 +78,10 @@ class LargeJob(NamedJob):
 
 
 class CrashingJob(NamedJob):
-    """Die of a segmentation fault."""
+    """Crash with SIGSEGV."""
 
     def run(self, worker: WorkerContext) -> None:
-        """Note an input and die."""
+        """Note an input and crash."""
         worker.note_input(b"the input")
         os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -106,17 +106,17 @@ class ReadingJob(NamedJob):
     path: str
 
     def run(self, worker: WorkerContext) -> tuple[str, str]:
-        """Return the path, as the coordinator has it, and the text, with the path of the node."""
+        """Report the length of the path on this node; return the path and the text."""
         worker.report(len(self.path))
         return self.path, Path(self.path).read_text(encoding="utf-8")
 
 
 class GpuJob(NamedJob):
-    """Return which GPUs it may use."""
+    """Return the GPUs that the job may use."""
 
     needs_gpu: ClassVar[bool] = True
 
     def run(self, worker: WorkerContext) -> str | None:
-        """Return them as CUDA reads them."""
+        """Return `CUDA_VISIBLE_DEVICES`."""
         worker.note_input(b"")
         return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Nights of fuzzing for the tests of the report: good, bad, empty, interrupted, hostile, long."""
+"""Sample nights for the tests of the report: good, bad, empty, interrupted, hostile, long."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvtwin.fuzz.report.seen import digest
 from kvtwin.fuzz.report.tally import Tally, with_tables
 
 NASTY = 'a </pre></details><script>alert(1)</script> | `b` <img src=x> & "c" \ud800 \x00 \u202e end'
-"""What a page or a table must not take for its own."""
+"""Text that a page or a table must escape."""
 
 FUNCTIONS = (
     "compute_slot_mapping",
@@ -66,7 +66,7 @@ PICTURE: dict[str, Any] = {
 
 
 def make_night(**changes: object) -> Night:
-    """Return a night of half an hour, good unless something is changed; without tables."""
+    """Return a passing night of half an hour, without tables, with the given fields changed."""
     night = Night(
         started=STARTED.isoformat(timespec="seconds"),
         seconds_budgeted=1800,
@@ -99,7 +99,7 @@ def make_night(**changes: object) -> Night:
 
 
 def make_curve(seconds: float, cases: int, failures: int = 0) -> list[Point]:
-    """Return how a night went on: quickly at first."""
+    """Return a night's progress over time: fast at first."""
     found = []
     for i in range(301):
         part = i / 300
@@ -120,7 +120,7 @@ def make_curve(seconds: float, cases: int, failures: int = 0) -> list[Point]:
 
 
 def make_tallies(cases: int = 1_234_567) -> list[Tally]:
-    """Return what a night did for each property: some events often, some once."""
+    """Return the event counts of each property: some events occur often, some once."""
     found = []
     for f, function in enumerate(FUNCTIONS):
         for target in TARGETS:
@@ -165,7 +165,7 @@ def declared() -> dict[str, list[str]]:
 
 
 def make_history(number: int) -> History:
-    """Return earlier nights, the last of which met less."""
+    """Return earlier nights, whose last one met fewer events."""
     nights = [
         PastNight(
             started=(STARTED - timedelta(days=number - i)).isoformat(timespec="seconds"),
@@ -296,7 +296,7 @@ def interrupted_night() -> Night:
 
 
 def hostile_night() -> Night:
-    """Return a night whose texts are dangerous, or of one long line."""
+    """Return a night whose texts contain markup or are very long."""
     findings = [
         make_finding(
             i,

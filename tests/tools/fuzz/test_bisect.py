@@ -32,26 +32,26 @@ def get_dcp_local_seq_lens(seq_lens, *_, **__):
     {body}
     return -(-seq_lens // 2){change}
 """
-"""What the case needs, without a loop of `fast`, which would be compiled for each commit."""
+"""The function that the case calls, without `fast`'s loops, which each commit would compile."""
 RIGHT = ENGINE.format(body="", change="")
 WRONG = ENGINE.format(body="", change=" + 1")
 
 
 @pytest.fixture(autouse=True)
 def _forked_trials(forked_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # `sys.executable` then
-    """Let the process of a case fork from one that has imported torch."""
+    """Fork the process of each case from one that has imported torch."""
     monkeypatch.setattr(commit_check, "COMMAND", (sys.executable, *commit_check.COMMAND[1:]))
 
 
 class History:
-    """A repository that is made for a test.
+    """A temporary git repository.
 
     Args:
         root: Its folder.
 
     Attributes:
         root: The same.
-        hashes: The commits by their subjects.
+        hashes: The hashes of the commits, by subject.
     """
 
     def __init__(self, root: Path) -> None:
@@ -61,7 +61,7 @@ class History:
         self.git("init", "--quiet", "--initial-branch=main")
 
     def git(self, *arguments: str) -> str:
-        """Run git in it, and return what it prints."""
+        """Run git in the repository and return its output."""
         config = ("user.name=a", "user.email=a@b", "core.hooksPath=/dev/null")
         options = [word for setting in config for word in ("-c", setting)]
         command = ["git", "-C", str(self.root), *options, *arguments]
@@ -70,7 +70,7 @@ class History:
         ).stdout.strip()
 
     def commit(self, subject: str, file: str = "engine.py", text: str | None = None) -> None:
-        """Commit a text as a file; without one, the file as it is with a line more."""
+        """Commit a file with the given text; without a text, append a line to the file."""
         path = self.root / file
         if text is None:
             text = (path.read_text() if path.exists() else "") + f"# {subject}\n"
@@ -80,7 +80,7 @@ class History:
         self.hashes[subject] = self.git("rev-parse", "HEAD")
 
     def assert_unchanged(self) -> None:
-        """Check that nothing is left of a bisection."""
+        """Check that no worktree, ref or state of a bisection is left."""
         assert self.git("worktree", "list").count("\n") == 0
         assert "" == self.git("for-each-ref", "refs/bisect")
         assert not list((self.root / ".git").glob("BISECT*"))
@@ -148,7 +148,7 @@ def search_in(history: History, good: str, bad: str, notes: list[str]) -> Bisect
 
 
 def test_the_commit_on_a_merged_branch_is_found(history: History, case: Path) -> None:
-    """A stored case, tried at some of 13 commits, leads to the commit of a branch that broke it."""
+    """Bisecting 13 commits with a stored case takes under 10 tries to find a merged commit."""
     notes: list[str] = []
     engine = str(history.root / "engine.py")
     found = bisect(case, history.hashes["start"], "main", impl=engine, note=notes.append)
@@ -197,7 +197,7 @@ def test_commits_that_cannot_be_tested_make_a_range(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_ends_are_refused(history: History, good: str, bad: str, message: str) -> None:
-    """The error says which end is wrong and why; nothing is left of the search."""
+    """The error has the wrong end, GOOD or BAD, and the reason; no worktree is left."""
     with pytest.raises(ValueError, match=message):
         search_in(history, good, bad, [])
     history.assert_unchanged()
@@ -257,7 +257,7 @@ def test_a_crash_is_a_failure(tmp_path: Path, case: Path) -> None:
 def test_what_ends_a_trial_otherwise(
     tmp_path: Path, case: Path, text: str, status: str, line: str
 ) -> None:
-    """A hang is a failure; what cannot be imported or lacks the function cannot be tested."""
+    """A hang is a failure; a file that cannot be imported or lacks the function is untestable."""
     engine = tmp_path / "engine.py"
     engine.write_text(text)
     request = {
@@ -274,7 +274,7 @@ def test_what_ends_a_trial_otherwise(
 def test_fast_of_a_commit_meets_the_harness_of_today(
     tmp_path: Path, case: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only `fast` comes from the worktree of our own repository; an older harness is not run."""
+    """In this repository only `fast` comes from the worktree; the harness is the current one."""
     history = History(tmp_path / "repository")
     shutil.copytree(ROOT / "fast", history.root / "fast", ignore=shutil.ignore_patterns("*.pyc"))
     (history.root / "conformance").mkdir()

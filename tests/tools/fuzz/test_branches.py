@@ -1,4 +1,4 @@
-"""Branches of Python code that cases took."""
+"""Branch coverage of Python code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sign(number):
 
 @pytest.fixture
 def toys(tmp_path: Path) -> Iterator[ModuleType]:
-    """Return a module with branches, in a folder of its own."""
+    """Return a module with branches, in a temporary folder."""
     path = tmp_path / "toys.py"
     path.write_text(CODE, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("toys", path)
@@ -40,14 +40,14 @@ def toys(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def check_branches(source: Source, toys: ModuleType) -> None:
-    """Raise if a source does not tell branches from each other."""
+    """Check that a source distinguishes branches."""
     found, news = [], []
     for numbers in ([3, 3, 4], [-3], [0], [-1, 0, 1], []):
         source.begin("a property", is_simulated=False)
         for number in numbers:
             with source.watching(is_varied=False):
                 toys.sign(number)
-                Path("a").with_suffix(".b")  # of other folders
+                Path("a").with_suffix(".b")  # code outside the observed folders
             news.append(source.see("sign", [], None))
         found.append(set(source.end()))
     assert [True, False, False, True, True, False, False, False] == news
@@ -78,7 +78,7 @@ def test_branches(toys: ModuleType) -> None:
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
 @pytest.mark.parametrize("is_sampled", [False, True])
 def test_a_location_that_does_not_change(toys: ModuleType, *, is_sampled: bool) -> None:
-    """One that always took the same branch is left out for the rest of a slice, if sampled."""
+    """With sampling, a location that always took one branch is ignored for the rest of a slice."""
     source = Branches([Path(str(toys.__file__)).parent], is_sampled=is_sampled)
     try:
         source.begin("a property", is_simulated=False)
@@ -116,7 +116,7 @@ def test_traced_arcs(toys: ModuleType) -> None:
 
 @pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
 def test_some_cases_are_traced(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of cases that vary an input so many are traced that this takes a share of the time."""
+    """Only as many cases that vary an input are traced as fit in a share of the time."""
     now = [0.0]
     monkeypatch.setattr(branches.time, "perf_counter", lambda: now[0])
     source = TracedArcs([Path(str(toys.__file__)).parent], is_sampled=True)

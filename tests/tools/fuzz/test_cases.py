@@ -1,4 +1,4 @@
-"""One case: its input can be written down, drawn again, and says how it failed."""
+"""Cases: their inputs are serialized and drawn again, and their outcomes are recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOTS = "test_slots::test_compute_slot_mapping@host"
     "prefix", [(), (1, True, 2.5, "text", b"bytes"), (0, -(2**70), float("inf"), "é\x00")]
 )
 def test_an_input_is_read_as_it_was_written(prefix: tuple[Any, ...]) -> None:
-    """Choices of each type come back as they were."""
+    """Choices of each type survive serialization."""
     found = Input("a property@host", 2**64 - 1, prefix)
     assert found == Input.from_bytes(found.to_bytes())
 
@@ -68,7 +68,7 @@ def test_inputs_are_noted_before_they_are_checked() -> None:
 
 
 def test_what_becomes_of_a_case() -> None:
-    """A case passes, fails with what was raised, or is invalid."""
+    """A case passes, fails with the raised exception, or is invalid."""
 
     def body(target: Target, example: int) -> None:
         assert isinstance(target, Target)
@@ -85,7 +85,7 @@ def test_what_becomes_of_a_case() -> None:
 
 
 def test_an_exit_is_a_failure() -> None:
-    """A function that calls `sys.exit` ends no worker."""
+    """A function that calls `sys.exit` fails the case and does not end the worker."""
 
     def body(target: Target, example: int) -> None:
         raise SystemExit(f"{target.name} {example}")
@@ -96,7 +96,7 @@ def test_an_exit_is_a_failure() -> None:
 
 
 def test_a_strategy_that_raises_fails() -> None:
-    """The case has the error, but neither an example nor goals."""
+    """A case whose strategy raises has the error, but neither an example nor goals."""
 
     @st.composite
     def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
@@ -117,7 +117,7 @@ def test_an_example_that_is_none_meets_goals() -> None:
 
 
 def test_goals_of_a_running_check_count() -> None:
-    """A check may find out only while it runs which goals its example meets."""
+    """Goals that a check reaches while it runs are added to those of the example."""
 
     def body(*_: object) -> None:
         COVERAGE.reached["a toy", "found"] += 1

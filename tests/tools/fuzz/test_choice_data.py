@@ -1,4 +1,4 @@
-"""The fuzzer's record of choices draws what Hypothesis' own does."""
+"""`ChoiceData` draws the same choices as Hypothesis' `ConjectureData`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvtwin.fuzz.cases.properties import Subject, properties_of
 @pytest.mark.usefixtures("fuzz_profile")
 @pytest.mark.parametrize("seed", [0, 1, 9])
 def test_the_same_choices_in_the_same_order(seed: int) -> None:
-    """Properties of all kinds draw the same choices, also after a prefix of given ones."""
+    """Properties of all kinds draw the same choices, also after a given prefix."""
     properties = properties_of(Subject(target="host")).values()
     for each in list(properties)[seed::12]:
-        # Other checks draw nothing: only a stateful test has to run.
+        # Only the body of a stateful test draws; the others are skipped.
         quiet = dataclasses.replace(each.check, body=lambda *_: None)
         prop = each if each.is_stateful else dataclasses.replace(each, check=quiet)
         choices: tuple[object, ...] = ()

@@ -19,13 +19,13 @@ def run_slices(
     new: Mapping[str, int] = {},
     seconds: Mapping[str, float] = {},
 ) -> list[str]:
-    """Give so many slices of time to the properties that are chosen; return these.
+    """Give slices to the chosen properties; return their names.
 
     Args:
-        chooser: Chooses them.
+        chooser: The chooser under test.
         number: How many slices.
         new: How many new goals a slice of a property covers; default: 0.
-        seconds: How long it takes; default: 1.
+        seconds: How long a slice of a property takes; default: 1.
     """
     chosen = []
     for _ in range(number):
@@ -40,7 +40,7 @@ def run_slices(
 
 
 def test_each_property_is_first_chosen_once() -> None:
-    """The seed decides the order of the first slices."""
+    """Each property gets one of the first slices, in an order that the seed determines."""
     choosers = [Chooser(dict.fromkeys(NAMES, ()), seed) for seed in (1, 1, 2)]
     orders = [run_slices(chooser, len(NAMES)) for chooser in choosers]
     assert not any(chooser.is_first_round for chooser in choosers)
@@ -57,7 +57,7 @@ def test_none_is_starved() -> None:
 
 
 def test_a_property_with_unmet_goals_has_a_share() -> None:
-    """It has more time than others as long as no case, of any property, has met its goals."""
+    """A property gets more slices while no case of any property has met one of its goals."""
     goal: Event = ("goal", "f", "rare")
     chooser = Chooser({**dict.fromkeys(NAMES, ()), "of f": [goal], "of f, too": [goal]}, 0)
     counts = Counter(run_slices(chooser, 1000))
@@ -68,7 +68,7 @@ def test_a_property_with_unmet_goals_has_a_share() -> None:
 
 
 def test_a_property_with_few_cases_has_a_share() -> None:
-    """It has more slices than others until it had as many examples as the default run has."""
+    """A property gets more slices until it has run as many cases as the default run does."""
     chooser = Chooser(dict.fromkeys(NAMES, ()), 0, {NAMES[0]: 1000})
     counts = Counter(run_slices(chooser, 1000))
     assert counts[NAMES[0]] > max(counts[name] for name in NAMES[1:])
@@ -92,14 +92,14 @@ def test_what_is_new_is_preferred() -> None:
 
 
 def test_the_most_promising_is_preferred() -> None:
-    """Of two properties that cover new goals, one that covers three times as many has most time."""
+    """A property that covers three times as many new goals gets over four times as many slices."""
     chooser = Chooser({**dict.fromkeys(NAMES, ()), "few": (), "many": ()}, 0)
     counts = Counter(run_slices(chooser, 1000, new={"few": 1, "many": 3}))
     assert 4 * counts["few"] < counts["many"]
 
 
 def test_a_small_promise_is_preferred_too() -> None:
-    """Late in a night, a new goal in a hundred seconds is still more than none."""
+    """A property that covers one new goal in 100 s is preferred to those that cover none."""
     chooser = Chooser({**dict.fromkeys(NAMES, ()), "few": ()}, 0)
     seconds = dict.fromkeys([*NAMES, "few"], 100.0)
     counts = Counter(run_slices(chooser, 1000, new={"few": 1}, seconds=seconds))
@@ -139,7 +139,7 @@ def test_what_each_case_meets_promises_nothing() -> None:
 
 
 def test_a_lost_slice_counts_as_one() -> None:
-    """A property whose worker died is not chosen again and again before others."""
+    """A lost slice counts as a slice, so a property that kills workers does not starve others."""
     chooser = Chooser({"dies": (), "lives": ()}, 0)
     num_lives = 0
     for _ in range(100):

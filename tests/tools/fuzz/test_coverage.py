@@ -1,4 +1,4 @@
-"""Kinds of coverage: what a slice of cases did."""
+"""Coverage of a slice of cases, by kind of event."""
 
 from __future__ import annotations
 

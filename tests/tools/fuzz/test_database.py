@@ -24,7 +24,7 @@ class Server:
 
     Args:
         folder: Where it keeps its data.
-        is_persistent: Whether it still has its data after it was killed.
+        is_persistent: Whether its data survives a kill.
         password: The password that it requires.
     """
 
@@ -87,12 +87,12 @@ def servers(tmp_path: Path) -> Iterator[list[Server]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the database look for a lost server at once."""
+    """Make the database retry a lost server at once."""
     monkeypatch.setattr(database_module, "RETRY_SECONDS", 0.0)
 
 
 def check_bounded_and_removable(database: Database) -> None:
-    """Check what every database must do."""
+    """Check that a database limits covering inputs and removes failing ones."""
     for number in range(MAX_COVERING + 10):
         database.save_covering("p", b"%d" % number)
     database.save_covering("q", b"other")
@@ -168,7 +168,7 @@ def test_two_nights_share_a_server(tmp_path: Path, servers: list[Server]) -> Non
 def test_nothing_is_lost_when_the_server_is_killed_and_restarted(
     tmp_path: Path, servers: list[Server], is_persistent: bool
 ) -> None:
-    """The server has what was saved before, during and after its absence, even without its data."""
+    """Inputs saved before, during and after an outage survive, even if the server lost its data."""
     server = Server(tmp_path / "redis", is_persistent=is_persistent)
     servers.append(server)
     night = open_database(server.url, tmp_path / "night")

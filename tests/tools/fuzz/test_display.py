@@ -1,4 +1,4 @@
-"""What a night shows: lines where there is no terminal, a live display where there is one."""
+"""The display of a night: live counts in a terminal, otherwise a few lines."""
 
 from __future__ import annotations
 

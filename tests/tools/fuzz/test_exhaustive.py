@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401  # results and arguments of any kind
-"""Exhaustion of small scopes: every case is compared once, and one wrong case is found."""
+"""Exhaustive checks of small scopes: every case is compared once, and one wrong case is found."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pool:
         self.notes: list[bytes] = []
 
     def submit(self, job: Job) -> None:
-        """Keep a job."""
+        """Queue a job."""
         self.jobs.append(job)
 
     def events(self, timeout: float) -> list[Event]:
@@ -68,14 +68,14 @@ class Pool:
         return [*(Message(job, found) for found in worker.messages), Finished(job, result, 0, 0)]
 
     def stop(self) -> None:
-        """Forget the jobs that have not begun."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
 
 def failures_in(scope: str) -> dict[int, str]:
-    """Return the failing cases of a test-sized scope on the CPU path, by index."""
+    """Return the differences of a test-sized scope on the CPU path, by index of the case."""
     found = all_scopes(0)[scope]
     failures = compare_cases(Comparer(HOST), found, 0, found.cases.count, KeepingContext())
     return {index: difference.line for index, difference in failures.items()}
@@ -83,7 +83,7 @@ def failures_in(scope: str) -> dict[int, str]:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any]], None]:
-    """Put a function in the place of one of `fast`: it gets the right one and the arguments."""
+    """Return a function that replaces one of `fast`; the replacement also gets the original."""
 
     def planted(name: str, wrong: Callable[..., Any]) -> None:
         right = getattr(fast, name)
@@ -93,7 +93,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any]]
 
 
 def is_in_the_combination(query_start_loc: Any, **more: Any) -> bool:
-    """Return whether a call has three requests, the middle one empty, and rank 1 of 2 is meant."""
+    """Return whether a call is for rank 1 of 2 and has three requests, the middle one empty."""
     starts = query_start_loc.tolist()
     is_empty = len(starts) == 4 and starts[0] < starts[1] == starts[2] < starts[3]
     return is_empty and more["cp_world_size"] == 2 and more["cp_rank"] == 1
@@ -102,7 +102,7 @@ def is_in_the_combination(query_start_loc: Any, **more: Any) -> bool:
 def test_a_bug_in_one_combination_is_found(plant: Any) -> None:
     """A slot that is wrong only for an empty middle request on rank 1 of 2 is found, and no other.
 
-    Of the test-sized scope's 2,550 cases less than one in 20 has the combination.
+    Fewer than one in 20 of the test-sized scope's 2,550 cases have the combination.
     """
 
     def wrong(right: Any, **arguments: Any) -> Any:
@@ -152,7 +152,7 @@ def test_a_missing_refusal_is_found(plant: Any) -> None:
 
 
 def test_a_changed_argument_is_found(plant: Any) -> None:
-    """A call that changes an argument which others share is found, and not the calls after it."""
+    """A call that changes a shared argument is reported; the calls after it are not."""
 
     def changing(right: Any, **arguments: Any) -> Any:
         result = right(**arguments)
@@ -175,7 +175,7 @@ def test_a_changed_argument_is_found(plant: Any) -> None:
 
 
 def test_a_written_argument_is_compared(plant: Any) -> None:
-    """The elements of an `out` that a function should leave as they are get compared."""
+    """The elements of `out` that a function must not change are compared too."""
 
     def short(right: Any, **arguments: Any) -> Any:
         result = right(**arguments)
@@ -191,7 +191,7 @@ def test_a_written_argument_is_compared(plant: Any) -> None:
 
 
 def test_a_bug_in_a_sequence_of_operations_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is lost by a move before any gather is found; the harness' own check fails too."""
+    """A row that a move loses before any gather is found; the harness' own check fails too."""
 
     class Forgetful(fast.BlockTables):
         has_gathered = False
@@ -222,9 +222,9 @@ def test_a_bug_in_a_sequence_of_operations_is_found(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", sorted(all_scopes(0)))
 def test_cases_are_examples_of_the_harness(name: str) -> None:
-    """The harness' own check takes cases of each scope, and finds no difference either.
+    """Cases of each scope are valid examples of the harness' own check, which finds no difference.
 
-    Of two things that are wrong with a call, the twins may name another first.
+    If a call has two invalid inputs, the twins may report different ones.
     """
     count = all_scopes(0)[name].cases.count
     for step in range(8):
@@ -251,7 +251,7 @@ def test_refused_operations_can_be_tried_again() -> None:
 
 
 def _results(scope: str, number: int) -> Iterator[tuple[Any, Any]]:
-    """Yield what `reference` and the CPU path return for some cases of a scope."""
+    """Yield the results of `reference` and of the CPU path for some cases of a scope."""
     cases = all_scopes(0)[scope]
     count = cases.cases.count
     for step in range(count):
@@ -271,7 +271,7 @@ FUNCTIONS = [name for name, scope in all_scopes(0).items() if "BlockTables" not 
 
 
 def _changed(value: Any) -> Iterator[Any]:  # a branch for each type
-    """Yield copies of a result of which one part is another."""
+    """Yield copies of a result that differ from it in one part."""
     if isinstance(value, torch.Tensor):
         if value.numel():
             other = value.clone()
@@ -324,7 +324,7 @@ def test_every_case_runs_once(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is stopped in the middle of a job goes on with the very next case."""
+    """A run that stops in the middle of a job resumes at the next case."""
     monkeypatch.setattr(progress_module, "JOB_CASES", 500)
     calls = iter(range(100))
     first = Progress.resume(tmp_path, SLOTS, 0)
@@ -356,7 +356,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_progress_of_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Progress of another scale, other functions or other code is refused."""
+    """Progress of a run with another scale, other functions or other code is rejected."""
     Progress(SLOTS, 0).write(tmp_path)
     Progress.resume(tmp_path, SLOTS, 0)
     with pytest.raises(StaleProgressError, match=r"exhaustive\.json is of a run with other scale:"):
@@ -374,7 +374,7 @@ def test_progress_of_something_else_is_refused(
 
 
 def test_failures_are_stored(tmp_path: Path, plant: Any) -> None:
-    """A failure is shown once, counted with all like it, and known to the run that goes on."""
+    """A failure is shown once, its repetitions are counted, and a resumed run still has it."""
 
     def wrong(right: Any, **arguments: Any) -> Any:
         return right(**arguments) + 1
@@ -453,9 +453,9 @@ WRONG = """
 
 @pytest.mark.usefixtures("forked_processes")
 def test_a_run_of_workers(tmp_path: Path) -> None:
-    """An implementation that is wrong in a case, and ends the process in another, is found out.
+    """A wrong case and a crashing case of an implementation are both found.
 
-    The failures are stored, and a run that goes on knows them.
+    The failures are stored, and a resumed run still has them.
     """
     (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG), encoding="utf-8")
     out = tmp_path / "out"

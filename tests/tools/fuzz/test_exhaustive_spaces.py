@@ -1,4 +1,4 @@
-"""Lists that are not built: of a known length, with any range of items by itself."""
+"""Spaces of cases: lazy sequences of known length with random access to any range."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def text_of(case: Case) -> str:
     ],
 )
 def test_items_by_range(space: Space[Any]) -> None:
-    """Wherever a space is cut, its parts together are the whole, and no item comes twice."""
+    """At any cut the two ranges make up the whole space, and no item occurs twice."""
     whole = list(space.items())
     assert space.count == len(whole) == len(set(map(repr, whole)))
     for cut in range(space.count + 1):
@@ -47,7 +47,7 @@ def test_items_by_range(space: Space[Any]) -> None:
 
 @pytest.mark.parametrize(("length", "number"), list(enumerate((1, 1, 2, 5, 15, 52, 203))))
 def test_blocks_are_renamed_once(length: int, number: int) -> None:
-    """There is a table up to renaming for each way to group its entries: Bell's numbers."""
+    """The number of tables, up to renaming of blocks, is a Bell number."""
     found = renamed_once(length, length)
     assert number == len(found)
     groups = {tuple(tuple(a == b for b in labels) for a in labels) for labels in found}
@@ -55,7 +55,7 @@ def test_blocks_are_renamed_once(length: int, number: int) -> None:
 
 
 def powers(base: int, maximum: int) -> int:
-    """Return the number of sequences of at most so many of `base` things."""
+    """Return the number of sequences of at most `maximum` items from `base` values."""
     return sum(base**length for length in range(maximum + 1))
 
 
@@ -71,7 +71,7 @@ def layouts(sizes: int, ranks: int) -> int:
 
 
 def cut_batches(maximum: int, tokens: int, contexts: int, spare: int = 1) -> int:
-    """Return the number of batches times their sets of tokens, all but `spare` of them free."""
+    """Return the number of pairs of a batch and a set of its tokens, `spare` of which are fixed."""
     return sum(
         contexts ** len(lens) * 2 ** max(sum(lens) - spare, 0)
         for number in range(maximum + 1)
@@ -115,7 +115,7 @@ EXPECTED = {
     (1, "block tables, two groups"): powers(14, 5),
     (1, "block tables, three rows"): powers(22, 4),
 }
-"""The number of cases, counted in another way."""
+"""The number of cases, computed independently from the bounds."""
 
 
 @pytest.mark.parametrize(("scale", "name"), list(EXPECTED))
@@ -136,7 +136,7 @@ def test_micro_batch_counts() -> None:
 
 
 def test_slice_counts() -> None:
-    """Every slice of every batch is there, and every number of tokens and requests."""
+    """The scopes have every slice of every batch, and every number of tokens and requests."""
     slices = unpadded = 0
     for number in range(4):
         for lens in itertools.product(range(3), repeat=number):
@@ -150,14 +150,14 @@ def test_slice_counts() -> None:
 
 
 def test_virtual_batch_counts() -> None:
-    """All chunk and block sizes are there, those that do not divide included."""
+    """The scope has all pairs of chunk and block sizes, also those that do not divide."""
     few = powers(6 * 7, 2) * 2 * 7 * 7 * 4
     assert few + (16**3 + 9**4) * 4 * 4 * 3 == all_scopes(1)["virtual batches"].cases.count
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranges_of_a_scope(name: str) -> None:
-    """A scope can be cut anywhere: each case is in one range, and the same in every order."""
+    """Random access to a scope gives the same cases in every order."""
     scope = all_scopes(0)[name]
     step = max(scope.cases.count // 40, 1)
     indexes = range(0, scope.cases.count, step)
@@ -179,7 +179,7 @@ def test_no_case_comes_twice(name: str) -> None:
 
 
 def test_all_functions_of_a_batch() -> None:
-    """Each function of a batch that the run is about has a scope."""
+    """The scopes cover exactly the expected functions."""
     covered = {function for scope in all_scopes(1).values() for function in scope.functions}
     expected = {
         *("compute_slot_mapping", "map_to_kernel_blocks", "BlockTables"),
@@ -206,7 +206,7 @@ def test_larger_scales_have_more_cases() -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_cases_of_all_scales(scale: int) -> None:
-    """The first, the last and a middle case of each scope can be made and stored."""
+    """The first, the last and a middle case of each scope can be built and serialized."""
     for scope in all_scopes(scale).values():
         for index in (0, scope.cases.count // 2, scope.cases.count - 1):
             assert text_of(scope.cases.item(index))

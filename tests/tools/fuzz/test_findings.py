@@ -1,4 +1,4 @@
-"""What was found: without duplicates, written at once, read by the next night."""
+"""Findings: deduplicated, written at once, read by the next night."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def failure(function: str = "f", **fields: Any) -> Failure:  # noqa: ANN401  # o
 
 
 def statuses(findings: Findings) -> dict[str, str]:
-    """Return what became of each finding, by function."""
+    """Return the status of each finding, by function."""
     return {one.failure.function: one.status for one in findings.by_id.values()}
 
 
@@ -146,7 +146,7 @@ def test_a_minimized_failure_takes_the_place_of_another_that_is_not(tmp_path: Pa
 
 
 def test_known_fixed_and_new_again(tmp_path: Path) -> None:
-    """What fails again is known, what passes is fixed, and what was fixed and fails is new."""
+    """A finding that fails again is known, one that passes fixed, a fixed one that fails new."""
     first = Findings(tmp_path)
     for function in ("f", "g"):
         first.add(failure(function))
@@ -162,7 +162,7 @@ def test_known_fixed_and_new_again(tmp_path: Path) -> None:
     assert {"f": "fixed", "g": "new"} == statuses(third)
     assert None is not third.add(failure("f"))
     assert {"f": "new", "g": "new"} == statuses(third)
-    third.note_failing(failure("f").id, fails=5, tries=5)  # which was tried again meanwhile
+    third.note_failing(failure("f").id, fails=5, tries=5)  # it was replayed in the meantime
     assert {"f": "new", "g": "new"} == statuses(third)
 
 
@@ -202,12 +202,12 @@ EXPLAINED: dict[str, tuple[list[list[Failure]], Failure | None]] = {
     "a law that is fixed: nothing": ([[FIRST], [SECOND]], FIRST),
     "a wrong answer that is fixed: nothing": ([[LAW], [ANSWER]], ANSWER),
 }
-"""Failures, each reported one before those that it explains, and the one that is fixed."""
+"""Groups of failures, each led by the one that explains the others; and the fixed failure."""
 
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_cause_is_reported_with_what_it_explains(name: str, tmp_path: Path) -> None:
-    """One bug causes several failures; each is a finding, and the most telling one is reported."""
+    """Of the findings that one bug causes, only the one that explains the others is reported."""
     groups, fixed = EXPLAINED[name]
     findings = Findings(tmp_path)
     for one in reversed([one for group in groups for one in group]):

@@ -1,4 +1,4 @@
-"""What may crash or hang is tried in a forked child."""
+"""Draws that may crash or hang run in a forked child."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvtwin.fuzz.findings.forked_draws import draw_in_child
     ids=["returns", "raises", "exits", "exits early", "is killed", "has no memory"],
 )
 def test_how_a_child_ends(call: Callable[[], None], how: str) -> None:
-    """A death is named by its signal or exit status; an exception is not a death."""
+    """A child's death is reported by signal or exit status; an exception is not a death."""
     assert how == run_in_child(call, 60.0)
 
 

@@ -1,4 +1,4 @@
-"""Whether memory grows with the number of cases."""
+"""Detection of memory that grows with the number of cases."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ LEAKED: list[bytes] = []
 
 
 def keeps(_: object, example: int) -> None:
-    """Keep 64 KiB."""
+    """Leak 64 KiB."""
     LEAKED.append(bytes([example]) * (1 << 16))
 
 
 def leaks_at_first(_: object, example: int) -> None:
-    """Keep 1 MiB of each of the first cases, as a cache does."""
+    """Keep 1 MiB in each of the first cases, as a cache does."""
     if len(LEAKED) < CASES:
         LEAKED.append(bytes([example]) * (1 << 20))
 
 
 def leaks_in_five_stages(_: object, example: int) -> None:
-    """Keep 64 KiB of each of the first cases, as free memory in pieces does."""
+    """Keep 64 KiB in each of the first cases, as heap fragmentation does."""
     if len(LEAKED) < 5 * ROUNDS * CASES:
         keeps(_, example)
 
 
 def frees(_: object, example: int) -> None:
-    """Keep nothing."""
+    """Allocate 1 MiB and free it."""
     assert len(bytes([example]) * (1 << 20)) == 1 << 20
 
 
 def keeps_and_fails(target: object, example: int) -> None:
-    """Keep memory, and fail."""
+    """Leak memory, and fail."""
     keeps(target, example)
     raise AssertionError
 
@@ -60,7 +60,7 @@ def measured(
 
 
 def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Growth is measured in a child, and the failure says how much each case adds."""
+    """Memory growth is measured in a child; its failure has the growth for each case."""
     found = measured(monkeypatch, keeps)
     assert found is not None
     assert ("memory growth", "MemoryGrowthError") == (found.kind, found.error)
@@ -72,12 +72,12 @@ def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reports of failures would be measured too."""
+    """A failing property is not measured: the reports of its failures take memory too."""
     assert None is measured(monkeypatch, keeps_and_fails)
 
 
 def test_what_calls_other_functions_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them may leak, for which this function would be blamed."""
+    """A property that calls other functions is not measured: one of those may leak."""
     assert None is measured(monkeypatch, keeps, HELD_AMONG_OTHERS)
 
 

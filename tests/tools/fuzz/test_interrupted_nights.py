@@ -1,4 +1,4 @@
-"""What a night loses when a process of it, or all of it, is ended from outside: nothing found."""
+"""A night keeps its findings if some or all of its processes are killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def end_by(number: signal.Signals, night: subprocess.Popen[str], out: Path) -> d
 
 
 def test_a_signal_ends_a_night_with_its_report(tmp_path: Path) -> None:
-    """The report has what was found, here after Ctrl-C; the next test sends SIGTERM."""
+    """The report has the findings after Ctrl-C; the next test sends SIGTERM."""
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
     report = end_by(signal.SIGINT, night, tmp_path)
@@ -41,13 +41,13 @@ def test_a_signal_ends_a_night_with_its_report(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    """The night continues; the report has what was found, and the loss, which is no crash."""
+    """The night continues with a new worker; the report has the findings and the lost worker."""
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "1", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
     [before] = nights.workers(night.pid)
     os.kill(before, signal.SIGKILL)
     nights.until(lambda: set(nights.workers(night.pid)) - {before})
-    # The input that it worked on is tried again: it is no reason to die.
+    # The worker's last input is replayed, and does not crash again.
     nights.until(lambda: any(one["failure"]["tries"] > 5 for one in nights.findings(tmp_path)))
     report = end_by(signal.SIGTERM, night, tmp_path)
     assert ["signal SIGKILL"] == [one["reason"] for one in report["workers_lost"]]
@@ -65,7 +65,7 @@ def test_a_killed_coordinator_leaves_what_was_found(tmp_path: Path) -> None:
     night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
     nights.until(lambda: nights.findings(tmp_path))
     running = nights.workers(night.pid)
-    night.kill()  # and it is not waited for, as under a supervisor that is slow to do so
+    night.kill()  # without reaping it, like a slow supervisor
     nights.until(lambda: not set(running) & set(nights.processes(night.pid)), 10)
     nights.ended(night)
     nights.until(lambda: not nights.processes(night.pid), 10)

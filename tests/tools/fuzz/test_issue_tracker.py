@@ -53,7 +53,7 @@ path.write_text(json.dumps(issues))
 def entry(
     known: str = "lengths-1f3a9c2e", status: str = "new", **more: str | int
 ) -> dict[str, Any]:
-    """Return a finding as `report.json` has it, with more than an issue needs."""
+    """Return a finding as `report.json` has it, with fields that issues do not use."""
     return {
         "id": known,
         "function": "get_dcp_local_seq_lens",
@@ -86,7 +86,7 @@ def write_report(path: Path, *findings: dict[str, Any], version: str = "1.0") ->
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a `gh` on the path that stores its issues in a file, and return the file."""
+    """Put a fake `gh` on `PATH` that stores issues in a file; return the file."""
     gh, path = tmp_path / "bin" / "gh", tmp_path / "issues.json"
     gh.parent.mkdir()
     gh.write_text(GH.format(python=sys.executable, store=str(path)))
@@ -116,7 +116,7 @@ def test_an_issue_lives_as_long_as_its_failure(store: Path, tmp_path: Path) -> N
 
 
 def test_several_machines_have_one_issue(store: Path, tmp_path: Path) -> None:
-    """A failure that several reports have is one; it stays open while any report has it."""
+    """A failure in several reports has one issue, which stays open while any report has it."""
     three = [write_report(tmp_path / f"{name}/report.json", entry()) for name in "abc"]
     assert 0 == main(three)
     assert 1 == len(json.loads(store.read_text()))
@@ -164,14 +164,14 @@ def test_one_night_opens_a_few_issues() -> None:
 
 
 def test_issues_of_others_are_left_alone() -> None:
-    """An issue without the comment is not closed, and stands for no finding."""
+    """An issue without the marker comment is not closed, and belongs to no finding."""
     theirs = {"number": 2, "body": "kvtwin-finding: f", "state": "OPEN", "stateReason": ""}
     assert [] == commands_for([entry("f", "fixed")], [theirs])
     assert 2 == len(commands_for([entry("f")], [theirs]))
 
 
 def test_texts_hold_anything() -> None:
-    """Backticks, bars and line breaks of a failure stay inside; what is too long is left out."""
+    """Backticks, bars and line breaks do not break the Markdown; long texts are shortened."""
     odd = entry(function="a|b`c", line="x\n```\ny", script_text='"""````"""\n', fails=1)
     text = text_of(odd, "https://example.org")
     assert "| function | `a\\|b'c` |\n" in text
@@ -228,7 +228,7 @@ def test_what_is_no_report_is_refused(
 
 
 def test_it_is_a_command(store: Path, tmp_path: Path) -> None:
-    """The command needs no package, since the job that files issues installs none."""
+    """The command runs without third-party packages: the job that files issues installs none."""
     report = write_report(tmp_path / "report.json", entry())
     code = "import runpy; runpy.run_module('kvtwin.fuzz.issue_tracker', run_name='__main__')"
     done = subprocess.run(  # noqa: S603  # our own

@@ -28,7 +28,7 @@ from tests.tools.fuzz.toys import toy
 
 
 def failing(prop: Property, is_failing: Callable[[Case], bool]) -> Case:
-    """Return a case that fails, of those that seeds give."""
+    """Return the first failing case among those drawn from seeds."""
     for seed in range(10_000):
         case = run_case(prop, Input(prop.name, seed))
         if is_failing(case):
@@ -37,7 +37,7 @@ def failing(prop: Property, is_failing: Callable[[Case], bool]) -> Case:
 
 
 def has_large(_: object, example: list[int]) -> None:
-    """Fail where two numbers are above 100."""
+    """Fail if two numbers are above 100."""
     assert sum(number > 100 for number in example) < 2
 
 
@@ -68,7 +68,7 @@ def test_a_failure_is_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_choices_that_are_left_open_are_not_noted() -> None:
-    """Hypothesis' shrinker leaves choices open; the input is noted up to the first, then drawn."""
+    """An input with choices that the shrinker leaves open is noted before and after the draw."""
     prop = toy(lambda *_: None, st.tuples(st.integers(0, 9), st.integers(0, 9)))
     worker = KeepingContext()
     job = MinimizeJob(Subject(), prop.name, b"", ("a toy", "", ""), 1.0)
@@ -145,16 +145,16 @@ def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class StatefulToy(Property):
-    """A property that draws while it runs, and dies once it has drawn two numbers above 100."""
+    """A property that draws while it runs, and is killed at the second number above 100."""
 
     @property
     def is_stateful(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     @property
     def strategy(self) -> st.SearchStrategy[Any]:
-        """Draws while it runs."""
+        """A strategy that draws while the test runs."""
         return st.data()
 
     def run(self, example: Any) -> None:  # noqa: ANN401  # Hypothesis' own

@@ -1,4 +1,4 @@
-"""Whole nights: their time, their seed, `CI`, and what cannot be used."""
+"""Whole nights: their duration, their seed, the effect of `CI`, and invalid options."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class InlinePool:
         self._waiting.append(job)
 
     def events(self, timeout: float) -> Sequence[Event]:
-        """Run a job, and return what came of it."""
+        """Run a job, and return its events."""
         del timeout
         self._found, self._stopped = self._stopped, []
         if self._waiting:
@@ -72,16 +72,16 @@ class InlinePool:
         return self._found
 
     def note(self, job: Job, message: object) -> None:
-        """Note a message of a job that runs."""
+        """Record a message of the running job."""
         self._found.append(Message(job, message))
 
     def stop(self) -> None:
-        """Lose the jobs that wait."""
+        """Report the waiting jobs as lost."""
         self._stopped = [Lost(job, "stopped") for job in self._waiting]
         self._waiting.clear()
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
 
 class _Worker:
@@ -104,7 +104,7 @@ class _Worker:
 def unstarted(
     out: Path, *, seconds: float = 600.0, seed: int | None = None, subject: Subject = SMALL
 ) -> tuple[Fuzzing, InlinePool]:
-    """Return a night that would run in this process, and its pool."""
+    """Return a night that has not started, and its in-process pool."""
     pool = InlinePool()
     display = Display(Console(file=io.StringIO()), seconds)
     options = Options(subject, seconds, out, seed)
@@ -113,7 +113,7 @@ def unstarted(
 
 @pytest.fixture(autouse=True)
 def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a night in this process begin as in a new worker."""
+    """Reset the state that a worker keeps between slices."""
     monkeypatch.setattr(slices, "_MEMORIES", {})
     free_monitoring_tools()
 
@@ -149,7 +149,7 @@ def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_ci_does_not_fix_the_draws_of_workers(tmp_path: Path) -> None:
-    """Two nights differ with `CI` set, for which Hypothesis has a profile without randomness."""
+    """Two nights differ with `CI` set, although Hypothesis' profile for `CI` is derandomized."""
     options = ("--minutes", "0.03", "--workers", "1", "--target", "host", "--functions", FUNCTION)
     seeds = []
     for name in "ab":
@@ -167,7 +167,7 @@ def test_ci_does_not_fix_the_draws_of_workers(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_time_is_used(tmp_path: Path) -> None:
-    """A night takes as long as its budget, within 10 s, and its curve reaches to its end."""
+    """A night takes as long as its budget, within 10 s, and its curve covers all of it."""
     started = time.monotonic()
     options = ("--minutes", "0.15", "--workers", "1", "--target", "host", "--functions", FUNCTION)
     status, out = nights.run(*options, "--out", tmp_path)
@@ -181,7 +181,7 @@ def test_time_is_used(tmp_path: Path) -> None:
 
 
 def known_failure(out: Path, *, is_minimal: bool = False) -> tuple[str, Subject]:
-    """Write a finding of an earlier night; return its id and what was fuzzed."""
+    """Write a finding of an earlier night; return its id and its subject."""
     subject = Subject((str(PLANTED),), target="host", functions="map_to_kernel_blocks")
     properties = properties_of(subject).items()
     name, prop = next(item for item in properties if item[1].check.kind is Kind.SAME_ANSWER)
@@ -193,7 +193,7 @@ def known_failure(out: Path, *, is_minimal: bool = False) -> tuple[str, Subject]
 
 
 def night_that_replayed(out: Path, subject: Subject, fails: int) -> Fuzzing:
-    """Return a night that has tried the finding of an earlier one again, and nothing else."""
+    """Return a night that has only replayed the finding of an earlier one."""
     fuzzing, _ = unstarted(out, subject=subject)
     job = fuzzing._schedule.next([], 0.0, 1)
     assert isinstance(job, ReplayJob)

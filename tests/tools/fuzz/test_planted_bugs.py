@@ -1,4 +1,4 @@
-"""Planted bugs are found, each is reported once, small, and with a script that shows it."""
+"""Each planted bug is found, and reported once with a small case that reproduces it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LARGE = {"many requests"}
 
 
 def planted() -> Any:  # noqa: ANN401  # a module
-    """Return the module of planted bugs, under another name than a night gives it."""
+    """Import the module of planted bugs under a different name than a night does."""
     spec = importlib.util.spec_from_file_location("bugs_that_are_planted", PLANTED)
     assert spec is not None
     assert spec.loader is not None
@@ -61,13 +61,13 @@ TOGETHER = tuple(bug for bug in PLANTED_MODULE.ALL if bug != "combination")
 
 
 def options(*bugs: str) -> tuple[str | Path, ...]:
-    """Return the options of a night over the functions that bugs are in."""
+    """Return the options of a night that fuzzes the functions with these bugs."""
     functions = ",".join(dict.fromkeys(BUGS[bug][0] for bug in bugs))
     return "--impl", PLANTED, "--target", "host", "--functions", functions, "--workers", "2"
 
 
 def is_done(out: Path, bugs: Sequence[str]) -> bool:
-    """Return whether each bug was found, and what will be reported was minimized."""
+    """Return whether each bug was found, and all reported failures were minimized."""
     try:
         findings = Findings(out / "findings")
     except ValueError:  # the night writes to it
@@ -129,7 +129,7 @@ def test_each_is_small(first_night: Path) -> None:
 
 @long
 def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
-    """A replay ends with status 1, or hangs; that of an input dies of the crash.
+    """A replay reproduces the failure: it ends with status 1, hangs, or, for an input, crashes.
 
     The replay of a call reports the crash, and ends with status 1.
     """
@@ -159,7 +159,7 @@ def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
 
 @long
 def test_known_then_fixed_then_new_again(first_night: Path) -> None:
-    """The next night tries each finding: a mended bug is fixed, and new if it returns."""
+    """The next night replays each finding: a repaired bug is fixed, and new if it returns."""
     bug = "last block lost"
     rest = tuple(name for name in TOGETHER if name != bug)
     expected = {BUGS[name][0]: "known" for name in TOGETHER} | {BUGS[bug][0]: "fixed"}
@@ -168,7 +168,7 @@ def test_known_then_fixed_then_new_again(first_night: Path) -> None:
 
 
 def _statuses(out: Path, bugs: Sequence[str], of: Sequence[str]) -> dict[str, str]:
-    """Run a night until all findings were tried again; return what became of each function."""
+    """Run a night until it has replayed all findings; return the status of each, by function."""
     arguments = (*options(*of), "--out", out, "--minutes", str(MINUTES))
     started = time.time()
     night = nights.start(*arguments, PLANTED_BUGS=",".join(bugs))
@@ -184,7 +184,7 @@ def _statuses(out: Path, bugs: Sequence[str], of: Sequence[str]) -> dict[str, st
 
 
 def _are_replayed(out: Path, functions: set[str], started: float) -> bool:
-    """Return whether all findings of functions were tried again: their cases were written since."""
+    """Return whether all findings of functions were replayed: their cases were written since."""
     return all(
         (out / "findings" / "cases" / f"{entry['id']}.json").stat().st_mtime > started
         for entry in nights.findings(out)
@@ -226,7 +226,7 @@ def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
 
 
 def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
-    """The sizes of its presets and its trace end below those that the bugs need."""
+    """The presets and the trace of the default run lack the sizes that the bugs need."""
     presets = TARGETS["host"].presets
     steps = _steps()
     assert max(preset.max_num_reqs for preset in presets) + 2 <= 300  # two of padding
@@ -239,7 +239,7 @@ def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
 
 
 def test_draws_of_the_default_run_do_not_reach_the_combination() -> None:
-    """The product of the shares of its conditions is below 1 in 20,000."""
+    """The default run draws the combination with a probability below 1 in 20,000."""
     calls = st.one_of([dcp_local_seq_lens_calls(p) for p in TARGETS["host"].presets])
     drawn = []
     for number in range(2000):

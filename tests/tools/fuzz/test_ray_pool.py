@@ -42,7 +42,7 @@ FILE = Path(ray_jobs.__file__)
 
 
 def pool_on(address: str, **options: Any) -> RayPool:  # noqa: ANN401  # of any kind
-    """Return a pool whose children do not import the harness first."""
+    """Return a pool whose worker processes do not preload the harness."""
     return RayPool(address, preload=(), files=[FILE, *options.pop("files", ())], **options)
 
 
@@ -50,7 +50,7 @@ class Cluster:
     """A Ray cluster on this machine, which can lose nodes.
 
     Attributes:
-        address: Of its head.
+        address: The address of the head node.
     """
 
     def __init__(self, **head: int) -> None:
@@ -62,11 +62,11 @@ class Cluster:
         self.address: str = self._nodes.address
 
     def add_node(self, name: str, **options: int) -> Any:  # noqa: ANN401  # Ray is untyped
-        """Add a node whose jobs see its name."""
+        """Add a node; its jobs can read its name in `KVTWIN_NODE`."""
         return self._nodes.add_node(**{**NODE, **options, "env_vars": {"KVTWIN_NODE": name}})
 
     def kill_node(self, node: Any) -> None:  # noqa: ANN401  # Ray is untyped
-        """Kill the processes of a node with SIGKILL, its workers before they can say anything."""
+        """Kill the processes of a node with SIGKILL, workers first so that they report nothing."""
         raylet = node.all_processes["raylet"][0].process.pid
         for child in _children_of(raylet):
             with contextlib.suppress(ProcessLookupError):
@@ -107,7 +107,7 @@ def pool(cluster: Cluster) -> Iterator[RayPool]:
 
 
 def collect(pool: RayPool, number: int) -> list[Event]:
-    """Return the events up to the end of so many jobs."""
+    """Return the events until `number` jobs have ended."""
     events: list[Event] = []
     deadline = time.monotonic() + 90
     while sum(not isinstance(event, Message) for event in events) < number:
@@ -117,7 +117,7 @@ def collect(pool: RayPool, number: int) -> list[Event]:
 
 
 def wait_for_size(pool: RayPool, size: int) -> None:
-    """Wait until a pool has so many workers."""
+    """Wait until a pool has `size` workers."""
     until(lambda: pool.size == size, 60)
 
 
@@ -146,7 +146,7 @@ def wait_for_message(pool: RayPool, node: str | None = None) -> list[Event]:
 
 
 def node_losses(events: list[Event]) -> list[Message]:
-    """Return the messages that say that a job lost its node."""
+    """Return the messages about a job that lost its node."""
     return [e for e in events if isinstance(e, Message) and isinstance(e.content, NodeLost)]
 
 
@@ -169,14 +169,14 @@ def processes_called(title: str) -> list[int]:
 
 
 def drivers() -> list[int]:
-    """Return the processes that talk to Ray for a pool of this process."""
+    """Return the Ray driver processes of this process's pools."""
     command = f"{sys.executable}\0-m\0kvtwin.fuzz.workers.ray_driver"
     return sorted(set(processes_called(command)) & set(_children_of(os.getpid())))
 
 
 @needs_ray
 def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(pool: RayPool) -> None:
-    """A pool on a cluster does what a local one does, and prints nothing of Ray."""
+    """A Ray pool reports messages at once, crashes and errors with their input, and large data."""
     assert (1, 0) == (pool.size, pool.num_gpus)
     slow = CountingJob(0, messages=3, seconds=1)
     pool.submit(slow)
@@ -360,7 +360,7 @@ def test_no_more_workers_than_requested(cluster: Cluster) -> None:
 def test_the_coordinator_outlives_the_process_that_talks_to_ray(
     pool: RayPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that talks to Ray is started again, and the jobs run again."""
+    """A killed Ray driver process is restarted, and the jobs run again."""
     monkeypatch.setattr(ray_cluster, "RECONNECT_SECONDS", 0.5)
     job = CountingJob(1, messages=4, seconds=0.5)
     pool.submit(job)

@@ -1,4 +1,4 @@
-"""A finding is tried again until it is known whether it is fixed, and by `--replay`."""
+"""Findings are replayed by the next night, and by `--replay`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_is_tried_until_that_is_known(
     is_fixed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failure that was rare must pass often to be fixed; one that fails is still there."""
+    """A rare failure must pass often to count as fixed; one failing try keeps it open."""
     left = iter(outcomes)
     monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda *_: next(left))
@@ -82,7 +82,7 @@ def test_only_a_hang_has_little_time(
 
 
 def stored_input(folder: Path) -> Path:
-    """Return the stored case of a failure that was not minimized, of a planted bug."""
+    """Store an input that shows a planted bug, not minimized; return its path."""
     properties = properties_of(Subject((str(PLANTED),), functions="map_to_kernel_blocks"))
     name = next(one for one in properties if one.endswith("map_to_kernel_blocks@host"))
     cases = (run_case(properties[name], Input(name, seed)) for seed in itertools.count())

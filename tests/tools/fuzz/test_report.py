@@ -1,4 +1,4 @@
-"""The record of a night: its schema, verdict and tables, what is unseen, and earlier nights."""
+"""The report of a night: schema, verdict, tables, estimates of unseen events, and history."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_passwords_are_not_published(tmp_path: Path) -> None:
 
 
 def test_what_a_person_should_know_is_said() -> None:
-    """Lost workers, starved properties, and an exceeded budget are named."""
+    """Lost workers, properties without cases, a short night and a fixed seed are reported."""
     assert [] == attention(good_night().to_json())
     text = " ".join(attention(bad_night().to_json()))
     assert "1 worker died" in text
@@ -171,7 +171,7 @@ def test_what_a_person_should_know_is_said() -> None:
 
 
 def test_a_scope_without_cases_says_nothing_of_equality() -> None:
-    """A scope that was not begun is not called equal."""
+    """A scope without cases is reported as not compared."""
     found = {"bounds": "batch", "cases": 0, "different": 0, "declared": 0}
     found |= {"is_finished": False, "total": 9}
     assert "Every batch: 0 of 9 cases so far, not compared." == scope_words(found)
@@ -218,12 +218,12 @@ def test_events_are_counted_once_in_each_table() -> None:
     )
 
 
-# What is unseen.
+# Estimates of unseen events.
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_good_turing_predicts_what_comes(seed: int) -> None:
-    """Of events with very different odds, the next observations are new as often as estimated."""
+    """For events of very different frequency, the estimated share of new observations is right."""
     draw = random.Random(seed)  # noqa: S311  # no secret
     weights = [1 / (i + 1) for i in range(3000)]
     events = draw.choices(range(3000), weights, k=24_000)
@@ -263,7 +263,7 @@ def test_cases_that_were_not_observed_do_not_count() -> None:
 
 
 def at(minute: int, **changes: object) -> Night:
-    """Return a night that began at a minute, with its tables."""
+    """Return a night that began at the given minute, with its tables."""
     night = make_night(started=f"2026-11-22T01:{minute:02}:00+00:00", **changes)
     return with_tables(night, make_tallies(), declared=declared())
 
@@ -313,7 +313,7 @@ def test_only_nights_of_the_same_kind_are_compared(
 
 
 def test_what_is_no_night_is_reported_and_ignored(tmp_path: Path) -> None:
-    """Foreign, cut and tampered files are ignored, with a note for each."""
+    """Foreign, truncated and tampered files are ignored, with a note for each."""
     good = append_night(tmp_path, at(1), digests_of(make_tallies()))
     data = json.loads(good.read_text(encoding="utf-8"))
     night = data["night"]
@@ -372,7 +372,7 @@ def test_nights_that_end_together_keep_their_files(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_history_is_small(tmp_path: Path) -> None:
-    """A night with 50,000 events takes less than 300 kB, and the next knows each of them."""
+    """A night with 50,000 events takes less than 300 kB, and the next night reads all of them."""
     tally = make_tallies()[0]
     tally.counts = {"pairs": {f"f: {a} + {b}": 1 for a, b in itertools.combinations(range(317), 2)}}
     path = append_night(tmp_path, at(1), digests_of([tally]))

@@ -42,7 +42,7 @@ from kvtwin.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, ni
 
 @pytest.mark.parametrize("name", NIGHTS)
 def test_the_page_is_whole_and_accessible(name: str) -> None:
-    """Each page needs nothing else, and works with a keyboard and on a phone."""
+    """Each page is self-contained, and works with a keyboard and on a phone."""
     check_page(html_of(NIGHTS[name]().to_json()))
 
 
@@ -96,7 +96,7 @@ def test_text_is_escaped() -> None:
 
 
 def test_odd_characters_are_written(tmp_path: Path) -> None:
-    """Half a surrogate pair and control characters are replaced, and no report is lost."""
+    """Lone surrogates and control characters are replaced, and every report is written."""
     for path in write_reports(hostile_night(), tmp_path):
         text = path.read_text(encoding="utf-8")
         assert "\x00" not in text
@@ -105,7 +105,7 @@ def test_odd_characters_are_written(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    """Lines of 20,000 characters, a script of a million and empty lines make no huge page."""
+    """Long lines, a script of a million characters and empty lines do not make a huge page."""
     assert len(html_of(hostile_night().to_json())) < 1_000_000
     long = "x = 1\n" * 200_000
     night = make_night(findings=[make_finding(0, script_text=long)])
@@ -118,7 +118,7 @@ def test_long_texts_are_cut() -> None:
 
 
 def test_goals_that_were_not_met_are_listed() -> None:
-    """Both forms name what no case met; where all was met there is no such list."""
+    """HTML and Markdown list the goals that no case met; if all were met there is no list."""
     declared = {"goals": ["f: empty", "f: never met"]}
     met = dataclasses.replace(make_tallies(1)[0], counts={"goals": {"f: empty": 3}})
     record = with_tables(make_night(), [met], declared=declared).to_json()
@@ -194,7 +194,7 @@ def test_lines_lie_within_their_chart(values: list[float], has_zero: bool) -> No
 
 
 def test_a_stepped_line_has_steps() -> None:
-    """The line of a number that stays until the next point has steps."""
+    """The line of a value that holds until the next point is drawn as steps."""
     points = [(0, 0), (10, 2), (20, 3)]
     assert re.search(
         r'd="M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){2}"',
@@ -203,7 +203,7 @@ def test_a_stepped_line_has_steps() -> None:
 
 
 def test_a_night_has_a_chart_for_each_kind() -> None:
-    """Each kind of coverage is drawn over time, with what is declared; so are failures."""
+    """Each kind of coverage is drawn over time, with the declared total; so are failures."""
     record = bad_night().to_json()
     charts = night_charts(record)
     names = ["Different goals", "Different pairs", "Different branches", "Cases"]

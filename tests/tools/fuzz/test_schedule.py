@@ -49,7 +49,7 @@ def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
 
 
 def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
-    """Another slice gets those after the last that was drawn, which may have ended the worker."""
+    """Another slice gets the presets after the last drawn one, which may have killed the worker."""
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
     schedule = schedule_of(prop, tmp_path)
     job = next_slice(schedule)
@@ -64,7 +64,7 @@ def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
 
 
 def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Path) -> None:
-    """Inputs of earlier nights are run before the presets."""
+    """A slice lost at an input of an earlier night gives all presets back: these run later."""
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
     schedule = schedule_of(prop, tmp_path)
     stored = [Input(prop.name, 0, (place, 5, True)) for place in (1, 2)]
@@ -77,7 +77,7 @@ def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Pat
 
 
 def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
-    """A law that was found earlier waits as long as a wrong answer explains it."""
+    """A law failure that was found earlier waits while a wrong answer explains it."""
     prop = next(iter(properties_of(SUBJECT).values()))
     schedule = schedule_of(prop, tmp_path)
     function, target, name = prop.check.function, prop.target.name, prop.name
@@ -100,7 +100,7 @@ def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(4))
 def test_random_presets_are_not_tried_in_turn(number: int, tmp_path: Path) -> None:
-    """A property whose presets are no bands varies inputs from the start."""
+    """A property without size axes does not go through its presets: it varies inputs at once."""
     of_sizes = [one for one in properties_of(SUBJECT).values() if len(one.presets) > 20]
     prop = [one for one in of_sizes if not one.check.axes][number]
     assert () == next_slice(schedule_of(prop, tmp_path)).presets

@@ -1,4 +1,4 @@
-"""The smallest input that fails is found, also where Hypothesis' shrinker alone does not."""
+"""Shrinking finds the smallest failing input, also if Hypothesis' shrinker does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtwin.fuzz.findings.shrink import Attempt, shrink
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[int]:
-    """Draw the tokens of requests; those of one kind have a fixed batch of five, in one choice."""
+    """Draw the tokens of requests: a list, or a fixed batch of five in one choice."""
     if draw(st.booleans()):
         return draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
     return draw(st.sampled_from([[1, 0, 0, 0, 7]]))
@@ -32,7 +32,7 @@ def sliced_batches(draw: st.DrawFn) -> tuple[list[int], int]:
 
 
 def drawn(data: ConjectureData, strategy: st.SearchStrategy[object]) -> object:
-    """Return what data draws; None if that ends too soon."""
+    """Return the value that data draws; None if drawing stops early."""
     with BuildContext(data, is_final=False, wrapped_test=drawn):
         try:
             return data.draw(strategy)
@@ -41,12 +41,12 @@ def drawn(data: ConjectureData, strategy: st.SearchStrategy[object]) -> object:
 
 
 def of_choices(choices: tuple[ChoiceT, ...]) -> ConjectureData:
-    """Return data that draws choices again."""
+    """Return data that replays choices."""
     return ConjectureData(random=random.Random(0), prefix=choices)  # noqa: S311
 
 
 def an_input(attempt: Attempt, is_wanted: Callable[[int], bool]) -> tuple[ChoiceT, ...]:
-    """Return an input that fails and has the given number of requests, found by seeds."""
+    """Return the first failing input, by seed, whose number of requests is wanted."""
     for seed in range(10_000):
         data = ConjectureData(random=random.Random(seed))  # noqa: S311
         requests = attempt(data)
@@ -56,7 +56,7 @@ def an_input(attempt: Attempt, is_wanted: Callable[[int], bool]) -> tuple[Choice
 
 
 def starts_late(data: ConjectureData) -> int | None:
-    """Fail where a slice starts at the third request or later, after at least one token."""
+    """Fail if a slice starts at the third request or later, after at least one token."""
     found = drawn(data, sliced_batches())
     if not isinstance(found, tuple):
         return None
@@ -104,7 +104,7 @@ def test_no_time_leaves_an_input_as_it_is() -> None:
 
 @pytest.mark.parametrize("tries", [1, 30])
 def test_time_that_ends_leaves_what_still_fails(tries: int) -> None:
-    """When the time ends, the result is what was shrunk until then, and still fails."""
+    """When the time ends, the result is the input shrunk so far, which still fails."""
     choices = an_input(starts_late, lambda requests: requests > 20)
     tried = []
 
@@ -124,7 +124,7 @@ def test_what_does_not_fail_again_stays() -> None:
 
 
 def test_limits_of_hypothesis_are_put_back() -> None:
-    """Hypothesis' limits, which are those of the whole process, are restored."""
+    """Hypothesis' process-wide limits are restored."""
     before = engine.MAX_SHRINKS, engine.MAX_SHRINKING_SECONDS
     seen = []
 

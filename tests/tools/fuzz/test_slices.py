@@ -21,10 +21,10 @@ from tests.tools.fuzz.toys import NUMBERS, toy
 
 
 class Worker(KeepingContext):
-    """A worker's context to which only failures are reported."""
+    """A worker context that accepts only failures as messages."""
 
     def report(self, message: object) -> None:
-        """Keep a failure."""
+        """Record a failure."""
         assert isinstance(message, Failure)
         super().report(message)
 
@@ -113,7 +113,7 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
 def test_given_presets_are_drawn_from_first(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
-    """The first cases are one of each preset that is given; the result has those that are left."""
+    """The first cases draw from each given preset once; the result has the untried presets."""
     toys = (lambda *_: None, st.integers(0, 9))
     given = (*range(7, -1, -1),)
     result, worker = run(*toys, presets=given, max_cases=5)

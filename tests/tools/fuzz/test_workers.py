@@ -1,4 +1,4 @@
-"""Worker processes: what comes back of a job, however it ends."""
+"""Worker processes: the events of a job, however it ends."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_an_exit_is_seen_while_others_start(
 
 
 def test_a_hang_is_killed(worker: LocalWorker) -> None:
-    """A hang is killed, and its input and stack are known."""
+    """A hang is killed, and its input and stack are reported."""
     result_of(worker, PidJob())
     worker.limits = Limits(hang_seconds=1.0)
     started = time.monotonic()
@@ -215,7 +215,7 @@ def test_a_closed_worker_runs_nothing(worker: LocalWorker) -> None:
 
 
 def wait_for(pool: LocalPool, number: int) -> Sequence[Event]:
-    """Return the events of a pool until so many jobs have ended."""
+    """Return the events of a pool until `number` jobs have ended."""
     found: list[Event] = []
     deadline = time.monotonic() + nights.SECONDS
     while sum(not isinstance(event, Message) for event in found) < number:

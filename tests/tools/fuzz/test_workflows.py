@@ -1,4 +1,4 @@
-"""The workflows and docs/nightly.md: what they run is there. Their syntax is checked in .ci/run."""
+"""The workflows and docs/nightly.md run only what exists; `.ci/run` checks their syntax."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = ROOT / "docs" / "nightly.md"
 
 @pytest.mark.parametrize("path", [NIGHTLY, DOCS], ids=["workflow", "docs"])
 def test_nights_have_a_command_line_that_is_understood(path: Path) -> None:
-    """The command lines of the workflow and of the docs have options that the fuzzer knows."""
+    """The fuzzer's parser accepts the command lines of the workflow and of the docs."""
     found = re.findall(r"kvtwin fuzz (--minutes .*)", path.read_text(encoding="utf-8"))
     assert found
     for line in found:
@@ -29,7 +29,7 @@ def test_nights_have_a_command_line_that_is_understood(path: Path) -> None:
 
 
 def test_each_supported_python_has_a_job() -> None:
-    """The matrix of both workflows is the list of pyproject.toml."""
+    """The Python versions of both workflows are those of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     versions = re.findall(r"Python :: (3\.\d+)", text)
     assert len(versions) >= 3
@@ -54,7 +54,7 @@ def test_what_workflows_run_is_there() -> None:
 
 
 def test_a_report_of_the_last_night_is_not_filed_again() -> None:
-    """The folder of a night is restored from a cache with its report: it is removed first."""
+    """The cached folder of a night has its report, which each night removes first."""
     text = NIGHTLY.read_text(encoding="utf-8")
     runs = re.findall(r"run: \|\n +(.*)\n +kvtwin fuzz ", text)
     assert 2 == len(runs)

@@ -1,4 +1,4 @@
-"""Properties of toy functions, which stand for those of the harness."""
+"""Toy properties, for tests that need none of the harness' real ones."""
 
 from __future__ import annotations
 

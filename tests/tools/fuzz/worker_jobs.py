@@ -1,4 +1,4 @@
-"""Further jobs, of the tests of workers on this machine."""
+"""Jobs for the tests of local workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtwin.fuzz.workers.jobs import WorkerContext
 from tests.tools.fuzz.ray_jobs import NamedJob
 
 LEAKED: Final[list[bytes]] = []
-"""What `KeepingJob` keeps."""
+"""The memory that `KeepingJob` leaks."""
 
 RUNS: Final[list[str]] = []
 """The jobs that `ForkingJob` ran in this process."""
@@ -60,11 +60,11 @@ class SlowJob(NamedJob):
 
 @dataclasses.dataclass(frozen=True)
 class KeepingJob(NamedJob):
-    """Take memory for as long as the process lives.
+    """Leak memory.
 
     Attributes:
         num_bytes: How much.
-        seconds: How long the job goes on then.
+        seconds: How long the job continues afterwards.
     """
 
     num_bytes: int
@@ -82,24 +82,24 @@ class ContextLosingJob(NamedJob):
     """Lose the GPU context."""
 
     def run(self, worker: WorkerContext) -> None:
-        """Raise as a case does that has lost it."""
+        """Raise the error of a case that lost the context."""
         worker.note_input(b"exits")
         raise ContextLostError("planted")
 
 
 @dataclasses.dataclass(frozen=True)
 class ForkingJob(NamedJob):
-    """Fork a child that uses a GPU, in a process that has used one unless it is new.
+    """Raise `UsedGpuError`, as a job that forks does in a process that has used a GPU.
 
     Attributes:
-        succeeds: Whether a new process has used none.
+        succeeds: Whether the job succeeds in a new process.
     """
 
     succeeds: bool
     needs_gpu: ClassVar[bool] = True
 
     def run(self, worker: WorkerContext) -> int:
-        """Return the process id, unless the process has used a GPU."""
+        """Return the process id if this is the process's first such job and it succeeds."""
         worker.note_input(b"forks")
         if RUNS or not self.succeeds:
             raise UsedGpuError
@@ -112,7 +112,7 @@ class ExitingJob(NamedJob):
     """End the process.
 
     Attributes:
-        status: With this status.
+        status: The exit status.
     """
 
     status: int

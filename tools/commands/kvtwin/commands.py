@@ -30,20 +30,22 @@ COMMANDS: Final = {
     "conformance": Command(
         "conformance.__main__", "compare an implementation with the reference", "conformance"
     ),
-    "replay": Command("kvtwin.replay", "replay a trace of real requests in both twins", "replay"),
-    "plan": Command("kvtwin.plan", "compute how many requests fit into a memory", "plan"),
-    "bench": Command(
-        "kvtwin.bench.command_line", "time fast, the reference and a baseline", "bench"
+    "replay": Command(
+        "kvtwin.replay", "replay a trace of requests in reference and fast", "replay"
     ),
-    "fuzz": Command("kvtwin.fuzz.command_line", "check random inputs for hours", "fuzz"),
+    "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
+    "bench": Command("kvtwin.bench.command_line", "time fast, reference and a baseline", "bench"),
+    "fuzz": Command(
+        "kvtwin.fuzz.command_line", "test an implementation with random inputs for hours", "fuzz"
+    ),
     "engines": Command(
-        "kvtwin.engines.__main__", "test releases of vLLM, and write a table", "engines"
+        "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
     ),
     "kernels": Command(
         "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
     ),
-    "soak": Command("kvtwin.soak", "replay for minutes with random faults", "soak"),
-    "vectors": Command("kvtwin.vectors", "write test vectors for any language", "vectors"),
+    "soak": Command("kvtwin.soak", "replay with random faults, and watch the memory", "soak"),
+    "vectors": Command("kvtwin.vectors", "write test vectors as JSON, for any language", "vectors"),
 }
 """The commands by name. A command and its extra have the same name."""
 
@@ -74,7 +76,7 @@ def _make_parser() -> Parser:
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
     parser = Parser("kvtwin", "\n".join(["commands:", *lines]))
     parser.usage = "kvtwin COMMAND ..."
-    parser.epilog = "kvtwin COMMAND --help has the options and exit statuses of a command."
+    parser.epilog = "kvtwin COMMAND --help shows the options and exit statuses of a command."
     parser.add_argument("--version", action="version", version=f"kvtwin {__version__}")
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser

@@ -19,7 +19,7 @@ from kvtwin.machine import num_cores
 STATUSES: Final = {
     2: "the command line is wrong, or a package is missing",
     130: "ended by Ctrl-C",
-    141: "nothing reads the output any more",
+    141: "the output pipe was closed",
 }
 """Exit statuses that mean the same for each command line."""
 
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         description: str,
         *,
         examples: Sequence[str] = (),
-        statuses: Mapping[int, str] = {0: "all is well"},  # only read
+        statuses: Mapping[int, str] = {0: "success"},  # only read
     ) -> None:
         shown = (f"  {prog} {example}".rstrip() for example in examples)
         lines = ["examples:", *shown, ""] * bool(examples)
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
             const=STDOUT,
             type=_new_file,
             metavar="FILE",
-            help=f"print {what} as JSON, and all else to stderr; or write it to a file",
+            help=f"print {what} as JSON, and everything else to stderr; with FILE, write it there",
         )
 
     def add_workers(self, description: str) -> None:

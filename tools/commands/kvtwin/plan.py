@@ -121,7 +121,7 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin plan",
-        description="Size a model's KV cache: blocks, and the requests that fit into a memory, "
+        description="Size a model's KV cache: its blocks, and the requests that fit, "
         f"with the formulas of {FOLLOWS}.",
         examples=(
             "--model mistral-7b-v0.1 --gpu-memory-gib 80 --request-tokens 4000",
@@ -134,16 +134,19 @@ def _make_parser() -> Parser:
         "--model",
         metavar="NAME|FILE",
         required=True,
-        help=f"a config.json or its folder, a name at the hub, or one of {', '.join(MODELS)}",
+        help="a config.json or its folder, a name on the Hugging Face Hub, or one of "
+        f"{', '.join(MODELS)}",
     )
     _add_memory(parser)
     parser.add_number("--tensor-parallel", "devices that share each layer", 1)
-    parser.add_number("--data-parallel", "such engines, which share experts", 1)
     parser.add_number(
-        "--decode-context-parallel", "ranks of an engine that divide each sequence's tokens", 1
+        "--data-parallel", "engines with that many devices each; experts are divided among all", 1
     )
     parser.add_number(
-        "--prefill-context-parallel", "further devices that divide each sequence's tokens", 1
+        "--decode-context-parallel", "tensor-parallel ranks that divide each sequence's tokens", 1
+    )
+    parser.add_number(
+        "--prefill-context-parallel", "additional devices that divide each sequence's tokens", 1
     )
     parser.add_number("--max-model-len", "tokens of the longest request; default: as published")
     parser.add_number("--request-tokens", "tokens of a typical request, prompt and output")
@@ -171,13 +174,15 @@ def _make_parser() -> Parser:
         help="dtype of keys, values and latents: one of "
         f"{', '.join((*DTYPES, *DTYPE_NAMES))}; default: the model's",
     )
-    parser.add_number("--block-size", "tokens in a block; default: what the backends need")
+    parser.add_number(
+        "--block-size", "tokens in a block; default: the size that the backends require"
+    )
     add(
         "--backend",
         type=_names,
         metavar="NAME[,NAME]",
         default=(),
-        help="backends that share blocks; default: those of the zoo for the model; "
+        help="attention backends that use the blocks; default: the model's; "
         f"the backends are {', '.join(BACKENDS)}",
     )
     parser.add_json("the plan")
@@ -194,7 +199,7 @@ def _add_memory(parser: Parser) -> None:
         "--cache-memory-gib",
         type=_gib,
         metavar="X",
-        help="GiB that each device has for its KV cache; weights are not counted",
+        help="GiB of each device for its KV cache, without the weights",
     )
     memory.add_argument(
         "--memory-gib",
@@ -208,7 +213,7 @@ def _add_memory(parser: Parser) -> None:
         type=_part,
         metavar="X",
         default=0.92,
-        help="the part of it that the engine takes; default: %(default)s",
+        help="fraction of the GPU memory that the engine uses; default: %(default)s",
     )
     parser.add_argument(
         "--weights-dtype",

@@ -94,8 +94,8 @@ def _capacity_table(plan: Plan) -> Table:
         )
     table.caption = (
         "worst case: each request has a whole step's tokens beyond its windows and chunks, as in "
-        "the engine's own estimate; steady state: all decode, and the blocks of a step's tokens "
-        "are needed once"
+        "the engine's own estimate; steady state: all requests decode, and the blocks for the "
+        "tokens of a step are needed only once"
     )
     return table
 

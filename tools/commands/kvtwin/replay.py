@@ -85,12 +85,12 @@ def _make_parser() -> Parser:
     defaults = Settings()
     parser = Parser(
         prog="kvtwin replay",
-        description="Replay a trace of real requests in both twins and compare every result.",
+        description="Replay a trace of requests in reference and fast, and compare every result.",
         examples=(
             "--model gpt-oss-20b --steps 100",
             "--trace requests.csv --requests 500 --json replay.json",
         ),
-        statuses={0: "all results are equal", 1: "a result differs: the last line says where"},
+        statuses={0: "all results are equal", 1: "a result differs: see the last line"},
     )
     add = parser.add_argument
     add(
@@ -98,7 +98,7 @@ def _make_parser() -> Parser:
         type=Path,
         metavar="FILE.csv",
         default=DEFAULT_TRACE,
-        help="default: our own",
+        help="trace of requests; default: the bundled one",
     )
     add(
         "--model",
@@ -107,13 +107,17 @@ def _make_parser() -> Parser:
         help=f"one of {', '.join(MODELS)}; default: %(default)s",
     )
     parser.add_number("--requests", "only the first N of the trace; default: all")
-    parser.add_number("--steps", "", 300)
-    parser.add_number("--token-budget", "tokens in a step, at most", defaults.token_budget)
-    parser.add_number("--max-num-seqs", "requests running at once, at most", defaults.max_num_seqs)
+    parser.add_number("--steps", "maximum number of steps", 300)
+    parser.add_number("--token-budget", "maximum number of tokens in a step", defaults.token_budget)
+    parser.add_number("--max-num-seqs", "maximum number of running requests", defaults.max_num_seqs)
     parser.add_number(
-        "--num-blocks", "blocks in the pool; default: so few that it is empty at times"
+        "--num-blocks", "blocks in the pool; default: so few that some requests are preempted"
     )
-    parser.add_number("--micro-batches", "micro-batches of each batch", defaults.micro_batches)
+    parser.add_number(
+        "--micro-batches",
+        "number of micro-batches to split each batch into",
+        defaults.micro_batches,
+    )
     parser.add_number(
         "--num-speculative-tokens",
         "draft tokens of each decode",
@@ -122,7 +126,7 @@ def _make_parser() -> Parser:
     )
     parser.add_json("the result")
     add("--checked", action="store_true", help="run fast in checked mode")
-    parser.add_number("--seed", "decides which draft tokens are accepted", 0, minimum=0)
+    parser.add_number("--seed", "seed of the choice of accepted draft tokens", 0, minimum=0)
     return parser
 
 

@@ -226,15 +226,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
     parser = Parser(
         prog="kvtwin soak",
-        description="Replay traffic with random faults, compare both twins, and watch the memory.",
+        description="Replay traffic with random faults, compare reference and fast, and watch the "
+        "memory.",
         examples=("--minutes 20",),
         statuses={
-            0: "nothing differed, and the memory was flat",
+            0: "all results are equal, and the memory did not grow",
             1: "a result differs, or the memory grew",
         },
     )
-    parser.add_number("--minutes", "how long", 20)
-    parser.add_number("--seed", "decides on the faults", 0, minimum=0)
+    parser.add_number("--minutes", "how long to run", 20)
+    parser.add_number("--seed", "seed of the random faults", 0, minimum=0)
     parser.add_json("the counts")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -72,23 +72,28 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin vectors",
-        description="Write test vectors of the functions as plain JSON.",
+        description="Write calls and their results in reference as test vectors, in plain JSON.",
         examples=(
             "--out vectors",
             "--out vectors --functions compute_slot_mapping,BlockTables --examples 50",
         ),
-        statuses={0: "all is written"},
+        statuses={0: "all vectors are written"},
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a new folder")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", required=True, help="a new or empty folder"
+    )
     parser.add_argument(
         "--examples",
         type=positive,
         metavar="N",
         default=20,
-        help="valid calls of each function; default: %(default)s; one more for each invalid input",
+        help="valid calls of each function; default: %(default)s; plus one for each invalid input",
     )
     parser.add_argument(
-        "--functions", type=names, metavar="A,B", help="default: all that have vectors"
+        "--functions",
+        type=names,
+        metavar="A,B",
+        help="functions to write; default: all that have vectors",
     )
     parser.add_json("the index of the folder")
     return parser

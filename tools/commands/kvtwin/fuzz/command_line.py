@@ -35,8 +35,8 @@ from kvtwin.machine import num_cores
 from kvtwin.parser import Parser, positive, redirect_stdout_for_json, write_json
 
 SEED_HELP: Final = (
-    "default: a new one each time; repeats the order of the properties' first slices and the"
-    " seed of each slice, not a whole night: timing decides how far a slice gets and what follows"
+    "default: a new one each time; repeats the seed of each slice and the order of the properties'"
+    " first slices, but not a whole night, whose later slices depend on timing"
 )
 
 SIGNAL_STATUS: Final = {"SIGINT": 130, "SIGTERM": 143}
@@ -217,7 +217,7 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin fuzz",
-        description="Check properties with random inputs until the time is over.",
+        description="Test an implementation with random inputs until the time is up.",
         examples=(
             "--minutes 30",
             "--impl my_engine.plumbing --functions compute_slot_mapping --minutes 5",
@@ -225,8 +225,8 @@ def _make_parser() -> Parser:
             "--replay night/findings/cases/CASE.json",
         ),
         statuses={
-            0: "nothing fails",
-            1: "something fails, or nothing was run",
+            0: "no failures",
+            1: "failures or errors, or no case was run",
             130: "ended by Ctrl-C, with its report written",
             143: "ended by SIGTERM, with its report written",
         },
@@ -236,22 +236,70 @@ def _make_parser() -> Parser:
         "--minutes",
         type=_positive_float,
         metavar="N",
-        help=f"default: {MINUTES:g}; with --exhaustive at most {EXHAUSTIVE_MINUTES:g}",
+        help=f"time limit; default: {MINUTES:g}, or {EXHAUSTIVE_MINUTES:g} with --exhaustive",
     )
-    add("--workers", type=positive, metavar="N", help="default: one for each core")
-    add("--target", metavar="A,B", help="host, sim, native, cuda; default: those that run here")
-    add("--impl", action="append", default=[], metavar="M", help="implementation; default: fast")
+    add(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="number of workers; default: one for each core",
+    )
+    add(
+        "--target",
+        metavar="A,B",
+        help="targets to run: host, sim, native, cuda; default: all that run on this machine",
+    )
+    add(
+        "--impl",
+        action="append",
+        default=[],
+        metavar="M",
+        help="implementation, a module or a .py file; may be repeated; default: fast",
+    )
     add("--adapter", action="append", default=[], metavar="M", help="adapter for its objects")
-    add("--functions", metavar="A,B", help="default: all")
-    add("--out", type=Path, metavar="DIR", default=Path("fuzz-out"), help="default: %(default)s")
+    add("--functions", metavar="A,B", help="functions to check; default: all")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("fuzz-out"),
+        help="folder for reports and findings; default: %(default)s",
+    )
     add("--database", metavar="URL", help="example database; default: a folder in --out")
     add("--seed", type=int, metavar="N", help=SEED_HELP)
-    add("--history", type=Path, metavar="DIR", help="folder with a record of each night")
-    add("--ray", metavar="ADDRESS", help="run on a Ray cluster, HOST:PORT or auto")
-    add("--hang-seconds", type=_positive_float, metavar="N", default=30.0, help="default: 30")
-    add("--memory-gib", type=positive, metavar="N", default=4, help="limit of a worker; default: 4")
-    add("--exhaustive", action="store_true", help="enumerate small scopes instead")
-    add("--scale", type=int, choices=SCALES, default=1, help="larger bounds; default: 1")
+    add(
+        "--history",
+        type=Path,
+        metavar="DIR",
+        help="compare with the nights recorded in this folder, and record this one",
+    )
+    add("--ray", metavar="ADDRESS", help="run on the Ray cluster at HOST:PORT, or auto")
+    add(
+        "--hang-seconds",
+        type=_positive_float,
+        metavar="N",
+        default=30.0,
+        help="a case that takes longer counts as hung; default: 30",
+    )
+    add(
+        "--memory-gib",
+        type=positive,
+        metavar="N",
+        default=4,
+        help="memory limit of a worker; default: 4",
+    )
+    add(
+        "--exhaustive",
+        action="store_true",
+        help="check all inputs of small scopes, not random ones",
+    )
+    add(
+        "--scale",
+        type=int,
+        choices=SCALES,
+        default=1,
+        help="how large the scopes of --exhaustive are; default: 1",
+    )
     add(
         "--bisect",
         nargs=3,

@@ -47,11 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = Parser(
         prog="python -m kvtwin.fuzz.default_run",
-        description="Run the checks of the default conformance run, and print what they covered.",
+        description="Run the checks of the default conformance run, and print their coverage.",
         examples=("--functions compute_slot_mapping --target host",),
     )
-    parser.add_argument("--functions", metavar="A,B", help="default: all")
-    parser.add_argument("--target", metavar="A,B", help="default: those that run here")
+    parser.add_argument("--functions", metavar="A,B", help="functions to check; default: all")
+    parser.add_argument(
+        "--target", metavar="A,B", help="targets to run; default: all that run on this machine"
+    )
     options = parser.parse_args(arguments)
     preload.prepare()
     print(json.dumps(observe(options), indent=1))

@@ -91,10 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m kvtwin.fuzz.issue_tracker",
         description="Open and close issues for the findings of a night.",
         examples=("--dry-run night/report.json",),
-        statuses={0: "all is well", 1: "gh failed"},
+        statuses={0: "success", 1: "gh failed"},
     )
-    parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="report.json")
-    parser.add_argument("--run-url", default="", metavar="URL", help="where the reports are")
+    parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="a report.json")
+    parser.add_argument(
+        "--run-url", default="", metavar="URL", help="URL of the reports, for the issues"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands, and change nothing"
     )

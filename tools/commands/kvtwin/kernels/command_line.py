@@ -165,12 +165,12 @@ def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin kernels",
-        description="Show what every kernel takes of several GPUs, on a machine that has none.",
+        description="Show the resource usage of each CUDA kernel on several GPUs, without a GPU.",
         examples=("", "--arch sm_90 --arch sm_120 --json", "--check", "--record"),
         statuses={
             0: "all kernels compile",
-            1: "a kernel spills registers or does not compile, a figure is a tenth worse than the"
-            " record, or a GPU has another result",
+            1: "a kernel spills registers or does not compile, a figure is more than 10% above the"
+            " record, or the results on a GPU differ",
         },
     )
     add = parser.add_argument
@@ -185,16 +185,18 @@ def _make_parser() -> Parser:
     among.add_argument(
         "--check", action="store_true", help=f"compare with the figures in {record.RECORD.name}"
     )
-    among.add_argument("--record", action="store_true", help="write the figures there")
+    among.add_argument(
+        "--record", action="store_true", help=f"write the figures to {record.RECORD.name}"
+    )
     among.add_argument(
         "--gpu",
         action="store_true",
-        help="compare what kernels do on this machine's GPU with the native runner",
+        help="compare the results of kernels on this machine's GPU with those of the native runner",
     )
     among.add_argument(
         "--successor",
         action="store_true",
-        help="compile with numba-cuda-mlir, if it is installed, and compare natively",
+        help="compile with numba-cuda-mlir, which must be installed, and compare results natively",
     )
     return parser
 
