@@ -9,7 +9,7 @@ Settings of the working directory are not read.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("conformance.__main__", "conformance")
 
@@ -22,7 +22,7 @@ import numba  # noqa: F401  # see torch
 import pytest
 import torch  # noqa: F401  # while modules are imported here, Ctrl-C ends the process at once
 
-from conformance.command_line import INTERRUPTS
+from conformance.entry_point import INTERRUPTS
 
 PACKAGE = Path(__file__).parent
 HELP = """\

@@ -17,7 +17,7 @@ import torch
 
 from conformance.cases.check import CaseCheck
 from conformance.checks.contract_checks import checks_in
-from conformance.checks.functions import is_about
+from conformance.checks.registry import is_about
 from conformance.coverage.goals import COVERAGE
 from conformance.plugin.case_items import case_items, deviation_checks
 from conformance.plugin.explain import explain

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import of_ints, of_objects
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.attention_layers import (
@@ -35,14 +35,14 @@ from conformance.strategies.attention_layers import (
     get_layers_calls,
     init_attn_backend_calls,
 )
-from conformance.strategies.engines import Own
+from conformance.strategies.stub_factories import Own
 from conformance.targets.target import Target
 from conformance.values.call import Call
 
 TYPES = ("decoder", "encoder", "encoder_only", "encoder_decoder")
 
 
-@law("AttentionType", lambda _: st.sampled_from(TYPES))
+@property_check("AttentionType", lambda _: st.sampled_from(TYPES))
 def test_types_of_attention(target: Target, name: str) -> None:
     """`AttentionType` has exactly four members, which are strs."""
     found: Any = target.lookup("AttentionType")
@@ -93,7 +93,7 @@ test_get_layers = Contract(
 )
 
 
-@law("get_layers_from_vllm_config", get_layers_calls)
+@property_check("get_layers_from_vllm_config", get_layers_calls)
 def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
     """The result has every named layer of the type, and each is the context's own object."""
     invocation = Invocation(target, call)
@@ -161,7 +161,7 @@ test_get_kv_cache_spec = Contract(
 )
 
 
-@law("get_kv_cache_spec", get_kv_cache_spec_calls)
+@property_check("get_kv_cache_spec", get_kv_cache_spec_calls)
 def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
     """Attention layers with their own cache have a spec; the window decides its class."""
     found = Invocation(target, call).answer(checked=False)
@@ -236,7 +236,7 @@ def _has_kind(call: Call, kind: str) -> bool:
     return any(plan.kind == kind for plan in call.source)
 
 
-@law("init_attn_backend", init_attn_backend_calls)
+@property_check("init_attn_backend", init_attn_backend_calls)
 def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> None:
     """Each layer has its backend, each group a builder; builders that share get one workspace."""
     invocation = Invocation(target, call)
@@ -257,7 +257,7 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
     assert len({id(given[0]) for given in shared[1:]}) < 2
 
 
-@law(
+@property_check(
     "init_attn_backend",
     init_attn_backend_calls,
     goals={"groups before the bad one": lambda call: len(call.source) > 1},

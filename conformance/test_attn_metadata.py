@@ -11,8 +11,8 @@ import numpy as np
 
 from conformance.arrays.guard_bands import guarded
 from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.presets import FEW_PAIRS, MINIMAL
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -168,7 +168,7 @@ test_build_attn_metadata = Contract(
 )
 
 
-@law(
+@property_check(
     "build_attn_metadata",
     build_attn_metadata_calls,
     goals={"two groups": lambda call: len(call.source.batches) > 1},
@@ -189,7 +189,7 @@ def test_tables_and_slots_on_another_device_are_refused(target: Target, call: Ca
         check_refuses_wrong_device(target, call, name, invocation.run, checked=checked)
 
 
-@law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
+@property_check("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
 def test_each_builder_builds_once(target: Target, call: Call) -> None:
     """All layers of a group share one result of its builder; no two groups share one."""
     invocation = Invocation(target, call)
@@ -214,7 +214,7 @@ def _real_buffer(target: Target, buffer: Buffer) -> Any:
     return made
 
 
-@law(
+@property_check(
     "build_attn_metadata",
     build_attn_metadata_calls,
     goals={"there is something to see": lambda call: bool(call.source.batches)},

@@ -6,9 +6,9 @@ import dataclasses
 import inspect
 from typing import Any
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal, exception_of
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.backend import (
@@ -23,7 +23,7 @@ from conformance.strategies.backend import (
     subclass_backend_calls,
     subclass_metadata_calls,
 )
-from conformance.strategies.engines import BuilderClass
+from conformance.strategies.stub_factories import BuilderClass
 from conformance.targets.target import REFERENCE, Target
 from conformance.values.call import Call
 
@@ -34,7 +34,7 @@ def _lacks_only(name: str) -> Any:
     return lambda said: set(ABSTRACT) - said == {name}
 
 
-@law(
+@property_check(
     "AttentionBackend",
     lambda _: st.sets(st.sampled_from((*ABSTRACT, "get_kv_cache_stride_order"))),
     goals={
@@ -78,7 +78,7 @@ test_subclass_attention_backend = Contract(
 )
 
 
-@law("subclass_attention_backend", subclass_backend_calls)
+@property_check("subclass_attention_backend", subclass_backend_calls)
 def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> None:
     """Each subclass has its own builder, for class and instances; the base keeps its own."""
     invocation = Invocation(target, call)
@@ -164,7 +164,7 @@ def _described(cls: Any) -> dict[str, Any]:
     }
 
 
-@law("subclass_attention_metadata", subclass_metadata_calls)
+@property_check("subclass_attention_metadata", subclass_metadata_calls)
 def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
     """The subclass equals the one that `reference` makes, and its base class is unchanged."""
     descriptions: list[Any] = []
@@ -185,7 +185,7 @@ def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
     )
 
 
-@law("subclass_attention_metadata", lambda _: st.sampled_from(("", "Padded")))
+@property_check("subclass_attention_metadata", lambda _: st.sampled_from(("", "Padded")))
 def test_what_reads_alike_may_differ(target: Target, prefix: str) -> None:
     """The same `dataclasses.field` gives the same class; defaults 1 and True give two classes."""
     base = dataclasses.make_dataclass("Lengths", [("longest", int)])

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.batch_order import (
@@ -319,7 +319,7 @@ def _cycles(order: list[int]) -> int:
     return found
 
 
-@law("reorder_batch_to_split_decodes_and_prefills", reorder_calls)
+@property_check("reorder_batch_to_split_decodes_and_prefills", reorder_calls)
 def test_reordering_changes_as_little_as_possible(target: Target, call: Call) -> None:
     """Regions ascend, requests already in their region stay, and no swap is superfluous."""
     before = list(call["input_batch"].req_ids)
@@ -339,7 +339,7 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
     assert moved is (order != sorted(order))
 
 
-@law(
+@property_check(
     "reorder_batch_to_split_decodes_and_prefills",
     reorder_calls,
     goals={"a request that is not counted": lambda call: bool(call["input_batch"].req_ids)},
@@ -355,7 +355,7 @@ def test_a_counter_needs_all_requests(target: Target, call: Call) -> None:
         assert isinstance(got, KeyError), got
 
 
-@law(
+@property_check(
     "reorder_batch_to_split_decodes_and_prefills",
     reordered_batches,
     goals={"a batch out of order": lambda call: _misplaced(call) > 0},
@@ -371,7 +371,7 @@ def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
     assert decodes == regions_of(call).count(0)
 
 
-@law("split_decodes_and_prefills", split_decodes_and_prefills_calls)
+@property_check("split_decodes_and_prefills", split_decodes_and_prefills_calls)
 def test_two_kinds_add_up(target: Target, call: Call) -> None:
     """Requests and tokens of the two kinds sum to the batch's, and all decodes are short."""
     decodes, prefills, decode_tokens, prefill_tokens = Invocation(target, call).answer()
@@ -380,7 +380,7 @@ def test_two_kinds_add_up(target: Target, call: Call) -> None:
     assert all(q <= _threshold(call) for q in call.source.query_lens[:decodes])
 
 
-@law("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
+@property_check("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
 def test_three_kinds_add_up(target: Target, call: Call) -> None:
     """The three kinds sum to the batch; extends have a context, or one of them is short."""
     answer = Invocation(target, call).answer()

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import of_ints, of_objects
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.block_size import (
@@ -40,7 +40,7 @@ test_multiple_of = Contract(
 )
 
 
-@law("MultipleOf", multiple_of_calls)
+@property_check("MultipleOf", multiple_of_calls)
 def test_multiples_are_values(target: Target, call: Call) -> None:
     """`MultipleOf` compares and hashes by its base, and does not equal the int itself."""
     base = call["base"]
@@ -141,7 +141,7 @@ test_select_common_block_size = Contract(
 )
 
 
-@law("select_common_block_size", select_calls)
+@property_check("select_common_block_size", select_calls)
 def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> None:
     """The size divides the manager's, all groups support it, and no greater listed int is valid."""
     size = call["kv_manager_block_size"]
@@ -154,7 +154,7 @@ def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> N
             assert not all(_supports(listed, greater) for listed in _listed(call))
 
 
-@law("select_common_block_size", select_calls)
+@property_check("select_common_block_size", select_calls)
 def test_order_and_repeats_do_not_matter(target: Target, call: Call) -> None:
     """Reordering or repeating groups, or adding one that takes any size, changes nothing."""
     groups = call["attn_groups"]
@@ -240,7 +240,7 @@ def _reference_answer(call: Call) -> list[int]:
     return found
 
 
-@law("prepare_kernel_block_sizes", prepare_calls)
+@property_check("prepare_kernel_block_sizes", prepare_calls)
 def test_kernel_blocks_make_whole_blocks(target: Target, call: Call) -> None:
     """Each group with a cache has a size that divides its block size; Mamba's equals it."""
     answer = Invocation(target, call).run()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts.properties import law
+from conformance.contracts.check import property_check
 from conformance.contracts.sessions import construct, perform
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.execution.interrupts import Interrupter
@@ -137,7 +137,7 @@ class _Tables:
         return first_difference(self.held, other.held, "held", other.twin.device or "cpu") is None
 
 
-@law(
+@property_check(
     "BlockTables",
     interrupted_operations,
     goals={

@@ -10,7 +10,7 @@ import torch
 
 import reference
 from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
-from conformance.contracts.properties import law
+from conformance.contracts.check import property_check
 from conformance.contracts.sessions import construct, perform, perform_or_raise
 from conformance.coverage.presets import MINIMAL
 from conformance.strategies import cached as st
@@ -20,7 +20,7 @@ from conformance.values.call import Call
 from conformance.values.comparison import first_difference
 
 
-@law("BlockTables", block_tables_sessions, has_kernel=True)
+@property_check("BlockTables", block_tables_sessions, has_kernel=True)
 def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
     """Without checked mode, a missing row gives null blocks, and an invalid position slot -1."""
     num_rows = session.constructor.arguments["max_num_reqs"]
@@ -57,7 +57,7 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
         ]
 
 
-@law("BlockTables", block_tables_sessions, has_kernel=True)
+@property_check("BlockTables", block_tables_sessions, has_kernel=True)
 def test_more_tokens_than_positions_stay_inside(target: Target, session: Session) -> None:
     """Without checked mode, starts past the positions are refused or give slot -1."""
     num_tokens = session.constructor.arguments["max_num_batched_tokens"]
@@ -81,7 +81,7 @@ EMPTY_STEP = {"query_start_loc": np.array([0], np.int32), "positions": np.array(
 """A step without requests."""
 
 
-@law("BlockTables", block_tables_sessions)
+@property_check("BlockTables", block_tables_sessions)
 def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
     """Values that another call writes to a view, as its `out`, are gone after the next step."""
     if not session.constructor.arguments["block_sizes"]:
@@ -102,7 +102,7 @@ def test_a_view_may_be_the_out_of_another_call(target: Target, session: Session)
     assert bool((slots == reference.PAD_SLOT_ID).all())
 
 
-@law("BlockTables", block_tables_sessions, has_kernel=True)
+@property_check("BlockTables", block_tables_sessions, has_kernel=True)
 def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session: Session) -> None:
     """Values that another call writes to a gathered table are gone after the next step."""
     tables = construct(target, session)
@@ -117,7 +117,7 @@ def test_a_gathered_table_may_be_the_out_of_another_call(target: Target, session
         assert bool((table == reference.NULL_BLOCK_ID).all())
 
 
-@law("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
+@property_check("BlockTables", lambda _: st.sampled_from((1, 2)), presets=[MINIMAL])
 def test_large_tables_fit_into_an_address_space(target: Target, example: int) -> None:
     """Tables of 2**55 bytes can be made on `meta`: allocation adds little overhead."""
     if target.device is None:
@@ -138,7 +138,7 @@ EMPTY_BATCH_CALLS: dict[str, dict[str, Any]] = {
 """The calls on the tables for a batch of one request without tokens."""
 
 
-@law("BlockTables", block_tables_sessions, has_kernel=True)
+@property_check("BlockTables", block_tables_sessions, has_kernel=True)
 def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
     """A tensor on another device than the tables is refused by name."""
     __tracebackhide__ = True
@@ -156,7 +156,7 @@ def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
                 check_refuses_wrong_device(target, call, name, run, checked=checked)
 
 
-@law("BlockTables", block_tables_sessions)
+@property_check("BlockTables", block_tables_sessions)
 def test_tables_are_on_their_device(target: Target, session: Session) -> None:
     """Tables are made on the requested device, with the usual dtypes."""
     if target.device is None:
@@ -168,7 +168,7 @@ def test_tables_are_on_their_device(target: Target, session: Session) -> None:
     assert [(OTHER_DEVICE, kind) for kind in kinds] == [(t.device.type, t.dtype) for t in found]
 
 
-@law("BlockTables", block_tables_sessions)
+@property_check("BlockTables", block_tables_sessions)
 def test_an_emptied_row_is_gathered_anew(target: Target, session: Session) -> None:
     """A row that is emptied and refilled between two steps has only its new blocks."""
     num_groups = len(session.constructor.arguments["block_sizes"])

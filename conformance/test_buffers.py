@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from conformance.checks.contract_checks import along_axes
+from conformance.contracts.check import property_check
 from conformance.contracts.evaluation import check_equal, exception_of, is_named
-from conformance.contracts.properties import law
 from conformance.coverage.presets import MINIMAL
 from conformance.coverage.size_axes import Axis
 from conformance.generation.profiles import Kind
@@ -81,7 +81,7 @@ def _copy(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
-@law(
+@property_check(
     "CpuGpuBuffer",
     copies,
     goals={
@@ -115,14 +115,14 @@ test_buffers_copy_of_all_sizes = along_axes(
 )
 
 
-@law("CpuGpuBuffer", copies, presets=[MINIMAL], kind=Kind.CONDITIONS)
+@property_check("CpuGpuBuffer", copies, presets=[MINIMAL], kind=Kind.CONDITIONS)
 def test_buffers_copy_a_thousand_times(target: Target, example: Copies) -> None:
     """Copies are still correct after many copies."""
     number = NUM_COPIES // max(len(example.copies), 1)
     test_buffers_copy.body(target, dataclasses.replace(example, copies=example.copies * number))
 
 
-@law("CpuGpuBuffer", copies)
+@property_check("CpuGpuBuffer", copies)
 def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
     """`.np` is a view of `.cpu`, and is refused for dtypes that NumPy lacks."""
     buffer = _make(target, example)
@@ -135,7 +135,7 @@ def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
     assert bool((buffer.cpu == 1).all())
 
 
-@law("CpuGpuBuffer", copies)
+@property_check("CpuGpuBuffer", copies)
 def test_buffers_refuse(target: Target, example: Copies) -> None:
     """An impossible size or count, and an invalid dtype, are refused by name."""
     too_many = example.size[0] + 1
@@ -164,7 +164,7 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
         assert wording is None, wording.line
 
 
-@law("CpuGpuBuffer", copies)
+@property_check("CpuGpuBuffer", copies)
 def test_an_axis_is_as_long_as_an_int64_counts(target: Target, example: Copies) -> None:
     """A buffer without elements may have an axis of the greatest length."""
     for twin in (REFERENCE, target):

@@ -9,9 +9,9 @@ import inspect
 import types
 from typing import Any
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.builders import (
@@ -33,8 +33,8 @@ from conformance.strategies.builders import (
     threshold_calls,
     use_cascade_attention_calls,
 )
-from conformance.strategies.engines import BuilderClass, Own
 from conformance.strategies.large_batches import request_axes
+from conformance.strategies.stub_factories import BuilderClass, Own
 from conformance.targets.factories import DEVICE
 from conformance.targets.target import Target
 from conformance.values.call import Call
@@ -45,7 +45,7 @@ BUILDER = "AttentionMetadataBuilder"
 SUPPORT = {"ALWAYS": 3, "UNIFORM_BATCH": 2, "UNIFORM_SINGLE_TOKEN_DECODE": 1, "NEVER": 0}
 
 
-@law("AttentionCGSupport", lambda _: st.sampled_from(tuple(SUPPORT)))
+@property_check("AttentionCGSupport", lambda _: st.sampled_from(tuple(SUPPORT)))
 def test_support_of_graphs(target: Target, name: str) -> None:
     """Members with more support have greater values; members are not ints."""
     found: Any = target.lookup("AttentionCGSupport")
@@ -55,7 +55,7 @@ def test_support_of_graphs(target: Target, name: str) -> None:
     assert not issubclass(found, int)
 
 
-@law("AttentionMetadata", lambda _: st.booleans())
+@property_check("AttentionMetadata", lambda _: st.booleans())
 def test_metadata_is_an_empty_base(target: Target, is_frozen: bool) -> None:
     """`AttentionMetadata` is an empty base that dataclasses, frozen or not, can extend."""
     base: Any = target.lookup("AttentionMetadata")
@@ -71,7 +71,7 @@ def _builds(namespace: dict[str, Any]) -> None:
     namespace["build"] = lambda *_: 8
 
 
-@law(BUILDER, threshold_calls)
+@property_check(BUILDER, threshold_calls)
 def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> None:
     """A builder only has to define `build`; it stores the four objects that it is made with."""
     base: Any = target.lookup(BUILDER)
@@ -85,7 +85,7 @@ def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> No
     assert inspect.signature(base.build).parameters["fast_build"].default is False
 
 
-@law(
+@property_check(
     f"{BUILDER}.get_cudagraph_support",
     lambda _: st.sampled_from((None, "ALWAYS", "UNIFORM_BATCH", "NEVER")),
     goals={"said by the subclass": bool, "said by the base": lambda support: not support},
@@ -166,7 +166,7 @@ def _lacks_all(config: Any) -> bool:
     return isinstance(config, Own) and not config.attributes
 
 
-@law(f"{BUILDER}._init_reorder_batch_threshold", threshold_calls)
+@property_check(f"{BUILDER}._init_reorder_batch_threshold", threshold_calls)
 def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
     """The threshold is set on the builder, not on its class, and within the requested bounds."""
     invocation = Invocation(target, call)
@@ -244,7 +244,7 @@ test_create_with_metadata_builders = Contract(
 )
 
 
-@law("AttentionGroup.create_with_metadata_builders", create_group_calls)
+@property_check("AttentionGroup.create_with_metadata_builders", create_group_calls)
 def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     """A group's builders are different objects, all of its backend's class."""
     invocation = Invocation(target, call)
@@ -260,7 +260,7 @@ def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     assert len(builders) == len(other.metadata_builders)
 
 
-@law("AttentionGroup", create_group_calls)
+@property_check("AttentionGroup", create_group_calls)
 def test_a_group_is_a_plain_dataclass(target: Target, call: Call) -> None:
     """A group takes positional arguments, checks nothing, compares by value and is mutable."""
     given = Invocation(target, call).arguments

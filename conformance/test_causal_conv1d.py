@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.contracts.check import property_check, same_in_any_order
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law, same_in_any_order
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -132,7 +132,7 @@ def _run_program(tokens: Any, weights: Any, run: range, first: int) -> Any:
     return rows
 
 
-@law(
+@property_check(
     "compute_causal_conv1d_metadata",
     lambda preset: compute_conv1d_calls(preset, is_long=False),
     goals={

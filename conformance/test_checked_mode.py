@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from conformance.contracts.check import property_check
 from conformance.contracts.evaluation import check_error, exception_of
-from conformance.contracts.properties import law
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.execution.actors import Actor, actors
 from conformance.generation.profiles import Kind
@@ -66,7 +66,7 @@ def _overlap(example: Blocks) -> bool:
     return False
 
 
-@law(
+@property_check(
     "checks",
     interleaved_blocks,
     goals={
@@ -149,7 +149,7 @@ def process_steps(draw: st.DrawFn, _preset: Preset) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-@law(
+@property_check(
     "checks",
     process_steps,
     goals={
@@ -221,7 +221,7 @@ def _refuses(target: Target) -> bool:
     return False
 
 
-@law(
+@property_check(
     "checks",
     lambda _: st.sampled_from((0, 1, None, "1")),
     presets=[MINIMAL],
@@ -234,7 +234,7 @@ def test_a_mode_is_a_bool(target: Target, example: object) -> None:
     check_error(target, call, error, (TypeError, "enabled"), "enabled is no bool")
 
 
-@law("checks", lambda _: st.booleans(), presets=[MINIMAL], kind=Kind.CONDITIONS)
+@property_check("checks", lambda _: st.booleans(), presets=[MINIMAL], kind=Kind.CONDITIONS)
 def test_a_thousand_blocks_hold(target: Target, example: bool) -> None:
     """Each of many blocks works, one after the other and nested."""
     checks = target.lookup("checks")

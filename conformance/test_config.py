@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import reference
+from conformance.contracts.check import Check, property_check
 from conformance.contracts.evaluation import check_equal
-from conformance.contracts.properties import Check, law
 from conformance.strategies import cached as st
 from conformance.targets.target import REFERENCE, Target
 from conformance.values.call import Call
@@ -18,7 +18,7 @@ def _holds_what_it_is_given(function: str) -> Check:
     """Return the check of one class."""
     names = [field.name for field in dataclasses.fields(getattr(reference, function))]
 
-    @law(
+    @property_check(
         function,
         lambda _: st.sets(st.sampled_from(names)),
         goals={

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from conformance.arrays.guard_bands import guarded
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -127,7 +127,7 @@ test_get_dcp_local_seq_lens = Contract(
 )
 
 
-@law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
+@property_check("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
 def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
     """The ranks' local lengths add up, and differ by at most one interleave."""
     lengths = Invocation(target, call.replacing(dcp_rank=None, out=None)).answer().tolist()
@@ -138,7 +138,7 @@ def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
         assert local[0] - local[-1] <= interleave
 
 
-@law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
+@property_check("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
 def test_a_parameter_is_a_tensor_too(target: Target, call: Call) -> None:
     """A `torch.nn.Parameter` of lengths gives the same result as a tensor."""
     if target.device is None:

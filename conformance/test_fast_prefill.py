@@ -13,8 +13,8 @@ import reference
 from conformance.adapters import Unsupported
 from conformance.arrays.guard_bands import guarded
 from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.contracts.check import property_check, same_in_any_order
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law, same_in_any_order
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -191,7 +191,7 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
 )
 
 
-@law(
+@property_check(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     fast_prefill_calls,
     goals={"armed": lambda call: not comes_back(call)},
@@ -212,7 +212,7 @@ def test_a_subclass_keeps_its_own_fields(target: Target, call: Call) -> None:
     assert 7 == found.own
 
 
-@law(
+@property_check(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     fast_prefill_calls,
     goals={"armed": lambda call: not comes_back(call)},
@@ -244,7 +244,7 @@ test_any_order_of_threads_counts_alike = same_in_any_order(
 )
 
 
-@law("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))
+@property_check("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))
 def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
     """The list has two fields with types and defaults, and can extend any metadata."""
     fields: Any = target.lookup("KV_SHARING_FAST_PREFILL_METADATA_FIELDS")
@@ -260,7 +260,7 @@ def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
     assert isinstance(made(3), protocol)
 
 
-@law(
+@property_check(
     "KVSharingFastPrefillMetadata",
     lambda _: st.sets(st.sampled_from((*FIELD_NAMES, "longest"))),
     goals={

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from conformance.checks.contract_checks import along_axes
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis, of_objects
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
@@ -94,7 +94,7 @@ class _Built:
         return {"arguments": self.arguments, "names": names, **attributes, **logits, **defaults}
 
 
-@law(
+@property_check(
     "create_fast_prefill_custom_backend",
     build_calls,
     goals={
@@ -155,7 +155,7 @@ def _own_fields(built: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(built)] if is_one else []
 
 
-@law("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
+@property_check("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
 def test_its_classes_are_made_once(target: Target, call: Call) -> None:
     """The same prefix and backend give the same classes of backend, builder and metadata."""
     built = _Built(Invocation(target, call))
@@ -176,7 +176,7 @@ def test_its_classes_are_made_once(target: Target, call: Call) -> None:
         assert type(built.underlying) is METADATA[_kind(call)]
 
 
-@law("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
+@property_check("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
 def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> None:
     """`build_for_cudagraph_capture` and `build_for_drafting` go through `build`."""
     if call["underlying_attn_backend"].builder.is_own:
@@ -195,7 +195,7 @@ def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> Non
         assert (0, flag) == (arguments[0], arguments[2])
 
 
-@law(
+@property_check(
     "create_fast_prefill_custom_backend",
     lambda preset: build_calls(preset, kinds=tuple(UNEXTENDABLE)),
     goals=_kinds(UNEXTENDABLE),
@@ -215,7 +215,7 @@ def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
             raise Mismatch(call, twin.name, difference)
 
 
-@law("create_fast_prefill_custom_backend", large_build_calls)
+@property_check("create_fast_prefill_custom_backend", large_build_calls)
 def test_all_attributes_are_kept(target: Target, call: Call) -> None:
     """The result keeps all attributes of the built metadata; the backend's name has the prefix."""
     both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]

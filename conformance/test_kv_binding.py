@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis, of_ints, of_objects
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.kv_binding import BIND_INVALID_INPUTS, EXTRACT_INVALID_INPUTS
@@ -68,7 +68,7 @@ test_extract_layer_index = Contract(
 )
 
 
-@law("extract_layer_index", extract_calls)
+@property_check("extract_layer_index", extract_calls)
 def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
     """Components of a name that are not integers do not change its index."""
     index = Invocation(target, call).run()
@@ -155,7 +155,7 @@ test_bind_kv_cache = Contract(
 )
 
 
-@law("bind_kv_cache", bind_calls)
+@property_check("bind_kv_cache", bind_calls)
 def test_caches_stand_in_layer_order(target: Target, call: Call) -> None:
     """The runner's caches are stably sorted by index; each layer has its cache in its own list."""
     invocation = Invocation(target, call)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.goals import Goals
 from conformance.coverage.size_axes import of_objects
 from conformance.execution.invocations import Invocation
@@ -67,7 +67,7 @@ test_allocate_kv_cache = Contract(
 )
 
 
-@law("_allocate_kv_cache", allocate_calls)
+@property_check("_allocate_kv_cache", allocate_calls)
 def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
     """Layers of one tensor share one zeroed array of the requested size; others are disjoint."""
     invocation = Invocation(target, call)
@@ -146,7 +146,7 @@ test_init_kv_cache = Contract(
 )
 
 
-@law("init_kv_cache", init_calls)
+@property_check("init_kv_cache", init_calls)
 def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
     """`init_kv_cache` gives the same caches as allocating, reshaping and binding in order."""
     whole, apart = Invocation(target, call), Invocation(target, call)
@@ -164,7 +164,7 @@ def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
     assert len(call.source.layers) == len(runner)
 
 
-@law("init_kv_cache", init_calls)
+@property_check("init_kv_cache", init_calls)
 def test_a_write_is_seen_by_those_that_share(target: Target, call: Call) -> None:
     """Filling one layer's cache changes the caches over the same tensor, and no others."""
     invocation = Invocation(target, call)

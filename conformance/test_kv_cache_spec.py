@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.goals import Goals, one_for_each
 from conformance.coverage.size_axes import Axes, of_ints, of_objects
 from conformance.execution.invocations import Invocation
@@ -303,7 +303,7 @@ def _converted(target: Target, value: Any) -> Any:
     return target.converter().convert(value, "value")
 
 
-@law("KVCacheSpec", lambda preset: specs(preset, *KINDS))
+@property_check("KVCacheSpec", lambda preset: specs(preset, *KINDS))
 def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
     """Equal specs have equal hashes, and specs are frozen."""
     made = _converted(target, spec)
@@ -317,7 +317,7 @@ def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
             first.block_size = 1
 
 
-@law("MambaSpec", lambda preset: specs(preset, "MambaSpec"))
+@property_check("MambaSpec", lambda preset: specs(preset, "MambaSpec"))
 def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
     """Lists and tuples make equal specs; the states fit in a page, and fill an unpadded one."""
     made = _converted(target, spec)
@@ -334,7 +334,9 @@ def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
         assert needed == page_size_bytes
 
 
-@law("KVCacheSpec.page_size_bytes", lambda preset: specs(preset, "MLAAttentionSpec", *ATTENTION))
+@property_check(
+    "KVCacheSpec.page_size_bytes", lambda preset: specs(preset, "MLAAttentionSpec", *ATTENTION)
+)
 def test_a_page_holds_its_keys_and_values(target: Target, spec: Any) -> None:
     """A page is as large as its keys and values, and every token takes equally many bytes."""
     one_token, page = (
@@ -351,7 +353,7 @@ def _is_mla(spec: Any) -> bool:
     return isinstance(spec, reference.MLAAttentionSpec)
 
 
-@law("KVCacheSpec.max_memory_usage_bytes", max_memory_calls)
+@property_check("KVCacheSpec.max_memory_usage_bytes", max_memory_calls)
 def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Call) -> None:
     """The memory is whole pages, and with one page less a request might not fit."""
     invocation = Invocation(target, call)
@@ -377,7 +379,7 @@ def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Cal
         assert max(touched) <= pages <= touched[0] + 1
 
 
-@law("KVCacheSpec.copy_with_new_block_size", copy_calls)
+@property_check("KVCacheSpec.copy_with_new_block_size", copy_calls)
 def test_a_copy_differs_in_its_block_size_alone(target: Target, call: Call) -> None:
     """Copying back restores the spec; pages of attention scale with the block, Mamba's do not."""
     invocation = Invocation(target, call)

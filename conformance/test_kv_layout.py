@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
+from conformance.contracts.check import FixedCheck, property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import FixedCheck, law
 from conformance.coverage.presets import MINIMAL
 from conformance.coverage.size_axes import Axis
 from conformance.execution.actors import actors
@@ -212,7 +212,7 @@ def _is_strange(history: tuple[Step, ...], what: str) -> bool:
     return any(step.what == what and isinstance(step.value, int) for step in history)
 
 
-@law(
+@property_check(
     "get_kv_cache_layout",
     histories,
     goals={
@@ -246,7 +246,7 @@ def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
     _check_history(target, "get_kv_cache_layout", history, expected, got)
 
 
-@law(
+@property_check(
     "set_kv_cache_layout",
     histories,
     goals={
@@ -293,7 +293,7 @@ def test_what_is_set_is_read(target: Target, history: tuple[Step, ...]) -> None:
                 assert getattr(module, OVERRIDE, None) is before
 
 
-@law("is_valid_kv_cache_layout", is_valid_calls)
+@property_check("is_valid_kv_cache_layout", is_valid_calls)
 def test_what_is_valid_can_be_set(target: Target, call: Call) -> None:
     """A layout is valid exactly when it can be set and read; the answer is Python's bool."""
     answer = target.lookup("is_valid_kv_cache_layout")(call["value"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.goals import Goals
 from conformance.coverage.size_axes import Axes, of_objects
 from conformance.execution.invocations import Invocation
@@ -117,7 +117,7 @@ test_add_kv_sharing_layers_to_kv_cache_groups = Contract(
 )
 
 
-@law("initialize_kv_cache_for_kv_sharing", initialize_calls)
+@property_check("initialize_kv_cache_for_kv_sharing", initialize_calls)
 def test_sharing_twice_is_sharing_once(target: Target, call: Call) -> None:
     """Each layer has its target's cache and group, once; another call changes nothing."""
     invocation = Invocation(target, call)
@@ -133,7 +133,7 @@ def test_sharing_twice_is_sharing_once(target: Target, call: Call) -> None:
     assert once == shared(invocation.arguments)
 
 
-@law("add_kv_sharing_layers_to_kv_cache_groups", add_calls)
+@property_check("add_kv_sharing_layers_to_kv_cache_groups", add_calls)
 def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
     """A group keeps its layers in their order; added layers follow in the given order."""
     invocation = Invocation(target, call)

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from hypothesis.strategies import SearchStrategy
 
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.conditions.known_answer import KnownAnswer
+from conformance.contracts.check import FixedCheck
 from conformance.contracts.evaluation import check_equal
-from conformance.contracts.properties import FixedCheck
 from conformance.coverage.goals import COVERAGE
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.generation.profiles import Kind

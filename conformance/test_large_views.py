@@ -12,8 +12,8 @@ import torch
 
 import reference
 from conformance.checks.contract_checks import along_axes
+from conformance.contracts.check import property_check
 from conformance.contracts.evaluation import check_equal
-from conformance.contracts.properties import law
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import Axis
 from conformance.strategies import cached as st
@@ -53,7 +53,7 @@ def _large_views(draw: st.DrawFn, preset: Preset) -> Call:
     return Call("_reshape_kv_cache", arguments, lengths)
 
 
-@law("_reshape_kv_cache", _large_views)
+@property_check("_reshape_kv_cache", _large_views)
 def _of_untouched_bytes(target: Target, call: Call) -> None:
     """Views of a tensor of any size have the shapes, strides and offsets of `reference`'s."""
     [group] = call["kv_cache_config"].kv_cache_groups

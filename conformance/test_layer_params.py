@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import of_ints, of_objects
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.layer_params import (
@@ -13,7 +13,6 @@ from conformance.invalid_inputs.layer_params import (
     INFER_INVALID_INPUTS,
 )
 from conformance.strategies.attention_layers import LAYERS, WINDOW, context_of
-from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import (
     FLASHINFER_IMPL,
     IMPL,
@@ -22,6 +21,7 @@ from conformance.strategies.layer_params import (
     infer_global_hyperparameters_calls,
     per_layer_parameters_calls,
 )
+from conformance.strategies.stub_factories import Own
 from conformance.targets.target import Target
 from conformance.values.call import Call
 
@@ -38,7 +38,7 @@ test_per_layer_parameters = Contract(
 )
 
 
-@law("PerLayerParameters", per_layer_parameters_calls)
+@property_check("PerLayerParameters", per_layer_parameters_calls)
 def test_parameters_compare_by_the_layer_s_own(target: Target, call: Call) -> None:
     """Comparison ignores the two fields about all layers, and uses every other field."""
     with target.running():
@@ -154,7 +154,7 @@ test_infer_global_hyperparameters = Contract(
 )
 
 
-@law("infer_global_hyperparameters", infer_global_hyperparameters_calls)
+@property_check("infer_global_hyperparameters", infer_global_hyperparameters_calls)
 def test_the_first_layer_speaks_for_all(target: Target, call: Call) -> None:
     """The result has the first layer's values; the order of the other layers does not matter."""
     given = call["per_layer_params"]

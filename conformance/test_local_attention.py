@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
@@ -107,7 +107,7 @@ test_local_attention = Contract(
 )
 
 
-@law("make_local_attention_virtual_batches", local_attention_calls, has_kernel=True)
+@property_check("make_local_attention_virtual_batches", local_attention_calls, has_kernel=True)
 def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     """A batch's virtual requests have its tokens, and none is longer than a chunk."""
     virtual = Invocation(target, call).answer()

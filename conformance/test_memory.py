@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
@@ -81,7 +81,7 @@ test_request_memory = Contract(
 )
 
 
-@law("request_memory", request_calls)
+@property_check("request_memory", request_calls)
 def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
     """The result is the smallest int that is at least the product in double precision."""
     found = Invocation(target, call).run()
@@ -91,7 +91,7 @@ def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
     assert found <= call["init_snapshot"].free_memory
 
 
-@law("MemorySnapshot", lambda _: st.just("cpu"))
+@property_check("MemorySnapshot", lambda _: st.just("cpu"))
 def test_a_snapshot_holds_what_it_is_given(target: Target, device: str) -> None:
     """A snapshot checks nothing, can be changed, and compares by value."""
     make = target.lookup("MemorySnapshot")
@@ -107,7 +107,7 @@ DEVICES = ("cpu", "meta", "cuda:99", "nonsense", 0, b"cpu")
 """A device that can be measured, devices that cannot, and values that are not devices."""
 
 
-@law("MemorySnapshot", lambda _: st.sampled_from(DEVICES))
+@property_check("MemorySnapshot", lambda _: st.sampled_from(DEVICES))
 def test_what_is_measured_is_what_the_system_says(target: Target, device: Any) -> None:
     """The memory of the CPU is measured; a device that does not exist is refused."""
     make = target.lookup("MemorySnapshot")

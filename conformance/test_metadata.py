@@ -8,9 +8,9 @@ from typing import Any
 
 import reference
 from conformance.adapters import Unsupported
+from conformance.contracts.check import Check, property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal, check_error, exception_of, outcome
-from conformance.contracts.properties import Check, law
 from conformance.coverage.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.metadata import (
@@ -186,7 +186,7 @@ def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrate
     """Return the check that a target reads no other fields of a metadata than `reference` does."""
     few = st.lists(st.sampled_from(tuple(LACKING)), min_size=5, max_size=5, unique=True)
 
-    @law(
+    @property_check(
         function,
         lambda preset: st.tuples(calls(preset), few),
         goals={f"an engine's own metadata without {name}": _lacks(name) for name in LACKING},
@@ -218,7 +218,7 @@ test_own_metadata_becomes_virtual = _reads_as_reference(
 )
 
 
-@law(
+@property_check(
     "split_decodes_and_prefills",
     split_decodes_and_prefills_calls,
     goals={"three requests": lambda call: call.source.num_reqs >= 3},
@@ -239,7 +239,7 @@ def test_starts_on_the_cpu_alone_are_counted(target: Target, call: Call) -> None
     check_error(target, call, error, (ValueError, starts), "the only starts are one short")
 
 
-@law("CommonAttentionMetadata", metadata_calls)
+@property_check("CommonAttentionMetadata", metadata_calls)
 def test_metadata_is_compared_by_identity(target: Target, call: Call) -> None:
     """Metadata compares by identity, since comparing tensors gives no single truth value."""
     one, other = (

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal
-from conformance.contracts.properties import law
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.mm_budget import (
     BUDGET_INVALID_INPUTS,
     COMPUTE_INVALID_INPUTS,
 )
-from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
     CACHES,
     budget_calls,
     compute_budget_calls,
 )
 from conformance.strategies.mm_budget_axes import BUDGET_AXES, COMPUTE_AXES, largest
+from conformance.strategies.stub_factories import Own
 from conformance.targets.target import Target
 from conformance.values.aliases import Alias, Relation
 from conformance.values.call import Call
@@ -121,7 +121,7 @@ test_multimodal_budget = Contract(
 )
 
 
-@law("MultiModalBudget", budget_calls)
+@property_check("MultiModalBudget", budget_calls)
 def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
     """The registry gets the same model, cache and limits objects, as the documented arguments."""
     invocation = Invocation(target, call)
@@ -141,7 +141,7 @@ def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
         assert all(one is other for one, other in zip(args, got_args, strict=True))
 
 
-@law("MultiModalBudget", budget_calls)
+@property_check("MultiModalBudget", budget_calls)
 def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> None:
     """The encoder budget fits the largest item, and allows one of each modality with tokens."""
     budget = Invocation(target, call).answer(checked=False)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import of_ints
 from conformance.execution.invocations import Invocation
 from conformance.generation.profiles import Kind
@@ -95,7 +95,7 @@ def _order(call: Call) -> list[int]:
     return list(_tokens(call).values())
 
 
-@law("MultiModalBudget.get_modality_with_max_tokens", modality_calls)
+@property_check("MultiModalBudget.get_modality_with_max_tokens", modality_calls)
 def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
     """Whatever the order of their dicts, all ranks choose the same modality with largest items."""
     tokens = _tokens(call)
@@ -176,7 +176,7 @@ test_get_max_items = Contract(
 )
 
 
-@law("MultiModalBudget.get_max_items", max_items_calls)
+@property_check("MultiModalBudget.get_max_items", max_items_calls)
 def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
     """One item is always allowed, in a prompt and in a batch; more must be within every bound."""
     invocation = Invocation(target, call)
@@ -210,7 +210,7 @@ test_reset_cache = Contract(
 )
 
 
-@law("MultiModalBudget.reset_cache", partial(method_calls, method="reset_cache"))
+@property_check("MultiModalBudget.reset_cache", partial(method_calls, method="reset_cache"))
 def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     """Each reset clears the cache that the registry returned, and does not call the registry."""
     invocation = Invocation(target, call)
@@ -223,7 +223,7 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     assert calls == registry.calls
 
 
-@law(
+@property_check(
     "MultiModalBudget.reset_cache",
     partial(method_calls, method="reset_cache", cache="a cache"),
     kind=Kind.CONDITIONS,

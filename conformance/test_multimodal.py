@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.contracts.check import Check, property_check, same_in_any_order
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal, check_error, exception_of
-from conformance.contracts.properties import Check, law, same_in_any_order
 from conformance.coverage.presets import MINIMAL
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -158,7 +158,7 @@ test_sanity_check_mm_encoder_outputs = Contract(
 )
 
 
-@law("gather_mm_placeholders", scatter_calls, has_kernel=True)
+@property_check("gather_mm_placeholders", scatter_calls, has_kernel=True)
 def test_gather_undoes_scatter(target: Target, call: Call) -> None:
     """Gathering returns the scattered embeddings bit for bit."""
     invocation = Invocation(target, call)
@@ -173,7 +173,7 @@ def test_gather_undoes_scatter(target: Target, call: Call) -> None:
         check_equal(target, call, call["embeds"], found, "gathered")
 
 
-@law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
+@property_check("scatter_mm_placeholders", scatter_calls, has_kernel=True)
 def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
     """Rows are NaN, of one bit pattern per dtype, if the mask is False, and embeddings if True."""
     rows = call.source
@@ -187,7 +187,7 @@ def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
         assert (next(embeds).tobytes() if is_embed else nan) == row.tobytes()
 
 
-@law(
+@property_check(
     "gather_mm_placeholders",
     lambda _: st.integers(1, 3),
     presets=[MINIMAL],
@@ -220,7 +220,7 @@ test_any_order_of_threads_gathers_alike = same_in_any_order(
 def _blocks_share_a_row(function: str) -> Check:
     """Return the check of a function with rows that several blocks of threads share."""
 
-    @law(function, lambda _: wide_calls(function), has_kernel=True, kind=Kind.LARGE)
+    @property_check(function, lambda _: wide_calls(function), has_kernel=True, kind=Kind.LARGE)
     def blocks_share_a_row(target: Target, call: Call) -> None:
         """Rows of 4099 single bytes, which blocks of threads share, are copied whole."""
         expected = Invocation(REFERENCE, call).run()

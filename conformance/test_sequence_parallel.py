@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
-from conformance.strategies.engines import Own
 from conformance.strategies.sequence_parallel import (
     NUM_SIZES,
     RANKS,
@@ -17,6 +16,7 @@ from conformance.strategies.sequence_parallel import (
     is_scattered_calls,
     whole,
 )
+from conformance.strategies.stub_factories import Own
 from conformance.targets.target import Target
 from conformance.values.call import Call
 
@@ -78,7 +78,7 @@ test_is_residual_scattered_for_sp = Contract(
 )
 
 
-@law("is_residual_scattered_for_sp", is_scattered_calls)
+@property_check("is_residual_scattered_for_sp", is_scattered_calls)
 def test_who_is_scattered(target: Target, call: Call) -> None:
     """Scattering needs the pass, several ranks and, if the graph is split, a compile size."""
 

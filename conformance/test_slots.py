@@ -11,9 +11,9 @@ import numpy as np
 
 import reference
 from conformance.arrays.guard_bands import poisoned_out
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal
-from conformance.contracts.properties import law
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -267,7 +267,7 @@ def _slot_or_none(call: Call, token: int) -> int:
         return reference.PAD_SLOT_ID
 
 
-@law(
+@property_check(
     "compute_slot_mapping",
     _misplaced,
     goals={
@@ -310,14 +310,16 @@ def _in_the_largest_virtual_block(draw: st.DrawFn, _: Preset) -> Call:
     return Call("compute_slot_mapping", arguments)
 
 
-@law("compute_slot_mapping", _in_the_largest_virtual_block, presets=[MINIMAL], has_kernel=True)
+@property_check(
+    "compute_slot_mapping", _in_the_largest_virtual_block, presets=[MINIMAL], has_kernel=True
+)
 def test_the_largest_virtual_block_is_taken(target: Target, call: Call) -> None:
     """A virtual block may have 2**31 - 1 positions over all ranks."""
     expected = Invocation(REFERENCE, call).run()
     check_equal(target, call, expected, Invocation(target, call).answer())
 
 
-@law("map_to_kernel_blocks", map_to_kernel_blocks_calls)
+@property_check("map_to_kernel_blocks", map_to_kernel_blocks_calls)
 def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
     """Each of the manager's blocks is mapped to its kernel blocks, in order."""
     count = call["blocks_per_kv_block"]
@@ -328,7 +330,7 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
     assert [block % count for block in flat] == list(range(count)) * (len(flat) // count)
 
 
-@law("compute_slot_mapping", calls_in_place)
+@property_check("compute_slot_mapping", calls_in_place)
 def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> None:
     """A token has a slot on the rank that its position belongs to, and on no other."""
     slots = Reader(target).answer(call).tolist()

@@ -6,8 +6,8 @@ import functools
 import itertools
 from typing import Any
 
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
@@ -96,7 +96,7 @@ def _corners(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(itertools.product(*({0, length - 1} for length in shape)))
 
 
-@law("reshape_query_for_spec_decode", reshape_query_calls)
+@property_check("reshape_query_for_spec_decode", reshape_query_calls)
 def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
     """Reshaping a query and back keeps the memory address of every element."""
     invocation = Invocation(target, call)
@@ -117,7 +117,7 @@ def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
         assert places == places[:1] * 3
 
 
-@law("reshape_attn_output_for_spec_decode", reshape_output_calls)
+@property_check("reshape_attn_output_for_spec_decode", reshape_output_calls)
 def test_tokens_stay_where_they_are(target: Target, call: Call) -> None:
     """Reshaping an output to tokens keeps the memory address of every element."""
     invocation = Invocation(target, call)

@@ -7,8 +7,8 @@ import itertools
 from typing import Any
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import law
 from conformance.coverage.goals import Goals, one_for_each
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import Axes, of_ints, of_objects
@@ -58,7 +58,7 @@ test_containers = Contract(
 )
 
 
-@law("KVCacheConfig", container_calls)
+@property_check("KVCacheConfig", container_calls)
 def test_containers_can_be_changed(target: Target, call: Call) -> None:
     """Containers store the given objects themselves, compare by value, and can be changed."""
     invocation, again = Invocation(target, call), Invocation(target, call)
@@ -155,7 +155,7 @@ test_from_specs = Contract(
 )
 
 
-@law("KVCacheSpec.merge", merge_calls)
+@property_check("KVCacheSpec.merge", merge_calls)
 def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
     """Reordering or repeating specs, or adding the merged one, does not change the result."""
     invocation = Invocation(target, call)
@@ -169,7 +169,7 @@ def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
         assert {getattr(merged, field, None)} - {None} == given
 
 
-@law(f"{UNIFORM}.from_specs", uniform_calls("from_specs"))
+@property_check(f"{UNIFORM}.from_specs", uniform_calls("from_specs"))
 def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
     """`from_specs` combines uniform specs and sums their page sizes; otherwise it returns None."""
     invocation = Invocation(target, call)
@@ -200,7 +200,7 @@ def _alike(draw: st.DrawFn, preset: Preset) -> dict[str, Any]:
     return {name: draw(specs(preset, *kinds, block_size=2)) for name in names[:size]}
 
 
-@law(f"{UNIFORM}.is_uniform_type", _alike)
+@property_check(f"{UNIFORM}.is_uniform_type", _alike)
 def test_whether_specs_are_uniform_is_of_pairs(target: Target, drawn: dict[str, Any]) -> None:
     """Specs are uniform if and only if every pair of them is, in any order."""
     is_uniform_type = target.lookup(f"{UNIFORM}.is_uniform_type")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 import reference
+from conformance.contracts.check import property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_equal, exception_of
-from conformance.contracts.properties import law
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
@@ -129,7 +129,7 @@ def _huge_batches(draw: st.DrawFn, _: Preset) -> Call:
     return Call("create_ubatch_slices", arguments)
 
 
-@law(
+@property_check(
     "create_ubatch_slices",
     _huge_batches,
     goals={
@@ -145,7 +145,7 @@ def test_more_tokens_than_an_int64_holds(target: Target, call: Call) -> None:
     check_equal(target, call, expected, Invocation(target, call).answer())
 
 
-@law("create_ubatch_slices", create_ubatch_slices_calls)
+@property_check("create_ubatch_slices", create_ubatch_slices_calls)
 def test_counts_may_be_mapped_from_a_file(target: Target, call: Call) -> None:
     """A subclass of `np.ndarray`, such as `np.memmap`, gives the same slices."""
     expected = Invocation(REFERENCE, call).run()
@@ -155,7 +155,7 @@ def test_counts_may_be_mapped_from_a_file(target: Target, call: Call) -> None:
     check_equal(target, call, expected, invocation.answer())
 
 
-@law("create_ubatch_slices", create_ubatch_slices_calls)
+@property_check("create_ubatch_slices", create_ubatch_slices_calls)
 def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
     """The slices are consecutive, and their requests are those with a token in them."""
     slices = Invocation(target, call).answer()
@@ -172,7 +172,7 @@ def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
         assert s.num_tokens == len(owners)
 
 
-@law("UBatchSlice", lambda _: st.tuples(*[st.integers(0, 3)] * 4))
+@property_check("UBatchSlice", lambda _: st.tuples(*[st.integers(0, 3)] * 4))
 def test_a_micro_batch_knows_whether_it_is_empty(
     target: Target, ends: tuple[int, int, int, int]
 ) -> None:

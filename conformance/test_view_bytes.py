@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from conformance.arrays.guard_bands import Array
+from conformance.contracts.check import property_check
 from conformance.contracts.evaluation import outcome
-from conformance.contracts.properties import law
 from conformance.coverage.presets import Preset
 from conformance.execution.invocations import Invocation
 from conformance.messages.mismatch import Mismatch
@@ -56,7 +56,7 @@ def _address(call: Call, layer: Layer, index: tuple[int, ...]) -> int:
     return element * int(layer.spec.dtype.itemsize)
 
 
-@law("_reshape_kv_cache", _writes)
+@property_check("_reshape_kv_cache", _writes)
 def test_a_write_shows_where_it_is_defined_to(
     target: Target, example: tuple[Call, int, float]
 ) -> None:
@@ -93,7 +93,7 @@ def _places(view: Any, raw: Any) -> Array:
     return found
 
 
-@law("_reshape_kv_cache", reshape_calls)
+@property_check("_reshape_kv_cache", reshape_calls)
 def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
     """Attention views cover their tensor exactly once, and state views their part of each page."""
     invocation = Invocation(target, call)
@@ -123,7 +123,7 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
         assert behind <= page
 
 
-@law(
+@property_check(
     "_reshape_kv_cache",
     reshape_calls,
     goals={"a hybrid cache of several blocks": lambda call: call.source.moves_blocks},
@@ -145,7 +145,7 @@ def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> 
         assert np.array_equal(pages, np.arange(num_blocks)[:, None] + np.zeros_like(pages))
 
 
-@law("_reshape_kv_cache", reshape_calls)
+@property_check("_reshape_kv_cache", reshape_calls)
 def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> None:
     """Layers over one tensor all read what one of them writes; other tensors do not change."""
     if not call.source.attention_layers:
@@ -188,7 +188,7 @@ def _check_views_over(target: Target, call: Call, make: Callable[[Target, int], 
     assert expected == got
 
 
-@law("_reshape_kv_cache", reshape_calls)
+@property_check("_reshape_kv_cache", reshape_calls)
 def test_empty_tensors_need_no_alignment(target: Target, call: Call) -> None:
     """An empty tensor may begin at any address, aligned or not."""
 
@@ -198,7 +198,7 @@ def test_empty_tensors_need_no_alignment(target: Target, call: Call) -> None:
     _check_views_over(target, call, make)
 
 
-@law("_reshape_kv_cache", reshape_calls, tests_invalid_inputs=True)
+@property_check("_reshape_kv_cache", reshape_calls, tests_invalid_inputs=True)
 def test_memory_may_begin_at_an_odd_address(target: Target, call: Call) -> None:
     """A tensor over memory at an odd address is refused, unless its views are of single bytes."""
     if target.device == "cuda":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-SERVER = Path(__file__).parent / "forking_python" / "server.py"
+SERVER = Path(__file__).parent / "fork_server" / "server.py"
 LAUNCHER = SERVER.with_name("launcher.py")
 
 
@@ -34,7 +34,7 @@ def pytest_collection_finish() -> None:
 
 
 @contextmanager
-def forking_python(python: Path, environment: dict[str, str]) -> Iterator[str]:
+def preloaded_python(python: Path, environment: dict[str, str]) -> Iterator[str]:
     """Start a fork server, and yield the file that replaces a Python.
 
     Args:
@@ -60,7 +60,7 @@ def forking_python(python: Path, environment: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def _launcher() -> Iterator[str]:
-    with forking_python(Path(sys.executable), {}) as launcher:
+    with preloaded_python(Path(sys.executable), {}) as launcher:
         yield launcher
 
 

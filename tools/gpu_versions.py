@@ -9,7 +9,7 @@ This is the first section of `tools/gpu_check.sh`. Exit status: 0; 1 if there is
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("tools.gpu_versions")
 

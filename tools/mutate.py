@@ -22,7 +22,7 @@ declaration is wrong; 2 for a wrong command line.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("tools.mutate", "test,mutation")
 

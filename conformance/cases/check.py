@@ -10,8 +10,8 @@ from pathlib import Path
 
 from conformance.cases.compared import contract_of, decode_example, replay_call, replay_example
 from conformance.cases.recorded import read_recorded, replay_recorded
-from conformance.checks.functions import find_contract
-from conformance.contracts.properties import Check, numbers_for
+from conformance.checks.registry import find_contract
+from conformance.contracts.check import Check, numbers_for
 from conformance.coverage.goals import COVERAGE
 from conformance.encoding import Json, decode_call, read_json
 from conformance.generation.profiles import Kind

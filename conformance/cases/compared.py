@@ -19,9 +19,9 @@ from conformance.checks.contract_checks import (
     same_answer,
     same_refusal,
 )
-from conformance.checks.functions import contracts, find_contract
+from conformance.checks.registry import contracts, find_contract
+from conformance.contracts.check import Check
 from conformance.contracts.contract import ANY_NAME, Contract, InvalidInput
-from conformance.contracts.properties import Check
 from conformance.encoding import Decoder, Encoder, Json, decode_call, encode_call
 from conformance.execution.invocations import CallVariant, Invocation
 from conformance.generation.profiles import Profile

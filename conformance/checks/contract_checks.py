@@ -16,9 +16,9 @@ from conformance.adapters import Unsupported
 from conformance.checks.device_checks import refuses_wrong_device
 from conformance.checks.law_checks import law_checks
 from conformance.conditions.condition_checks import condition_checks
+from conformance.contracts.check import Check
 from conformance.contracts.contract import Contract, InvalidInput
 from conformance.contracts.evaluation import check_answers, check_refusal, check_stays_inside
-from conformance.contracts.properties import Check
 from conformance.coverage.goals import pair, reached_goals
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import (
@@ -162,8 +162,8 @@ def same_refusal(contract: Contract) -> Check:
     Every example makes one valid call invalid in every way that the contract lists. The exception
     must have the same class and name the argument, and nothing may have changed. Messages are
     compared too (see `conformance.values.wording`): those of `fast` must have the text of
-    `reference`, those of others must mention the same element and value. The gravest failure of an
-    example is reported; declared deviations come last.
+    `reference`, those of others must mention the same element and value. The most severe failure
+    of an example is reported; declared deviations come last.
     """
 
     @st.composite
@@ -236,7 +236,7 @@ def _check_refusals(
 
 
 def _order_of_report(target: Target, mismatch: Mismatch) -> tuple[bool, int, bool]:
-    """Return a sort key: the gravest failure first, wording after others, declared ones last."""
+    """Return a sort key: severe failures first, wording after others, declared ones last."""
     is_wording = mismatch.difference.verdict is Verdict.WORDING
     is_declared = target.excuses(mismatch.call.function, mismatch)
     return is_declared, -mismatch.finding.weight, is_wording

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from conformance.contracts.check import Check, property_check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import check_error, exception_of
-from conformance.contracts.properties import Check, law
 from conformance.execution.invocations import Invocation
 from conformance.targets.target import Target
 from conformance.values.call import Call
@@ -28,7 +28,7 @@ def refuses_wrong_device(contract: Contract) -> Check:
     Calls without the tensor are skipped.
     """
 
-    @law(
+    @property_check(
         contract.function,
         contract.calls,
         goals={

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
+from conformance.contracts.check import Check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import Check
 from conformance.coverage.goals import reached_goals
 from conformance.coverage.presets import Preset
 from conformance.generation.profiles import Kind

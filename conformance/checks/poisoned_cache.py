@@ -17,7 +17,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 import reference
-from conformance.contracts.properties import Check, law
+from conformance.contracts.check import Check, property_check
 from conformance.coverage.goals import Goals
 from conformance.coverage.presets import Preset
 from conformance.strategies.attention import PRESETS
@@ -109,7 +109,7 @@ def attention_law(
     goals: Goals,
     has_kernel: bool = False,
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
-    """Make a check that runs on both `reference` and a target, for attention; see `law`."""
+    """Make a check of attention that runs on `reference` and a target; see `property_check`."""
 
     def decorate(body: Callable[[Target, Any], None]) -> Check:
         @functools.wraps(body)
@@ -118,7 +118,9 @@ def attention_law(
             for twin in (REFERENCE, target):
                 body(twin, example)
 
-        made = law(function, examples, goals=goals, has_kernel=has_kernel, presets=PRESETS)
+        made = property_check(
+            function, examples, goals=goals, has_kernel=has_kernel, presets=PRESETS
+        )
         return made(of_both)
 
     return decorate

@@ -17,8 +17,8 @@ from conformance.conditions.modes import MODES, UNCHANGED, mode_scenarios
 from conformance.conditions.names import goals_of_names, name_scenarios
 from conformance.conditions.read_only import READ_ONLY, read_only_scenarios
 from conformance.conditions.scenarios import Scenario, Scenarios
+from conformance.contracts.check import Check
 from conformance.contracts.contract import Contract
-from conformance.contracts.properties import Check
 from conformance.coverage.presets import Preset
 from conformance.generation.profiles import Kind
 from conformance.strategies import cached as st

@@ -12,8 +12,8 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
+from conformance.contracts.check import Check
 from conformance.contracts.evaluation import is_named
-from conformance.contracts.properties import Check
 from conformance.coverage.goals import Goals, reached_goals
 from conformance.coverage.presets import Preset
 from conformance.execution.invocations import CALL_VARIANTS, PLAIN, CallVariant

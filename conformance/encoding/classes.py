@@ -26,6 +26,7 @@ MOVED = {
     "conformance.invocations": "conformance.execution.invocations",
     "conformance.overwrites": "conformance.arrays.overwrites",
     "conformance.sessions": "conformance.contracts.sessions",
+    "conformance.strategies.engines": "conformance.strategies.stub_factories",
     "conformance.strategies.presets": "conformance.coverage.presets",
 }
 """Former modules of classes, which are still read."""

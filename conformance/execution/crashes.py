@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conformance.targets.target import Target
 
 Check: TypeAlias = Any
-"""A `conformance.contracts.properties.Check`: that module imports this one."""
+"""A `conformance.contracts.check.Check`: that module imports this one."""
 
 AGAIN_SECONDS: Final = 3.0
 """In a rerun of a test that hung, a call that takes longer than this counts as hanging."""

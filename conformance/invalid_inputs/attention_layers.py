@@ -31,7 +31,7 @@ from conformance.invalid_inputs.kinds import (
     invalid_by_kind,
 )
 from conformance.strategies.attention_layers import ATTENTION, GroupPlan, full_spec
-from conformance.strategies.engines import BackendClass, BuilderClass, Own
+from conformance.strategies.stub_factories import BackendClass, BuilderClass, Own
 from conformance.values.call import Call
 
 NOWHERE = "layers.99.attn"

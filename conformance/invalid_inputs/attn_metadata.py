@@ -34,7 +34,7 @@ from conformance.invalid_inputs.kv_views import GROUPS
 from conformance.invalid_inputs.metadata import first_with_tokens, with_decrease
 from conformance.strategies.attn_metadata import BOUNDS, Step
 from conformance.strategies.batch import Batch
-from conformance.strategies.engines import Own, OwnClass
+from conformance.strategies.stub_factories import Own, OwnClass
 from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.call import Call
 

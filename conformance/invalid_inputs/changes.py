@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias
 
 from conformance.contracts.contract import Change, InvalidInput
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.engines import Own
+from conformance.strategies.stub_factories import Own
 from conformance.values.call import Call
 from conformance.values.parts import children, has_entries, with_child
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.invalid_inputs.changes import refusals, replaced
 from conformance.invalid_inputs.kinds import Class, Str, invalid_by_kind
-from conformance.strategies.engines import BackendClass
+from conformance.strategies.stub_factories import BackendClass
 
 BACKEND = "underlying_attn_backend"
 

@@ -18,8 +18,8 @@ from conformance.invalid_inputs.attention_layers import (
 from conformance.invalid_inputs.changes import Refusals, change_maker, changed, refusals
 from conformance.invalid_inputs.kinds import Class, Dict, List, Str, invalid_by_kind
 from conformance.strategies.attention_layers import ATTENTION
-from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import IMPL, OTHER_IMPL
+from conformance.strategies.stub_factories import Own
 from conformance.values.call import Call
 
 

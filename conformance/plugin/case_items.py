@@ -12,7 +12,7 @@ import conformance
 from conformance.adapters.deviation import Deviation
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import TRIES, check_of_call
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.generation.profiles import Kind
 from conformance.results.summary import CHECKED, Run
 from conformance.targets.target import Target

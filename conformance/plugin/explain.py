@@ -14,9 +14,9 @@ from typing import Any
 
 import reference
 from conformance.checks.contract_checks import checks_in
-from conformance.checks.functions import conformance_modules
+from conformance.checks.registry import conformance_modules
+from conformance.contracts.check import Check
 from conformance.contracts.contract import Contract, InvalidInput
-from conformance.contracts.properties import Check
 from conformance.generation.profiles import Kind
 from conformance.name_lists import near
 from conformance.targets.implementations import Absent

@@ -12,7 +12,7 @@ from conformance.adapters import Unsupported
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
 from conformance.cases.corpus import add_to_corpus
-from conformance.contracts.properties import FAILURES, Check
+from conformance.contracts.check import FAILURES, Check
 from conformance.execution.crashes import RERUN, Crash, NotTriedError, properties_of_end
 from conformance.execution.gpu_context import ContextLostError
 from conformance.generation.shrinking import SHRINK_NOTE, WARNING, ShrinkBudgets

@@ -11,7 +11,7 @@ import pytest
 
 from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.cases.corpus import corpus_checks
-from conformance.checks.functions import choose_functions
+from conformance.checks.registry import choose_functions
 from conformance.generation.profiles import PROFILES
 from conformance.reports.plugin import add_report_options
 from conformance.results.failure_summary import add_failure_options

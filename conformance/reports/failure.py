@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Final
 
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.messages.mismatch import Mismatch, first_line, render
 from conformance.messages.places import describe_place
 from conformance.reports.picture import pictures_of

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from conformance.cases.compared import case_of_failure
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.encoding import folder_for, write_case
 from conformance.execution.crashes import Crash
 from conformance.execution.gpu_context import ContextLostError

@@ -20,9 +20,9 @@ import numpy as np
 import reference
 from conformance.adapters.base import FastAdapter
 from conformance.checks.contract_checks import InvalidExample, ValidExample
-from conformance.checks.functions import find_contract
+from conformance.checks.registry import find_contract
+from conformance.contracts.check import Check
 from conformance.contracts.contract import InvalidInput
-from conformance.contracts.properties import Check
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.target import Target
 from conformance.values.call import Call

@@ -22,7 +22,7 @@ import conformance
 import reference
 from conformance.adapters import Unsupported
 from conformance.checks.law_checks import LawViolation
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.execution.crashes import RERUN
 from conformance.execution.invocations import PLAIN, CallVariant
 from conformance.generation.examples import PASSED_AGAIN

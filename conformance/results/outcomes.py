@@ -13,7 +13,7 @@ from conformance.values.differences import Finding
 
 if TYPE_CHECKING:
     from conformance.cases.check import CaseCheck
-    from conformance.contracts.properties import Check
+    from conformance.contracts.check import Check
     from conformance.generation.profiles import Profile
     from conformance.targets.implementations import Implementation
     from conformance.targets.target import Target
@@ -194,7 +194,7 @@ class Outcomes:
         return found
 
     def findings(self, function: str, target: str) -> list[Finding]:
-        """Return the findings of the failed tests of a function, the gravest first."""
+        """Return the findings of the failed tests of a function, the most severe first."""
         reports = self.outcomes.get((function, target), [])
         found = {finding_in(report) for report in reports if report.failed}
         return [finding for finding in Finding if finding in found]

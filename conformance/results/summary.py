@@ -124,7 +124,7 @@ class Run(Outcomes):
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
 
-        The gravest finding comes first, then failures with an example, then the kinds by `ORDER`.
+        Severe findings come first, then failures with an example, then the kinds by `ORDER`.
         Among tests of one kind, those that use no other failing function come first, then those
         with small examples, then differences of a field before exceptions.
         """

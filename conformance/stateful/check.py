@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hypothesis.stateful import run_state_machine_as_test
 
-from conformance.contracts.properties import Check, seeded
+from conformance.contracts.check import Check, seeded
 from conformance.generation.profiles import Kind, Profile
 from conformance.stateful.coverage import GOALS
 from conformance.stateful.machine import EngineStateMachine

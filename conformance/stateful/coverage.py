@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from conformance.engine.request import Request
+from conformance.model_runner.runner import Runner
 from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
-from conformance.traffic.runner import Runner
 
 
 class Goal(enum.Enum):

@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from conformance.coverage.goals import COVERAGE
 from conformance.execution.crashes import RERUN
+from conformance.model_runner.runner import Runner
+from conformance.model_runner.twins import Mismatch, Twins
 from conformance.stateful import same_reads
 from conformance.stateful.coverage import of_setup, of_step
 from conformance.stateful.invariants import (
@@ -28,8 +30,6 @@ from conformance.stateful.view import view_of
 from conformance.strategies import cached as st
 from conformance.targets.progress import PROGRESS
 from conformance.targets.target import STATEFUL_TEST, Target
-from conformance.traffic.runner import Runner
-from conformance.traffic.twins import Mismatch, Twins
 
 MAX_UNFINISHED = 7
 """The most requests that wait or run: with more, the last ones would never be admitted."""

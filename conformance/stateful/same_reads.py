@@ -10,10 +10,10 @@ from collections.abc import Callable
 from itertools import product
 
 from conformance.laws.access import Access, Half, Token
+from conformance.model_runner.buffers import NUM_CP_RANKS
+from conformance.model_runner.derived import BLOCKS_IN_SMALL_CHUNK
 from conformance.stateful.view import BrokenInvariantError, View
 from conformance.targets.target import Answer
-from conformance.traffic.buffers import NUM_CP_RANKS
-from conformance.traffic.derived import BLOCKS_IN_SMALL_CHUNK
 from conformance.zoo.layer import CHUNKED_LOCAL
 
 

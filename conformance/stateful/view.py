@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import reference
 from conformance.laws.access import Access, as_reference
+from conformance.model_runner.batch import Batch
+from conformance.model_runner.runner import Runner
 from conformance.stateful.snapshot import Snapshot
 from conformance.strategies.batch import Layout
 from conformance.targets.target import Answer
-from conformance.traffic.batch import Batch
-from conformance.traffic.runner import Runner
 from conformance.zoo.groups import CacheGroup
 
 

@@ -16,8 +16,8 @@ from conformance.strategies.attn_metadata import regrouped, step_arguments
 from conformance.strategies.backends import SPLIT, Backend
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.dense_layer import Layer
-from conformance.strategies.engines import BuilderClass
 from conformance.strategies.kv_binding import forward_contexts, shuffled
+from conformance.strategies.stub_factories import BuilderClass
 from conformance.targets.factories import DEVICE
 from conformance.values.call import Arguments, Call
 

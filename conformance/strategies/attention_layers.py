@@ -13,15 +13,15 @@ from hypothesis.strategies import SearchStrategy
 import reference
 from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.engines import (
+from conformance.strategies.kv_binding import shuffled
+from conformance.strategies.repeated import lists, repeated
+from conformance.strategies.stub_factories import (
     WORKSPACE_METHODS,
     BackendClass,
     BuilderClass,
     Own,
     OwnClass,
 )
-from conformance.strategies.kv_binding import shuffled
-from conformance.strategies.repeated import lists, repeated
 from conformance.targets.factories import DEVICE
 from conformance.values.call import Call
 

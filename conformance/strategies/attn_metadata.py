@@ -16,7 +16,7 @@ from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batches import batches
-from conformance.strategies.engines import Builder, BuilderClass
+from conformance.strategies.stub_factories import Builder, BuilderClass
 from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.call import Arguments, Call, plain
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import builder_classes
-from conformance.strategies.engines import BackendClass
 from conformance.strategies.repeated import repeated
+from conformance.strategies.stub_factories import BackendClass
 from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.call import Call
 

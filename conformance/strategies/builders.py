@@ -16,7 +16,7 @@ from conformance.strategies.attention_layers import (
 )
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batches import batches
-from conformance.strategies.engines import BackendClass, Builder, BuilderClass
+from conformance.strategies.stub_factories import BackendClass, Builder, BuilderClass
 from conformance.targets.factories import DEVICE
 from conformance.values.call import Call
 

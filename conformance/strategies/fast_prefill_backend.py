@@ -13,8 +13,8 @@ import numpy as np
 import reference
 from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
-from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import fast_prefill_calls
+from conformance.strategies.stub_factories import BackendClass, BuilderClass
 from conformance.targets.factories import FactoryContext
 from conformance.values.call import Call
 

@@ -12,9 +12,9 @@ from conformance.arrays.guard_bands import guarded
 from conformance.coverage.presets import Preset
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import ATTENTION, LAYERS, WINDOW, config_of
-from conformance.strategies.engines import Own, OwnClass
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.repeated import MAX_DRAWN, lists
+from conformance.strategies.stub_factories import Own, OwnClass
 from conformance.values.call import Call
 
 OTHER_LAYERS: Final = "layers that are not named"

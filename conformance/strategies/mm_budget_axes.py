@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.coverage.size_axes import Axes, Axis, of_ints
-from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
     CACHE_SIZE,
     ENCODER_TOKENS,
@@ -16,6 +15,7 @@ from conformance.strategies.mm_budget import (
     REQUESTS,
     STEP_TOKENS,
 )
+from conformance.strategies.stub_factories import Own
 from conformance.values.call import Call
 
 

@@ -132,7 +132,9 @@ def most_severe(differences: Iterable[Difference | None]) -> Difference | None:
     """Return the first difference that is a wrong answer, or else the first one.
 
     >>> wrong = Difference(Verdict.VALUE, "result", (2,), 9, 8)
-    >>> gravest([None, Difference(Verdict.TYPE, "type(result)", None, "list", "tuple"), wrong]).line
+    >>> most_severe(
+    ...     [None, Difference(Verdict.TYPE, "type(result)", None, "list", "tuple"), wrong]
+    ... ).line
     'result[2] = 9, but should be 8'
     """
     first = None

@@ -115,7 +115,10 @@ def walk(value: Any, path: str, *, with_plain: bool = True) -> Iterator[tuple[st
 def with_children(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a value of the same kind with other children, by the keys that `children` uses.
 
-    >>> rebuilt((1, 2), {0: 3, 1: 4}), rebuilt(slice(2), {"start": 1, "stop": 5, "step": None})
+    >>> (
+    ...     with_children((1, 2), {0: 3, 1: 4}),
+    ...     with_children(slice(2), {"start": 1, "stop": 5, "step": None}),
+    ... )
     ((3, 4), slice(1, 5, None))
     """
     if isinstance(value, Mapping):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import reference
 from conformance.cases.check import CaseCheck, case_check, read_case, reading
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.encoding import read_json
 
 SESSIONS = ("BlockTables", "CpuGpuBuffer", "get_kv_cache_layout", "set_kv_cache_layout")

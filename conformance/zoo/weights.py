@@ -86,7 +86,9 @@ def weight_bytes(
         replicas: Engines of data parallelism, which share experts.
 
     Example:
-        >>> weight_bytes(Counter({Share.RANKS: 100, Share.OTHER: 8}), "fp8", 2, ranks=2)
+        >>> weight_bytes(
+        ...     Counter({WeightSharding.RANKS: 100, WeightSharding.OTHER: 8}), "fp8", 2, ranks=2
+        ... )
         66
     """
     devices = {

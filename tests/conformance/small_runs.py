@@ -6,12 +6,12 @@ import hypothesis.core
 import pytest
 
 import conformance.conftest
-import conformance.contracts.properties
+import conformance.contracts.check
 from conformance.coverage.goals import Coverage
 
 HEAD = """
 from hypothesis import strategies as st
-from conformance.contracts.properties import law
+from conformance.contracts.check import property_check
 
 def digits(preset):
     return st.integers(0, 9)
@@ -39,6 +39,6 @@ class Runner:
     def run(self, *arguments: str) -> pytest.RunResult:
         """Run pytest in this process, with its own coverage."""
         coverage = Coverage()
-        self.monkeypatch.setattr(conformance.contracts.properties, "COVERAGE", coverage)
+        self.monkeypatch.setattr(conformance.contracts.check, "COVERAGE", coverage)
         self.monkeypatch.setattr(conformance.conftest, "COVERAGE", coverage)
         return self.pytester.runpytest_inprocess(*self.options, *arguments)

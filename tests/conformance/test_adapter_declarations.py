@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import fast
 from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
 from conformance.cases.compared import check_of
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
+from conformance.contracts.check import property_check
 from conformance.contracts.evaluation import check_answers
-from conformance.contracts.properties import law
 from conformance.coverage.presets import MINIMAL
 from conformance.execution.invocations import CallVariant, Invocation
 from conformance.generation.profiles import PROFILES
@@ -243,7 +243,7 @@ def test_drawn_numpy_scalars_are_numbers_for_both_sides(*, takes: bool) -> None:
 
     batch = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3)), has_numpy_ints=True)
     call = Call(FUNCTION, {"common_attn_metadata": batch.metadata()})
-    law(FUNCTION, lambda _: st.just(call))(body).bind(
+    property_check(FUNCTION, lambda _: st.just(call))(body).bind(
         target_of(adapter), PROFILES["dev"], "minimal"
     )()
     assert {takes} == seen

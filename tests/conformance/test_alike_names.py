@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.names import ALIKE, ONE_HASH, ONE_NAME, goals_of_names, name_scenarios
 from conformance.coverage.presets import MINIMAL

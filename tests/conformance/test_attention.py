@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.checks.poisoned_cache import PoisonedCache
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.dense_layer import NO_REQUEST, Layer
 from tools.bugs.catalogue import read_catalogue

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import fast
 from conformance.arrays.guard_bands import guarded
 from conformance.checks.contract_checks import same_answer, same_refusal
+from conformance.contracts.check import Check, property_check
 from conformance.contracts.contract import Contract, InvalidInput
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.properties import Check, law
 from conformance.contracts.sessions import SessionMismatch, session_check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES, Kind
@@ -345,7 +345,7 @@ def seen(profile: str, size: str = "minimal") -> list[int]:
     """Return the examples that a law is given in a run of a profile."""
     examples: list[int] = []
 
-    @law("toy", lambda _: st.integers(0, 2**64))
+    @property_check("toy", lambda _: st.integers(0, 2**64))
     def collect(target: Target, example: int) -> None:
         """See an example."""
         del target

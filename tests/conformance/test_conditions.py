@@ -26,7 +26,7 @@ import fast
 import reference
 from conformance.adapters.deviation import Deviation
 from conformance.checks.contract_checks import checks_of
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.conditions import sequences
 from conformance.conditions.condition_checks import CONDITIONS, condition_checks
 from conformance.conditions.interference import most_different

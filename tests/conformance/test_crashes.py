@@ -33,17 +33,17 @@ import collections, ctypes, faulthandler, itertools, os, pathlib, signal, sys, t
     + """
 calls = []
 
-@law("before", digits, goals={{"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2}})
+@property_check("before", digits, goals={{"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2}})
 def test_before(target, n):
     "Shows nothing."
 
-@law("crashing", digits)
+@property_check("crashing", digits)
 def test_crashing(target, n):
     "Crashes."
     calls.append(n)
     {body}
 
-@law("after", digits, goals={{"even": lambda n: n % 2 == 0}})
+@property_check("after", digits, goals={{"even": lambda n: n % 2 == 0}})
 def test_after(target, n):
     "Shows nothing."
 """

@@ -7,11 +7,11 @@ from itertools import islice
 
 import pytest
 
+from conformance.model_runner.twins import Twins
 from conformance.targets.target import REFERENCE, TARGETS, Target
 from conformance.traffic.engine import TraceEngine
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
-from conformance.traffic.twins import Twins
 from conformance.values.aliases import share_memory
 from conformance.zoo import catalogue
 from conformance.zoo.deployment import Deployment, deploy

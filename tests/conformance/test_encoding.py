@@ -17,7 +17,7 @@ import reference
 from conformance.arrays.guard_bands import guarded, guarded_table
 from conformance.arrays.overwrites import Overwrite
 from conformance.checks.contract_checks import InvalidExample, ValidExample
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract, InvalidInput
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, to_text
@@ -25,8 +25,8 @@ from conformance.encoding.arrays import decode_elements, encode_elements
 from conformance.encoding.classes import class_path, find_class
 from conformance.execution.invocations import CallVariant
 from conformance.strategies.backends import Backend
-from conformance.strategies.engines import Own, OwnClass
 from conformance.strategies.multimodal import NAN_BITS, random_bits
+from conformance.strategies.stub_factories import Own, OwnClass
 from conformance.targets.factories import DEVICE, Device, Factory
 from conformance.targets.target import REFERENCE
 from conformance.values.aliases import owner_of
@@ -261,6 +261,7 @@ def _raises(*_: object) -> None:
         ("conformance.factories:Device", Device),
         ("conformance.invocations:CallVariant", CallVariant),
         ("conformance.overwrites:Overwrite", Overwrite),
+        ("conformance.strategies.engines:OwnClass", OwnClass),
         ("conformance.strategies.presets:Preset", Preset),
     ],
 )

@@ -21,12 +21,12 @@ import fast
 from conformance import test_config, test_kv_layout
 from conformance.arrays.guard_bands import guarded, poisoned
 from conformance.checks.contract_checks import ValidExample, same_answer, same_refusal
-from conformance.checks.functions import find_contract
 from conformance.checks.law_checks import law_checks
+from conformance.checks.registry import find_contract
 from conformance.conditions.condition_checks import condition_checks
+from conformance.contracts.check import FAILURES, Check
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.properties import FAILURES, Check
 from conformance.contracts.sessions import SessionMismatch
 from conformance.execution.invocations import PLAIN, CallVariant
 from conformance.generation.profiles import PROFILES, Kind
@@ -544,18 +544,18 @@ TOY = (
     + """
 from conformance.targets.target import LOOKED_UP
 
-@law("slow", digits)
+@property_check("slow", digits)
 def test_first(target, n):
     "Nine is no digit."
     LOOKED_UP.add("slow")
     assert n < 9
 
-@law("slow", digits)
+@property_check("slow", digits)
 def test_second(target, n):
     "There are no large digits."
     assert n < 5
 
-@law("user", digits)
+@property_check("user", digits)
 def test_user(target, n):
     "It uses what is slow."
     LOOKED_UP.update(["slow", "user"])

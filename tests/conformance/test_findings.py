@@ -13,7 +13,7 @@ from small_runs import HEAD, Runner
 
 import reference
 from conformance.checks.contract_checks import InvalidExample, same_refusal
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.execution.crashes import crash_of
 from conformance.targets.progress import PROGRESS
 from conformance.targets.target import TARGETS
@@ -33,7 +33,7 @@ def differ(target, verdict, got, expected):
     path = "the call" if verdict is Verdict.OUTCOME else "result"
     raise Mismatch(Call("f", {}), target.name, Difference(verdict, path, None, got, expected))
 
-@law("unrefused", digits)
+@property_check("unrefused", digits)
 def test_unrefused(target, n):
     "Refuses all but 0, and some as a TypeError."
     if n in {1, 2}:
@@ -41,7 +41,7 @@ def test_unrefused(target, n):
     if n > 2:
         differ(target, Verdict.OUTCOME, f"returned {n}", "raise ValueError naming n (3)")
 
-@law("other", digits)
+@property_check("other", digits)
 def test_other(target, n):
     "Returns a list."
     differ(target, Verdict.TYPE, "list", "tuple")
@@ -50,7 +50,7 @@ def test_other(target, n):
 """Checks of which one fails in two ways."""
 
 WRONG = """
-@law("wrong", digits)
+@property_check("wrong", digits)
 def test_wrong(target, n):
     "Is right for a few digits, and for others of the wrong type."
     if n > 7:

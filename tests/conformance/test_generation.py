@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.control import current_build_context
 from hypothesis.statistics import collector
 
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.coverage.presets import MINIMAL
 from conformance.generation.examples import MAX_REJECTED, run_examples
 from conformance.generation.profiles import PROFILES, Kind

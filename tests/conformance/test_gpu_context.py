@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance.contracts.properties import FAILURES, law
+from conformance.contracts.check import FAILURES, property_check
 from conformance.execution.gpu_context import (
     ContextLostError,
     UsedGpuError,
@@ -21,16 +21,16 @@ from conformance.targets.target import TARGETS
 pytest_plugins = ["pytester"]
 
 RUN = """
-from conformance.contracts.properties import law
+from conformance.contracts.check import property_check
 from conformance.execution.gpu_context import ContextLostError
 from hypothesis import strategies as st
 
-@law("toy", lambda preset: st.integers(0, 9))
+@property_check("toy", lambda preset: st.integers(0, 9))
 def test_lost(target, n):
     "Fails."
     raise ContextLostError("planted")
 
-@law("toy", lambda preset: st.integers(0, 9))
+@property_check("toy", lambda preset: st.integers(0, 9))
 def test_next(target, n):
     "Would fail too."
     raise ZeroDivisionError("a consequence")
@@ -80,7 +80,7 @@ def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     tried = []
 
-    @law("toy", lambda _: st.integers(5, 9))
+    @property_check("toy", lambda _: st.integers(5, 9))
     def check(_: object, number: int) -> None:
         """Shows nothing."""
         tried.append(number)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import HEAD, Runner
 
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.generation.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.usefixtures("forked_processes")
 TOY = (
     HEAD
     + """
-@law("toy", digits, goals={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
+@property_check("toy", digits, goals={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
 def test_first(target, n):
     "Shows nothing."
 
-@law("toy", digits, goals={"small": lambda n: n < 5})
+@property_check("toy", digits, goals={"small": lambda n: n < 5})
 def test_second(target, n):
     "Shows nothing."
 """
@@ -31,7 +31,7 @@ def test_second(target, n):
 IMPOSSIBLE = (
     HEAD
     + """
-@law("other", digits, goals={"even": lambda n: n % 2 == 0, "huge": lambda n: n > 99})
+@property_check("other", digits, goals={"even": lambda n: n % 2 == 0, "huge": lambda n: n > 99})
 def test_impossible(target, n):
     "Shows nothing."
 """
@@ -161,7 +161,7 @@ def test_nightly_prints_its_seed(runner: Runner) -> None:
     runner.pytester.makepyfile(
         HEAD.replace("(0, 9)", "(0, 2**64)")
         + f"""
-@law("toy", digits)
+@property_check("toy", digits)
 def test_first(target, n):
     {body}
 """

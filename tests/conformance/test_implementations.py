@@ -15,7 +15,7 @@ import conformance
 import fast
 from conformance.__main__ import arguments_for_pytest
 from conformance.cases.compared import check_of
-from conformance.checks.functions import checked_functions, choose_functions, modules_about
+from conformance.checks.registry import checked_functions, choose_functions, modules_about
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.implementations import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract
 from conformance.coverage.presets import MINIMAL
 from conformance.invalid_inputs.arrays import Array, Output, Starts

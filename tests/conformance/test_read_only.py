@@ -12,7 +12,7 @@ import torch
 
 import fast
 import reference
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.read_only import check_read_only
 from conformance.messages.mismatch import Mismatch

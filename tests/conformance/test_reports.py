@@ -45,7 +45,7 @@ SLOTS = Call(
 GREEN = (
     HEAD
     + """
-@law("toy", digits, goals={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
+@property_check("toy", digits, goals={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
 def test_toy(target, n):
     "Shows nothing."
 """
@@ -65,7 +65,7 @@ NASTY = "a </pre><script>alert(1)</script> | `b` & c"
 RED = (
     GREEN
     + f"""
-@law("other", digits, goals={{"never|met": lambda n: n > 9}})
+@property_check("other", digits, goals={{"never|met": lambda n: n > 9}})
 def test_other(target, n):
     "Fails."
     raise AssertionError({NASTY!r})

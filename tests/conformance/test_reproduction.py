@@ -15,7 +15,7 @@ import pytest
 from conformance.cases.check import read_case, replay
 from conformance.cases.compared import case_of_failure, check_of
 from conformance.cases.corpus import add_to_corpus
-from conformance.contracts.properties import FAILURES, Check
+from conformance.contracts.check import FAILURES, Check
 from conformance.generation.profiles import Profile
 from conformance.generation.shrinking import ShrinkBudgets
 from conformance.messages.mismatch import Mismatch

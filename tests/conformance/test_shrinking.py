@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
-from conformance.contracts.properties import Check, law
+from conformance.contracts.check import Check, property_check
 from conformance.generation.profiles import Profile
 from conformance.generation.shrinking import MIN_SECONDS, ShrinkBudgets
 from conformance.targets.target import TARGETS, Target
@@ -20,7 +20,7 @@ def slow(function: str) -> Check:
     """Return a failing check whose examples take long to shrink."""
     strategy = st.lists(st.integers(0, 10**9), min_size=30, max_size=60)
 
-    @law(function, lambda _: strategy)
+    @property_check(function, lambda _: strategy)
     def is_small(_: Target, numbers: list[int]) -> None:
         """Numbers are small."""
         time.sleep(0.005)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies._internal.strategies import SampledFromStrategy
 
 from conformance.checks.contract_checks import along_axes
-from conformance.contracts.properties import Check, law
+from conformance.contracts.check import Check, property_check
 from conformance.coverage.goals import COVERAGE
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.coverage.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of, presets_of_axes
@@ -29,7 +29,7 @@ def toy(drawn: list[int], *, ignores_axis: bool = False) -> Check:
         usual = st.just(3)
         return usual if ignores_axis else preset.sizes("number", usual)
 
-    @law("a toy of sizes", numbers)
+    @property_check("a toy of sizes", numbers)
     def note(_: Target, number: int) -> None:
         """Each number is noted."""
         drawn.append(number)

@@ -13,6 +13,8 @@ import pytest
 import fast
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES, Profile
+from conformance.model_runner.batch import Batch
+from conformance.model_runner.runner import Runner
 from conformance.stateful import same_reads
 from conformance.stateful.check import stateful_check
 from conformance.stateful.invariants import (
@@ -32,8 +34,6 @@ from conformance.stateful.strategies import SMALL
 from conformance.stateful.view import BrokenInvariantError, View, view_of
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import REFERENCE, TARGETS, Target
-from conformance.traffic.batch import Batch
-from conformance.traffic.runner import Runner
 
 SETUP = Setup(block_sizes=(2, 4), kinds=("full", "chunked_local"), padding=8)
 

@@ -15,15 +15,15 @@ import fast
 import reference
 from conformance.engine.input_batch import InputBatch
 from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.model_runner.layers import deploy_small, make_fast_prefill
+from conformance.model_runner.locate import RequestIndex, describe, locate
+from conformance.model_runner.runner import Runner
+from conformance.model_runner.twins import TimedTarget, Twins
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import REFERENCE, TARGETS, Target
 from conformance.traffic.engine import TraceEngine, servable
-from conformance.traffic.layers import deploy_small, make_fast_prefill
-from conformance.traffic.locate import RequestIndex, describe, locate
-from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
-from conformance.traffic.twins import TimedTarget, Twins
 from conformance.values.parts import children, walk
 from conformance.zoo.cache_config import shared_kv_cache_layers
 from conformance.zoo.models import MODELS, Model, get_model

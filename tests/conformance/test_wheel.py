@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import forking_python
+from tests.conftest import preloaded_python
 
 REPOSITORY = Path(__file__).parents[2]
 WRONG = """
@@ -49,7 +49,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
     [wheel] = folder.glob("*.whl")
     shutil.unpack_archive(wheel, site, "zip")
-    with forking_python(folder / "venv" / "bin" / "python", {}) as launcher:
+    with preloaded_python(folder / "venv" / "bin" / "python", {}) as launcher:
         yield launcher
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import conformance.conftest  # noqa: F401  # imported once, for all who are forked
 from conformance.__main__ import main
-from conformance.checks.functions import checked_functions
+from conformance.checks.registry import checked_functions
 
 ONE_SLOT_TOO_LOW = """
 import fast

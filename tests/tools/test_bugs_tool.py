@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from conformance.contracts.check import Check
 from conformance.contracts.evaluation import outcome
-from conformance.contracts.properties import Check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import Kind
 from conformance.messages.mismatch import Mismatch

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from conformance import command_line
+from conformance import entry_point
 from kvtwin.commands import COMMANDS
-from tests.conftest import forking_python
+from tests.conftest import preloaded_python
 
-ROOT = Path(command_line.__file__).parents[1]
+ROOT = Path(entry_point.__file__).parents[1]
 COMMANDS_FOLDER = ROOT / "tools" / "commands"
 
 
@@ -135,7 +135,7 @@ def start(
 @pytest.fixture(scope="module")
 def ascii_python() -> Iterator[str]:
     """Return a Python launcher in an ASCII locale, which has torch preloaded."""
-    with forking_python(Path(sys.executable), ASCII) as launcher:
+    with preloaded_python(Path(sys.executable), ASCII) as launcher:
         yield launcher
 
 
@@ -148,7 +148,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def start_toy(folder: Path, body: str, **options: str | int) -> subprocess.Popen[str]:
     """Start a command line whose `main` has this body."""
     folder.joinpath("toy.py").write_text(TOY.format(body=body), encoding="utf-8")
-    code = "from conformance.command_line import run; run('toy')"
+    code = "from conformance.entry_point import run; run('toy')"
     path = os.pathsep.join(map(str, (ROOT, folder)))
     return start("-c", code, PYTHONPATH=path, **options)  # type: ignore[arg-type]  # stdout is an int
 

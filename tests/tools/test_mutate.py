@@ -69,16 +69,16 @@ CHECKS = '''"""What is said of the toys."""
 from hypothesis import strategies as st
 
 import toy
-from conformance.contracts.properties import law
+from conformance.contracts.check import property_check
 
 
-@law("clamp", lambda preset: st.integers(-9, 9))
+@property_check("clamp", lambda preset: st.integers(-9, 9))
 def test_a_value_is_clamped(target, value):
     """A value is between the bounds, and stays where it is if it was."""
     assert sorted([-3, value, 3])[1] == toy.clamp(value, -3, 3)
 
 
-@law("count_down", lambda preset: st.integers(0, 9))
+@property_check("count_down", lambda preset: st.integers(0, 9))
 def test_nothing_is_left(target, number):
     """Nothing is left."""
     assert toy.count_down(number) == 0

@@ -179,7 +179,7 @@ def test_it_knows_fast_and_the_engine_alone(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             assert 0 == node.level
             imported.add(node.module or "")
-    imported -= {"__main__": {"conformance.command_line"}, "command_line": {"kvtwin.parser"}}.get(
+    imported -= {"__main__": {"conformance.entry_point"}, "command_line": {"kvtwin.parser"}}.get(
         path.stem, set()
     )
     assert not {name.split(".")[0] for name in imported} & {"reference", "hypothesis"}

@@ -21,7 +21,7 @@ import fast
 from conformance.adapters import Deviation
 from conformance.adapters.base import FastAdapter
 from conformance.cases.check import replay
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import TARGETS, Target

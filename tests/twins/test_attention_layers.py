@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.strategies.engines import BackendClass, BuilderClass
+from conformance.strategies.stub_factories import BackendClass, BuilderClass
 
 FULL = reference.FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = reference.SlidingWindowSpec(16, 8, 64, np.float16, 128)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.strategies.engines import BackendClass, BuilderClass
+from conformance.strategies.stub_factories import BackendClass, BuilderClass
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """`python -m tools.bugs`."""
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("tools.bugs.command_line")

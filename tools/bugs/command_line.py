@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from conformance.command_line import starting_workers
+from conformance.entry_point import starting_workers
 from conformance.name_lists import near
 from kvtwin.parser import Parser, names
 from kvtwin.processes import kill_all

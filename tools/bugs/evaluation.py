@@ -13,15 +13,15 @@ from typing import Final, NamedTuple
 
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.law_checks import LawViolation
-from conformance.contracts.properties import FAILURES, Check
+from conformance.contracts.check import FAILURES, Check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import Profile
 from conformance.messages.mismatch import Mismatch
+from conformance.model_runner.twins import Twins
 from conformance.targets.target import TARGETS
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
-from conformance.traffic.twins import Twins
 from conformance.values.differences import Verdict
 from conformance.zoo.models import get_model
 from tools.bugs.catalogue import Bug

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 import reference
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.coverage.presets import MINIMAL, REAL
 from conformance.values.call import Call
 from conformance.vectors.drawing import drawn

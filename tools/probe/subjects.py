@@ -7,7 +7,7 @@ import inspect
 
 import fast
 import reference
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract
 from conformance.vectors.folder import WITHOUT_VECTORS
 from tools.probe.pools import calls_by_hand

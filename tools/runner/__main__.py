@@ -1,5 +1,5 @@
 """Run the runner's command line: `python -m tools.runner`."""
 
-from conformance.command_line import run
+from conformance.entry_point import run
 
 run("tools.runner.command_line", "runner")

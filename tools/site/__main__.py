@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("tools.site.__main__", "site")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.coverage.presets import MINIMAL
 from conformance.generation.profiles import Kind
 from conformance.targets.target import TARGETS

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Final, NamedTuple, NoReturn
 
-from conformance.command_line import run
+from conformance.entry_point import run
 from conformance.name_lists import near
 from kvtwin import __version__
 from kvtwin.parser import Parser

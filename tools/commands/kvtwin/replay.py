@@ -32,10 +32,10 @@ from tqdm import tqdm
 
 import fast
 from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.model_runner.twins import Mismatch, Twins
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
-from conformance.traffic.twins import Mismatch, Twins
 from conformance.zoo.models import MODELS, get_model
 from kvtwin.parser import Parser, redirect_stdout_for_json, write_json
 

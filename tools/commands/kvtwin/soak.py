@@ -34,10 +34,10 @@ from tqdm import tqdm
 
 import fast
 from conformance.execution.interrupts import Interrupter
+from conformance.model_runner.twins import Twins
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace
-from conformance.traffic.twins import Twins
 from conformance.zoo.models import get_model
 from kvtwin.parser import Parser, redirect_stdout_for_json, write_json
 

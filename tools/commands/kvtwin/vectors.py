@@ -25,7 +25,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import reference
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract
 from conformance.contracts.evaluation import OBSERVED
 from conformance.encoding import SCHEMA_VERSION, Encoder, Json, to_text

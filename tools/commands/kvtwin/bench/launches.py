@@ -9,7 +9,7 @@ does nothing either (`kvtwin.bench.no_driver`), so the time excludes what a real
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("kvtwin.bench.launches", "bench,cuda")
 

@@ -7,7 +7,7 @@ cases, goals, pairs of goals and branches in the same way as `kvtwin fuzz`.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("kvtwin.fuzz.default_run")
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import fast
 import reference
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES
 from conformance.stateful.check import StatefulCheck

@@ -17,7 +17,7 @@ The exit status is 0; 1 if `gh` fails; 2 if a report cannot be read.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from conformance.command_line import run
+    from conformance.entry_point import run
 
     run("kvtwin.fuzz.issue_tracker")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from conformance.checks.functions import choose_functions
+from conformance.checks.registry import choose_functions
 from conformance.reports.versions import versions
 from conformance.targets.target import Target
 from fast.memory import read_sysconf

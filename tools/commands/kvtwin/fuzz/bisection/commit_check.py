@@ -116,7 +116,7 @@ def _load(request: dict[str, Any]) -> Callable[[], Outcome]:
     import torch  # noqa: PLC0415  # imports of a commit's code, which may fail
 
     from conformance.cases.check import replay  # noqa: PLC0415
-    from conformance.checks.functions import find_contract  # noqa: PLC0415
+    from conformance.checks.registry import find_contract  # noqa: PLC0415
     from conformance.targets.implementations import Absent, load_implementation  # noqa: PLC0415
     from conformance.targets.target import RAISED, choose_targets  # noqa: PLC0415
     from kvtwin.fuzz.cases.properties import Subject  # noqa: PLC0415

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.strategies.batch import Batch
 from conformance.values.parts import children, is_object
 

@@ -15,9 +15,9 @@ from hypothesis.strategies import SearchStrategy
 
 import conformance
 from conformance.checks.contract_checks import checks_in
-from conformance.checks.functions import choose_functions
+from conformance.checks.registry import choose_functions
 from conformance.conditions.sequences import HELD_AMONG_OTHERS
-from conformance.contracts.properties import Check
+from conformance.contracts.check import Check
 from conformance.coverage.presets import Preset
 from conformance.execution.gpu_context import noticing_lost_context
 from conformance.generation.profiles import PROFILES

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from conformance.checks.functions import contracts
+from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract
 from conformance.contracts.sessions import construct
 from conformance.strategies.block_table import Operation, Session

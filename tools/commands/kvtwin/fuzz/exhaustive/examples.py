@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from conformance.checks.contract_checks import InvalidExample, ValidExample
+from conformance.contracts.check import Check
 from conformance.contracts.contract import ANY_NAME, InvalidInput
-from conformance.contracts.properties import Check
 from conformance.contracts.sessions import _Example
 from conformance.execution.invocations import PLAIN, Invocation
 from conformance.generation.profiles import Kind

@@ -18,7 +18,7 @@ import torch
 
 import conformance
 import reference
-from conformance.checks.functions import choose_functions
+from conformance.checks.registry import choose_functions
 from conformance.reports.files import replace_file
 from conformance.targets.target import Target
 from kvtwin.fuzz.cases.properties import Subject

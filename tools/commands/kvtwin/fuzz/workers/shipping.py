@@ -49,7 +49,7 @@ class PathMap:
     def to_names(self, text: str) -> str | None:
         r"""Replace folders in a text by names; return None if it contains no folder.
 
-        >>> Places((("code", "/home/me"),)).to_names("/home/me/fast and /home/me2")
+        >>> PathMap((("code", "/home/me"),)).to_names("/home/me/fast and /home/me2")
         '\x00code\x00/fast and /home/me2'
         """
         names = {folder: f"\0{name}\0" for name, folder in self.folders}
@@ -125,8 +125,8 @@ def _copy_files(path: Path, to: Path) -> None:
 def dump(value: Any, places: PathMap) -> bytes:
     """Pickle a value, with folders in its strings replaced by names.
 
-    >>> here = Places((("code", "/home/me"),))
-    >>> there = Places((("code", "/tmp/copy"),))
+    >>> here = PathMap((("code", "/home/me"),))
+    >>> there = PathMap((("code", "/tmp/copy"),))
     >>> load(dump({"impl": "/home/me/x.py"}, here), there)
     {'impl': '/tmp/copy/x.py'}
     """

@@ -15,18 +15,18 @@ from conformance.engine.input_batch import InputBatch
 from conformance.engine.padded_batch import PADDED_REQUEST
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.table_rows import TableRows
-from conformance.targets.target import Answer, Target
-from conformance.traffic import derived, model_inputs
-from conformance.traffic.batch import Batch
-from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
-from conformance.traffic.layers import (
+from conformance.model_runner import derived, model_inputs
+from conformance.model_runner.batch import Batch
+from conformance.model_runner.buffers import NUM_CP_RANKS, Buffers
+from conformance.model_runner.layers import (
     FastPrefill,
     build_for_layers,
     deploy_small,
     make_fast_prefill,
 )
-from conformance.traffic.locate import RequestIndex, request_index_of
-from conformance.traffic.model_inputs import make_budget
+from conformance.model_runner.locate import RequestIndex, request_index_of
+from conformance.model_runner.model_inputs import make_budget
+from conformance.targets.target import Answer, Target
 from conformance.traffic.settings import Settings
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.model_runner.layers import deploy_small
+from conformance.model_runner.locate import describe, locate
+from conformance.model_runner.runner import Runner
 from conformance.targets.target import RAISED, REFERENCE, TARGETS, Answer, Target
-from conformance.traffic.layers import deploy_small
-from conformance.traffic.locate import describe, locate
-from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.values.comparison import first_difference
 from conformance.values.differences import Difference, Verdict, raised

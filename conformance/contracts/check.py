@@ -1,8 +1,9 @@
 """Properties of functions, checked with many examples on each target.
 
 A `Check` is defined in a conformance module under a name that begins with `test_`, mostly by
-`law`; `conformance.checks` makes those of a contract. The pytest plugin (`conftest.py`) makes a
-test of it for each target and size. Without pytest, call `check.bind(target, profile, size)()`.
+`property_check`; `conformance.checks` makes those of a contract. The pytest plugin (`conftest.py`)
+makes a test of it for each target and size. Without pytest, call
+`check.bind(target, profile, size)()`.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Check:
                 if target.implementation.is_strict:
                     test()
                 else:
-                    _run_for_gravest(test, tolerated)
+                    _run_for_most_severe(test, tolerated)
 
         return test_in_unchanged_process
 
@@ -240,7 +241,7 @@ def seed_of(profile: Profile, name: str) -> int | None:
     return None if profile.seed is None else zlib.crc32(f"{profile.seed} {name}".encode())
 
 
-def _run_for_gravest(test: Callable[[], None], tolerated: set[Finding]) -> None:
+def _run_for_most_severe(test: Callable[[], None], tolerated: set[Finding]) -> None:
     """Run a test; if it fails, look for a graver failure in the same examples.
 
     Args:
@@ -279,7 +280,7 @@ def seeded(profile: Profile, name: str) -> Callable[[Any], Any]:
     return hypothesis.seed(seed) if seed is not None else lambda test: test
 
 
-def law(
+def property_check(
     function: str,
     examples: Callable[[Preset], SearchStrategy[Any]],
     *,
@@ -330,7 +331,7 @@ def same_in_any_order(
 ) -> Check:
     """Return the check that the order of threads does not change what `shows` returns."""
 
-    @law(function, calls, has_kernel=True)
+    @property_check(function, calls, has_kernel=True)
     def any_order_of_threads(target: Target, call: Call) -> None:
         """The result does not depend on the number of blocks and threads, or on their order."""
         invocations = [Invocation(target, call) for _ in range(3)]

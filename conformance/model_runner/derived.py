@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from conformance.model_runner.batch import Batch
+from conformance.model_runner.buffers import NUM_CP_RANKS
 from conformance.targets.target import Answer, Target
-from conformance.traffic.batch import Batch
-from conformance.traffic.buffers import NUM_CP_RANKS
 from conformance.zoo.groups import CacheGroup
 
 BLOCKS_IN_SMALL_CHUNK = 8

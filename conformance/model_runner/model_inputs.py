@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from conformance.model_runner.batch import Batch
+from conformance.model_runner.buffers import NUM_TP_RANKS
 from conformance.targets.mm_registries import Cache, CachingRegistry
 from conformance.targets.target import Answer, Target
-from conformance.traffic.batch import Batch
-from conformance.traffic.buffers import NUM_TP_RANKS
 
 NUM_HEADS, HEAD_DIM = 2, 3
 """The sizes of made-up queries."""

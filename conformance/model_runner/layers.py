@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conformance.model_runner.buffers import Buffers
 from conformance.targets.target import Answer, Target
-from conformance.traffic.buffers import Buffers
 from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
 from conformance.zoo.deployment import Deployment, build_metadata, deploy
 from conformance.zoo.groups import make_groups

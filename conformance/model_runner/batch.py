@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.engine.padded_batch import PaddedBatch
+from conformance.model_runner.layers import FastPrefill
 from conformance.targets.target import Answer
-from conformance.traffic.layers import FastPrefill
 from conformance.traffic.settings import Settings
 from conformance.zoo.groups import CacheGroup
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from conformance.model_runner.batch import Batch
 from conformance.targets.target import Answer
-from conformance.traffic.batch import Batch
 
 ROWS = "rows"
 TOKENS = "tokens"
@@ -80,7 +80,7 @@ def locate(
         count), or `PADDING`.
 
     Example:
-        >>> rows = Coordinates(rows=["b", "a", None], tokens=["b", "b", "a", None])
+        >>> rows = RequestIndex(rows=["b", "a", None], tokens=["b", "b", "a", None])
         >>> locate("metadata[0].slot_mapping", (1,), {"": rows})
         ['b']
         >>> locate("metadata[0].seq_lens", (2,), {"": rows})
