@@ -1,6 +1,6 @@
 """The corpus: stored inputs for which an implementation once failed; every run replays them first.
 
-Each is a file in `corpus/`, a stored case without a result: `reference` computes it in each replay.
+Each file of `corpus/` has only an input: a replay computes the expected result with `reference`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def add_to_corpus(case: dict[str, Json], directory: Path | None = None) -> Path:
     Args:
         case: A case from `conformance.cases.compared`: `case_of_call(call, reason)`,
             `case_of_example(...)` or `case_of_failure(...)`.
-        directory: The corpus; None for this project's, or, if the package is installed, for a
-            `conformance-corpus` in the working directory.
+        directory: The corpus. None for `conformance/corpus` in a checkout, and for
+            `conformance-corpus` in the working directory if the package is installed.
 
     Returns:
         The file, named after the input; an existing file is not changed.

@@ -16,7 +16,8 @@ from conformance.laws.access import Half
 from conformance.laws.interpretation import Interpretation
 from conformance.laws.law import Law, LawCase
 from conformance.laws.statements import LAWS, PAIRS
-from conformance.messages.mismatch import CALLED_WITH, render
+from conformance.messages.call_table import render
+from conformance.messages.mismatch import CALLED_WITH
 from conformance.strategies import cached as st
 from conformance.targets.target import RAISED, REFERENCE, Target
 from conformance.values.call import Call

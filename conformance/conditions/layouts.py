@@ -134,8 +134,8 @@ def _place(array: Array) -> tuple[int, tuple[int, ...]]:
 def layout_scenarios(expected: KnownAnswer, _: KnownAnswer) -> Iterator[Scenario]:
     """Yield each layout that the arrays of a call can have.
 
-    `reference` refuses some layouts for arguments that it writes, which then stay as they are.
-    They are never expanded.
+    An argument that the function writes keeps its layout if `reference` refuses the new one, and
+    is never expanded.
     """
     contract = expected.contract
     for name, layout in LAYOUTS.items():

@@ -1,4 +1,6 @@
-"""Calls and results as plain JSON and back, exactly: the format of test vectors and of the corpus.
+"""Encodes calls and results as JSON, and decodes them without loss.
+
+Test vectors and the corpus have this format.
 
 `docs/vectors.md` describes the format, `vectors/schema.json` defines it.
 """

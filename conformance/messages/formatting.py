@@ -22,6 +22,8 @@ from conformance.values.parts import children, has_entries
 WIDTH: Final = 100
 """Columns of a terminal."""
 
+INDENT: Final = "    "
+
 MAX_VALUE: Final = 160
 """Characters of a value that differs; a longer one is shown from the difference on."""
 
@@ -251,3 +253,26 @@ def around_difference(got: str, expected: str, maximum: int = MAX_VALUE) -> tupl
     cut = [text[start:] for text in (got, expected)]
     cut = [text if len(text) <= maximum else f"{text[:maximum]}..." for text in cut]
     return ("..." + cut[0], "..." + cut[1]) if start else (cut[0], cut[1])
+
+
+def shortened(lines: list[str], maximum: int, num_last: int = 16) -> list[str]:
+    """Return lines without those in the middle, if they are too many.
+
+    >>> shortened(list("abcdef"), 4, 1)
+    ['a', 'b', '... 3 more lines ...', 'f']
+    """
+    if len(lines) <= maximum:
+        return lines
+    num_first = maximum - num_last - 1
+    left_out = f"... {len(lines) - num_first - num_last} more lines ..."
+    return [*lines[:num_first], left_out, *lines[len(lines) - num_last :]]
+
+
+def first_line(error: BaseException, default: str = "") -> str:
+    r"""Return an exception as one line, with a default for an empty message.
+
+    >>> first_line(ValueError("one\ntwo")), first_line(AssertionError(), "an int")
+    ('ValueError: one', 'AssertionError: an int')
+    """
+    message = str(error).strip() or default
+    return f"{type(error).__name__}: {message.partition(chr(10))[0]}"

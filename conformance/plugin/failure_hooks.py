@@ -16,7 +16,7 @@ from conformance.contracts.check import FAILURES, Check
 from conformance.execution.crashes import RERUN, Crash, NotTriedError, properties_of_end
 from conformance.execution.gpu_context import ContextLostError
 from conformance.generation.shrinking import SHRINK_NOTE, WARNING, ShrinkBudgets
-from conformance.messages.mismatch import INDENT, shortened
+from conformance.messages.formatting import INDENT, shortened
 from conformance.reports.failure import describe_failure
 from conformance.reproduction.files import (
     attach_reproduction,

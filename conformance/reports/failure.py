@@ -6,7 +6,9 @@ import textwrap
 from typing import Any, Final
 
 from conformance.contracts.check import Check
-from conformance.messages.mismatch import Mismatch, first_line, render
+from conformance.messages.call_table import render
+from conformance.messages.formatting import first_line
+from conformance.messages.mismatch import Mismatch
 from conformance.messages.places import describe_place
 from conformance.reports.picture import pictures_of
 from conformance.values.call import calls_in

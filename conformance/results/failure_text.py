@@ -26,15 +26,16 @@ from conformance.contracts.check import Check
 from conformance.execution.crashes import RERUN
 from conformance.execution.invocations import PLAIN, CallVariant
 from conformance.generation.examples import PASSED_AGAIN
-from conformance.messages.formatting import WIDTH, around_difference, value_lines
-from conformance.messages.mismatch import (
-    CALLED_WITH,
+from conformance.messages.call_table import render
+from conformance.messages.formatting import (
     INDENT,
-    Mismatch,
+    WIDTH,
+    around_difference,
     first_line,
-    render,
     shortened,
+    value_lines,
 )
+from conformance.messages.mismatch import CALLED_WITH, Mismatch
 from conformance.stateful.machine import StatefulMismatchError
 from conformance.targets.target import RAISED, Target
 from conformance.values.call import calls_in

@@ -50,7 +50,7 @@ class Verdict(enum.Enum):
     CHANGE = "change"
 
 
-REFERENCE: Final = str(Path(reference.__file__).parent)
+REFERENCE_FOLDER: Final = str(Path(reference.__file__).parent)
 """The folder of the definitions."""
 
 APART_FROM_VALUES: Final = frozenset(
@@ -157,6 +157,6 @@ def finding_of(error: BaseException) -> Finding:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    is_of_reference = frame is not None and frame.tb_frame.f_code.co_filename.startswith(REFERENCE)
-    is_about_a_type = isinstance(error, TypeError) and is_of_reference
+    file = "" if frame is None else frame.tb_frame.f_code.co_filename
+    is_about_a_type = isinstance(error, TypeError) and file.startswith(REFERENCE_FOLDER)
     return Finding.OTHER_DIFFERENCE if is_about_a_type else Finding.WRONG_ANSWER

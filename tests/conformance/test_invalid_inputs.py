@@ -24,7 +24,7 @@ from conformance.invalid_inputs.kinds import (
     invalid_hint,
     size,
 )
-from conformance.messages.mismatch import render
+from conformance.messages.call_table import render
 from conformance.reports.picture import pictures_of
 from conformance.values.call import Call
 from conformance.vectors.drawing import drawn

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from conformance.messages.mismatch import Mismatch, render
+from conformance.messages.call_table import render
+from conformance.messages.mismatch import Mismatch
 from conformance.messages.places import describe_place, locate
 from conformance.strategies.batch import Batch, Layout
 from conformance.values.call import Call

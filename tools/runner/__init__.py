@@ -19,5 +19,5 @@ through these modules:
    `attention`.
 3. `engine`: compares the next tokens, and returns them to the scheduler.
 
-Made once, before the first step: `requests` to serve, `models`, their `layers` and `caches`.
+Before the first step these are created: `requests` to serve, `models`, their `layers` and `caches`.
 """

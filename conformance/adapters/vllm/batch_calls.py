@@ -15,7 +15,7 @@ from conformance.adapters.vllm.places import find
 
 
 class BatchCalls:
-    """vLLM's batch functions whose parameters differ, with our parameters.
+    """Wraps vLLM's batch functions so that they take kvtwin's parameters.
 
     Args:
         ours: Returns our object for one of vLLM's.
@@ -110,7 +110,7 @@ class BatchCalls:
     def split_decodes_prefills_and_extends(
         self, common_attn_metadata: Any, decode_threshold: int = 1
     ) -> Any:
-        """Pass the batch; since 0.32 computed tokens must be those before the query."""
+        """Pass the batch; since 0.32, vLLM derives the computed tokens from the lengths."""
         ours = getattr(common_attn_metadata, "converted_from", None)
         if ours is not None and not hasattr(common_attn_metadata, "num_computed_tokens_cpu"):
             query_lens = ours.query_start_loc_cpu.diff()
@@ -251,8 +251,8 @@ class _Builder:
     Args:
         builder: Ours.
         ours: Returns our metadata for vLLM's.
-        lengths: The lengths of requests, if vLLM takes them as an array. The tensor that it makes
-            of the array shares the memory of this one, but not its storage.
+        lengths: The lengths of requests, if vLLM takes them as an array. vLLM wraps the
+            array in a new tensor: the same memory in another storage.
     """
 
     supports_update_block_table = False

@@ -10,7 +10,8 @@ from typing import Any
 
 from conformance.cases.compared import case_of_failure
 from conformance.encoding import Json
-from conformance.messages.mismatch import Mismatch, first_line
+from conformance.messages.formatting import first_line
+from conformance.messages.mismatch import Mismatch
 from conformance.reports.failure import describe_failure
 from conformance.reproduction.script import script_of
 from kvtwin.fuzz.cases.case import Case, Input

@@ -22,7 +22,7 @@ from kvtwin.fuzz.workers.worker_process import rss_bytes
 STAGES: Final = 8
 """The number of stages in which memory must grow, after a first one that fills caches.
 
-The freed memory that a C library keeps grew for five stages, in a function without a leak.
+Without any leak, the C allocator's cache of freed memory grew for five stages.
 """
 
 ROUNDS: Final = 3
@@ -110,7 +110,7 @@ class GrowthJob(PropertyJob):
 
 
 def can_measure(seconds_per_case: float, worker_seconds: float) -> bool:
-    """Return whether a night has the time to measure a property whose memory does not grow.
+    """Return whether a night has the time to measure a property without growth.
 
     Args:
         seconds_per_case: The seconds per case of the property.
