@@ -1,4 +1,12 @@
-"""The pytest plugin: its options, and how tests are collected, run, explained and reported.
+"""The parts of the pytest plugin, whose first module is `conftest.py`.
 
-`conftest.py` has its hooks.
+| module | hooks |
+|---|---|
+| `conftest.py` | options, header, collection, the table at the end; what pytest-xdist's workers send |
+| `plugin/supervision` | `pytest_runtest_protocol`: runs each test in a forked child |
+| `plugin/failure_hooks` | around a call, and `pytest_runtest_makereport`: stores and describes a failure |
+| `results/failure_summary` | `pytest_terminal_summary`: chooses the failures that are shown in full |
+| `reports/plugin` | writes `--report` |
+
+`options` has the options, `case_items` makes tests of stored cases, `explain` is `--explain`.
 """
