@@ -3,7 +3,7 @@
 A module-level `Check` named `test_...` becomes one test for each chosen target. At the end the
 controller adds up the counts of the workers, prints functions by targets, and fails the run if no
 example reached a coverage goal. `options` has the options, `failure_hooks` the hooks around
-tests, `summary` and `reports` the output.
+tests, `results` and `reports` the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
 from conformance.results.failure_summary import FailureSummary
 from conformance.results.outcomes import properties_of
-from conformance.results.summary import CHECKED, RUN, Run
+from conformance.results.run import CHECKED, RUN, Run
 
 collect_ignore = ["failures"]
 """Reproduction scripts, which are named after tests but are not tests."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.results.summary import RUN
+from conformance.results.run import RUN
 from conformance.targets.target import REFERENCE, Target
 from conformance.values.comparison import first_difference
 from conformance.values.differences import Difference

@@ -14,7 +14,7 @@ from conformance.cases.check import CaseCheck
 from conformance.cases.compared import TRIES, check_of_call
 from conformance.checks.registry import contracts
 from conformance.generation.profiles import Kind
-from conformance.results.summary import CHECKED, Run
+from conformance.results.run import CHECKED, Run
 from conformance.targets.target import Target
 
 

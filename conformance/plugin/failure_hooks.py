@@ -31,7 +31,7 @@ from conformance.results.failure_text import (
     is_flaky,
     text_of_other_test,
 )
-from conformance.results.summary import CHECKED, Run
+from conformance.results.run import CHECKED, Run
 from conformance.stateful.check import StatefulCheck
 from conformance.targets.implementations import Absent
 from conformance.targets.progress import PROGRESS

@@ -15,7 +15,7 @@ from conformance.checks.registry import choose_functions
 from conformance.generation.profiles import PROFILES
 from conformance.reports.plugin import add_report_options
 from conformance.results.failure_summary import add_failure_options
-from conformance.results.summary import Run
+from conformance.results.run import Run
 from conformance.strategies.traffic import use_trace
 from conformance.targets.implementations import load_implementations
 from conformance.targets.target import choose_targets

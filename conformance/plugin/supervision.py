@@ -35,7 +35,7 @@ from conformance.execution.forked_calls import (
 )
 from conformance.generation.shrinking import ShrinkBudgets
 from conformance.reproduction.files import replay_command
-from conformance.results.summary import CHECKED, Run
+from conformance.results.run import CHECKED, Run
 from conformance.targets.progress import PROGRESS
 
 RERUN_SECONDS: Final = 60.0

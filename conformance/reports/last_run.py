@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conformance.coverage.goals import Coverage
-from conformance.results.summary import Run
+from conformance.results.run import Run
 
 KEY = "kvtwin/last_run"
 """The key in the cache."""

@@ -17,7 +17,7 @@ from conformance.reports.record import RunInfo, record_of
 from conformance.reports.sizes import axes_of, lines_without_axes, size_lines
 from conformance.reports.statistics import added, collecting, statistics_lines
 from conformance.results.outcomes import properties_of
-from conformance.results.summary import CHECKED, Run
+from conformance.results.run import CHECKED, Run
 
 
 def add_report_options(group: pytest.OptionGroup) -> None:

@@ -16,7 +16,7 @@ from conformance.reports.sizes import axes_of
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
 from conformance.results.outcomes import finding_in, properties_of, skip_reason
-from conformance.results.summary import Run
+from conformance.results.run import Run
 from conformance.targets.implementations import Absent
 from conformance.targets.target import REFERENCE, STATEFUL_TEST, Target
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from conformance.results.outcomes import properties_of
-from conformance.results.summary import Run
+from conformance.results.run import Run
 from conformance.values.differences import Finding
 
 SCREENS: Final = 64

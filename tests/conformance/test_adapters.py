@@ -25,7 +25,7 @@ from conformance.coverage.presets import MINIMAL
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch
 from conformance.plugin.case_items import deviation_checks
-from conformance.results.summary import Run
+from conformance.results.run import Run
 from conformance.stateful import check as stateful
 from conformance.targets.implementations import Absent, Implementation, load_implementation
 from conformance.targets.target import Target, choose_targets

@@ -12,7 +12,7 @@ from conformance.coverage.goals import Coverage
 from conformance.generation.profiles import PROFILES
 from conformance.plugin.explain import entries, explain
 from conformance.reports.last_run import recall, remember
-from conformance.results.summary import Run
+from conformance.results.run import Run
 from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]

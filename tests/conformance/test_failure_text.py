@@ -33,7 +33,7 @@ from conformance.generation.profiles import PROFILES, Kind
 from conformance.messages.formatting import WIDTH
 from conformance.messages.mismatch import Mismatch
 from conformance.results.failure_text import MAX_LINES, difference_of, failure_text
-from conformance.results.summary import Run
+from conformance.results.run import Run
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.block_table import Operation, Session
