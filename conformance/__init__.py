@@ -4,3 +4,9 @@
 examples of module `x` of the two twins; everything else is in the packages here; README.md has a
 map of them.
 """
+
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent
+"""The folder of this package, with its tests and the corpus."""

@@ -9,10 +9,11 @@ import hashlib
 import json
 from pathlib import Path
 
+from conformance import FOLDER
 from conformance.cases.check import CaseCheck, case_check
 from conformance.encoding import Json, folder_for, read_json, write_case
 
-CORPUS = Path(__file__).parents[1] / "corpus"
+CORPUS = FOLDER / "corpus"
 """The corpus of this project."""
 
 

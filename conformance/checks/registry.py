@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from conformance import FOLDER
 from conformance.checks.contract_checks import checks_in
 from conformance.contracts.contract import Contract
 from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
@@ -52,7 +53,7 @@ def modules_about(functions: Sequence[str]) -> list[Path]:
 
 def conformance_modules() -> list[Path]:
     """Return the files of all conformance modules."""
-    return sorted(Path(__file__).parents[1].glob("test_*.py"))
+    return sorted(FOLDER.glob("test_*.py"))
 
 
 def choose_functions(names: str | None) -> Sequence[str] | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from conformance import FOLDER
 from conformance.execution.forked_calls import HANG, run_in_child
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.progress import PROGRESS
@@ -68,7 +69,7 @@ def _inner_frames(stack: str) -> list[str]:
     """Return the innermost frames of a stack, up to the first of the harness; none without one."""
     frames: list[str] = []
     for file, line, function in FRAME.findall(stack):
-        if Path(file).is_relative_to(Path(__file__).parents[1]):
+        if Path(file).is_relative_to(FOLDER):
             return frames[:MAX_FRAMES]
         path = Path(file)
         name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name

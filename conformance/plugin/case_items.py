@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import conformance
+from conformance import FOLDER
 from conformance.adapters.deviation import Deviation
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import TRIES, check_of_call
@@ -58,9 +57,7 @@ def case_items(
 ) -> list[pytest.Item]:
     """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-stored]`."""
     # The path determines which `conftest.py` applies to the items: that of the package.
-    collector = _CaseCollector.from_parent(
-        session, name=name, nodeid=name, path=Path(str(conformance.__file__)).parent
-    )
+    collector = _CaseCollector.from_parent(session, name=name, nodeid=name, path=FOLDER)
     found: list[pytest.Item] = []
     for case, target in cases:
         item = CaseItem.from_parent(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import reference
+from conformance import FOLDER
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.registry import conformance_modules
 from conformance.contracts.check import Check
@@ -256,7 +257,7 @@ def _invalid_inputs(tests: Sequence[Path]) -> Iterator[Path]:
     for path in tests:
         name = path.stem.removeprefix("test_")
         while name:
-            module = Path(__file__).parents[1] / "invalid_inputs" / f"{name}.py"
+            module = FOLDER / "invalid_inputs" / f"{name}.py"
             if module.exists():
                 yield module
                 break

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from conformance import FOLDER
 from conformance.cases.compared import case_of_failure
 from conformance.contracts.check import Check
 from conformance.encoding import folder_for, write_case
@@ -23,7 +24,7 @@ from conformance.execution.gpu_context import ContextLostError
 from conformance.reproduction.script import script_of
 from conformance.targets.target import Target
 
-FAILURES = Path(__file__).parents[1] / "failures"
+FAILURES = FOLDER / "failures"
 """The folder in the package, if that can be written to."""
 
 

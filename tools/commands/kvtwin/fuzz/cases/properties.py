@@ -6,16 +6,14 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import get_state_machine_test
 from hypothesis.strategies import SearchStrategy
 
-import conformance
 from conformance.checks.contract_checks import checks_in
-from conformance.checks.registry import choose_functions
+from conformance.checks.registry import choose_functions, conformance_modules
 from conformance.conditions.sequences import HELD_AMONG_OTHERS
 from conformance.contracts.check import Check
 from conformance.coverage.presets import Preset
@@ -194,7 +192,7 @@ class PropertyJob:
 def all_checks() -> dict[str, Check]:
     """Return all checks of the harness, by where they are defined."""
     found = {}
-    for path in sorted(Path(conformance.__file__).parent.glob("test_*.py")):
+    for path in conformance_modules():
         module = importlib.import_module(f"conformance.{path.stem}")
         for name, check in checks_in(vars(module)):
             law = f"[{check.law}]" if check.law else ""
