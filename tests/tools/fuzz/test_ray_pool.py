@@ -32,6 +32,10 @@ from tests.tools.fuzz.ray_jobs import (
     ReadingJob,
 )
 
+TIMEOUT_SECONDS = 300
+"""Seconds after which an event will not come. Ray's processes take five times as long to start if
+the rest of CI runs beside them."""
+
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 """What each node has. Ray needs 75 MB of shared memory at least."""
 
@@ -109,7 +113,7 @@ def pool(cluster: Cluster) -> Iterator[RayPool]:
 def collect(pool: RayPool, number: int) -> list[Event]:
     """Return the events until `number` jobs have ended."""
     events: list[Event] = []
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while sum(not isinstance(event, Message) for event in events) < number:
         assert time.monotonic() < deadline, f"{pool.size} workers, so far: {events}"
         events += pool.events(0.5)
@@ -118,7 +122,7 @@ def collect(pool: RayPool, number: int) -> list[Event]:
 
 def wait_for_size(pool: RayPool, size: int) -> None:
     """Wait until a pool has `size` workers."""
-    until(lambda: pool.size == size, 60)
+    until(lambda: pool.size == size, TIMEOUT_SECONDS)
 
 
 def reported(events: list[Event], job: CountingJob) -> list[int]:
@@ -140,7 +144,7 @@ def wait_for_message(pool: RayPool, node: str | None = None) -> list[Event]:
                 for one in events
             )
         ),
-        90,
+        TIMEOUT_SECONDS,
     )
     return events
 
@@ -337,7 +341,7 @@ def test_jobs_that_need_a_gpu_run_where_one_is(cluster: Cluster) -> None:
 
         cluster.kill_node(gpus)
         wait_for_size(pool, 1)
-        until(lambda: not pool.num_gpus, 60)
+        until(lambda: not pool.num_gpus, TIMEOUT_SECONDS)
         pool.submit(GpuJob())
         (lost,) = collect(pool, 1)
         assert isinstance(lost, Lost)

@@ -22,10 +22,10 @@ from kvtwin.fuzz.workers.ray_worker import WorkerConfig
 REACH_SECONDS: Final = 5.0
 """How long the head node may take to accept a connection."""
 
-CONNECT_SECONDS: Final = 60.0
-"""How long Ray may take to connect."""
+CONNECT_SECONDS: Final = 120.0
+"""How long Ray may take to connect: on a busy machine five times the usual 5 to 10 s."""
 
-FIRST_WORKER_SECONDS: Final = 60.0
+FIRST_WORKER_SECONDS: Final = 120.0
 """How long the first worker may take to start, after that."""
 
 RECONNECT_SECONDS: Final = 10.0
