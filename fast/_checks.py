@@ -16,6 +16,7 @@ import torch
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 INT32: Final = torch.int32  # the lookup takes 0.05 us less
+INT64: Final = torch.int64
 STRIDED: Final = torch.strided
 INT_DTYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
