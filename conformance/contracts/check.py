@@ -175,6 +175,8 @@ class Check:
         run.__name__ = run.__qualname__ = re.sub(r"\W", "_", name)
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
+        # With a seed `run_examples` draws the examples, and Hypothesis draws them again if one
+        # fails, to shrink it; without one, in a random run, Hypothesis draws all.
         test = self._test_of(run, strategy, options, seed_of(profile, run.__name__))
 
         @functools.wraps(test)

@@ -302,7 +302,7 @@ def test_vectors_do_not_change_from_run_to_run(written: Path, tmp_path: Path) ->
         ),
         (
             "--out {new} --functions slots",
-            "no vectors of 'slots'; there are some of ",
+            "no vectors of 'slots'; similar names: ",
         ),
         ("--out {full}", "is there already, and not an empty folder"),
         ("--out {full}/file", "is there already, and not an empty folder"),

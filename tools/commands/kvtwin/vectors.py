@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = known if options.functions is None else options.functions
     for name in names:
         if name not in known:
-            parser.error(f"no vectors of {name!r}; there are some of {near(name, known)}")
+            parser.error(f"no vectors of {name!r}; similar names: {near(name, known)}")
     out: Path = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         parser.error(f"--out {out} is there already, and not an empty folder")
