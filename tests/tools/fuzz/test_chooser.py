@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kvtwin.fuzz.cases.coverage import Event
+from kvtwin.fuzz.cases.properties import MANY_CASES, Subject, properties_of
 from kvtwin.fuzz.chooser import Chooser
 from kvtwin.fuzz.slices import SliceResult
 
@@ -68,7 +69,7 @@ def test_a_property_with_unmet_goals_has_a_share() -> None:
 
 
 def test_a_property_with_few_cases_has_a_share() -> None:
-    """A property gets more slices until it has run as many cases as the default run does."""
+    """A property gets more slices until it has run as many cases as it needs."""
     chooser = Chooser(dict.fromkeys(NAMES, ()), 0, {NAMES[0]: 1000})
     counts = Counter(run_slices(chooser, 1000))
     assert counts[NAMES[0]] > max(counts[name] for name in NAMES[1:])
@@ -152,3 +153,13 @@ def test_a_lost_slice_counts_as_one() -> None:
                 SliceResult(name, 10, 0, 0, 1.0, Counter({("goal", name, str(num_lives)): 1}))
             )
     assert num_lives > 50
+
+
+def test_a_night_knows_what_needs_many_cases() -> None:
+    """Checks of refusals and of interrupted operations have a least number of cases."""
+    known = properties_of(Subject(target="host"))
+    needed = {prop.where: prop.min_cases for prop in known.values() if prop.min_cases}
+    assert needed.items() >= MANY_CASES.items()
+    refusing = "conformance.test_slots:test_compute_slot_mapping_refuses"
+    assert needed[refusing] > 0
+    assert len(needed) < len(known) / 4

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from conformance.generation.profiles import Kind
 from kvtwin.fuzz.cases.case import Input
 from kvtwin.fuzz.cases.coverage import PLURALS, goals_of
 from kvtwin.fuzz.cases.properties import Property, PropertyJob, properties_of
@@ -65,11 +64,7 @@ class Fuzzing:
         self.chooser = Chooser(
             {name: goals_of(prop.check) for name, prop in self.properties.items()},
             self.seed,
-            {
-                name: prop.num_default_examples
-                for name, prop in self.properties.items()
-                if prop.check.kind is Kind.SAME_REFUSAL
-            },
+            {name: prop.min_cases for name, prop in self.properties.items() if prop.min_cases},
         )
         self.started = datetime.now(UTC)
         self.curve: list[Point] = []
