@@ -26,7 +26,7 @@ from conformance.targets.implementations import load_implementations
 from conformance.targets.target import Target, choose_targets
 
 MANY_CASES: Final = {
-    "conformance.test_block_table_interrupts:test_interrupted_operations_happen_or_not": 300,
+    "conformance.test_block_table_interrupts:test_interrupted_operations_happen_or_not": 500,
 }
 """The least number of cases of properties whose cases take branches by chance.
 
