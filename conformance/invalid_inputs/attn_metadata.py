@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,11 @@ def _one_array_too_short(slots: Any, step: Step) -> Any:
     return slots[:, : tokens - 1] if is_array else None
 
 
+def _array_of_slots(change: Callable[[Any], Any]) -> Change:
+    """Return a change of the slots, if they are in one array."""
+    return changed(SLOTS, lambda slots: change(slots) if isinstance(slots, np.ndarray) else None)
+
+
 WRONG_COUNTS: Refusals = {
     (ValueError, name): {
         f"{name} has an entry too many": changed(name, _one_more),
@@ -85,6 +90,8 @@ ONE_ARRAY_OF_SLOTS: Refusals = {
     (ValueError, SLOTS): {
         "slots of one array are too few": changed_with_source(SLOTS, _one_array_too_short),
         "one array of slots has one axis": np.zeros(999, np.int64),
+        "one array of slots has one slot a group": _array_of_slots(lambda a: a.sum(axis=1)),
+        "one array of slots has three axes": _array_of_slots(lambda a: a[:, :, None]),
     },
     (TypeError, SLOTS): {"one array of slots is int32": np.zeros((3, 9999), np.int32)},
     (ValueError, BUILDERS): {"a group more than there are builders": changed(GROUPS, _one_more)},
@@ -105,6 +112,40 @@ def _shorter_than_query(lens: Any, batch: Batch) -> Any:
 def _unlike_half(array: Any, step: Step) -> Any:
     return with_element(array, 0, int(array[0]) + 1) if step.batch.num_reqs else None
 
+
+def _short_tables(tables: Any, step: Step) -> Any:
+    num_reqs = step.batch.num_reqs
+    return [table[: num_reqs - 1] for table in tables] if num_reqs and tables else None
+
+
+HALVES = [f"{buffer}.{half}" for buffer in (STARTS, LENS) for half in ("cpu", "gpu")]
+
+
+def _all_of(paths: Sequence[str], change: Callable[[Any], Any]) -> Change:
+    """Return the same change of several values."""
+    return chained(*(changed(path, change) for path in paths))
+
+
+ALL_AT_ONCE: Refusals = {
+    (TypeError, STARTS): {
+        "all buffers are lists": _all_of(HALVES, np.ndarray.tolist),
+        "all vectors are int64": _all_of([*HALVES, COMPUTED], lambda a: a.astype(np.int64)),
+    },
+    (ValueError, STARTS): {
+        "all vectors have two axes": _all_of([*HALVES, COMPUTED], lambda a: a[:, None]),
+        "all vectors are scalars": _all_of([*HALVES, COMPUTED], lambda _: np.array(0, np.int32)),
+        "all vectors but the last two have two axes": _all_of(HALVES[:-1], lambda a: a[:, None]),
+    },
+    (TypeError, GROUPS): {"groups and builders are tuples": _all_of([GROUPS, BUILDERS], tuple)},
+    (ValueError, BUILDERS): {
+        "a group more, with slots, than there are builders": chained(
+            changed(GROUPS, _one_more),
+            _array_of_slots(lambda a: np.concatenate([a, a[-1:]]) if len(a) else None),
+        )
+    },
+    (ValueError, TABLES): {"all tables are short": changed_with_source(TABLES, _short_tables)},
+}
+"""Arguments that are all wrong in the same way: comparing them with each other is not enough."""
 
 LAYER_NAMES = f"{GROUPS}[-1].layer_names"
 
@@ -200,6 +241,7 @@ BUILD_ATTN_METADATA_INVALID_INPUTS = [
     *_invalid_buffer(LENS, 0),
     *refusals(WRONG_COUNTS),
     *refusals(ONE_ARRAY_OF_SLOTS),
+    *refusals(ALL_AT_ONCE),
     *refusals(NO_NAMES),
     *NO_STRS,
     # Without a group, the batch is not checked.
