@@ -149,9 +149,9 @@ def check_slot_mappings(
         return
     check_tensor(name, slot_mappings, INT64, 2)
     check_one_each(name, slot_mappings, num_groups)
-    for group in range(num_groups):
-        _check(f"{name}[{group}]", slot_mappings[group], INT64, 1, num_tokens)
-        check_same_device([(f"{name}[{group}]", slot_mappings)], device)
+    if num_groups:  # all rows are alike
+        _check_length(f"{name}[0]", slot_mappings.shape[1], num_tokens)
+        check_same_device([(f"{name}[0]", slot_mappings)], device)
 
 
 def _check_each(
@@ -174,5 +174,9 @@ def _check_each(
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, ndim: int, length: int) -> None:
     """Check that a value is a tensor of this kind with at least `length` entries."""
     check_tensor(name, tensor, dtype, ndim)
-    if tensor.shape[0] < length:
-        raise ValueError(f"{name} has {tensor.shape[0]} entries, expected at least {length}")
+    _check_length(name, tensor.shape[0], length)
+
+
+def _check_length(name: str, found: int, length: int) -> None:
+    if found < length:
+        raise ValueError(f"{name} has {found} entries, expected at least {length}")

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,11 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     (
         {"slot_mappings": resized(torch.zeros(2, 4).long(), 16)},
+        ValueError,
+        "^slot_mappings reaches past the 16 bytes of its storage",
+    ),
+    (  # with a number of NumPy the step is not the usual one
+        {"num_tokens": np.int64(3), "slot_mappings": resized(torch.zeros(2, 4).long(), 16)},
         ValueError,
         "^slot_mappings reaches past the 16 bytes of its storage",
     ),

@@ -23,7 +23,7 @@ REACH_SECONDS: Final = 5.0
 """How long the head node may take to accept a connection."""
 
 CONNECT_SECONDS: Final = 120.0
-"""How long Ray may take to connect: on a busy machine five times the usual 5 to 10 s."""
+"""How long Ray may take to connect: several times the usual 5 to 10 s, for a busy machine."""
 
 FIRST_WORKER_SECONDS: Final = 120.0
 """How long the first worker may take to start, after that."""
