@@ -12,9 +12,7 @@ if __name__ == "__main__":
     run("kvtwin.fuzz.default_run")
 
 import argparse
-import contextlib
 import dataclasses
-import functools
 import json
 import time
 from collections import Counter
@@ -28,7 +26,6 @@ from conformance.contracts.check import Check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES
 from conformance.stateful.check import StatefulCheck
-from conformance.targets.target import Target
 from kvtwin.fuzz import preload
 from kvtwin.fuzz.cases import branches, coverage
 from kvtwin.fuzz.cases.coverage import PLURALS
@@ -75,7 +72,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
     began = time.process_time()
     for prop in properties_of(subject).values():
         for source in sources:
-            source.begin(prop.name, is_simulated=prop.target.is_simulated)
+            source.begin(prop.name)
         check, sizes = prop.check, prop.check.sizes(prop.target)
         if isinstance(check, StatefulCheck):
             sizes = [prop.size]
@@ -106,13 +103,6 @@ def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, 
             source.see(check.function, found, example)
         return found
 
-    @functools.wraps(check.body)  # the draws of a check depend on its name
-    def body(target: Target, example: Any) -> None:
-        with contextlib.ExitStack() as stack:
-            for source in sources:
-                stack.enter_context(source.watching(is_varied=False))
-            check.body(target, example)
-
     if isinstance(check, StatefulCheck):
         return check, seen
-    return dataclasses.replace(check, goals_of=goals_of, body=body), seen
+    return dataclasses.replace(check, goals_of=goals_of), seen

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -155,7 +154,7 @@ class _Slice:
         started = time.perf_counter()
         before = rss_bytes(os.getpid())
         for source in self.memory.sources:
-            source.begin(self.prop.name, is_simulated=self.prop.target.is_simulated)
+            source.begin(self.prop.name)
         for data in first:
             if not self._is_over(started):
                 self._run_one(Input.from_bytes(data))
@@ -184,8 +183,7 @@ class _Slice:
         return self.worker.is_over() or (is_late and cases > 0)
 
     def _run_one(self, input_: Input) -> None:
-        watching = self._watching(is_varied=bool(input_.prefix))
-        case = run_case(self.prop, input_, self.worker.note_input, watching)
+        case = run_case(self.prop, input_, self.worker.note_input)
         self.statuses[case.status] += 1
         if case.status is not Status.INVALID:
             function = self.prop.check.function
@@ -195,13 +193,6 @@ class _Slice:
             self._keep_if_new(case, takes_new_branch=any(is_new))
         if case.status is Status.FAILED:
             self._report(case)
-
-    @contextlib.contextmanager
-    def _watching(self, *, is_varied: bool) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for source in self.memory.sources:
-                stack.enter_context(source.watching(is_varied=is_varied))
-            yield
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)

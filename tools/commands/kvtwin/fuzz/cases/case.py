@@ -7,7 +7,6 @@ no longer needed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -109,20 +108,18 @@ def run_case(
     prop: Property,
     input_: Input,
     note: Callable[[bytes], None] = lambda _: None,
-    watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
-    """Pass an input to `note`, draw it, and check it in the context `watching`."""
+    """Pass an input to `note`, draw it, and check it."""
     note(input_.to_bytes())
     chance = random.Random(input_.seed)  # noqa: S311  # no secret
     data = ChoiceData(random=chance, provider=FreshProvider, prefix=input_.prefix)
-    return run_data(prop, data, watching=watching)
+    return run_data(prop, data)
 
 
 def run_data(
     prop: Property,
     data: ConjectureData,
     note: Callable[[bytes], None] = lambda _: None,
-    watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
     """Draw an example from Hypothesis' data, and check it; see `run_case`.
 
@@ -141,8 +138,7 @@ def run_data(
             COVERAGE.reached.clear()  # filled by checks that find goals while they run
             if not prop.is_stateful:
                 note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
-            with watching or contextlib.nullcontext():
-                prop.run(example)
+            prop.run(example)
         except (StopTest, UnsatisfiedAssumption, Absent):
             status = Status.INVALID
         except RAISED as raised:

@@ -7,11 +7,11 @@ harness' own coverage goals, and `size` events from the batch of a case, in band
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final
 
 from conformance.contracts.check import Check
@@ -37,21 +37,8 @@ def goals_of(check: Check) -> set[Event]:
 class Source:
     """Observes a slice of cases of one property."""
 
-    def begin(self, prop: str, *, is_simulated: bool) -> None:
-        """Begin to observe: a slice starts.
-
-        Args:
-            prop: The name of the property.
-            is_simulated: Whether its kernels run in the simulator, whose threads are greenlets.
-        """
-
-    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:  # noqa: ARG002  # of others
-        """Return a context in which a case is checked; here one that does nothing.
-
-        Args:
-            is_varied: Whether its input varies one that covered something new.
-        """
-        return contextlib.nullcontext()
+    def begin(self, prop: str) -> None:
+        """Begin to observe: a slice of the property of this name starts."""
 
     def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
         """Observe a case that ran, by its example and the goals that it met.
@@ -128,3 +115,13 @@ def band(size: int) -> str:
     """
     minimum = 1 << (size.bit_length() - 1) if size else 0
     return f"{minimum}..{2 * minimum - 1}" if minimum > 1 else str(minimum)
+
+
+@functools.cache
+def short_path(file: str) -> str:
+    """Return a path without the folders above its package.
+
+    >>> short_path("/home/me/fast/slots.py")
+    'fast/slots.py'
+    """
+    return "/".join(Path(file).parts[-2:])

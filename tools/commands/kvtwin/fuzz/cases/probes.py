@@ -1,0 +1,194 @@
+"""Branch coverage by probes in the code, for Pythons without `sys.monitoring`.
+
+A probe is an assignment that the functions under test run at the beginning of a block: it sets the
+block's byte to 1. Blocks are those of `if`, `for`, `while`, `match` and `except`; an `else` that is
+not written has a probe too. Branches inside of expressions have none.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Final
+
+from kvtwin.fuzz.cases.coverage import Event, Source, short_path
+
+PLAIN_DECORATORS: Final = {
+    *("abstractmethod", "cache", "cached_property", "classmethod", "contextmanager", "deleter"),
+    *("getter", "lru_cache", "override", "property", "setter", "staticmethod", "wraps"),
+}
+"""Functions with other decorators get no probes: a compiler may read their bytecode."""
+
+PLACEHOLDER: Final = "the bytes of kvtwin's probes"
+"""The constant of compiled code that is replaced by the bytes, which no source can name."""
+
+
+class _Bytes(bytearray):
+    """Bytes that can be a constant of a code object, whose hash needs those of its constants."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class Probes(Source):
+    """Branches by probes; a case takes a few percent longer with them.
+
+    Args:
+        folders: The folders whose code is observed.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple(f"{folder}/" for folder in folders)
+        self._hits = _Bytes()
+        self._events: list[Event] = []  # of each byte
+        self._files: set[str] = set()
+        self._num_modules = 0
+        self._prop = ""
+        self._in_slice = 0  # the bytes as one integer
+        self._ever: defaultdict[str, int] = defaultdict(int)
+
+    def begin(self, prop: str) -> None:
+        """Begin a slice."""
+        if len(sys.modules) != self._num_modules:
+            self._insert_in_new_modules()
+            self._num_modules = len(sys.modules)
+        self._hits[:] = bytes(len(self._hits))
+        self._in_slice = 0
+        self._prop = prop
+
+    def see(self, function: str, goals: object, example: object) -> bool:
+        """Return whether the case took a branch that no case of its property took before."""
+        del function, goals, example
+        hits = int.from_bytes(self._hits, "little")
+        if hits == self._in_slice:
+            return False
+        self._in_slice = hits
+        known = self._ever[self._prop]
+        self._ever[self._prop] = known | hits
+        return known | hits != known
+
+    def end(self) -> Counter[Event]:
+        """Return the branches that were taken in the slice."""
+        return Counter(
+            event for event, is_hit in zip(self._events, self._hits, strict=True) if is_hit
+        )
+
+    def _insert_in_new_modules(self) -> None:
+        """Insert probes in the functions of modules that were imported since the last call."""
+        codes: dict[str, Mapping[tuple[str, int], CodeType]] = {}
+        compiled: set[int] = set()
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None) or ""
+            if file.startswith(self._folders) and file.endswith(".py") and file not in self._files:
+                self._files.add(file)
+                codes[file] = self._codes_with_probes(file)
+                compiled |= set(map(id, _compiled_functions(module)))
+        if not codes:
+            return
+        gc.unfreeze()  # frozen objects are not listed
+        for function in gc.get_objects():
+            if type(function) is FunctionType and id(function) not in compiled:
+                old = function.__code__
+                new = codes.get(old.co_filename, {}).get((old.co_qualname, old.co_firstlineno))
+                if new is not None and new.co_freevars == old.co_freevars:
+                    function.__code__ = new
+
+    def _codes_with_probes(self, file: str) -> Mapping[tuple[str, int], CodeType]:
+        """Return the code of a file's functions that have probes, by name and line."""
+        tree = _Inserter(self._new_probe, short_path(file)).visit(
+            ast.parse(Path(file).read_bytes(), file)
+        )
+        found: dict[tuple[str, int], CodeType] = {}
+        self._fill_in(compile(tree, file, "exec", dont_inherit=True), found)
+        return found
+
+    def _fill_in(self, code: CodeType, found: dict[tuple[str, int], CodeType]) -> CodeType:
+        """Return a code object with the bytes in the place of placeholders, inner ones included."""
+        consts = tuple(
+            self._hits
+            if const == PLACEHOLDER
+            else self._fill_in(const, found)
+            if isinstance(const, CodeType)
+            else const
+            for const in code.co_consts
+        )
+        if all(new is old for new, old in zip(consts, code.co_consts, strict=True)):
+            return code
+        filled = code.replace(co_consts=consts)
+        found[code.co_qualname, code.co_firstlineno] = filled
+        return filled
+
+    def _new_probe(self, file: str, start: int, stop: str) -> int:
+        """Return the index of a new byte."""
+        self._hits.append(0)
+        self._events.append(("branch", file, f"{start}>{stop}"))
+        return len(self._events) - 1
+
+
+class _Inserter(ast.NodeTransformer):
+    """Inserts probes in a file's functions.
+
+    Args:
+        new_probe: Returns the index of a new probe from the file, and the lines where its branch
+            starts and stops.
+        file: The file's name in events.
+    """
+
+    def __init__(self, new_probe: Callable[[str, int, str], int], file: str) -> None:
+        self._new_probe, self._file = new_probe, file
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Visit a function, unless a compiler may read its bytecode."""
+        if all(map(_is_plain, node.decorator_list)):
+            self.generic_visit(node)
+        return node
+
+    def visit_If(self, node: ast.If | ast.For | ast.While) -> ast.AST:
+        """Insert a probe in both blocks."""
+        self.generic_visit(node)
+        self._insert(node.body, node)
+        self._insert(node.orelse, node)
+        return node
+
+    visit_For = visit_While = visit_If  # noqa: N815  # of ast
+
+    def visit_Match(self, node: ast.Match) -> ast.AST:
+        """Insert a probe in each case."""
+        self.generic_visit(node)
+        for case in node.cases:
+            self._insert(case.body, node)
+        return node
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+        """Insert a probe."""
+        self.generic_visit(node)
+        self._insert(node.body, node)
+        return node
+
+    def _insert(self, block: list[ast.stmt], node: ast.stmt | ast.ExceptHandler) -> None:
+        """Insert a probe at the beginning of a block, on a line that a tracer visits anyway."""
+        index = self._new_probe(self._file, node.lineno, str(block[0].lineno) if block else "else")
+        probe = ast.parse(f"{PLACEHOLDER!r}[{index}] = 1").body[0]
+        for part in ast.walk(probe):
+            ast.copy_location(part, block[0] if block else node)
+        block.insert(0, probe)
+
+
+def _is_plain(decorator: ast.expr) -> bool:
+    """Return whether a decorator leaves its function as it is, by the decorator's last name."""
+    if isinstance(decorator, ast.Call):
+        decorator = decorator.func
+    name = decorator.attr if isinstance(decorator, ast.Attribute) else ast.unparse(decorator)
+    return name in PLAIN_DECORATORS
+
+
+def _compiled_functions(module: ModuleType) -> list[object]:
+    """Return the functions of a module that compile when they are called, such as numba's."""
+    values = list(vars(module).values())
+    return [value.py_func for value in values if hasattr(type(value), "py_func")] + [
+        vars(value)["py_func"] for value in values if "py_func" in getattr(value, "__dict__", {})
+    ]
