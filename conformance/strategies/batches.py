@@ -159,16 +159,17 @@ def _rows(
     total = sum(counts)
     order = draw(st.sampled_from(("ascending", "descending", "shuffled")))
     is_high = draw(st.booleans())
-    ids = list(range(1, total + 1))
+    numbers = np.arange(1, total + 1)
     if order == "descending":
-        ids.reverse()
+        numbers = numbers[::-1]
     elif order == "shuffled":
-        np.random.default_rng(draw(st.integers(0, 2**16))).shuffle(ids)
+        np.random.default_rng(draw(st.integers(0, 2**16))).shuffle(numbers)
     last = draw(preset.sizes(BLOCK_IDS, st.just(-1)))
     if last >= 0:
-        ids = [max(last // n + 1 - i, 0) for i in ids]
+        numbers = np.maximum(last // n + 1 - numbers, 0)
     elif is_high:
-        ids = [2**31 // n - 1 - i for i in ids]
+        numbers = 2**31 // n - 1 - numbers
+    ids: list[int] = numbers.tolist()
     rows: list[list[int]] = []
     for i, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
         row = ids[start:stop]
@@ -179,7 +180,9 @@ def _rows(
         rows.append(row)
     if n == 1:
         return tuple(map(tuple, rows))
-    return tuple(tuple(b * n + k for b in row for k in range(n)) for row in rows)
+    return tuple(
+        tuple(np.add.outer(np.multiply(row, n), np.arange(n)).ravel().tolist()) for row in rows
+    )
 
 
 BATCH_GOALS: dict[str, Callable[[Batch], bool]] = {

@@ -2,8 +2,10 @@
 
 A random run and the fuzzer draw one of the presets of their target. These were drawn once, with a
 fixed seed, so that a stored choice means the same preset on every machine. The first ones are
-`MINIMAL`, towards which failing inputs shrink. Half of all are, since small inputs take less time,
-and some coverage goals are met only by them, such as a batch of one request.
+`MINIMAL`, towards which failing inputs shrink. Two thirds of all are, since small inputs take less
+time, and some coverage goals are met only by them, such as a batch of one request. Three minutes on
+two cores ran 90,096 cases that met 111,716 pairs of goals; 77,611 and 111,271 if half are
+(2026-11-27).
 """
 
 from __future__ import annotations
@@ -84,12 +86,12 @@ def _block_sizes_for(num_reqs: int, context: int, cells: int) -> list[int]:
 
 
 def _with_minimal(*presets: Preset) -> tuple[Preset, ...]:
-    """Return presets and as many copies of `MINIMAL`, a third of these before the others.
+    """Return presets and twice as many copies of `MINIMAL`, a sixth of these before the others.
 
     More copies in front would move the indices of presets, with which stored inputs begin.
     """
     first = len(presets) // 3
-    return (MINIMAL,) * first + presets + (MINIMAL,) * (len(presets) - first)
+    return (MINIMAL,) * first + presets + (MINIMAL,) * (2 * len(presets) - first)
 
 
 ON_HOST: Final = _with_minimal(

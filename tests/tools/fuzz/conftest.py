@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -35,3 +37,21 @@ def fuzz_profile() -> Iterator[None]:
     yield
     settings.load_profile(before)
     engine.BUFFER_SIZE = size
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
+    """Return a function that imports code as a module of this name, from the temporary folder."""
+
+    def load_module(name: str, code: str) -> ModuleType:
+        path = tmp_path / f"{name}.py"
+        path.write_text(code, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load_module

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from kvtwin.fuzz.cases import branches
-from kvtwin.fuzz.cases.branches import Branches, TracedArcs
+from kvtwin.fuzz.cases.branches import Branches
 from kvtwin.fuzz.cases.coverage import Source
 
 CODE = """
@@ -26,28 +25,19 @@ def sign(number):
 
 
 @pytest.fixture
-def toys(tmp_path: Path) -> Iterator[ModuleType]:
+def toys(load: Callable[[str, str], ModuleType]) -> ModuleType:
     """Return a module with branches, in a temporary folder."""
-    path = tmp_path / "toys.py"
-    path.write_text(CODE, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("toys", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.modules.pop("toys", None)
+    return load("toys", CODE)
 
 
 def check_branches(source: Source, toys: ModuleType) -> None:
     """Check that a source distinguishes branches."""
     found, news = [], []
     for numbers in ([3, 3, 4], [-3], [0], [-1, 0, 1], []):
-        source.begin("a property", is_simulated=False)
+        source.begin("a property")
         for number in numbers:
-            with source.watching(is_varied=False):
-                toys.sign(number)
-                Path("a").with_suffix(".b")  # code outside the observed folders
+            toys.sign(number)
+            Path("a").with_suffix(".b")  # code outside the observed folders
             news.append(source.see("sign", [], None))
         found.append(set(source.end()))
     assert [True, False, False, True, True, False, False, False] == news
@@ -59,9 +49,8 @@ def check_branches(source: Source, toys: ModuleType) -> None:
     assert zero - positive - negative
     assert positive | negative | zero == each
     for expected in (True, False):
-        source.begin("another property", is_simulated=True)
-        with source.watching(is_varied=False):
-            toys.sign(3)
+        source.begin("another property")
+        toys.sign(3)
         assert expected is source.see("sign", [], None)
 
 
@@ -81,75 +70,29 @@ def test_a_location_that_does_not_change(toys: ModuleType, *, is_sampled: bool) 
     """With sampling, a location that always took one branch is ignored for the rest of a slice."""
     source = Branches([Path(str(toys.__file__)).parent], is_sampled=is_sampled)
     try:
-        source.begin("a property", is_simulated=False)
+        source.begin("a property")
         for _ in range(Branches.MAX_HITS):
             toys.sign(1)
         source.see("sign", [], None)
         toys.sign(0)
         assert is_sampled is not source.see("sign", [], None)
         source.end()
-        source.begin("a property", is_simulated=False)
+        source.begin("a property")
         toys.sign(0)
         assert is_sampled is source.see("sign", [], None)
     finally:
         source.close()
 
 
-@pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
-def test_traced_arcs(toys: ModuleType) -> None:
-    """Tracing finds the same branches, and a process that is itself traced stays traced."""
-    source = TracedArcs([Path(str(toys.__file__)).parent], is_sampled=False)
-    check_branches(source, toys)
-    before = sys.gettrace()
-
-    def trace(*_: object) -> None:
-        """Trace nothing."""
-
-    try:
-        sys.settrace(trace)
-        with source.watching(is_varied=False):
-            assert trace is sys.gettrace()
-        assert trace is sys.gettrace()
-    finally:
-        sys.settrace(before)
-
-
-@pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
-def test_some_cases_are_traced(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only as many cases that vary an input are traced as fit in a share of the time."""
-    now = [0.0]
-    monkeypatch.setattr(branches.time, "perf_counter", lambda: now[0])
-    source = TracedArcs([Path(str(toys.__file__)).parent], is_sampled=True)
-    monkeypatch.setattr(source, "MAX_SHARE", 0.05)
-
-    def run(prop: str, cost_of_tracing: float, *, is_varied: bool) -> list[int]:
-        """Return which of a hundred cases, in slices of twenty, are traced."""
-        traced = []
-        for number in range(100):
-            if number % 20 == 0:
-                source.begin(prop, is_simulated=False)
-            with source.watching(is_varied=is_varied):
-                is_traced = sys.gettrace() is not None
-                now[0] += 1.0 + cost_of_tracing * is_traced
-            traced += [number] * is_traced
-            if number % 20 == 19:
-                source.end()
-        return traced
-
-    assert [0] == run("random", 1.0, is_varied=False)
-    assert [0, 19, 38, 57, 76, 95] == run("varied", 1.0, is_varied=True)
-    assert 60 > len(run("cheap", 0.1, is_varied=True)) > 50
-
-
 def test_the_report_says_what_observes_branches() -> None:
-    """The report names `sys.monitoring` or coverage.py, whichever this Python uses."""
+    """The report names `sys.monitoring` or probes, whichever this Python uses."""
     observer = branches.observer_of_branches()
     source = branches.branch_source([], is_sampled=True)
     if isinstance(source, Branches):
         assert "sys.monitoring" == observer
         source.close()
     else:
-        assert "coverage.py, in some cases" == observer
+        assert "probes in statements" == observer
 
 
 def test_the_folders_are_whole_names(tmp_path: Path) -> None:
@@ -161,9 +104,7 @@ def test_the_folders_are_whole_names(tmp_path: Path) -> None:
         f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
         f" source = branches.branch_source("
         f"[Path({str(tmp_path / 'fast')!r})], is_sampled=True);"
-        " source.begin('a property', is_simulated=False);"
-        " context = source.watching(is_varied=False); context.__enter__();"
-        " toys.sign(1); context.__exit__(None, None, None); source.see('sign', [], None);"
+        " source.begin('a property'); toys.sign(1); source.see('sign', [], None);"
         " print(len(source.end()))"
     )
     root = Path(branches.__file__).parents[2]

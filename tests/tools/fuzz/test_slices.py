@@ -15,7 +15,7 @@ from kvtwin.fuzz.cases import branches, coverage
 from kvtwin.fuzz.cases.case import Input, run_case
 from kvtwin.fuzz.cases.properties import Subject
 from kvtwin.fuzz.findings.failures import Failure
-from kvtwin.fuzz.slices import SliceJob, SliceResult, vary
+from kvtwin.fuzz.slices import FRESH_CASES, SliceJob, SliceResult, vary
 from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.toys import NUMBERS, toy
 
@@ -106,8 +106,18 @@ def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker
     )
     given = Input(prop.name, 0, run_case(prop, Input(prop.name, seed)).choices)
     seen: list[list[int]] = []
-    run(lambda _, example: seen.append(example), inputs=(given.to_bytes(),), max_cases=200)
+    run(lambda _, example: seen.append(example), inputs=(given.to_bytes(),), max_cases=400)
     assert any(777 in example for example in seen)
+
+
+def test_the_first_cases_are_drawn_afresh(
+    run: Callable[..., tuple[SliceResult, Worker]],
+) -> None:
+    """A worker varies inputs in half of the cases, but not in the first ones of a property."""
+    _, worker = run(max_cases=FRESH_CASES + 200)
+    are_varied = [bool(found.prefix) for found in inputs_of(worker)]
+    assert not any(are_varied[:FRESH_CASES])
+    assert 60 < sum(are_varied[FRESH_CASES:]) < 140
 
 
 def test_given_presets_are_drawn_from_first(

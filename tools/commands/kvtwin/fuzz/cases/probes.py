@@ -8,6 +8,7 @@ not written has a probe too. Branches inside of expressions have none.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import gc
 import sys
 from collections import Counter, defaultdict
@@ -32,6 +33,14 @@ class _Bytes(bytearray):
     """Bytes that can be a constant of a code object, whose hash needs those of its constants."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Codes:
+    """The code of a function, without and with probes."""
+
+    original: CodeType
+    with_probes: CodeType
 
 
 class Probes(Source):
@@ -79,13 +88,13 @@ class Probes(Source):
 
     def _insert_in_new_modules(self) -> None:
         """Insert probes in the functions of modules that were imported since the last call."""
-        codes: dict[str, Mapping[tuple[str, int], CodeType]] = {}
+        codes: dict[str, Mapping[tuple[str, int], _Codes]] = {}
         compiled: set[int] = set()
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None) or ""
             if file.startswith(self._folders) and file.endswith(".py") and file not in self._files:
                 self._files.add(file)
-                codes[file] = self._codes_with_probes(file)
+                codes[file] = self._codes_of(file)
                 compiled |= set(map(id, _compiled_functions(module)))
         if not codes:
             return
@@ -93,34 +102,37 @@ class Probes(Source):
         for function in gc.get_objects():
             if type(function) is FunctionType and id(function) not in compiled:
                 old = function.__code__
-                new = codes.get(old.co_filename, {}).get((old.co_qualname, old.co_firstlineno))
-                if new is not None and new.co_freevars == old.co_freevars:
-                    function.__code__ = new
+                found = codes.get(old.co_filename, {}).get((old.co_qualname, old.co_firstlineno))
+                # The file may have been changed since it was imported.
+                if found is not None and found.original == old:
+                    function.__code__ = found.with_probes
 
-    def _codes_with_probes(self, file: str) -> Mapping[tuple[str, int], CodeType]:
-        """Return the code of a file's functions that have probes, by name and line."""
-        tree = _Inserter(self._new_probe, short_path(file)).visit(
-            ast.parse(Path(file).read_bytes(), file)
-        )
-        found: dict[tuple[str, int], CodeType] = {}
-        self._fill_in(compile(tree, file, "exec", dont_inherit=True), found)
-        return found
+    def _codes_of(self, file: str) -> Mapping[tuple[str, int], _Codes]:
+        """Return a file's functions that have probes; none if the file cannot be read."""
+        try:
+            source = Path(file).read_bytes()
+            originals = _functions_in(compile(source, file, "exec", dont_inherit=True))
+        except (OSError, SyntaxError, ValueError):
+            return {}
+        tree = _Inserter(self._new_probe, short_path(file)).visit(ast.parse(source, file))
+        filled = _functions_in(self._filled(compile(tree, file, "exec", dont_inherit=True)))
+        return {
+            key: _Codes(original, filled[key])
+            for key, original in originals.items()
+            if original != filled[key]
+        }
 
-    def _fill_in(self, code: CodeType, found: dict[tuple[str, int], CodeType]) -> CodeType:
+    def _filled(self, code: CodeType) -> CodeType:
         """Return a code object with the bytes in the place of placeholders, inner ones included."""
         consts = tuple(
             self._hits
             if const == PLACEHOLDER
-            else self._fill_in(const, found)
+            else self._filled(const)
             if isinstance(const, CodeType)
             else const
             for const in code.co_consts
         )
-        if all(new is old for new, old in zip(consts, code.co_consts, strict=True)):
-            return code
-        filled = code.replace(co_consts=consts)
-        found[code.co_qualname, code.co_firstlineno] = filled
-        return filled
+        return code.replace(co_consts=consts)
 
     def _new_probe(self, file: str, start: int, stop: str) -> int:
         """Return the index of a new byte."""
@@ -186,9 +198,16 @@ def _is_plain(decorator: ast.expr) -> bool:
     return name in PLAIN_DECORATORS
 
 
+def _functions_in(code: CodeType) -> dict[tuple[str, int], CodeType]:
+    """Return the code objects in a module's code, by name and line."""
+    found = {(code.co_qualname, code.co_firstlineno): code}
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            found |= _functions_in(const)
+    return found
+
+
 def _compiled_functions(module: ModuleType) -> list[object]:
-    """Return the functions of a module that compile when they are called, such as numba's."""
-    values = list(vars(module).values())
-    return [value.py_func for value in values if hasattr(type(value), "py_func")] + [
-        vars(value)["py_func"] for value in values if "py_func" in getattr(value, "__dict__", {})
-    ]
+    """Return the functions that objects of a module hold as numba's do, as their `py_func`."""
+    parts = [getattr(value, "__dict__", {}) for value in list(vars(module).values())]
+    return [part["py_func"] for part in parts if "py_func" in part]
