@@ -85,14 +85,14 @@ def test_a_location_that_does_not_change(toys: ModuleType, *, is_sampled: bool) 
 
 
 def test_the_report_says_what_observes_branches() -> None:
-    """The report names `sys.monitoring` or probes, whichever this Python uses."""
+    """The report names `sys.monitoring` or instrumentation, whichever this Python uses."""
     observer = branches.observer_of_branches()
     source = branches.branch_source([], is_sampled=True)
     if isinstance(source, Branches):
         assert "sys.monitoring" == observer
         source.close()
     else:
-        assert "probes in statements" == observer
+        assert "instrumented statements" == observer
 
 
 def test_the_folders_are_whole_names(tmp_path: Path) -> None:

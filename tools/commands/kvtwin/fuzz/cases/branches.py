@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any, Final
 
 from kvtwin.fuzz.cases.coverage import Event, Source, short_path
-from kvtwin.fuzz.cases.probes import Probes
+from kvtwin.fuzz.cases.instrumentation import Instrumentation
 
 
 class Branches(Source):
@@ -102,7 +102,7 @@ class Branches(Source):
         return self._monitoring.DISABLE if is_done else None
 
 
-def branch_source(folders: Iterable[Path], *, is_sampled: bool) -> Branches | Probes:
+def branch_source(folders: Iterable[Path], *, is_sampled: bool) -> Branches | Instrumentation:
     """Return the fastest source of branch coverage that this Python has.
 
     Args:
@@ -111,9 +111,9 @@ def branch_source(folders: Iterable[Path], *, is_sampled: bool) -> Branches | Pr
     """
     if hasattr(sys, "monitoring"):
         return Branches(folders, is_sampled=is_sampled)
-    return Probes(folders)
+    return Instrumentation(folders)
 
 
 def observer_of_branches() -> str:
     """Return what observes branches here, for the report."""
-    return "sys.monitoring" if hasattr(sys, "monitoring") else "probes in statements"
+    return "sys.monitoring" if hasattr(sys, "monitoring") else "instrumented statements"

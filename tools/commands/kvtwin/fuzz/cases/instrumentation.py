@@ -1,8 +1,8 @@
-"""Branch coverage by probes in the code, for Pythons without `sys.monitoring`.
+"""Branch coverage by instrumentation, for Pythons without `sys.monitoring`.
 
-A probe is an assignment that the functions under test run at the beginning of a block: it sets the
-block's byte to 1. Blocks are those of `if`, `for`, `while`, `match` and `except`; an `else` that is
-not written has a probe too. Branches inside of expressions have none.
+Each block of a function under test begins with a mark: an assignment that sets the block's byte to
+1. Blocks are those of `if`, `for`, `while`, `match` and `except`; an `else` that is not written has
+a mark too. Branches inside expressions have none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PLAIN_DECORATORS: Final = {
     *("abstractmethod", "cache", "cached_property", "classmethod", "contextmanager", "deleter"),
     *("getter", "lru_cache", "override", "property", "setter", "staticmethod", "wraps"),
 }
-"""Functions with other decorators get no probes: a compiler may read their bytecode."""
+"""Functions with other decorators get no marks: a compiler may read their bytecode."""
 
-PLACEHOLDER: Final = "the bytes of kvtwin's probes"
-"""The constant of compiled code that is replaced by the bytes, which no source can name."""
+PLACEHOLDER: Final = "the bytes of kvtwin's marks"
+"""The constant in compiled code that is replaced by the bytes, since a source cannot name them."""
 
 
 class _Bytes(bytearray):
@@ -37,14 +37,14 @@ class _Bytes(bytearray):
 
 @dataclasses.dataclass(frozen=True)
 class _Codes:
-    """The code of a function, without and with probes."""
+    """The code of a function, without and with marks."""
 
     original: CodeType
-    with_probes: CodeType
+    with_marks: CodeType
 
 
-class Probes(Source):
-    """Branches by probes; a case takes a few percent longer with them.
+class Instrumentation(Source):
+    """Branches of instrumented functions.
 
     Args:
         folders: The folders whose code is observed.
@@ -87,7 +87,7 @@ class Probes(Source):
         )
 
     def _insert_in_new_modules(self) -> None:
-        """Insert probes in the functions of modules that were imported since the last call."""
+        """Insert marks in the functions of modules that were imported since the last call."""
         codes: dict[str, Mapping[tuple[str, int], _Codes]] = {}
         compiled: set[int] = set()
         for module in list(sys.modules.values()):
@@ -105,16 +105,16 @@ class Probes(Source):
                 found = codes.get(old.co_filename, {}).get((old.co_qualname, old.co_firstlineno))
                 # The file may have been changed since it was imported.
                 if found is not None and found.original == old:
-                    function.__code__ = found.with_probes
+                    function.__code__ = found.with_marks
 
     def _codes_of(self, file: str) -> Mapping[tuple[str, int], _Codes]:
-        """Return a file's functions that have probes; none if the file cannot be read."""
+        """Return a file's functions that have marks; none if the file cannot be read."""
         try:
             source = Path(file).read_bytes()
             originals = _functions_in(compile(source, file, "exec", dont_inherit=True))
         except (OSError, SyntaxError, ValueError):
             return {}
-        tree = _Inserter(self._new_probe, short_path(file)).visit(ast.parse(source, file))
+        tree = _Inserter(self._new_mark, short_path(file)).visit(ast.parse(source, file))
         filled = _functions_in(self._filled(compile(tree, file, "exec", dont_inherit=True)))
         return {
             key: _Codes(original, filled[key])
@@ -134,7 +134,7 @@ class Probes(Source):
         )
         return code.replace(co_consts=consts)
 
-    def _new_probe(self, file: str, start: int, stop: str) -> int:
+    def _new_mark(self, file: str, start: int, stop: str) -> int:
         """Return the index of a new byte."""
         self._hits.append(0)
         self._events.append(("branch", file, f"{start}>{stop}"))
@@ -142,16 +142,16 @@ class Probes(Source):
 
 
 class _Inserter(ast.NodeTransformer):
-    """Inserts probes in a file's functions.
+    """Inserts marks in a file's functions.
 
     Args:
-        new_probe: Returns the index of a new probe from the file, and the lines where its branch
+        new_mark: Returns the index of a new byte from the file, and the lines where its branch
             starts and stops.
         file: The file's name in events.
     """
 
-    def __init__(self, new_probe: Callable[[str, int, str], int], file: str) -> None:
-        self._new_probe, self._file = new_probe, file
+    def __init__(self, new_mark: Callable[[str, int, str], int], file: str) -> None:
+        self._new_mark, self._file = new_mark, file
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Visit a function, unless a compiler may read its bytecode."""
@@ -160,7 +160,7 @@ class _Inserter(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If | ast.For | ast.While) -> ast.AST:
-        """Insert a probe in both blocks."""
+        """Insert a mark in both blocks."""
         self.generic_visit(node)
         self._insert(node.body, node)
         self._insert(node.orelse, node)
@@ -169,25 +169,25 @@ class _Inserter(ast.NodeTransformer):
     visit_For = visit_While = visit_If  # noqa: N815  # of ast
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
-        """Insert a probe in each case."""
+        """Insert a mark in each case."""
         self.generic_visit(node)
         for case in node.cases:
             self._insert(case.body, node)
         return node
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        """Insert a probe."""
+        """Insert a mark."""
         self.generic_visit(node)
         self._insert(node.body, node)
         return node
 
     def _insert(self, block: list[ast.stmt], node: ast.stmt | ast.ExceptHandler) -> None:
-        """Insert a probe at the beginning of a block, on a line that a tracer visits anyway."""
-        index = self._new_probe(self._file, node.lineno, str(block[0].lineno) if block else "else")
-        probe = ast.parse(f"{PLACEHOLDER!r}[{index}] = 1").body[0]
-        for part in ast.walk(probe):
+        """Insert a mark at the beginning of a block, on a line that a tracer visits anyway."""
+        index = self._new_mark(self._file, node.lineno, str(block[0].lineno) if block else "else")
+        mark = ast.parse(f"{PLACEHOLDER!r}[{index}] = 1").body[0]
+        for part in ast.walk(mark):
             ast.copy_location(part, block[0] if block else node)
-        block.insert(0, probe)
+        block.insert(0, mark)
 
 
 def _is_plain(decorator: ast.expr) -> bool:

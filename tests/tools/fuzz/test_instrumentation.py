@@ -1,4 +1,4 @@
-"""Probes: which branches they show, and that the code does the same with them."""
+"""Instrumentation: which branches it shows, and that the code does the same with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvtwin.fuzz.cases.probes import Probes
+from kvtwin.fuzz.cases.instrumentation import Instrumentation
 from tests.tools.fuzz.test_branches import CODE, check_branches
 
 STATEMENTS = """
@@ -103,16 +103,16 @@ def plain(x):
 
 
 @pytest.fixture
-def probes(tmp_path: Path) -> Probes:
-    """Return probes for the modules of a temporary folder."""
-    return Probes([tmp_path])
+def source(tmp_path: Path) -> Instrumentation:
+    """Return instrumentation for the modules of a temporary folder."""
+    return Instrumentation([tmp_path])
 
 
-def test_they_show_what_monitoring_shows(
-    probes: Probes, load: Callable[[str, str], ModuleType]
+def test_it_shows_what_monitoring_shows(
+    source: Instrumentation, load: Callable[[str, str], ModuleType]
 ) -> None:
     """A slice's branches are those that its cases took, in the given folders only."""
-    check_branches(probes, load("toys", CODE))
+    check_branches(source, load("toys", CODE))
 
 
 @pytest.mark.parametrize(
@@ -136,57 +136,61 @@ def test_they_show_what_monitoring_shows(
     ],
 )
 def test_statements(
-    probes: Probes,
+    source: Instrumentation,
     load: Callable[[str, str], ModuleType],
     call: Callable[[Any], object],
     expected: set[str],
 ) -> None:
-    """Each block of a statement has a probe, and the answer is the same."""
+    """Each block of a statement has a mark, and the answer is the same."""
     toys = load("toys", STATEMENTS)
     answer = call(toys)
     getattr(toys.cached, "cache_clear", lambda: None)()
-    probes.begin("a property")
+    source.begin("a property")
     assert repr(answer) == repr(call(toys))
-    assert expected == {event[-1] for event in probes.end()}
+    assert expected == {event[-1] for event in source.end()}
 
 
-def test_compiled_functions_have_none(
-    probes: Probes, load: Callable[[str, str], ModuleType]
+def test_compiled_functions_have_no_marks(
+    source: Instrumentation, load: Callable[[str, str], ModuleType]
 ) -> None:
     """A function that a compiler may read keeps its code, and so do the functions inside it."""
     toys = load("toys", COMPILED)
     functions = (toys.by_decorator.py_func, toys.by_another, toys.by_call, toys.plain)
     before = [function.__code__ for function in functions]
-    probes.begin("a property")
+    source.begin("a property")
     after = [function.__code__ for function in functions]
     assert [True, True, True, False] == [new is old for new, old in zip(after, before, strict=True)]
 
 
 def test_modules_that_are_imported_later(
-    probes: Probes, load: Callable[[str, str], ModuleType]
+    source: Instrumentation, load: Callable[[str, str], ModuleType]
 ) -> None:
-    """A module that is imported during a slice has probes from the next slice on."""
-    probes.begin("a property")
+    """A module that is imported during a slice is instrumented from the next slice on."""
+    source.begin("a property")
     toys = load("toys", CODE)
     toys.sign(1)
-    assert not probes.end()
-    probes.begin("a property")
+    assert not source.end()
+    source.begin("a property")
     toys.sign(1)
-    assert probes.end()
+    assert source.end()
 
 
-def test_a_file_that_was_changed(probes: Probes, load: Callable[[str, str], ModuleType]) -> None:
+def test_a_file_that_was_changed(
+    source: Instrumentation, load: Callable[[str, str], ModuleType]
+) -> None:
     """Functions whose source is not the imported one, or cannot be read, keep their code."""
     toys, others = load("toys", STATEMENTS), load("others", CODE)
     changed = STATEMENTS.replace("return 3", "return 4")
     Path(str(toys.__file__)).write_text(changed, encoding="utf-8")
     Path(str(others.__file__)).write_text("def sign(number):", encoding="utf-8")
-    probes.begin("a property")
+    source.begin("a property")
     assert (3, "positive", [1]) == (toys.of_if(0), others.sign(2), toys.of_for([1]))
-    assert {"12>13", "13>else", "12>else"} == {event[-1] for event in probes.end()}
+    assert {"12>13", "13>else", "12>else"} == {event[-1] for event in source.end()}
 
 
-def test_what_tools_see_is_the_same(probes: Probes, load: Callable[[str, str], ModuleType]) -> None:
+def test_what_tools_see_is_the_same(
+    source: Instrumentation, load: Callable[[str, str], ModuleType]
+) -> None:
     """A tracer visits the same lines, and a code object has a hash."""
     toys = load("toys", STATEMENTS)
 
@@ -210,6 +214,6 @@ def test_what_tools_see_is_the_same(probes: Probes, load: Callable[[str, str], M
         return found
 
     expected = lines()
-    probes.begin("a property")
+    source.begin("a property")
     assert expected == lines()
     assert isinstance(hash(toys.of_if.__code__), int)
