@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
+
+from kvtwin.fuzz import slices
 
 
 class KeepingContext:
@@ -28,13 +32,18 @@ class KeepingContext:
         self.messages.append(message)
 
 
-def free_monitoring_tools() -> None:
-    """Free the fuzzer's tool ids of `sys.monitoring`: there are three, and a worker takes one."""
-    monitoring: Any = getattr(sys, "monitoring", None)
-    for tool in (1, 3, 4) if monitoring else ():
-        if monitoring.get_tool(tool) == "kvtwin-fuzz":
-            monitoring.set_events(tool, 0)
-            monitoring.free_tool_id(tool)
+@contextlib.contextmanager
+def new_memories(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give this process the state of a new worker inside, and close its sources of coverage."""
+    memories: dict[Any, Any] = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_MEMORIES", memories)
+        try:
+            yield
+        finally:
+            for memory in memories.values():
+                for source in memory.sources:
+                    source.close()
 
 
 class SilentContext(KeepingContext):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -74,13 +74,23 @@ class Kernel:
 def compiled(function):
     return Kernel(function)
 
-def returned(function):
-    return function
-
 @compiled
 def by_decorator(x):
     if x:
         return 1
+
+def by_call(x):
+    if x:
+        return 1
+
+kernel = Kernel(by_call)
+"""
+
+PLAIN = """
+from compiled_toys import kernel
+
+def returned(function):
+    return function
 
 @returned
 def by_another(x):
@@ -90,12 +100,6 @@ def by_another(x):
                 return 1
         return inner()
 
-def by_call(x):
-    if x:
-        return 1
-
-kernel = Kernel(by_call)
-
 def plain(x):
     if x:
         return 1
@@ -103,9 +107,11 @@ def plain(x):
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Instrumentation:
+def source(tmp_path: Path) -> Iterator[Instrumentation]:
     """Return instrumentation for the modules of a temporary folder."""
-    return Instrumentation([tmp_path])
+    source = Instrumentation([tmp_path])
+    yield source
+    source.close()
 
 
 def test_it_shows_what_monitoring_shows(
@@ -154,12 +160,24 @@ def test_compiled_functions_have_no_marks(
     source: Instrumentation, load: Callable[[str, str], ModuleType]
 ) -> None:
     """A function that a compiler may read keeps its code, and so do the functions inside it."""
-    toys = load("toys", COMPILED)
-    functions = (toys.by_decorator.py_func, toys.by_another, toys.by_call, toys.plain)
+    compiled, plain = load("compiled_toys", COMPILED), load("plain_toys", PLAIN)
+    functions = (compiled.by_decorator.py_func, compiled.by_call, plain.by_another, plain.plain)
     before = [function.__code__ for function in functions]
     source.begin("a property")
     after = [function.__code__ for function in functions]
     assert [True, True, True, False] == [new is old for new, old in zip(after, before, strict=True)]
+
+
+def test_closing_removes_the_marks(
+    source: Instrumentation, load: Callable[[str, str], ModuleType]
+) -> None:
+    """After `close` the functions have their own code again."""
+    toys = load("toys", CODE)
+    before = toys.sign.__code__
+    source.begin("a property")
+    assert before is not toys.sign.__code__
+    source.close()
+    assert before is toys.sign.__code__
 
 
 def test_modules_that_are_imported_later(

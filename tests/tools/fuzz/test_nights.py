@@ -7,14 +7,14 @@ import dataclasses
 import io
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from conformance.generation.profiles import Kind
-from kvtwin.fuzz import command_line, slices
+from kvtwin.fuzz import command_line
 from kvtwin.fuzz.cases.case import Input, Status, run_case
 from kvtwin.fuzz.cases.properties import Subject, properties_of
 from kvtwin.fuzz.display import Display
@@ -29,7 +29,7 @@ from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
 from kvtwin.fuzz.workers.local_pool import LocalPool
 from kvtwin.fuzz.workers.worker import Limits
 from tests.tools.fuzz import nights
-from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
+from tests.tools.fuzz.contexts import KeepingContext, new_memories
 from tests.tools.fuzz.nights import PLANTED
 
 FUNCTION = "UBatchSlice"
@@ -112,10 +112,10 @@ def unstarted(
 
 
 @pytest.fixture(autouse=True)
-def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the state that a worker keeps between slices."""
-    monkeypatch.setattr(slices, "_MEMORIES", {})
-    free_monitoring_tools()
+def _without_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test the state of a new worker."""
+    with new_memories(monkeypatch):
+        yield
 
 
 def test_a_seed_gives_the_same_first_round(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     [name] = properties_of(SMALL)
     drawn = []
     for seed in (3, 3, 4):
-        monkeypatch.setattr(slices, "_MEMORIES", {})
         pool = InlinePool()
         pool.submit(SliceJob(SMALL, name, seed, 60.0, max_cases=20))
-        [event] = pool.events(0)
+        with new_memories(monkeypatch):
+            [event] = pool.events(0)
         assert isinstance(event, Finished)
         assert 20 == event.result.cases
         drawn.append(pool.inputs[name])

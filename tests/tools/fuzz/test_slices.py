@@ -16,7 +16,7 @@ from kvtwin.fuzz.cases.case import Input, run_case
 from kvtwin.fuzz.cases.properties import Subject
 from kvtwin.fuzz.findings.failures import Failure
 from kvtwin.fuzz.slices import FRESH_CASES, SliceJob, SliceResult, vary
-from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
+from tests.tools.fuzz.contexts import KeepingContext, new_memories
 from tests.tools.fuzz.toys import NUMBERS, toy
 
 
@@ -38,12 +38,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
         **options: Any,  # noqa: ANN401  # of any field
     ) -> tuple[SliceResult, Worker]:
         prop = toy(*toys)
-        monkeypatch.setattr(slices, "_MEMORIES", {})
-        free_monitoring_tools()
         monkeypatch.setattr(slices, "properties_of", lambda _: {prop.name: prop})
         worker = Worker()
         fields = {"max_cases": 50, **options}
-        return SliceJob(Subject(), prop.name, 5, 60.0, **fields).run(worker), worker
+        with new_memories(monkeypatch):
+            return SliceJob(Subject(), prop.name, 5, 60.0, **fields).run(worker), worker
 
     return run_slice
 

@@ -64,9 +64,15 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
         options: The parsed command line.
     """
     subject = Subject(target=options.target, functions=options.functions)
-    sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
-    sources.append(branches.branch_source(folders, is_sampled=False))
+    branch_source = branches.branch_source(folders, is_sampled=False)
+    try:
+        return _observe(subject, [coverage.GoalsAndSizes(), branch_source])
+    finally:
+        branch_source.close()
+
+
+def _observe(subject: Subject, sources: Sequence[coverage.Source]) -> dict[str, Any]:
     events: Counter[coverage.Event] = Counter()
     cases = 0
     began = time.process_time()

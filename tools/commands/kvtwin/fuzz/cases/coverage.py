@@ -56,6 +56,9 @@ class Source:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Stop observing for good."""
+
 
 class GoalsAndSizes(Source):
     """Goals that cases met, pairs of them that one case met, and sizes of batches in bands."""

@@ -14,7 +14,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Final
 
 from kvtwin.fuzz.cases.coverage import Event, Source, short_path
@@ -59,6 +59,7 @@ class Instrumentation(Source):
         self._prop = ""
         self._in_slice = 0  # the bytes as one integer
         self._ever: defaultdict[str, int] = defaultdict(int)
+        self._replaced: list[tuple[FunctionType, CodeType]] = []
 
     def begin(self, prop: str) -> None:
         """Begin a slice."""
@@ -86,25 +87,30 @@ class Instrumentation(Source):
             event for event, is_hit in zip(self._events, self._hits, strict=True) if is_hit
         )
 
+    def close(self) -> None:
+        """Remove the marks."""
+        for function, original in self._replaced:
+            function.__code__ = original
+        self._replaced.clear()
+
     def _insert_in_new_modules(self) -> None:
         """Insert marks in the functions of modules that were imported since the last call."""
         codes: dict[str, Mapping[tuple[str, int], _Codes]] = {}
-        compiled: set[int] = set()
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None) or ""
             if file.startswith(self._folders) and file.endswith(".py") and file not in self._files:
                 self._files.add(file)
                 codes[file] = self._codes_of(file)
-                compiled |= set(map(id, _compiled_functions(module)))
         if not codes:
             return
         gc.unfreeze()  # frozen objects are not listed
         for function in gc.get_objects():
-            if type(function) is FunctionType and id(function) not in compiled:
+            if type(function) is FunctionType:
                 old = function.__code__
                 found = codes.get(old.co_filename, {}).get((old.co_qualname, old.co_firstlineno))
                 # The file may have been changed since it was imported.
                 if found is not None and found.original == old:
+                    self._replaced.append((function, old))
                     function.__code__ = found.with_marks
 
     def _codes_of(self, file: str) -> Mapping[tuple[str, int], _Codes]:
@@ -114,7 +120,9 @@ class Instrumentation(Source):
             originals = _functions_in(compile(source, file, "exec", dont_inherit=True))
         except (OSError, SyntaxError, ValueError):
             return {}
-        tree = _Inserter(self._new_mark, short_path(file)).visit(ast.parse(source, file))
+        tree = ast.parse(source, file)
+        inserter = _Inserter(self._new_mark, short_path(file), _names_passed_to_calls(tree))
+        tree = inserter.visit(tree)
         filled = _functions_in(self._filled(compile(tree, file, "exec", dont_inherit=True)))
         return {
             key: _Codes(original, filled[key])
@@ -148,14 +156,17 @@ class _Inserter(ast.NodeTransformer):
         new_mark: Returns the index of a new byte from the file, and the lines where its branch
             starts and stops.
         file: The file's name in events.
+        compiled: The names of functions that a compiler may read.
     """
 
-    def __init__(self, new_mark: Callable[[str, int, str], int], file: str) -> None:
-        self._new_mark, self._file = new_mark, file
+    def __init__(
+        self, new_mark: Callable[[str, int, str], int], file: str, compiled: set[str]
+    ) -> None:
+        self._new_mark, self._file, self._compiled = new_mark, file, compiled
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Visit a function, unless a compiler may read its bytecode."""
-        if all(map(_is_plain, node.decorator_list)):
+        if node.name not in self._compiled and all(map(_is_plain, node.decorator_list)):
             self.generic_visit(node)
         return node
 
@@ -207,7 +218,8 @@ def _functions_in(code: CodeType) -> dict[tuple[str, int], CodeType]:
     return found
 
 
-def _compiled_functions(module: ModuleType) -> list[object]:
-    """Return the functions that objects of a module hold as numba's do, as their `py_func`."""
-    parts = [getattr(value, "__dict__", {}) for value in list(vars(module).values())]
-    return [part["py_func"] for part in parts if "py_func" in part]
+def _names_passed_to_calls(tree: ast.Module) -> set[str]:
+    """Return the names that a module's statements pass to calls, as in `f = njit(g)`."""
+    statements = [one for one in tree.body if not isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    calls = [part for one in statements for part in ast.walk(one) if isinstance(part, ast.Call)]
+    return {arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name)}
