@@ -4,8 +4,8 @@ Each block of a function under test begins with a mark: an assignment that sets 
 1. Blocks are those of `if`, `for`, `while`, `match` and `except`; an `else` that is not written has
 a mark too. Branches inside expressions have none.
 
-Numba and `torch.compile` cannot compile marks. Functions have none if a decorator or a call in their
-module shows that a compiler may read them.
+Numba and `torch.compile` cannot compile marks. Functions have none if a decorator or a call in
+their module shows that a compiler may read them.
 """
 
 from __future__ import annotations
