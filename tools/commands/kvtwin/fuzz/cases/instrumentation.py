@@ -124,8 +124,7 @@ class Instrumentation(Source):
         except (OSError, SyntaxError, ValueError):
             return {}
         tree = ast.parse(source, file)
-        inserter = _Inserter(self._new_mark, short_path(file), _names_passed_to_calls(tree))
-        tree = inserter.visit(tree)
+        _Inserter(self._new_mark, short_path(file), _names_passed_to_calls(tree)).visit(tree)
         filled = _functions_in(self._filled(compile(tree, file, "exec", dont_inherit=True)))
         return {
             key: _Codes(original, filled[key])
