@@ -21,7 +21,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -111,12 +111,26 @@ class _Interrupts:
         self.unwinds = False
         self.happened = False
         self._program = ""
+        self._clean_up: Callable[[], None] | None = None
 
     def handle(self, program: str) -> None:
         """Handle Ctrl-C of a command line from now on."""
         self._program = program
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
+
+    @contextlib.contextmanager
+    def importing(self, clean_up: Callable[[], None]) -> Iterator[None]:
+        """Make Ctrl-C end this process at once inside, for imports in `main`.
+
+        Args:
+            clean_up: Called before the process ends.
+        """
+        unwinds, self.unwinds, self._clean_up = self.unwinds, False, clean_up
+        try:
+            yield
+        finally:
+            self.unwinds, self._clean_up = unwinds, None
 
     def report(self) -> None:
         """Print the line that says why the process ends."""
@@ -127,6 +141,8 @@ class _Interrupts:
             self.happened = True
             signal.default_int_handler(number, frame)
         self.report()
+        if self._clean_up is not None:
+            self._clean_up()
         os._exit(INTERRUPTED)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from conformance.encoding import encode_call, to_text
 from conformance.strategies.block_table import Session
-from kvtwin.fuzz.exhaustive import registry
+from kvtwin.fuzz.exhaustive import SCALES, registry
 from kvtwin.fuzz.exhaustive.comparing import Case
-from kvtwin.fuzz.exhaustive.registry import SCALES, all_scopes
+from kvtwin.fuzz.exhaustive.registry import all_scopes
 from kvtwin.fuzz.exhaustive.slots import renamed_once
 from kvtwin.fuzz.exhaustive.spaces import Space, chain, product, sequences, subsets, values
 

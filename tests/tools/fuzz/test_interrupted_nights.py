@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -38,6 +39,23 @@ def test_a_signal_ends_a_night_with_its_report(tmp_path: Path) -> None:
     nights.until(lambda: nights.findings(tmp_path))
     report = end_by(signal.SIGINT, night, tmp_path)
     assert ["extract_layer_index"] == [one["function"] for one in report["findings"]]
+
+
+def ignores_ctrl_c(pid: int) -> bool:
+    """Return whether a process ignores SIGINT, as while it starts the fork server."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    [ignored] = re.findall(r"^SigIgn:\t(\w+)$", status, re.MULTILINE)
+    return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
+
+
+def test_ctrl_c_of_a_terminal_before_a_night(tmp_path: Path) -> None:
+    """Ctrl-C reaches the fork server too, while it imports: one line, and no process is left."""
+    night = nights.start(*WITH_A_BUG, "--minutes", "5", "--out", tmp_path / "night")
+    nights.until(lambda: len(nights.processes(night.pid)) > 2 and not ignores_ctrl_c(night.pid))
+    os.killpg(night.pid, signal.SIGINT)
+    assert (130, "kvtwin fuzz: interrupted\n") == nights.ended(night)
+    nights.until(lambda: not nights.processes(night.pid), 5)
+    assert not (tmp_path / "night").exists()
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:

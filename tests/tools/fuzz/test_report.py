@@ -26,7 +26,7 @@ from sample_nights import (
     make_tallies,
 )
 
-from kvtwin.fuzz import command_line
+from kvtwin.fuzz import actions
 from kvtwin.fuzz.report import SCHEMA, record, write_reports
 from kvtwin.fuzz.report.estimates import estimate_unseen
 from kvtwin.fuzz.report.history import NO_HISTORY, append_night, read_history
@@ -387,7 +387,7 @@ def test_the_last_line_says_what_was_not_run() -> None:
     night = good_night()
     rows = [dataclasses.replace(row, cases=row.cases or 1) for row in night.properties]
     night = dataclasses.replace(night, properties=rows)
-    assert "not run" not in command_line._summary(night, Path("night"))
+    assert "not run" not in actions._summary(night, Path("night"))
     rows[0] = dataclasses.replace(rows[0], cases=0)
-    line = command_line._summary(night, Path("night"))
+    line = actions._summary(night, Path("night"))
     assert f"; 1 of {len(rows)} properties not run; night/report.html" in line

@@ -2,7 +2,8 @@
 
 | module or package | contents |
 |---|---|
-| `command_line`, `options`, `display` | the options, and the live display |
+| `command_line`, `actions` | the command line, and what its options run |
+| `options`, `display` | the options of a night, and its live display |
 | `night` | the main loop: run jobs until the time is over, and collect their results |
 | `schedule`, `chooser` | choose the next job, and the property that gets the next slice of time |
 | `slices` | the job that most of the time goes to: cases of one property |

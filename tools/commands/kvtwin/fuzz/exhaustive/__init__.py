@@ -5,3 +5,10 @@ separately (`spaces`), so a run can be stopped, resumed and distributed to worke
 compares the results of one case, `jobs` enumerates a range in a worker, and `progress` stores the
 finished ranges.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+SCALES: Final = range(3)
+"""How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 for one on 64 cores."""

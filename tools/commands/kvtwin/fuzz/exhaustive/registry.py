@@ -12,9 +12,6 @@ from kvtwin.fuzz.exhaustive import cuts, kinds, rewrites, slots, tables
 from kvtwin.fuzz.exhaustive.comparing import Case
 from kvtwin.fuzz.exhaustive.spaces import Scope
 
-SCALES: Final = range(3)
-"""How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 for one on 64 cores."""
-
 _MAKERS: Final[tuple[Callable[[int], Scope], ...]] = (
     *slots.SCOPES,
     *kinds.SCOPES,
@@ -29,7 +26,7 @@ def all_scopes(scale: int = 1) -> dict[str, Scope]:
     """Return all scopes at a scale, by name.
 
     Args:
-        scale: How large their bounds are, one of `SCALES`.
+        scale: How large their bounds are, one of `exhaustive.SCALES`.
 
     >>> all_scopes(0)["local lengths"].cases.count
     1548

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from conformance.entry_point import starting_workers
 from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
 from kvtwin.fuzz.workers.worker_process import (
     LOST_CONTEXT_EXIT,
@@ -66,9 +67,22 @@ PRELOAD: Final = ("kvtwin.fuzz.preload",)
 
 
 def start_fork_server(preload: tuple[str, ...] = PRELOAD) -> None:
-    """Start the fork server early, so that its imports overlap with those of this process."""
+    """Start the fork server early, so that its imports overlap with those of this process.
+
+    It and the workers ignore Ctrl-C, which a terminal sends to all processes.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
-    multiprocessing.forkserver.ensure_running()
+    with starting_workers():
+        multiprocessing.forkserver.ensure_running()
+
+
+def kill_fork_server() -> None:
+    """Kill the fork server, which would import for seconds before it notices that it is alone."""
+    server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001  # it has no public name
+    pid = server._forkserver_pid  # noqa: SLF001
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class LocalWorker:
