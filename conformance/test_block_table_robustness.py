@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 
 import reference
 from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
+from conformance.checks.tensor_kind_checks import check_refused_or_returned, condition_of
 from conformance.contracts.check import property_check
+from conformance.contracts.evaluation import check_equal
 from conformance.contracts.sessions import construct, perform, perform_or_raise
-from conformance.coverage.presets import MINIMAL
+from conformance.coverage.presets import MINIMAL, Preset
+from conformance.generation.profiles import Kind
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.targets.target import REFERENCE, Target
+from conformance.targets.tensor_kinds import ORDINARY, TENSORS, NoSuchKindError, OfKind
 from conformance.values.call import Call
 from conformance.values.comparison import first_difference
 
@@ -154,6 +159,62 @@ def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
             run = functools.partial(getattr(tables, method), **given)
             for checked in (True, False):
                 check_refuses_wrong_device(target, call, name, run, checked=checked)
+
+
+ONE_TOKEN_CALLS: dict[str, dict[str, Any]] = {
+    "gather_block_tables": {"idx_mapping": np.array([0], np.int32)},
+    "compute_slot_mappings": {
+        "query_start_loc": np.array([0, 1], np.int32),
+        "positions": np.array([0], np.int64),
+    },
+}
+"""The calls on the tables for a batch of one request with one token."""
+
+
+def sessions_with_arguments(
+    preset: Preset,
+) -> st.SearchStrategy[tuple[Session, tuple[str, str], bool]]:
+    """Draw a session, an argument of `ONE_TOKEN_CALLS`, and whether it is in checked mode."""
+    arguments = [(method, name) for method, given in ONE_TOKEN_CALLS.items() for name in given]
+    return st.tuples(block_tables_sessions(preset), st.sampled_from(arguments), st.booleans())
+
+
+@property_check(
+    "BlockTables",
+    sessions_with_arguments,
+    kind=Kind.OTHER_TENSORS,
+    tests_invalid_inputs=True,
+)
+def test_other_tensors_are_refused(
+    target: Target, example: tuple[Session, tuple[str, str], bool]
+) -> None:
+    """Another kind of tensor is refused by name, or makes no difference."""
+    __tracebackhide__ = True
+    session, (method, name), checked = example
+    ours, theirs = construct(REFERENCE, session), construct(target, session)
+    operations = {one: Operation(one, given) for one, given in ONE_TOKEN_CALLS.items()}
+    call = Call(f"BlockTables.{method}", ONE_TOKEN_CALLS[method])
+    with target.running(checked=checked):
+        for operation in session.operations:
+            perform(REFERENCE, ours, operation)
+            perform(target, theirs, operation)
+        expected = {
+            one: copy.deepcopy(perform(REFERENCE, ours, operation))
+            for one, operation in operations.items()
+        }
+        for kind in TENSORS:
+            for one, operation in operations.items():
+                check_equal(target, call, expected[one], perform(target, theirs, operation), one)
+            other = OfKind(kind, call[name], name)
+            try:
+                given = target.converter().convert({**call.arguments, name: other}, "")
+            except NoSuchKindError:
+                continue
+            run = functools.partial(getattr(theirs, method), **given)
+            condition = condition_of(name, kind)
+            has_returned, found = check_refused_or_returned(target, call, run, condition)
+            if has_returned and kind in ORDINARY:
+                check_equal(target, call, expected[method], found)
 
 
 @property_check("BlockTables", block_tables_sessions)

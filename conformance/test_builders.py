@@ -187,6 +187,7 @@ test_build_for_cudagraph_capture = Contract(
     of_batch("no requests", "padded requests at the end"),
     axes=request_axes(),
     compares_views=True,
+    has_fixed_arrays=True,
 )
 
 

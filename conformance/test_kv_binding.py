@@ -152,6 +152,7 @@ test_bind_kv_cache = Contract(
     invalid_inputs=BIND_INVALID_INPUTS,
     changes=frozenset({"forward_context", "runner_kv_caches"}),
     observe=bound,
+    has_fixed_arrays=True,
 )
 
 

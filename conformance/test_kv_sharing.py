@@ -96,6 +96,7 @@ test_initialize_kv_cache_for_kv_sharing = Contract(
     changes=frozenset({"kv_cache_groups", "kv_caches"}),
     observe=shared,
     takes_objects=True,
+    has_fixed_arrays=True,
 )
 
 

@@ -181,4 +181,5 @@ test_reshape_kv_cache = Contract(
     refusal_presets=SMALL,
     compares_views=True,
     takes_objects=True,
+    has_fixed_arrays=True,
 )

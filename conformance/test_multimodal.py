@@ -155,6 +155,7 @@ test_sanity_check_mm_encoder_outputs = Contract(
         TOKENS: Axis(lambda call: max(map(len, call["mm_embeddings"]), default=0)),
     },
     invalid_inputs=SANITY_INVALID_INPUTS,
+    has_fixed_arrays=True,
 )
 
 

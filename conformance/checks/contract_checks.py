@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance.adapters import Unsupported
 from conformance.checks.device_checks import refuses_wrong_device
 from conformance.checks.law_checks import law_checks
+from conformance.checks.tensor_kind_checks import refuses_other_tensors
 from conformance.conditions.condition_checks import condition_checks
 from conformance.contracts.check import Check
 from conformance.contracts.contract import Contract, InvalidInput
@@ -64,6 +65,8 @@ def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
     yield from (("_laws", check) for check in law_checks(contract))
     if contract.on_device:
         yield "_wrong_device", refuses_wrong_device(contract)
+    if contract.has_arrays or contract.has_fixed_arrays:
+        yield "_of_other_tensors", refuses_other_tensors(contract)
 
 
 def same_answer(contract: Contract) -> Check:

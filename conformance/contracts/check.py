@@ -55,7 +55,7 @@ class Check:
         has_kernel: Whether it must launch a kernel in the simulator.
         has_device_path: Whether it takes another path on a device, without a kernel.
         presets: The presets to draw from; None for the target's.
-        tests_invalid_inputs: Whether all of its calls must be rejected. Implementations that do not
+        tests_invalid_inputs: Whether its calls are invalid, or may be. Implementations that do not
             validate are not tested.
         axes: The size axes along which its examples are large, one at a time.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
@@ -301,7 +301,7 @@ def property_check(
         has_kernel: Whether the function has a kernel.
         presets: The presets to draw from; None for the target's.
         kind: The kind of check, which determines the number of examples.
-        tests_invalid_inputs: Whether all of its calls must be rejected.
+        tests_invalid_inputs: Whether its calls are invalid, or may be.
 
     Returns:
         A decorator of the property: a function of a target and an example that raises if the

@@ -94,6 +94,8 @@ class Contract:
         has_device_path: Whether it takes another path on a device, without a kernel, and is
             therefore run on `sim` too.
         has_arrays: Whether its arguments contain arrays whose layout and contents are free.
+        has_fixed_arrays: Whether its arguments contain arrays, and the layout or contents of these
+            are fixed.
         takes_objects: Whether it accepts a caller's own objects with the same attributes in place
             of its classes (metadata, slices).
         laws: Names of the laws that hold for it; `law_checks` tests them.
@@ -118,6 +120,7 @@ class Contract:
     has_kernel: bool = False
     has_device_path: bool = False
     has_arrays: bool = False
+    has_fixed_arrays: bool = False
     takes_objects: bool = False
     laws: Sequence[str] = ()
     interpretation: Interpretation | None = None

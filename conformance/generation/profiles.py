@@ -21,6 +21,7 @@ class Kind(enum.Enum):
 
     SAME_ANSWER = "same answer"
     SAME_REFUSAL = "same refusal"
+    OTHER_TENSORS = "other tensors"
     LAW = "law"
     LARGE = "large"
     MEMORY = "memory"
@@ -43,8 +44,8 @@ class Profile:
         name: Its name for `--profile`.
         same_answer_examples: Examples of each "same answer" check, except in the simulator.
         other_examples: Examples of every other check, and of every check in the simulator.
-        refusal_examples: Examples of each check of refusals, each made invalid in every way; in the
-            simulator half of them.
+        refusal_examples: Examples of each check with other kinds of tensors, and of each check of
+            refusals, each made invalid in every way; half as many refusals in the simulator.
         large_examples: Examples of each preset that is large along a size axis, for two sizes; in
             a random run, for each band of sizes.
         memory_examples: Examples of each check in any memory, each in several layouts.
@@ -83,6 +84,7 @@ class Profile:
         numbers = {
             Kind.SAME_ANSWER: few if simulated else many,
             Kind.SAME_REFUSAL: self.refusal_examples // (1 + simulated),
+            Kind.OTHER_TENSORS: self.refusal_examples,
             Kind.LARGE: self.large_examples,
             Kind.MEMORY: 2 * self.condition_examples if simulated else self.memory_examples,
             Kind.CONDITIONS: self.condition_examples,

@@ -24,6 +24,7 @@ ORDER = [
     for kind in (
         Kind.SAME_ANSWER,
         Kind.SAME_REFUSAL,
+        Kind.OTHER_TENSORS,
         Kind.LAW,
         Kind.MEMORY,
         Kind.LARGE,

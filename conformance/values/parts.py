@@ -141,6 +141,30 @@ def with_child(value: Any, key: Any, child: Any) -> Any:
     return found
 
 
+def with_replaced(value: Any, path: str, replace: Callable[[str, Any], Any]) -> Any:
+    """Return a value with some parts replaced; other parts are shared, and not validated.
+
+    Args:
+        value: The value.
+        path: The path of the value itself.
+        replace: Returns what replaces a part, from its path and the part; the part itself if it
+            stays.
+
+    >>> one = [1]
+    >>> with_replaced((one, {"a": one}), "x", lambda path, part: 3 if part is one else part)
+    (3, {'a': 3})
+    """
+    replaced = replace(path, value)
+    if replaced is not value:
+        return replaced
+    is_entry = has_entries(value)
+    for key, child in children(value).items():
+        replaced = with_replaced(child, child_path(path, key, is_entry=is_entry), replace)
+        if replaced is not child:
+            value = with_child(value, key, replaced)
+    return value
+
+
 def map_children(change: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to the children of a value, and return the new value; a leaf as it is.
 

@@ -24,6 +24,7 @@ import torch
 pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[mutation]'")
 
 import fast
+from conformance.generation.profiles import Kind
 from fast._native import slots as slot_loops
 from fast._native.compiler import COMPILED
 from tools import mutate
@@ -181,6 +182,11 @@ def test_survivors_are_reported(evaluated: Evaluated) -> None:
     assert "    -    if value > high:\n    +    if value >= high:\n" in out
     assert out.count("passes 3 tests") == 2
     assert "clamping: 50.0% of the mutants are killed, expected at least 90.0%" in out
+
+
+def test_each_kind_of_check_has_a_place() -> None:
+    """The tests of a mutant are ordered by the kinds of their checks."""
+    assert {kind.value for kind in Kind} == {*evaluator.KINDS}
 
 
 def test_a_budget_ends_the_measuring_too(

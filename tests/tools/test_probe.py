@@ -13,15 +13,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-import torch
 
 from conformance.arrays.guarded_memory import GuardedMemory
-from conformance.values.call import Call
-from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds, workers
+from tools.probe import bad_calls, command_line, workers
 from tools.probe.calling import Outcome
-from tools.probe.case import Case, array_sites
 from tools.probe.strange_objects import HostilityError, other_value
-from tools.probe.subjects import NO_FUNCTIONS, make_subject, names, unprobed
+from tools.probe.subjects import NO_FUNCTIONS, names, unprobed
 from tools.probe.target import load
 
 ROOT = Path(__file__).parents[2]
@@ -105,14 +102,6 @@ def test_a_wrong_command_line_is_one_line(wrong: list[str], refusal: Callable[..
     assert refusal(command_line.main, wrong)
 
 
-def test_a_conj_view_has_the_values_of_what_it_stands_for() -> None:
-    """A conj view has the original values, also of complex numbers."""
-    values = torch.tensor([1 + 2j, -3.5 - 0.25j])
-    viewed = tensor_kinds.TENSORS["conj view"](values)
-    assert viewed.is_conj()
-    assert torch.equal(values, viewed)
-
-
 def test_a_worker_that_dies_behind_its_last_case_died_of_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,22 +128,6 @@ def test_texts_stay_short() -> None:
             text = value
         longest = max(longest, len(text))
     assert 1000 < longest < 4_000_000
-
-
-def test_what_is_one_array_in_two_places_stays_one_or_is_two_in_both_twins() -> None:
-    """An array that is replaced in only one of its two places is two arrays for `reference` too."""
-    raw = np.zeros(4, np.int8)
-    call = Call("_reshape_kv_cache", {"raw": {"a": raw, "b": raw}, "lens": np.zeros(4, np.int8)})
-    sites = array_sites(call)
-    case = Case(make_subject("_reshape_kv_cache"), None, None, Random(0))  # type: ignore[arg-type]  # noqa: S311
-    num_places = set()
-    for _ in range(40):
-        _, places, given, _ = kind_cases._draw_kind(case, call, None, sites[0], sites)  # type: ignore[arg-type]
-        one, other = given.arguments["raw"].values()
-        assert (one is other) == (len(places) == 2)
-        assert "lens" not in [place.path for place in places]
-        num_places.add(len(places))
-    assert {1, 2} == num_places
 
 
 def test_hostile_objects_in_results_are_not_read() -> None:

@@ -40,10 +40,10 @@ from tools.mutation.trial import IDLE_SECONDS, Finding, Step, Test, Trial, load_
 FEW: Final = "brief"
 """The profile of the first run. Its examples are the first ones of the other profiles."""
 
-REFUSAL: Final = "same refusal"
-"""The kind of checks whose calls must be rejected."""
+REFUSALS: Final = ("same refusal", "other tensors")
+"""The kinds of checks whose calls must be rejected."""
 
-TRACED: Final = ("same answer", REFUSAL, "law")
+TRACED: Final = ("same answer", *REFUSALS, "law")
 """The kinds of checks whose reached lines are traced.
 
 The other kinds call the same functions in other ways, many times, and some trace lines themselves:
@@ -237,7 +237,7 @@ class Evaluator:
         few, rest = self.steps_for(mutant)
         if changes_a_check(mutant):
             for steps in (few, rest):
-                steps.sort(key=lambda step: self._tests[step.test].kind != REFUSAL)
+                steps.sort(key=lambda step: self._tests[step.test].kind not in REFUSALS)
         steps = few if is_declared(mutant) else order_steps(few, rest, own_tests(mutant.module))
         runs_at_import = self.runs_at_import(mutant)
         if runs_at_import:  # a few examples of all tests would use up the time

@@ -4,8 +4,8 @@
     python -m tools.probe --replay compute_slot_mapping:0:29
 
 A case starts from a valid call, drawn by the strategies of `conformance`, and changes it at random:
-values in arrays, their shapes, dtypes and layouts, numbers, lists, objects with hostile methods,
-kinds of tensors. The cases run in worker processes, which may crash or hang. Each violation is
+values in arrays, their shapes, dtypes and layouts, numbers, lists, objects with hostile methods.
+The cases run in worker processes, which may crash or hang. Each violation is
 printed with the number of its case, which `--replay` runs again.
 
 The promises, and how a violation is detected:
@@ -21,7 +21,8 @@ The promises, and how a violation is detected:
 - An invalid call raises an exception of an allowed class that names an argument, and changes
   nothing.
 - In checked mode `fast` rejects what `reference` rejects, and returns what it returns.
-- Other kinds of tensors, and torch's transforms and modes, are rejected or handled correctly.
+- Tensors of torch's transforms are rejected or handled correctly. Other kinds of tensors are tested
+  by the conformance run.
 - After an interrupt the next call is correct; block tables have the state before or after the
   interrupted call.
 - Threads, forked processes, copies and pickles get the same results.

@@ -9,7 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -79,7 +79,6 @@ def call_fast(
     checked: bool,
     variant: CallVariant = PLAIN,
     is_protected: bool = False,
-    inside: Any = None,
     seconds: float = 0,
 ) -> Outcome:
     """Call the implementation under test.
@@ -90,7 +89,6 @@ def call_fast(
         checked: Whether to call in checked mode.
         variant: The call variant.
         is_protected: Whether arguments that may not change are on read-only pages.
-        inside: A context manager in which the call is made.
         seconds: The time limit of the call; 0: none.
     """
     outcome = Outcome()
@@ -102,7 +100,7 @@ def call_fast(
                 outcome.invocation.converter.protect()  # type: ignore[attr-defined]  # a PlacingConverter
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             start = time.process_time()
-            with inside or nullcontext(), time_limit(seconds):
+            with time_limit(seconds):
                 outcome.result = outcome.invocation.run()
         except TooSlowError:
             outcome.error = TimeoutError(f"took longer than {seconds} s")

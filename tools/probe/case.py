@@ -63,13 +63,11 @@ class Case:
         return check_error(self.call, got, self.valid, **options)
 
     def check_answer(
-        self, call: Call, expected: Outcome, variant: CallVariant = PLAIN, inside: Any = None
+        self, call: Call, expected: Outcome, variant: CallVariant = PLAIN
     ) -> Iterator[Finding]:
         """Make a valid call, and check that its result is `reference`'s."""
         is_protected, checked = self.random.random() < 0.5, self.random.random() < 0.4
-        got = self.call_fast(
-            call, checked=checked, variant=variant, is_protected=is_protected, inside=inside
-        )
+        got = self.call_fast(call, checked=checked, variant=variant, is_protected=is_protected)
         yield from check_resources(got)
         if got.error is not None:
             yield from self.check_error(got)

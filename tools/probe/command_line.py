@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fast
 from conformance.name_lists import near
@@ -79,7 +78,6 @@ def _prepare_workers(names: Sequence[str]) -> None:
     torch.set_num_threads(1)  # a fork copies only one thread
     fast.warmup()
     warm_checked_mode()
-    FakeTensorMode()  # its imports take a second
     pools.Pool("extract_layer_index", 0)  # Hypothesis collects constants of all modules
     if set(names) & set(subjects.constructors()):
         pools.objects_in_calls()

@@ -28,7 +28,7 @@ def difference_in(
     """
     shows: Callable[[Any], Any] = contract.shows or (lambda result: result)
     difference = first_difference(shows(expected.result), shows(got.result))
-    if difference is None or _is_of_subclass(difference, got.result):
+    if difference is None:
         difference = _difference_in_changes(contract, expected, got)
     if difference is not None and difference.verdict is not Verdict.VALUE:
         names = {field_name(path) for path in changed}
@@ -44,14 +44,6 @@ def contents(value: Any) -> list[tuple[str, bytes]]:
         for path, part in arrays_in(value, "result")
         if _is_readable(part)
     ]
-
-
-def _is_of_subclass(difference: Difference, result: Any) -> bool:
-    """Return whether the only difference is a subclass of tensor, which torch passes on."""
-    return difference.verdict is Verdict.TYPE and any(
-        isinstance(part, torch.Tensor) and type(part) is not torch.Tensor
-        for _, part in arrays_in(result, "result")
-    )
 
 
 def _difference_in_changes(

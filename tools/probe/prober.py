@@ -9,7 +9,7 @@ from typing import Final
 
 from conformance.arrays.guarded_memory import GuardedMemory
 from conformance.targets.implementations import Implementation
-from tools.probe import bad_calls, kind_cases, sessions, valid_calls
+from tools.probe import bad_calls, sessions, transforms, valid_calls
 from tools.probe.calling import POISONS, poison
 from tools.probe.case import Case, describe_call
 from tools.probe.pools import CASES_FOR_A_POOL, Pool
@@ -21,15 +21,13 @@ KINDS: Final[dict[Callable[[Case], Iterator[Finding]], int]] = {
     valid_calls.valid: 18,
     bad_calls.bad_arrays: 28,
     bad_calls.bad_values: 25,
-    kind_cases.other_kinds: 14,
-    kind_cases.modes: 2,
-    kind_cases.transforms: 2,
+    transforms.transforms: 2,
     valid_calls.interrupted: 4,
     valid_calls.in_threads: 4,
     valid_calls.copied: 2,
     valid_calls.forked: 1,
 }
-"""The kinds of cases, and their shares in percent."""
+"""The kinds of cases, and their weights."""
 
 
 class Prober:

@@ -1,47 +1,51 @@
-"""Unusual kinds of tensors and arrays: sparse, meta, fake, subclasses, views without storage."""
+"""Kinds of tensors and arrays that callers pass in place of ordinary ones.
+
+The memory of an ordinary tensor holds its elements. That of a sparse, nested, fake or quantized one
+does not, nor that of a lazy view, or of a tensor whose storage was resized.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from random import Random
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from conformance.arrays.guard_bands import Array
-from conformance.targets.conversion import Converter
-from conformance.targets.factories import Factory
+from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.comparison import NUMPY_IN_BOTH_TWINS
 from conformance.values.parts import map_children
 
 
 class Wrapper(torch.Tensor):
-    """A wrapper subclass without storage."""
+    """A subclass without storage, whose operations are applied to another tensor."""
 
-    inner: torch.Tensor
+    wrapped: torch.Tensor
 
     @staticmethod
-    def __new__(cls: type[Wrapper], inner: torch.Tensor) -> Wrapper:  # noqa: PYI034
+    def __new__(cls: type[Wrapper], wrapped: torch.Tensor) -> Wrapper:  # noqa: PYI034
         """Return a tensor of the same shape and dtype."""
         made: Wrapper = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # torch's name for it
-            cls, inner.shape, dtype=inner.dtype, device=inner.device
+            cls, wrapped.shape, dtype=wrapped.dtype, device=wrapped.device
         )
-        made.inner = inner
+        made.wrapped = wrapped
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]  # torch's takes more
-        return f"Wrapper({self.inner!r})"
+        return f"Wrapper({self.wrapped!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Apply the function to the inner tensors."""
+    def __torch_dispatch__(  # type: ignore[override]  # torch does not say that it is a classmethod
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Apply the function to the wrapped tensors."""
         del types
 
         def unwrap(value: Any) -> Any:
-            return value.inner if isinstance(value, Wrapper) else map_children(unwrap, value)
+            return value.wrapped if isinstance(value, Wrapper) else map_children(unwrap, value)
 
         found = func(*unwrap(args), **{k: unwrap(v) for k, v in (kwargs or {}).items()})
         return Wrapper(found) if type(found) is torch.Tensor else found
@@ -62,14 +66,14 @@ def _without_storage(make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _negated(tensor: torch.Tensor) -> torch.Tensor:
     if bool(tensor.isnan().any()):
-        raise ValueError("a NaN does not come back with all of its bits")
+        raise ValueError("the bits of a NaN would change")
     return torch._neg_view(-tensor)  # noqa: SLF001  # the values are those of `tensor`
 
 
 def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
     values = tensor.to(torch.complex64)
     if bool(values.isnan().any()):
-        raise ValueError("a NaN does not come back with all of its bits")
+        raise ValueError("the bits of a NaN would change")
     return torch.conj(values.conj_physical())  # the values are those of `tensor`
 
 
@@ -88,15 +92,15 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., 0]
 
 
-def _expanded(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[:1].expand(tensor.shape)
+def _from_an_offset(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.stack([tensor] * 100)[-1]
 
 
 def _as_numpy(change: Callable[[Array], Any]) -> Callable[[torch.Tensor], Any]:
     return lambda tensor: change(tensor.detach().cpu().numpy())
 
 
-TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
+TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
     "sparse COO": lambda t: t.to_sparse(),
     "sparse CSR": lambda t: t.to_sparse_csr(),
     "nested": lambda t: torch.nested.as_nested_tensor([t, t]),
@@ -113,22 +117,21 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "neg view of nothing": _without_storage(_negated),
     "conj view of nothing": _without_storage(_conjugated),
     "strided view of nothing": _without_storage(_strided),
+    "view of nothing from an offset": _without_storage(_from_an_offset),
     "neg view": _negated,
     "conj view": _conjugated,
     "inference tensor": _inference,
     "strided": _strided,
-    "flipped": lambda t: t.flip(0).flip(0),
-    "expanded": _expanded,
     "quantized": lambda t: torch.quantize_per_tensor(t.float(), 1.0, 0, torch.qint32),
     "list": lambda t: t.tolist(),
     "numpy": _as_numpy(lambda a: a.copy()),
     "numpy scalar": _as_numpy(lambda a: a.reshape(-1)[0]),
-    "memoryview": _as_numpy(lambda a: memoryview(a.copy())),
+    "memoryview": _as_numpy(lambda a: a.copy().data),
     "dtype int16": lambda t: t.to(torch.int16),
     "dtype float64": lambda t: t.to(torch.float64),
     "complex": lambda t: t.to(torch.complex64),
     "0-dim": lambda t: t.reshape(-1)[0],
-    "shared memory": lambda t: t.clone().share_memory_(),
+    "shared memory": lambda t: t.clone().share_memory_(),  # type: ignore[no-untyped-call]  # torch's
 }
 """Conversions of an ordinary tensor to each kind; they raise if the kind does not allow it."""
 
@@ -140,7 +143,7 @@ def _unaligned(array: Array) -> Array:
     return found
 
 
-ARRAYS: dict[str, Callable[[Array], Any]] = {
+ARRAYS: Final[Mapping[str, Callable[[Array], Any]]] = {
     "masked": lambda a: np.ma.masked_array(a, np.ones(a.shape, np.bool_)),
     "byte-swapped": lambda a: a.astype(a.dtype.newbyteorder()),
     "structured": lambda a: np.zeros(a.shape, [("a", a.dtype)]),
@@ -153,63 +156,62 @@ ARRAYS: dict[str, Callable[[Array], Any]] = {
     "list": lambda a: a.tolist(),
     "reversed view": lambda a: a[::-1].copy()[::-1],
     "unaligned": _unaligned,
-    "zero-stride": lambda a: np.broadcast_to(a[:1], a.shape),
 }
-"""The same for NumPy arrays, for arguments that are arrays in `fast`."""
+"""The same for arguments that are NumPy arrays in all implementations."""
+
+ORDINARY: Final = frozenset(
+    {"inference tensor", "neg view", "requires grad", "shared memory", "strided"}
+    | {"reversed view", "unaligned"}
+)
+"""Kinds with the type, dtype and values of an ordinary tensor, which a function may accept."""
 
 
 class NoSuchKindError(Exception):
     """An array cannot be converted to this kind of tensor."""
 
 
-SAME_TYPE = frozenset(
-    {"expanded", "flipped", "inference tensor", "neg view", "neg view of nothing", "reversed view"}
-    | {"shared memory", "storage resized to 0", "strided", "strided view of nothing", "unaligned"}
-    | {"zero-stride"}
-)
-"""Kinds that keep the type, dtype and device, so that these are compared in results too."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class OfKind(Factory):
-    """An array that `fast` gets as another kind of tensor.
+    """An array that implementations get as another kind of tensor; `reference` gets the array.
 
-    Attributes:
-        kind: One of `TENSORS` or `ARRAYS`.
+    Args:
+        kind: One of `kinds_at(path)`.
         array: The values.
         path: The path of the argument.
-        tensor: The tensor for `fast`; None: the array is converted to the kind.
+
+    Attributes:
+        made: The last tensor that was made; None before. Reports do not show it.
     """
 
-    kind: str
-    array: Array
-    path: str
-    tensor: torch.Tensor | None = None
+    compared = ("kind", "array", "path")
 
-    def make(self, converter: Converter) -> Any:
-        """Return the array for `reference`, and the converted one for `fast`.
+    def __init__(self, kind: str, array: Array, path: str) -> None:
+        self.kind, self.array, self.path = kind, array, path
+        self.made: Any = None
+
+    def __repr__(self) -> str:
+        return f"OfKind({self.kind!r}, {self.array!r}, {self.path!r})"
+
+    def make(self, converter: FactoryContext) -> Any:
+        """Return the array for `reference`, or the converted one.
 
         Raises:
             NoSuchKindError: The values cannot be converted.
         """
-        if converter.device is not None and self.tensor is not None:
-            return self.tensor
         converted = converter.convert(self.array, self.path)
         if converter.device is None:
             return converted
-        kinds: Any = TENSORS if isinstance(converted, torch.Tensor) else ARRAYS
+        kinds: Mapping[str, Any] = TENSORS if isinstance(converted, torch.Tensor) else ARRAYS
+        make = kinds[self.kind]
         try:
-            return kinds[self.kind](converted)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some kinds are called prototypes
+                self.made = make(converted)
         except Exception as error:
             raise NoSuchKindError(self.kind) from error
+        return self.made
 
 
-def some_kind(random: Random, array: Array, path: str) -> OfKind:
-    """Return an array as a kind of tensor or array, chosen at random."""
-    return OfKind(random.choice(list(ARRAYS if is_numpy(path) else TENSORS)), array, path)
-
-
-def is_numpy(path: str) -> bool:
-    """Return whether an argument is a NumPy array in both twins."""
-    name = path.rsplit(".", 1)[-1]
-    return name in NUMPY_IN_BOTH_TWINS or "input_batch" in path
+def kinds_at(path: str) -> list[str]:
+    """Return the names of the kinds that an array at a path of a call may be replaced with."""
+    is_numpy = path.rsplit(".", 1)[-1] in NUMPY_IN_BOTH_TWINS
+    return list(ARRAYS if is_numpy else TENSORS)
