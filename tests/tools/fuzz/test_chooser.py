@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kvtwin.fuzz.cases.coverage import Event
 from kvtwin.fuzz.cases.properties import MANY_CASES, Subject, properties_of
-from kvtwin.fuzz.chooser import Chooser
+from kvtwin.fuzz.chooser import MANY_GOALS, Chooser
 from kvtwin.fuzz.slices import SliceResult
 
 NAMES = [f"property {number}" for number in range(10)]
@@ -59,12 +59,12 @@ def test_none_is_starved() -> None:
 
 def test_a_property_with_unmet_goals_has_a_share() -> None:
     """A property gets more slices while no case of any property has met one of its goals."""
-    goal: Event = ("goal", "f", "rare")
-    chooser = Chooser({**dict.fromkeys(NAMES, ()), "of f": [goal], "of f, too": [goal]}, 0)
+    goals: list[Event] = [("goal", "f", str(number)) for number in range(MANY_GOALS)]
+    chooser = Chooser({**dict.fromkeys(NAMES, ()), "of f": goals, "of f, too": goals}, 0)
     counts = Counter(run_slices(chooser, 1000))
     assert min(counts["of f"], counts["of f, too"]) > 100
     assert max(counts[name] for name in NAMES) < 100
-    chooser.learn(SliceResult("of f", 1, 0, 0, 1.0, Counter({goal: 1})))
+    chooser.learn(SliceResult("of f", 1, 0, 0, 1.0, Counter(goals[1:])))
     assert run_slices(chooser, 1000).count("of f") < 100
 
 
@@ -73,6 +73,19 @@ def test_a_property_with_few_cases_has_a_share() -> None:
     chooser = Chooser(dict.fromkeys(NAMES, ()), 0, {NAMES[0]: 1000})
     counts = Counter(run_slices(chooser, 1000))
     assert counts[NAMES[0]] > max(counts[name] for name in NAMES[1:])
+
+
+def test_a_fixed_property_is_done_after_a_case() -> None:
+    """A property with one example is chosen until it had a case, and then only if all are done."""
+    chooser = Chooser({"fixed": [("goal", "f", "never")], "other": ()}, 0, fixed={"fixed"})
+    assert {"fixed", "other"} == {chooser.choose() for _ in range(2)}
+    for name in ("fixed", "other"):
+        chooser.give_up(name)
+    assert "fixed" in [chooser.choose() for _ in range(20)]
+    chooser.learn(SliceResult("fixed", 1, 0, 0, 1.0, Counter()))
+    assert {"other"} == {*run_slices(chooser, 20)}
+    alone = Chooser({"fixed": ()}, 0, fixed={"fixed"})
+    assert ["fixed"] * 3 == run_slices(alone, 3)
 
 
 def test_a_slow_property_takes_no_more_time_than_others() -> None:
@@ -156,10 +169,12 @@ def test_a_lost_slice_counts_as_one() -> None:
 
 
 def test_a_night_knows_what_needs_many_cases() -> None:
-    """Checks of refusals and of interrupted operations have a least number of cases."""
+    """Some checks have a least number of cases, and those with one example have that once."""
     known = properties_of(Subject(target="host"))
     needed = {prop.where: prop.min_cases for prop in known.values() if prop.min_cases}
     assert needed.items() >= MANY_CASES.items()
     refusing = "conformance.test_slots:test_compute_slot_mapping_refuses"
     assert needed[refusing] > 0
     assert len(needed) < len(known) / 4
+    fixed = [prop.where for prop in known.values() if prop.is_fixed]
+    assert ["conformance.test_kv_layout:test_every_short_history"] == fixed

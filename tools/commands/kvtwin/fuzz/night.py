@@ -65,6 +65,7 @@ class Fuzzing:
             {name: goals_of(prop.check) for name, prop in self.properties.items()},
             self.seed,
             {name: prop.min_cases for name, prop in self.properties.items() if prop.min_cases},
+            {name for name, prop in self.properties.items() if prop.is_fixed},
         )
         self.started = datetime.now(UTC)
         self.curve: list[Point] = []

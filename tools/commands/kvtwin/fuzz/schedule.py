@@ -172,6 +172,7 @@ class Schedule:
             tuple(self.covering[name]),
             first,
             self._take_untried(name),
+            max_cases=1 if self.properties[name].is_fixed else None,
             hang_timeout_seconds=self._patience_with(self.properties[name].check.function),
         )
 

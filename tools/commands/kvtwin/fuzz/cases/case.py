@@ -13,7 +13,7 @@ import json
 import random
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from hypothesis.database import choices_from_bytes, choices_to_bytes
 from hypothesis.errors import StopTest, UnsatisfiedAssumption
@@ -26,6 +26,8 @@ from conformance.generation.hypothesis_provider import FreshProvider
 from conformance.targets.implementations import Absent
 from conformance.targets.target import LOOKED_UP, RAISED
 from kvtwin.fuzz.cases.properties import Property
+
+_JSON_TYPES: Final = frozenset({bool, int})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +45,13 @@ class Input:
     prefix: tuple[ChoiceT, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return it as bytes, to be recorded before the case runs."""
-        prefix = b64encode(choices_to_bytes(self.prefix)).decode()
+        """Return it as bytes, to be recorded before the case runs.
+
+        Ints and bools, which nearly all choices are, are written as JSON: Hypothesis' own format
+        takes 1.5% of the time of a night.
+        """
+        is_json = _JSON_TYPES.issuperset(map(type, self.prefix))
+        prefix = self.prefix if is_json else b64encode(choices_to_bytes(self.prefix)).decode()
         return json.dumps([self.property_name, self.seed, prefix]).encode()
 
     @classmethod
@@ -57,10 +64,10 @@ class Input:
         >>> Input.from_bytes(Input("a", 3, (1, True)).to_bytes())
         Input(property_name='a', seed=3, prefix=(1, True))
         """
-        name, seed, text = json.loads(data)
-        choices = choices_from_bytes(b64decode(text))
+        name, seed, prefix = json.loads(data)
+        choices = prefix if isinstance(prefix, list) else choices_from_bytes(b64decode(prefix))
         if choices is None:
-            raise ValueError(f"{text!r} is not a record of choices")
+            raise ValueError(f"{prefix!r} is not a record of choices")
         return cls(name, seed, tuple(choices))
 
 

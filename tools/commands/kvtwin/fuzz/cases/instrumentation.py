@@ -2,7 +2,8 @@
 
 Each block of a function under test begins with a mark: an assignment that sets the block's byte to
 1. Blocks are those of `if`, `for`, `while`, `match` and `except`; an `else` that is not written has
-a mark too. Branches inside expressions have none.
+a mark too. A block that begins with an `if` has none: it ran if either block of that `if` did, and
+does not count if the condition raises. Branches inside expressions have none.
 
 Numba and `torch.compile` cannot compile marks. Functions have none if a decorator or a call in
 their module shows that a compiler may read them.
@@ -15,7 +16,7 @@ import dataclasses
 import gc
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Final
@@ -57,6 +58,7 @@ class Instrumentation(Source):
         self._folders = tuple(f"{folder}/" for folder in folders)
         self._hits = _Bytes()
         self._events: list[Event] = []  # of each byte
+        self._implied_by: list[Sequence[int]] = []  # for each byte: set if one of these is
         self._files: set[str] = set()
         self._num_modules = 0
         self._prop = ""
@@ -86,9 +88,11 @@ class Instrumentation(Source):
 
     def end(self) -> Counter[Event]:
         """Return the branches that were taken in the slice."""
-        return Counter(
-            event for event, is_hit in zip(self._events, self._hits, strict=True) if is_hit
-        )
+        hits = self._hits[:]
+        for index, others in enumerate(self._implied_by):
+            if others:
+                hits[index] = max(hits[other] for other in others)
+        return Counter(event for event, is_hit in zip(self._events, hits, strict=True) if is_hit)
 
     def close(self) -> None:
         """Remove the marks."""
@@ -144,9 +148,10 @@ class Instrumentation(Source):
         )
         return code.replace(co_consts=consts)
 
-    def _new_mark(self, file: str, start: int, stop: str) -> int:
-        """Return the index of a new byte."""
+    def _new_mark(self, file: str, start: int, stop: str, implied_by: Sequence[int]) -> int:
+        """Return the index of a new byte; it is not set if others imply it."""
         self._hits.append(0)
+        self._implied_by.append(implied_by)
         self._events.append(("branch", file, f"{start}>{stop}"))
         return len(self._events) - 1
 
@@ -155,16 +160,17 @@ class _Inserter(ast.NodeTransformer):
     """Inserts marks in a file's functions.
 
     Args:
-        new_mark: Returns the index of a new byte from the file, and the lines where its branch
-            starts and stops.
+        new_mark: Returns the index of a new byte from the file, the lines where its branch starts
+            and stops, and the bytes that imply it.
         file: The file's name in events.
         compiled: The names of functions that a compiler may read.
     """
 
     def __init__(
-        self, new_mark: Callable[[str, int, str], int], file: str, compiled: set[str]
+        self, new_mark: Callable[[str, int, str, Sequence[int]], int], file: str, compiled: set[str]
     ) -> None:
         self._new_mark, self._file, self._compiled = new_mark, file, compiled
+        self._marks_of_if: dict[ast.stmt, Sequence[int]] = {}  # the bytes of an `if`
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Visit a function, unless a compiler may read its bytecode."""
@@ -175,8 +181,7 @@ class _Inserter(ast.NodeTransformer):
     def visit_If(self, node: ast.If | ast.For | ast.While) -> ast.AST:
         """Insert a mark in both blocks."""
         self.generic_visit(node)
-        self._insert(node.body, node)
-        self._insert(node.orelse, node)
+        self._marks_of_if[node] = [self._insert(block, node) for block in (node.body, node.orelse)]
         return node
 
     visit_For = visit_While = visit_If  # noqa: N815  # of ast
@@ -194,13 +199,24 @@ class _Inserter(ast.NodeTransformer):
         self._insert(node.body, node)
         return node
 
-    def _insert(self, block: list[ast.stmt], node: ast.stmt | ast.ExceptHandler) -> None:
-        """Insert a mark at the beginning of a block, on a line that a tracer visits anyway."""
-        index = self._new_mark(self._file, node.lineno, str(block[0].lineno) if block else "else")
-        mark = ast.parse(f"{PLACEHOLDER!r}[{index}] = 1").body[0]
-        for part in ast.walk(mark):
-            ast.copy_location(part, block[0] if block else node)
-        block.insert(0, mark)
+    def _insert(self, block: list[ast.stmt], node: ast.stmt | ast.ExceptHandler) -> int:
+        """Insert a mark at the beginning of a block, on a line that a tracer visits anyway.
+
+        A block that begins with an `if` has no mark: the two marks of that imply it.
+
+        Returns:
+            The index of the block's byte.
+        """
+        first = block[0] if block else node
+        implied_by = self._marks_of_if[first] if block and isinstance(first, ast.If) else ()
+        stop = str(first.lineno) if block else "else"
+        index = self._new_mark(self._file, node.lineno, stop, implied_by)
+        if not implied_by:
+            mark = ast.parse(f"{PLACEHOLDER!r}[{index}] = 1").body[0]
+            for part in ast.walk(mark):
+                ast.copy_location(part, first)
+            block.insert(0, mark)
+        return index
 
 
 def _is_plain(decorator: ast.expr) -> bool:

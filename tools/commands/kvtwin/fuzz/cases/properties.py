@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.registry import choose_functions, conformance_modules
 from conformance.conditions.sequences import HELD_AMONG_OTHERS
-from conformance.contracts.check import Check
+from conformance.contracts.check import Check, FixedCheck
 from conformance.coverage.presets import Preset
 from conformance.execution.gpu_context import noticing_lost_context
 from conformance.generation.profiles import PROFILES, Kind
@@ -33,6 +33,12 @@ MANY_CASES: Final = {
 An operation is interrupted before one of its hundreds of instructions, and some branches follow one
 of these alone. With the 11 to 28 cases that it had in three minutes, 2 or 3 branches were missed
 that the default conformance run takes (2026-11-26).
+"""
+
+OTHER_TENSORS_CASES: Final = 100
+"""The least number of cases of a check with other kinds of tensors.
+
+A case tries at most 4 of about 30 kinds, for one tensor.
 """
 
 SIMULATED: Final = 10
@@ -89,15 +95,23 @@ class Property:
         return HELD_AMONG_OTHERS in self.check.goals
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether its only example is constant."""
+        return isinstance(self.check, FixedCheck)
+
+    @property
     def min_cases(self) -> int:
         """How many cases a night should run at least; 0 if it does not matter.
 
         Refusals: as many as the default conformance run, because each case makes other calls.
+        Other kinds of tensors: `OTHER_TENSORS_CASES`.
         """
         if self.check.kind is Kind.SAME_REFUSAL:
             profile = PROFILES["default"]
             settings = profile.settings(self.check.kind, simulated=self.target.is_simulated)
             return settings.max_examples * len(self.check.sizes(self.target))
+        if self.check.kind is Kind.OTHER_TENSORS:
+            return OTHER_TENSORS_CASES
         return MANY_CASES.get(self.where, 0) // (SIMULATED if self.target.is_simulated else 1)
 
     @functools.cached_property

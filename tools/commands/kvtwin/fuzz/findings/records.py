@@ -34,6 +34,7 @@ KINDS: Final = (
     "large",
     "memory",
     "same refusal",
+    "other tensors",
     "law",
     "conditions",
     "threads",
