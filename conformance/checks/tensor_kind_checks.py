@@ -1,7 +1,8 @@
 """Checks of calls with another kind of tensor: sparse, nested, fake, a view of an empty storage.
 
-A target must refuse it with a `TypeError` or `ValueError` that names an argument, or return. If the
-tensor has the type, the dtype and the values of an ordinary one, the result must be correct.
+Only functions of `fast` are tested. They must refuse it with a `TypeError` or `ValueError` that
+names an argument, or return. If the tensor has the type, the dtype and the values of an ordinary
+one, the result must be correct.
 """
 
 from __future__ import annotations

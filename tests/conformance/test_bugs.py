@@ -100,11 +100,12 @@ def as_numpy(value: object) -> object:
 def test_block_tables_of_another_design_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Correct block tables with other internal state than `fast`'s are not reported."""
     monkeypatch.setattr(fast, "BlockTables", ReferenceTables)
-    # Other laws call `fast` unchecked, where `reference` still refuses.
+    # Other laws call `fast` unchecked, where `reference` still refuses. `as_numpy` cannot convert
+    # other kinds of tensors.
     checks = [
         named
         for named in checks_of("BlockTables", "host")
-        if named.check.kind is not Kind.LAW or named.check.law
+        if named.check.kind not in {Kind.LAW, Kind.OTHER_TENSORS} or named.check.law
     ]
     assert first_failure(checks, "host", FEWER) is None
 

@@ -40,7 +40,7 @@ def test_a_function_is_explained() -> None:
     text = "\n".join(lines)
     for part in (
         "  split_partitions          The parts together read and write what the",
-        "  same answer   create_ubatch_slices answers valid calls as reference does.",
+        "  same answer    create_ubatch_slices answers valid calls as reference does.",
         "  a split point is 0                          ValueError naming split_points\n",
         "Last run: this function has not been run yet",
         "\n  a request cut at both ends\n",

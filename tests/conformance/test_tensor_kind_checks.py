@@ -67,7 +67,8 @@ def nameless(seq_lens: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: AN
 
 def signless(seq_lens: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ANN401  # two ints
     """Read the memory of a lazy negation, which holds the other sign."""
-    has_memory = seq_lens.layout is torch.strided and not seq_lens.is_nested
+    has_memory = isinstance(seq_lens, torch.Tensor) and seq_lens.layout is torch.strided
+    has_memory = has_memory and not seq_lens.is_nested
     is_negation = has_memory and seq_lens.is_neg() and seq_lens.untyped_storage().nbytes() > 0
     lens = torch._neg_view(seq_lens).abs() + 2 if is_negation else seq_lens
     return fast.get_dcp_local_seq_lens(lens, **others)
