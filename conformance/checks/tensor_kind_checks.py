@@ -103,11 +103,8 @@ class OtherTensor:
         def replace(path: str, part: Any) -> Any:
             if path == other.path:
                 return other
-            if (
-                not self.is_everywhere
-                or part is not other.array
-                or other.kind not in kinds_at(path)
-            ):
+            is_same = self.is_everywhere and part is other.array
+            if not (is_same and other.kind in kinds_at(path)):
                 return part
             is_on_same_device = path.endswith("_cpu") == other.path.endswith("_cpu")
             return other if is_on_same_device else OfKind(other.kind, other.array, path)
@@ -125,7 +122,7 @@ def refuses_other_tensors(contract: Contract) -> Check:
     def examples(preset: Preset) -> SearchStrategy[OtherTensor]:
         places, kinds = st.sampled_from(range(NUM_PLACES)), st.sampled_from(range(len(TENSORS)))
         # Functions with fixed arrays may need the same array in several places.
-        everywhere = st.booleans() if contract.has_arrays else st.just(True)  # Hypothesis'
+        everywhere = st.booleans() if contract.has_arrays else st.just(True)
         numbers = (places, kinds, everywhere, st.booleans())
         return st.builds(OtherTensor, contract.calls(preset), *numbers)
 

@@ -58,7 +58,7 @@ class Instrumentation(Source):
         self._folders = tuple(f"{folder}/" for folder in folders)
         self._hits = _Bytes()
         self._events: list[Event] = []  # of each byte
-        self._implied_by: list[Sequence[int]] = []  # for each byte: set if one of these is
+        self._implied_by: dict[int, Sequence[int]] = {}  # bytes that are set if one of others is
         self._files: set[str] = set()
         self._num_modules = 0
         self._prop = ""
@@ -89,9 +89,8 @@ class Instrumentation(Source):
     def end(self) -> Counter[Event]:
         """Return the branches that were taken in the slice."""
         hits = self._hits[:]
-        for index, others in enumerate(self._implied_by):
-            if others:
-                hits[index] = max(hits[other] for other in others)
+        for index, others in self._implied_by.items():  # inner blocks come first
+            hits[index] = max(hits[other] for other in others)
         return Counter(event for event, is_hit in zip(self._events, hits, strict=True) if is_hit)
 
     def close(self) -> None:
@@ -151,9 +150,11 @@ class Instrumentation(Source):
     def _new_mark(self, file: str, start: int, stop: str, implied_by: Sequence[int]) -> int:
         """Return the index of a new byte; it is not set if others imply it."""
         self._hits.append(0)
-        self._implied_by.append(implied_by)
         self._events.append(("branch", file, f"{start}>{stop}"))
-        return len(self._events) - 1
+        index = len(self._events) - 1
+        if implied_by:
+            self._implied_by[index] = implied_by
+        return index
 
 
 class _Inserter(ast.NodeTransformer):
