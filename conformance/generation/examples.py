@@ -22,7 +22,7 @@ from hypothesis.statistics import note_statistics
 from hypothesis.strategies import SearchStrategy
 
 from conformance.generation.choice_data import ChoiceContext, ChoiceData
-from conformance.generation.hypothesis_provider import FreshProvider
+from conformance.generation.hypothesis_provider import RepeatableProvider
 from conformance.targets.target import RAISED
 
 SIMPLEST: Final = (ChoiceTemplate("simplest", count=None),)
@@ -77,7 +77,7 @@ def _all_pass(
             if len(cases) - num_valid > MAX_REJECTED:
                 return False
             prefix = () if cases else SIMPLEST
-            data = ChoiceData(random=random, provider=FreshProvider, prefix=prefix)
+            data = ChoiceData(random=random, provider=RepeatableProvider, prefix=prefix)
             cases.append(_run_example(test, strategy, data))
             num_valid += cases[-1]["status"] == "valid"
     phase: Any = {
@@ -128,6 +128,6 @@ def draw_examples(strategy: SearchStrategy[Any], number: int) -> list[Any]:
     """
     random, found = Random(0), list[Any]()  # noqa: S311  # no secret
     for _ in range(number):
-        data = ChoiceData(random=random, provider=FreshProvider, prefix=())
+        data = ChoiceData(random=random, provider=RepeatableProvider, prefix=())
         _run_example(found.append, strategy, data)
     return found

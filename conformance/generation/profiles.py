@@ -13,7 +13,7 @@ import enum
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
-from conformance.generation.hypothesis_provider import BACKEND_NAME
+from conformance.generation.hypothesis_provider import FRESH, REPEATABLE
 
 
 class Kind(enum.Enum):
@@ -112,7 +112,7 @@ class Profile:
             phases.append(Phase.shrink)
         return hypothesis.settings(
             max_examples=max_examples,
-            backend=BACKEND_NAME,
+            backend=FRESH if self.is_random else REPEATABLE,
             derandomize=not self.is_random,
             database=None,
             deadline=None,

@@ -14,6 +14,7 @@ from conformance.contracts.contract import Contract, InvalidInput
 from conformance.coverage.goals import reached_goals
 from conformance.coverage.presets import MINIMAL
 from conformance.encoding import Json
+from conformance.generation.hypothesis_provider import REPEATABLE
 from conformance.strategies import cached as st
 from conformance.values.call import Call
 from conformance.vectors.folder import SESSIONS
@@ -89,6 +90,7 @@ def drawn(
     @seed(_number_of(name))
     @settings(
         max_examples=number,
+        backend=REPEATABLE,
         database=None,
         deadline=None,
         phases=[Phase.generate],

@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.control import current_build_context
+from hypothesis.internal.cache import LRUCache
+from hypothesis.internal.conjecture import providers
 from hypothesis.statistics import collector
 
 from conformance.checks.registry import contracts
@@ -35,6 +37,32 @@ def test_examples_are_those_of_hypothesis(contract: Any) -> None:  # noqa: ANN40
     run_examples(test, strategy, OPTIONS, 5)
     assert OPTIONS.max_examples == len(choices)
     assert expected == choices
+
+
+@pytest.mark.parametrize("profile", ["default", "nightly"])
+def test_constants_in_the_source_of_loaded_modules(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hypothesis' constants from local modules are drawn in random runs only."""
+    options = PROFILES[profile].settings(Kind.LAW, simulated=False)
+    options = hypothesis.settings(options, max_examples=50, print_blob=False)
+    draws: list[list[int]] = []
+
+    def test(example: int) -> None:
+        draws[-1].append(example)
+
+    for numbers in ([], range(100_000, 200_000, 100)):
+        constants = providers.Constants()
+        constants.integers.update(numbers)
+        monkeypatch.setattr(providers, "_get_local_constants", lambda c=constants: c)
+        monkeypatch.setattr(providers, "CONSTANTS_CACHE", LRUCache(100))
+        draws.append([])
+        hypothesis.seed(0)(options(hypothesis.given(example=st.integers(0, 10**9))(test)))()
+    without, drawn = draws
+    if profile == "default":
+        assert without == drawn
+    else:
+        assert {*drawn}.intersection(range(100_000, 200_000, 100))
 
 
 def test_a_failure_is_shrunk() -> None:
