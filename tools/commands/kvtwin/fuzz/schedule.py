@@ -22,6 +22,9 @@ from kvtwin.fuzz.workers.jobs import Job
 SLICE_SECONDS: Final = (0.25, 4.0)
 """The shortest and the longest slice."""
 
+FIRST_SECONDS: Final = 0.05
+"""The shortest slice of the first round, which one slow case may exceed."""
+
 LATE_SHARE: Final = 0.6
 """After this share of a night, minimizing comes before slices."""
 
@@ -201,11 +204,11 @@ class Schedule:
         return PATIENCE_SECONDS if is_known else None
 
     def _slice_seconds(self, num_workers: int) -> float:
-        """Return the length of a slice; the first round takes about a third of the night."""
+        """Return the length of a slice; the first round takes an eighth of the night or more."""
         shortest, longest = SLICE_SECONDS
         share = self.options.seconds * num_workers / len(self.properties)
         if self.chooser.is_first_round:
-            return min(max(share / 3, shortest / 2), 1.0)
+            return min(max(share / 8, FIRST_SECONDS), 1.0)
         return min(max(share / 5, shortest), longest)
 
 
