@@ -95,6 +95,21 @@ def test_a_flaky_failure_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (False, 2, TRIES) == (found.is_minimal, found.fails, found.tries)
 
 
+def test_a_failure_that_ends_while_it_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that all tries before the shrinking showed, and the one after it did not."""
+    calls = []
+
+    def at_first(_: object, example: list[int]) -> None:
+        calls.append(example)
+        assert len(calls) > TRIES + 1
+
+    prop = toy(at_first)
+    case = failing(prop, lambda case: case.error is not None)
+    calls.clear()
+    found = minimized(job_of(monkeypatch, prop, case))
+    assert (False, TRIES, TRIES + 1) == (found.is_minimal, found.fails, found.tries)
+
+
 def test_what_does_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that does not occur again is not minimized."""
     prop = toy()

@@ -83,7 +83,11 @@ class MinimizeJob(PropertyJob):
             choices = shrink(case.choices, attempts.num_requests, is_late)
             is_minimal = not is_late()
             again = attempts.run(_replay(choices))
-            case = again if attempts.is_same(again) else case
+            if attempts.is_same(again):
+                case = again
+            else:  # it is flaky: the tries before were too close together to show it
+                cases.append(again)
+                is_minimal = False
         return attempts.failure_of(
             case, is_minimal=is_minimal, fails=len(failing), tries=len(cases)
         )
