@@ -15,7 +15,7 @@ from conformance.arrays.guard_bands import guarded
 from conformance.checks.device_checks import OTHER_DEVICE, check_refuses_wrong_device
 from conformance.contracts.check import property_check, same_in_any_order
 from conformance.contracts.contract import Contract
-from conformance.coverage.presets import Preset
+from conformance.coverage.presets import MINIMAL, ONE_REQUEST, Preset
 from conformance.coverage.size_axes import Axis
 from conformance.execution.invocations import Invocation
 from conformance.invalid_inputs.fast_prefill import FAST_PREFILL_INVALID_INPUTS, comes_back
@@ -170,6 +170,7 @@ test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
         ("indices are int64", "indices are strided"),
     ),
     invalid_inputs=FAST_PREFILL_INVALID_INPUTS,
+    refusal_presets=(MINIMAL, ONE_REQUEST),  # arrays without axes need exactly one request
     aliases=(
         *(Alias(n, Relation.SAME, f"common_attn_metadata.{n}") for n in SHARED_FIELDS),
         *(

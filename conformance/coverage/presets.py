@@ -80,6 +80,9 @@ REAL_IN_NATIVE = dataclasses.replace(
 FEW_PAIRS = Preset("few pairs", (4, 16), (1, 2, 4), 6, 24, 96, 60)
 """For properties of every pair of a query and a key; other presets have millions of pairs."""
 
+ONE_REQUEST = dataclasses.replace(MINIMAL, name="one request", max_num_reqs=1)
+"""For what is rare in larger batches: vectors by request that have one element."""
+
 TRAFFIC = dataclasses.replace(REAL, name="traffic", is_traffic=True)
 """Batches cut from a trace of real requests by a continuous-batching scheduler."""
 

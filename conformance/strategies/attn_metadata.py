@@ -98,12 +98,12 @@ def regrouped(batch: Batch, group: int, layout: Layout | None = None) -> Batch:
     return dataclasses.replace(batch, layout=layout, rows=rows, extra_rows=group % 2)
 
 
-def _table_of_slots(groups: tuple[Batch, ...], length: int) -> Array:
+def _table_of_slots(slots: Sequence[Array], length: int) -> Array:
     """Return the groups' slots as the rows of one array, inside a larger one."""
-    memory = poisoned((len(groups) + 2, length + 2 * GUARD), np.int64)
-    table = memory[1 : 1 + len(groups), GUARD : GUARD + length]
-    for row, batch in zip(table, groups, strict=True):
-        row[:] = batch.slot_mapping()
+    memory = poisoned((len(slots) + 2, length + 2 * GUARD), np.int64)
+    table = memory[1 : 1 + len(slots), GUARD : GUARD + length]
+    for row, of_group in zip(table, slots, strict=True):
+        row[:] = of_group
     return table
 
 
@@ -134,7 +134,7 @@ def build_attn_metadata_calls(draw: st.DrawFn, preset: Preset) -> Call:
     if has_one_table:
         tables, slots = tables[:1] * count, slots[:1] * count
     if how == "one array":
-        slots = _table_of_slots(groups, batch.num_actual_tokens + batch.extra_slots)
+        slots = _table_of_slots(slots, batch.num_actual_tokens + batch.extra_slots)
     arguments["block_tables"] = tables if how == "list" else tuple(tables)
     arguments["slot_mappings"] = tuple(slots) if how == "tuple" else slots
     for bound in BOUNDS:

@@ -169,20 +169,17 @@ def _rows(
         numbers = np.maximum(last // n + 1 - numbers, 0)
     elif is_high:
         numbers = 2**31 // n - 1 - numbers
-    ids: list[int] = numbers.tolist()
-    rows: list[list[int]] = []
-    for i, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
-        row = ids[start:stop]
-        if i:
-            # Only whole blocks, computed in both, can be shared.
-            common = min(shareable[i], shareable[0]) // (layout.block_size * layout.cp_world_size)
-            row[:common] = rows[0][:common]
-        rows.append(row)
-    if n == 1:
-        return tuple(map(tuple, rows))
-    return tuple(
-        tuple(np.add.outer(np.multiply(row, n), np.arange(n)).ravel().tolist()) for row in rows
-    )
+    if n > 1:
+        numbers = np.add.outer(numbers * n, np.arange(n)).ravel()
+    ids: tuple[int, ...] = tuple(numbers.tolist())
+    stops = accumulate((n * count for count in counts), initial=0)
+    rows = [ids[start:stop] for start, stop in pairwise(stops)]
+    for i in range(1, len(rows)):
+        # Only whole blocks, computed in both, can be shared.
+        common = min(shareable[i], shareable[0]) // (layout.block_size * layout.cp_world_size)
+        if common:
+            rows[i] = rows[0][: n * common] + rows[i][n * common :]
+    return tuple(rows)
 
 
 BATCH_GOALS: dict[str, Callable[[Batch], bool]] = {
