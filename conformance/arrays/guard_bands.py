@@ -100,7 +100,7 @@ def guarded_table(
     memory = poisoned((num_rows + 2, width * stride + 2 * GUARD), np.int32)
     table = memory[1 : 1 + num_rows, GUARD : GUARD + width * stride : stride]
     table[:] = filler
-    # One assignment: one for each row takes five times as long where there are thousands.
+    # One assignment for each row would take three times as long for 65,539 rows.
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     is_owned = np.arange(width) < lengths[:, None]
     table[: len(rows)][is_owned] = np.fromiter(chain.from_iterable(rows), np.int32)

@@ -19,8 +19,12 @@ from kvtwin.fuzz.options import Options
 from kvtwin.fuzz.slices import SliceJob
 from kvtwin.fuzz.workers.jobs import Job
 
-SLICE_SECONDS: Final = (0.25, 4.0)
-"""The shortest and the longest slice."""
+SLICE_SECONDS: Final = (0.36, 4.0)
+"""The shortest and the longest slice.
+
+Shorter slices run fewer cases and meet more pairs of goals: in three minutes on two cores 85,440
+and 112,663 with 0.25, 93,274 and 112,016 with 0.4 (2026-11-27).
+"""
 
 FIRST_SECONDS: Final = 0.05
 """The shortest slice of the first round, which one slow case may exceed."""
