@@ -119,8 +119,9 @@ class Batch:
 
     def positions(self) -> Array:
         """Return every token's position, with the filler for padding."""
-        found = [*self._positions(), *[self.filler] * self.num_padding_tokens]
-        return guarded(found, np.int64, self.stride)
+        found = chain.from_iterable(map(range, self.num_computed_tokens, self.seq_lens))
+        padding = [self.filler] * self.num_padding_tokens
+        return guarded([*found, *padding], np.int64, self.stride)
 
     def block_table(self) -> Array:
         """Return the block table, with the filler past each row's end."""
@@ -133,10 +134,6 @@ class Batch:
         padding = [reference.PAD_SLOT_ID] * self.num_padding_tokens
         found = [*self._slots(), *padding, *[7] * self.extra_slots]
         return guarded(found, np.int64, self.stride)
-
-    def _positions(self) -> Iterator[int]:
-        """Return the position of each token of a request."""
-        return chain.from_iterable(map(range, self.num_computed_tokens, self.seq_lens))
 
     def _slots(self) -> Iterator[int]:
         """Yield what `reference.compute_slot_mapping` returns for the tokens of requests.

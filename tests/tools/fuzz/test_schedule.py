@@ -20,12 +20,13 @@ from kvtwin.fuzz.slices import SliceJob
 SUBJECT = Subject(target="host", functions="split_attn_metadata")
 
 
-def schedule_of(prop: Property, folder: Path) -> Schedule:
-    """Return the schedule of a night about one property."""
+def schedule_of(*properties: Property, folder: Path) -> Schedule:
+    """Return the schedule of a night about some properties."""
     options = Options(SUBJECT, 60.0, folder)
-    chooser = Chooser({prop.name: ()}, 0)
+    by_name = {prop.name: prop for prop in properties}
+    chooser = Chooser(dict.fromkeys(by_name, ()), 0)
     database = open_database(None, folder)
-    return Schedule(options, 5, {prop.name: prop}, chooser, Findings(folder / "found"), database)
+    return Schedule(options, 5, by_name, chooser, Findings(folder / "found"), database)
 
 
 def next_slice(schedule: Schedule) -> SliceJob:
@@ -38,7 +39,7 @@ def next_slice(schedule: Schedule) -> SliceJob:
 def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
     """Two slices do not get the same presets, and a slice gets those that another has left."""
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
-    schedule = schedule_of(prop, tmp_path)
+    schedule = schedule_of(prop, folder=tmp_path)
     first, second = next_slice(schedule), next_slice(schedule)
     assert len(prop.presets) > 20
     assert [*range(len(prop.presets))] == sorted(first.presets) != [*first.presets]
@@ -51,7 +52,7 @@ def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
 def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
     """Another slice gets the presets after the last drawn one, which may have killed the worker."""
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
-    schedule = schedule_of(prop, tmp_path)
+    schedule = schedule_of(prop, folder=tmp_path)
     job = next_slice(schedule)
     schedule.give_back_of_lost(job, Input(prop.name, 3, (job.presets[7],)))
     rest = next_slice(schedule)
@@ -66,7 +67,7 @@ def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
 def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Path) -> None:
     """A slice lost at an input of an earlier night gives all presets back: these run later."""
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
-    schedule = schedule_of(prop, tmp_path)
+    schedule = schedule_of(prop, folder=tmp_path)
     stored = [Input(prop.name, 0, (place, 5, True)) for place in (1, 2)]
     for one in stored:
         schedule.database.save_covering(prop.name, one.to_bytes())
@@ -76,10 +77,28 @@ def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Pat
     assert job.presets == next_slice(schedule).presets
 
 
+def test_inputs_of_earlier_nights_are_read_before_the_first_slice(tmp_path: Path) -> None:
+    """A property's first slice has them, and none of those that this night saved before it."""
+    properties = [*properties_of(SUBJECT).values()][:2]
+    earlier = open_database(None, tmp_path)
+    for prop in properties:
+        earlier.save_covering(prop.name, Input(prop.name, 1, (5,)).to_bytes())
+    earlier.close()
+    schedule = schedule_of(*properties, folder=tmp_path)
+    jobs = [next_slice(schedule)]
+    for prop in properties:
+        schedule.database.save_covering(prop.name, Input(prop.name, 2, (6,)).to_bytes())
+    jobs += [next_slice(schedule), next_slice(schedule)]
+    found = [(job.property_name, job.first) for job in jobs[:2]]
+    names = sorted(prop.name for prop in properties)
+    assert [(name, (Input(name, 1, (5,)).to_bytes(),)) for name in names] == sorted(found)
+    assert () == jobs[2].first
+
+
 def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
     """A law failure that was found earlier waits while a wrong answer explains it."""
     prop = next(iter(properties_of(SUBJECT).values()))
-    schedule = schedule_of(prop, tmp_path)
+    schedule = schedule_of(prop, folder=tmp_path)
     function, target, name = prop.check.function, prop.target.name, prop.name
     law, answer = (
         Failure(function, target, name, kind, "", error, error, input=b"1")
@@ -103,4 +122,4 @@ def test_random_presets_are_not_tried_in_turn(number: int, tmp_path: Path) -> No
     """A property without size axes does not go through its presets: it varies inputs at once."""
     of_sizes = [one for one in properties_of(SUBJECT).values() if len(one.presets) > 20]
     prop = [one for one in of_sizes if not one.check.axes][number]
-    assert () == next_slice(schedule_of(prop, tmp_path)).presets
+    assert () == next_slice(schedule_of(prop, folder=tmp_path)).presets
