@@ -31,7 +31,7 @@ FEW_SHARE: Final = 0.12
 Without it, three minutes on two cores ran 9 cases of a check of refusals that has 50 examples in
 the default run (2026-11-26), and missed branches that the default run takes: the cases of refusals
 are slow, each makes many invalid calls. With 0.08, four of five nights took fewer branches than the
-default run, with 0.12 none of five (2026-11-27).
+default run, with 0.12 one of seven (2026-11-27).
 """
 
 UNMET_SHARE: Final = 0.15
