@@ -42,11 +42,20 @@ def test_each_preset_of_size_axes_is_tried_once(tmp_path: Path) -> None:
     schedule = schedule_of(prop, folder=tmp_path)
     first, second = next_slice(schedule), next_slice(schedule)
     assert len(prop.presets) > 20
-    assert [*range(len(prop.presets))] == sorted(first.presets) != [*first.presets]
-    assert () == second.presets
-    schedule.give_back(prop.name, first.presets[5:])
-    assert first.presets[5:] == next_slice(schedule).presets
-    assert () == next_slice(schedule).presets
+    every = [(index,) for index in range(len(prop.presets))]
+    assert every == sorted(first.first_choices) != [*first.first_choices]
+    assert () == second.first_choices
+    schedule.give_back(prop.name, first.first_choices[5:])
+    assert first.first_choices[5:] == next_slice(schedule).first_choices
+    assert () == next_slice(schedule).first_choices
+
+
+def test_each_of_a_checks_first_draws_is_tried_once(tmp_path: Path) -> None:
+    """Each is tried with a random preset, and there are as many cases at least."""
+    prop = next(one for one in properties_of(SUBJECT).values() if one.check.first_draws)
+    tried = next_slice(schedule_of(prop, folder=tmp_path)).first_choices
+    assert sorted(prop.check.first_draws) == sorted(tuple(draws) for _, *draws in tried)
+    assert prop.min_cases == len(tried)
 
 
 def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
@@ -54,14 +63,14 @@ def test_presets_of_a_lost_slice_are_given_back(tmp_path: Path) -> None:
     [prop] = [one for one in properties_of(SUBJECT).values() if one.check.axes]
     schedule = schedule_of(prop, folder=tmp_path)
     job = next_slice(schedule)
-    schedule.give_back_of_lost(job, Input(prop.name, 3, (job.presets[7],)))
+    schedule.give_back_of_lost(job, Input(prop.name, 3, job.first_choices[7]))
     rest = next_slice(schedule)
-    assert job.presets[8:] == rest.presets
+    assert job.first_choices[8:] == rest.first_choices
     schedule.give_back_of_lost(rest, None)
     again = next_slice(schedule)
-    assert rest.presets == again.presets
-    schedule.give_back_of_lost(again, Input(prop.name, 3, (rest.presets[2], 5, True)))
-    assert () == next_slice(schedule).presets, "it had tried all, and varied an input"
+    assert rest.first_choices == again.first_choices
+    schedule.give_back_of_lost(again, Input(prop.name, 3, (*rest.first_choices[2], 5, True)))
+    assert () == next_slice(schedule).first_choices, "it had tried all, and varied an input"
 
 
 def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ def test_a_slice_that_is_lost_at_a_first_input_had_tried_no_preset(tmp_path: Pat
     job = next_slice(schedule)
     assert {one.to_bytes() for one in stored} == set(job.first)
     schedule.give_back_of_lost(job, stored[0])
-    assert job.presets == next_slice(schedule).presets
+    assert job.first_choices == next_slice(schedule).first_choices
 
 
 def test_inputs_of_earlier_nights_are_read_before_the_first_slice(tmp_path: Path) -> None:
@@ -121,5 +130,5 @@ def test_what_explains_others_is_minimized_first(tmp_path: Path) -> None:
 def test_random_presets_are_not_tried_in_turn(number: int, tmp_path: Path) -> None:
     """A property without size axes does not go through its presets: it varies inputs at once."""
     of_sizes = [one for one in properties_of(SUBJECT).values() if len(one.presets) > 20]
-    prop = [one for one in of_sizes if not one.check.axes][number]
-    assert () == next_slice(schedule_of(prop, folder=tmp_path)).presets
+    prop = [one for one in of_sizes if not (one.check.axes or one.check.first_draws)][number]
+    assert () == next_slice(schedule_of(prop, folder=tmp_path)).first_choices

@@ -119,17 +119,17 @@ def test_the_first_cases_are_drawn_afresh(
     assert 60 < sum(are_varied[FRESH_CASES:]) < 140
 
 
-def test_given_presets_are_drawn_from_first(
+def test_given_choices_are_tried_first(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
-    """The first cases draw from each given preset once; the result has the untried presets."""
+    """The first cases begin with each of the given choices once; the result has the untried."""
     toys = (lambda *_: None, st.integers(0, 9))
-    given = (*range(7, -1, -1),)
-    result, worker = run(*toys, presets=given, max_cases=5)
-    assert given[:5] == tuple(found.prefix[0] for found in inputs_of(worker))
+    given = tuple((0, number) for number in range(7, -1, -1))
+    result, worker = run(*toys, first_choices=given, max_cases=5)
+    assert given[:5] == tuple(found.prefix for found in inputs_of(worker))
     assert given[5:] == result.untried
-    result, worker = run(*toys, presets=given, max_cases=50)
-    assert given == tuple(found.prefix[0] for found in inputs_of(worker)[: len(given)])
+    result, worker = run(*toys, first_choices=given, max_cases=50)
+    assert given == tuple(found.prefix for found in inputs_of(worker)[: len(given)])
     assert () == result.untried
 
 

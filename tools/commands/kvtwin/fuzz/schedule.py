@@ -84,7 +84,7 @@ class Schedule:
         self._seed = seed
         self._slices = 0
         self._earlier: dict[str, tuple[bytes, ...]] | None = None
-        self._untried: dict[str, tuple[int, ...]] = {}
+        self._untried: dict[str, tuple[tuple[int, ...], ...]] = {}
 
     def next(self, running: Sequence[Job], seconds: float, num_workers: int) -> Job | None:
         """Return the next job; until late in the night, half of the workers run slices.
@@ -108,21 +108,21 @@ class Schedule:
                 return job
         return self._next_slice(self.options.seconds - seconds, num_workers)
 
-    def give_back(self, name: str, presets: tuple[int, ...]) -> None:
-        """Take back the presets that a slice drew no case of, for another slice."""
-        self._untried[name] += presets
+    def give_back(self, name: str, untried: tuple[tuple[int, ...], ...]) -> None:
+        """Take back the first choices that a slice drew no case of, for another slice."""
+        self._untried[name] += untried
 
     def give_back_of_lost(self, job: SliceJob, noted: Input | None) -> None:
-        """Take back the presets of a lost slice, from the one after its last case on.
+        """Take back the first choices of a lost slice, from those after its last case on.
 
         Args:
             job: The slice.
             noted: The input of its last case; None if there was none.
         """
-        # A slice runs its first inputs, then one case of each preset in order, then others.
+        # A slice runs its first inputs, then a case of each of the first choices, then others.
         turns = [Input.from_bytes(data).prefix for data in job.first]
-        turns += [(preset,) for preset in job.presets]
-        untried = job.presets
+        turns += job.first_choices
+        untried = job.first_choices
         if noted is not None:
             last = turns.index(noted.prefix) if noted.prefix in turns else len(turns)
             untried = untried[max(last + 1 - len(job.first), 0) :]
@@ -186,20 +186,13 @@ class Schedule:
         covering = self.database.covering(name)[-SHARED_INPUTS:]
         return (*self.database.failing(name)[-SHARED_INPUTS:], *covering)
 
-    def _take_untried(self, name: str) -> tuple[int, ...]:
-        """Return the presets of a property with size axes, in random order, each once.
-
-        For other properties it returns none: their presets are random sizes, and drawing each of
-        them first would leave no time to vary inputs.
-        """
+    def _take_untried(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Return the first choices of a property that no slice has tried or is trying."""
         if name not in self._untried:
-            prop = self.properties[name]
-            has_axes = not prop.is_stateful and bool(prop.check.axes)
-            found = list(range(len(prop.presets))) if has_axes else []
-            random.Random(f"{self._seed} {name}").shuffle(found)  # noqa: S311  # no secret
-            self._untried[name] = tuple(found)
-        presets, self._untried[name] = self._untried[name], ()
-        return presets
+            chance = random.Random(f"{self._seed} {name}")  # noqa: S311  # no secret
+            self._untried[name] = tuple(self.properties[name].first_choices(chance))
+        untried, self._untried[name] = self._untried[name], ()
+        return untried
 
     def _patience_with(self, function: str) -> float | None:
         """Return the hang limit for cases of a function; None for the default."""

@@ -54,7 +54,7 @@ class SliceResult:
         events: The events that it covered, with the number of cases.
         covering: Inputs that covered something new to this worker.
         grown_bytes: How much the resident memory of the worker grew.
-        untried: The presets of the job without a case.
+        untried: The first choices of the job without a case.
     """
 
     property_name: str
@@ -65,7 +65,7 @@ class SliceResult:
     events: Counter[coverage.Event]
     covering: tuple[bytes, ...] = ()
     grown_bytes: int = 0
-    untried: tuple[int, ...] = ()
+    untried: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class SliceJob(PropertyJob):
         inputs: Inputs of other workers that covered something new. They are only varied: running
             them unchanged took a third of the time.
         first: Inputs of earlier nights, which are run first, unchanged.
-        presets: Indices of presets that had no case yet; they get one case each, after `first`.
+        first_choices: First choices that had no case yet; they get one case each, after `first`.
         max_cases: The most cases; None for no limit.
         hang_timeout_seconds: A case that takes longer counts as hung; None for the worker's limit.
     """
@@ -89,7 +89,7 @@ class SliceJob(PropertyJob):
     known: frozenset[tuple[str, str, str]] = frozenset()
     inputs: tuple[bytes, ...] = ()
     first: tuple[bytes, ...] = ()
-    presets: tuple[int, ...] = ()
+    first_choices: tuple[tuple[int, ...], ...] = ()
     max_cases: int | None = None
     hang_timeout_seconds: float | None = None
 
@@ -155,7 +155,7 @@ class _Slice:
         self.known = set(job.known)
         self.statuses: Counter[Status] = Counter()
         self.covering: list[bytes] = []
-        self.untried = deque(job.presets)
+        self.untried = deque(job.first_choices)
 
     def run(self, first: Sequence[bytes]) -> SliceResult:
         """Run the first inputs as they are, then others until the time is over."""
@@ -206,7 +206,7 @@ class _Slice:
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
         if self.untried:
-            return Input(self.job.property_name, seed, (self.untried.popleft(),))
+            return Input(self.job.property_name, seed, self.untried.popleft())
         stored = self.memory.inputs.get(self.job.property_name, ())
         is_early = self.memory.cases[self.prop.name] < FRESH_CASES
         if not stored or is_early or self.chance.random() > VARIED_SHARE:

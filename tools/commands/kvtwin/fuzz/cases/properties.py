@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final
 
@@ -33,12 +34,6 @@ MANY_CASES: Final = {
 An operation is interrupted before one of its hundreds of instructions, and some branches follow one
 of these alone. With the 11 to 28 cases that it had in three minutes, 2 or 3 branches were missed
 that the default conformance run takes (2026-11-26).
-"""
-
-OTHER_TENSORS_CASES: Final = 100
-"""The least number of cases of a check with other kinds of tensors.
-
-A case tries at most 4 of about 30 kinds, for one tensor.
 """
 
 SIMULATED: Final = 10
@@ -104,15 +99,32 @@ class Property:
         """How many cases a night should run at least; 0 if it does not matter.
 
         Refusals: as many as the default conformance run, because each case makes other calls.
-        Other kinds of tensors: `OTHER_TENSORS_CASES`.
         """
         if self.check.kind is Kind.SAME_REFUSAL:
             profile = PROFILES["default"]
             settings = profile.settings(self.check.kind, simulated=self.target.is_simulated)
             return settings.max_examples * len(self.check.sizes(self.target))
-        if self.check.kind is Kind.OTHER_TENSORS:
-            return OTHER_TENSORS_CASES
+        if self.check.first_draws:
+            return len(self.check.first_draws)
         return MANY_CASES.get(self.where, 0) // (SIMULATED if self.target.is_simulated else 1)
+
+    def first_choices(self, chance: random.Random) -> list[tuple[int, ...]]:
+        """Return the first choices of the cases that a night runs before others, in random order.
+
+        They are the presets of a property with size axes, or the `first_draws` of its check with
+        random presets. Other properties have none: their presets are random sizes, and drawing each
+        of them first would leave no time to vary inputs.
+        """
+        if self.is_stateful:
+            return []
+        presets = range(len(self.presets))
+        found: list[tuple[int, ...]]
+        if self.check.axes:
+            found = [(preset,) for preset in presets]
+        else:
+            found = [(chance.choice(presets), *draws) for draws in self.check.first_draws]
+        chance.shuffle(found)
+        return found
 
     @functools.cached_property
     def presets(self) -> Sequence[Preset]:
