@@ -18,6 +18,8 @@ class KeepingContext:
         is_over: Returns whether the job should end soon.
     """
 
+    memory_bytes: int | None = None
+
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
         self.is_over = is_over
         self.inputs: list[bytes] = []

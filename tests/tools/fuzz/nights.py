@@ -17,10 +17,13 @@ SECONDS = 300
 """The timeout of a process on a busy machine."""
 
 
-def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start a night in a new session, so that its processes can be found."""
+def start(
+    *arguments: str | Path, script: Path | None = None, **environment: str
+) -> subprocess.Popen[str]:
+    """Start a night, or a script that runs one, in a session of its own."""
+    program = ["-m", "kvtwin.fuzz"] if script is None else [str(script)]
     return subprocess.Popen(  # noqa: S603  # our own
-        [sys.executable, "-m", "kvtwin.fuzz", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,

@@ -177,6 +177,15 @@ def test_a_lost_slice_counts_as_one() -> None:
     assert num_lives > 50
 
 
+def test_a_retired_property_is_not_chosen() -> None:
+    """Neither if it never ran, has the least time, has too few cases, nor if no other is left."""
+    chooser = Chooser({"retired": [("goal", "f", "never")], "other": ()}, 0, {"retired": 9})
+    chooser.retire("retired")
+    assert ["other"] * 50 == run_slices(chooser, 50)
+    chooser.retire("other")
+    assert None is chooser.choose()
+
+
 def test_a_night_knows_what_needs_many_cases() -> None:
     """Some checks have a least number of cases, and those with one example have that once."""
     known = properties_of(Subject(target="host"))

@@ -216,3 +216,33 @@ def test_a_cause_is_reported_with_what_it_explains(name: str, tmp_path: Path) ->
         findings.note_fixed(fixed.id)
     found = {known: {x.failure.id for x in group} for known, group in findings.primary().items()}
     assert {cause.id: {one.id for one in others} for cause, *others in groups} == found
+
+
+def test_a_script_of_a_fixed_failure_is_not_kept(tmp_path: Path) -> None:
+    """A failure that comes back has the script of its new input, or none."""
+    findings = Findings(tmp_path)
+    findings.add(failure(script="of the first input"))
+    findings.note_fixed(failure().id)
+    findings.add(failure(input=b"another"))
+    assert not findings.script_path(failure().id).exists()
+    [read] = Findings(tmp_path).by_id.values()
+    assert None is read.failure.script
+
+
+def test_cases_of_known_failures_are_counted(tmp_path: Path) -> None:
+    """Cases that a slice did not report are counted by key; one replay is one case."""
+    findings = Findings(tmp_path)
+    findings.add(failure())
+    findings.count({failure().key: 7, failure("other").key: 3})
+    findings.note_failing(failure().id, 4, 5)
+    [one] = findings.by_id.values()
+    assert 1 + 7 + 1 == one.seen
+
+
+def test_a_finding_without_its_case_is_forgotten(tmp_path: Path) -> None:
+    """Who deletes a stored case deletes the finding; one that never had a case stays."""
+    findings = Findings(tmp_path)
+    for function, data in (("deleted", b"1"), ("kept", b"1"), ("not drawn", b"")):
+        findings.add(failure(function, input=data))
+    findings.case_path(failure("deleted").id).unlink()
+    assert {"kept": "known", "not drawn": "known"} == statuses(Findings(tmp_path))

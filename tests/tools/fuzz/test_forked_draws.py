@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.execution.forked_calls import run_in_child
+from conformance.execution.process_memory import rss_bytes
 from kvtwin.fuzz.findings.forked_draws import draw_in_child
 
 
@@ -39,6 +41,21 @@ def test_a_child_that_hangs() -> None:
     started = time.monotonic()
     assert "hang" == run_in_child(lambda: time.sleep(1000), 0.5)
     assert time.monotonic() - started < 60
+
+
+def test_a_child_that_takes_memory() -> None:
+    """A child is killed when it has more memory than it may have; one with less is not."""
+    limit = rss_bytes(os.getpid()) + (64 << 20)
+
+    def take(num_bytes: int) -> None:
+        taken = bytearray(num_bytes)
+        taken[:: mmap.PAGESIZE] = bytes([1]) * len(taken[:: mmap.PAGESIZE])
+        time.sleep(0.5)
+
+    started = time.monotonic()
+    assert "out of memory" == run_in_child(lambda: take(256 << 20), 60.0, max_bytes=limit)
+    assert time.monotonic() - started < 30
+    assert not run_in_child(lambda: take(4 << 20), 60.0, max_bytes=limit)
 
 
 ANYTHING = st.lists(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from hypothesis.internal.conjecture.choice import ChoiceTemplate
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.execution import forked_calls
+from conformance.execution.process_memory import rss_bytes
 from conformance.targets.target import TARGETS
 from kvtwin.fuzz.cases.case import Case, Input, Status, run_case
 from kvtwin.fuzz.cases.properties import Property, Subject, properties_of
@@ -23,6 +25,7 @@ from kvtwin.fuzz.findings import shrink
 from kvtwin.fuzz.findings.failures import Failure, key_of
 from kvtwin.fuzz.findings.forked_draws import ProcessDiedError
 from kvtwin.fuzz.findings.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.findings.records import OUT_OF_MEMORY
 from tests.tools.fuzz.contexts import KeepingContext, SilentContext
 from tests.tools.fuzz.toys import toy
 
@@ -141,6 +144,26 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
     assert [501] == run_case(passing, Input.from_bytes(found.input)).example
     assert {job.input} == set(notes.inputs)
     assert str(ProcessDiedError("SIGKILL")) == found.line
+
+
+def test_an_input_that_takes_memory_is_minimized_in_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child with more memory than a worker may have is a failure, not one that passes."""
+
+    def take(_: object, example: list[int]) -> None:
+        if len(example) > 1:
+            taken = bytearray(256 << 20)
+            taken[:: mmap.PAGESIZE] = bytes([1]) * len(taken[:: mmap.PAGESIZE])
+            time.sleep(60)
+
+    worker = SilentContext()
+    worker.memory_bytes = rss_bytes(os.getpid()) + (64 << 20)
+    case = failing(toy(), lambda case: len(case.example) == 3)
+    found = job_of(monkeypatch, toy(take), case, "crash").run(worker)
+    assert found is not None
+    assert (OUT_OF_MEMORY, TRIES, TRIES) == (found.error, found.fails, found.tries)
+    assert [0, 0] == run_case(toy(), Input.from_bytes(found.input)).example
 
 
 def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:

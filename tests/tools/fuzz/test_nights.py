@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import io
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ class InlinePool:
     """
 
     size = 1
+    cluster_cpus = 0
 
     def __init__(self) -> None:
         self.inputs: collections.defaultdict[str, list[Input]] = collections.defaultdict(list)
@@ -85,6 +87,8 @@ class InlinePool:
 
 
 class _Worker:
+    memory_bytes = None
+
     def __init__(self, pool: InlinePool, job: Job) -> None:
         self._pool, self._job = pool, job
 
@@ -150,19 +154,62 @@ def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("forked_processes")
 def test_ci_does_not_fix_the_draws_of_workers(tmp_path: Path) -> None:
     """Two nights differ with `CI` set, although Hypothesis' profile for `CI` is derandomized."""
-    options = ("--minutes", "0.03", "--workers", "1", "--target", "host", "--functions", FUNCTION)
-    seeds = []
+    options = ("--minutes", "5", "--workers", "1", "--target", "host", "--functions", FUNCTION)
+    seeds, drawn = [], []
     for name in "ab":
-        status, out = nights.run(*options, "--out", tmp_path / name, CI="true")
-        assert status in {0, 1}, out
-        report = nights.report(tmp_path / name)
+        out = tmp_path / name
+        night = nights.start(*options, "--out", out, CI="true")
+        nights.until(lambda out=out: covering(out))
+        night.send_signal(signal.SIGTERM)
+        status, printed = nights.ended(night)
+        assert 143 == status, printed
+        report = nights.report(out)
         assert (True, "true", []) == (
             report["profile"]["is_random"],
             report["profile"]["ci"],
             report["errors"],
         )
         seeds.append(report["seed"])
+        drawn.append(covering(out))
     assert seeds[0] != seeds[1]
+    assert drawn[0] != drawn[1]
+
+
+def covering(out: Path) -> set[bytes]:
+    """Return the inputs of `SMALL` that a night has stored because they covered something new."""
+    [name] = properties_of(SMALL)
+    return set(open_database(None, out).covering(name))
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_a_signal_while_reports_are_written(tmp_path: Path) -> None:
+    """The reports are written before the night ends with the status of the signal."""
+    begins = tmp_path / "begins"
+    script = tmp_path / "slow_reports.py"
+    script.write_text(SLOW_REPORTS.format(path=str(begins)), encoding="utf-8")
+    options = ("--minutes", "0.02", "--workers", "1", "--target", "host", "--functions", FUNCTION)
+    night = nights.start(*options, "--out", tmp_path / "out", script=script)
+    nights.until(begins.exists)
+    night.send_signal(signal.SIGTERM)
+    status, out = nights.ended(night)
+    assert 143 == status, out
+    assert (tmp_path / "out" / "report.html").exists()
+    assert FUNCTION in nights.report(tmp_path / "out")["selected"]
+
+
+SLOW_REPORTS = """
+import pathlib, sys, time
+from kvtwin.fuzz import actions, command_line
+
+def write_reports(night, out, write=actions.write_reports):
+    pathlib.Path({path!r}).touch()
+    time.sleep(1)
+    write(night, out)
+
+actions.write_reports = write_reports
+if __name__ == "__main__":
+    raise SystemExit(command_line.main())
+"""
 
 
 @pytest.mark.usefixtures("forked_processes")
@@ -304,6 +351,10 @@ UNUSABLE = {
     "endless": (["--minutes", "inf"], "must be a number greater than 0, got 'inf'"),
     "no workers": (["--workers", "0"], "must be an integer >= 1, got '0'"),
     "other database": (["--database", "http://x"], "the example database is a folder"),
+    "two actions": (["--exhaustive", "--replay", "x"], "--exhaustive and --replay exclude each"),
+    "no history": (["--exhaustive", "--history", "x"], "--exhaustive does not use --history"),
+    "no JSON": (["--replay", "x", "--json", "y"], "--replay does not use --json"),
+    "several": (["--bisect", "x", "a", "b", "--impl", "m", "--impl", "n"], "takes one --impl"),
 }
 
 

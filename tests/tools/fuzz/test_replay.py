@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from conformance.cases.compared import case_of_call
 from conformance.cases.corpus import add_to_corpus
+from conformance.encoding import Json
 from conformance.values.call import Call
 from kvtwin.fuzz.cases.case import Input, run_case
 from kvtwin.fuzz.cases.properties import Subject, properties_of
@@ -46,11 +49,10 @@ def test_it_is_tried_until_that_is_known(
 ) -> None:
     """A rare failure must pass often to count as fixed; one failing try keeps it open."""
     left = iter(outcomes)
-    monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda *_: next(left))
-    monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
+    monkeypatch.setattr(ReplayJob, "_attempt", lambda _: lambda: None)
     passes = passes_to_be_fixed(*before)
-    job = ReplayJob(Subject(), "a property", "id", "same answer", b"", passes=passes)
+    job = ReplayJob(Subject(), "a property", "id", "same answer", "host", b"", passes=passes)
     assert ReplayResult("id", fails, tries, is_fixed) == job.run(KeepingContext())
     assert not list(left)
 
@@ -59,11 +61,10 @@ def test_without_time_a_flaky_one_stays_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flaky failure that did not pass often enough is not fixed."""
-    monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
     monkeypatch.setattr(replay, "_fails", lambda *_: False)
     monkeypatch.setattr(replay, "SECONDS", 0.0)
-    monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
-    job = ReplayJob(Subject(), "a property", "id", "same answer", b"", passes=35)
+    monkeypatch.setattr(ReplayJob, "_attempt", lambda _: lambda: None)
+    job = ReplayJob(Subject(), "a property", "id", "same answer", "host", b"", passes=35)
     assert ReplayResult("id", 0, 1, is_fixed=False) == job.run(KeepingContext())
 
 
@@ -73,12 +74,44 @@ def test_only_a_hang_has_little_time(
 ) -> None:
     """Only a hang is tried with a short limit: a stateful test takes seconds."""
     given = []
-    monkeypatch.setattr(replay, "properties_of", lambda _: {"a property": "it"})
-    monkeypatch.setattr(replay, "_fails", lambda _, seconds: bool(given.append(seconds)))
-    monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
-    ReplayJob(Subject(), "a property", "id", kind, b"").run(KeepingContext())
+    monkeypatch.setattr(replay, "_fails", lambda _, seconds, __: bool(given.append(seconds)))
+    monkeypatch.setattr(ReplayJob, "_attempt", lambda _: lambda: None)
+    ReplayJob(Subject(), "a property", "id", kind, "host", b"").run(KeepingContext())
     assert {HANG_SECONDS if is_short else CASE_SECONDS} == set(given)
     assert HANG_SECONDS < CASE_SECONDS
+
+
+SLOTS: Final = Subject(target="host", functions="compute_slot_mapping")
+
+
+def test_a_stored_call_needs_no_property() -> None:
+    """A call is replayed on its target even if the check that found it has another name now."""
+    case = case_of_call(Call("compute_slot_mapping", slot_arguments()), "it was wrong")
+    job = ReplayJob(SLOTS, "renamed@host", "id", "same answer", "host", b"", case)
+    assert ReplayResult("id", 0, TRIES, is_fixed=True) == job.run(KeepingContext())
+
+
+@pytest.mark.parametrize(
+    ("target", "case", "obstacle"),
+    [
+        ("host", None, "this run has no property renamed@host"),
+        ("sim", {"kind": "call"}, "this run has no target sim"),
+    ],
+)
+def test_what_cannot_be_replayed_says_why(target: str, case: Json, obstacle: str) -> None:
+    """Without its property or its target, a failure is not tried, and neither fails nor passes."""
+    job = ReplayJob(SLOTS, "renamed@host", "id", "law", target, b'["renamed@host", 0, []]', case)
+    assert ReplayResult("id", 0, 0, obstacle=obstacle) == job.run(KeepingContext())
+
+
+def slot_arguments() -> dict[str, Any]:
+    """Return the arguments of a call with one request of one token."""
+    return {
+        "query_start_loc": np.array([0, 1], np.int32),
+        "positions": np.array([0], np.int64),
+        "block_table": np.array([[1]], np.int32),
+        "block_size": 4,
+    }
 
 
 def stored_input(folder: Path) -> Path:

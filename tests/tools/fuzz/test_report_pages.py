@@ -274,7 +274,9 @@ def test_markdown_says_the_same() -> None:
     assert lines[0].startswith("# fast: 6 new failures, 1 fixed, 6 still open, 1 small scope")
     titles = [line for line in lines if line.startswith("## ")]
     expected = "New failures, Still open, Fixed, Small scopes, enumerated, Coverage"
-    assert f"{expected}, Targets, Functions, The run" == ", ".join(line[3:] for line in titles)
+    assert f"{expected}, Targets, Functions, Workers, The run" == ", ".join(
+        line[3:] for line in titles
+    )
     assert "### `compute_causal_conv1d_metadata` on host: hang (flaky: fails 3 of 20)" in lines
     assert SCRIPT.splitlines()[4] in lines
     assert any(line.startswith("| goals | 63 of 69 | 55 | 0% |") for line in lines)

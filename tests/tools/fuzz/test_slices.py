@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,18 +120,32 @@ def test_the_first_cases_are_drawn_afresh(
     assert 60 < sum(are_varied[FRESH_CASES:]) < 140
 
 
-def test_given_choices_are_tried_first(
+def test_first_inputs_come_first(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
-    """The first cases begin with each of the given choices once; the result has the untried."""
+    """The first inputs are run as they are, each once; the result has those that were not."""
     toys = (lambda *_: None, st.integers(0, 9))
-    given = tuple((0, number) for number in range(7, -1, -1))
-    result, worker = run(*toys, first_choices=given, max_cases=5)
-    assert given[:5] == tuple(found.prefix for found in inputs_of(worker))
+    given = tuple(Input(toy().name, 5, (0, number)).to_bytes() for number in range(7, -1, -1))
+    result, worker = run(*toys, first=given, max_cases=5)
+    assert given[:5] == tuple(worker.inputs)
     assert given[5:] == result.untried
-    result, worker = run(*toys, first_choices=given, max_cases=50)
-    assert given == tuple(found.prefix for found in inputs_of(worker)[: len(given)])
+    result, worker = run(*toys, first=given, max_cases=50)
+    assert given == tuple(worker.inputs[: len(given)])
     assert () == result.untried
+
+
+def test_failures_that_are_known_are_counted(
+    run: Callable[..., tuple[SliceResult, Worker]],
+) -> None:
+    """The first failure of a key is reported, the others are counted with its key."""
+
+    def fail(_target: object, example: int) -> None:
+        raise (ValueError if example % 2 else TypeError)("no")
+
+    result, worker = run(fail, st.integers(0, 9), max_cases=60)
+    reported = Counter(message.key for message in worker.messages)
+    assert {"ValueError", "TypeError"} == {error for _, _, error in reported}
+    assert 60 == result.failed == (reported + result.repeated).total()
 
 
 def inputs_of(worker: Worker) -> list[Input]:

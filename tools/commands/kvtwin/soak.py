@@ -27,13 +27,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 import fast
 from conformance.execution.interrupts import Interrupter
+from conformance.execution.process_memory import rss_bytes
 from conformance.model_runner.twins import Twins
 from conformance.traffic.engine import TraceEngine, servable
 from conformance.traffic.settings import Settings
@@ -218,8 +218,7 @@ def _resident_bytes() -> int:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return rss_bytes(os.getpid())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

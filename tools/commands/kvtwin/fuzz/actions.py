@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,7 @@ from kvtwin.fuzz.display import Display
 from kvtwin.fuzz.exhaustive.night import enumerate_scopes
 from kvtwin.fuzz.findings.database import open_database
 from kvtwin.fuzz.findings.replay import attempt_of_input
+from kvtwin.fuzz.interrupts import catching_signals
 from kvtwin.fuzz.night import Fuzzing
 from kvtwin.fuzz.options import Options
 from kvtwin.fuzz.report import write_reports
@@ -93,7 +96,8 @@ def replay(options: argparse.Namespace) -> int:
     case, subject = read_json(options.replay), _subject_of(options)
     if case.get("kind") != "input":
         raise ValueError(
-            f"{options.replay} was not drawn: python -m conformance --replay {options.replay}"
+            f"{options.replay} is a stored call, not an input of the fuzzer; replay it with:"
+            f" python -m conformance --replay {options.replay}"
         )
     try:
         attempt_of_input(case, subject)()
@@ -107,20 +111,24 @@ def replay(options: argparse.Namespace) -> int:
 def _run_night(
     options: argparse.Namespace, night_options: Options, pool: Pool, console: Console
 ) -> Night:
-    """Fuzz until the time is over, and return the record."""
-    database = open_database(options.database, options.out)
-    try:
-        with Display(console, night_options.seconds) as display:
-            fuzzing = Fuzzing(night_options, pool, database, display)
-            display.note(
-                f"fuzzing {len(fuzzing.properties)} properties for "
-                f"{night_options.seconds / 60:g} min"
-                f" with {count(pool.size, 'worker')}, seed {fuzzing.seed}"
-            )
-            fuzzing.run()
-    finally:
-        database.close()
-    return _report(options, night_of(fuzzing), fuzzing)
+    """Fuzz until the time is over, write the reports, and return the record."""
+    with contextlib.ExitStack() as signals:
+        database = open_database(options.database, options.out)
+        try:
+            with Display(console, night_options.seconds) as display:
+                fuzzing = Fuzzing(night_options, pool, database, display)
+                display.note(
+                    f"fuzzing {len(fuzzing.properties)} properties for "
+                    f"{night_options.seconds / 60:g} min"
+                    f" with {count(pool.size, 'worker')}, seed {fuzzing.seed}"
+                )
+                signals.enter_context(catching_signals(fuzzing.interrupt))
+                fuzzing.run()
+        finally:
+            database.close()
+        night = _report(options, night_of(fuzzing), fuzzing)
+    # The signal may have come while the reports were written.
+    return dataclasses.replace(night, interrupted_by=fuzzing.interrupted_by)
 
 
 def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None = None) -> Night:

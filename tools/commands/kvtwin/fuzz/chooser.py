@@ -136,22 +136,28 @@ class Chooser:
         self._chance.shuffle(self._first)
         self._promised: Counter[str] = Counter()
         self._met_once: dict[Event, Record] = {}
+        self._retired: set[str] = set()
 
     @property
     def is_first_round(self) -> bool:
         """Whether some property was never chosen."""
         return bool(self._first)
 
-    def choose(self) -> str:
-        """Return the property that should run next."""
-        if self._first:
-            return self._take(self._first.pop())
+    def choose(self) -> str | None:
+        """Return the property that should run next; None if all are retired."""
+        while self._first:
+            name = self._first.pop()
+            if name not in self._retired:
+                return self._take(name)
+        left = [name for name in self.records if name not in self._retired]
+        if not left:
+            return None
         done = {name for name in self._fixed if self.records[name].cases}
-        names = [name for name in self.records if name not in done] or list(self.records)
+        names = [name for name in left if name not in done] or left
         share = self._chance.random()
         if share < FAIR_SHARE:
             return self._take(min(names, key=self._time_of))
-        few = [name for name in self._min_cases if self._share_of_min_cases(name) < 1]
+        few = [name for name in names if self._has_too_few_cases(name)]
         if few and share < FAIR_SHARE + FEW_SHARE:
             return self._take(min(few, key=self._share_of_min_cases))
         unmet = [name for name in names if self._unmet[name]]
@@ -194,6 +200,10 @@ class Chooser:
         self.records[name].slices += 1
         self.records[name].gain /= 2
 
+    def retire(self, name: str) -> None:
+        """Do not choose a property again."""
+        self._retired.add(name)
+
     def _note_met_once(self, record: Record, events: Counter[Event]) -> None:
         for event, cases in events.items():
             first = self._met_once.pop(event, None)
@@ -206,6 +216,9 @@ class Chooser:
     def _take(self, name: str) -> str:
         self._promised[name] += 1
         return name
+
+    def _has_too_few_cases(self, name: str) -> bool:
+        return name in self._min_cases and self._share_of_min_cases(name) < 1
 
     def _share_of_min_cases(self, name: str) -> float:
         """Return how many cases a property had, for each that it needs."""

@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(given)
+    _check_combination(parser, options)
     if options.minutes is None:
         options.minutes = EXHAUSTIVE_MINUTES if options.exhaustive else MINUTES
     try:
@@ -94,7 +95,8 @@ def _make_parser() -> Parser:
     add(
         "--target",
         metavar="A,B",
-        help="targets to run: host, sim, native, cuda; default: all that run on this machine",
+        help="targets to run: host, sim, native, cuda; default: all that run on this machine, and"
+        " host with --exhaustive",
     )
     add(
         "--impl",
@@ -156,6 +158,24 @@ def _make_parser() -> Parser:
     parser.add_json("the report")
     add("--replay", type=Path, metavar="CASE", help="draw a stored input again, and check it")
     return parser
+
+
+def _check_combination(parser: Parser, options: argparse.Namespace) -> None:
+    """Refuse options that the chosen action would ignore."""
+    actions = [name for name in ("exhaustive", "bisect", "replay") if getattr(options, name)]
+    if len(actions) > 1:
+        parser.error(f"--{actions[0]} and --{actions[1]} exclude each other")
+    ignored = {
+        "exhaustive": ("history", "database", "seed"),
+        "bisect": ("history", "database", "seed", "json", "functions", "ray"),
+        "replay": ("history", "database", "seed", "json", "ray"),
+    }
+    for action in actions:
+        for name in ignored[action]:
+            if getattr(options, name) is not None:
+                parser.error(f"--{action} does not use --{name}")
+    if options.bisect is not None and len(options.impl) > 1:
+        parser.error("--bisect takes one --impl")
 
 
 def _positive_float(text: str) -> float:

@@ -22,10 +22,9 @@ from kvtwin.fuzz.findings.database import Database
 from kvtwin.fuzz.findings.failures import Failure
 from kvtwin.fuzz.findings.forked_draws import ProcessDiedError
 from kvtwin.fuzz.findings.growth import GrowthJob, can_measure
-from kvtwin.fuzz.findings.minimize import TRIES, MinimizeJob
+from kvtwin.fuzz.findings.minimize import MinimizeJob
 from kvtwin.fuzz.findings.records import OUT_OF_MEMORY, Findings, open_findings
 from kvtwin.fuzz.findings.replay import ReplayJob, ReplayResult
-from kvtwin.fuzz.interrupts import catching_signals
 from kvtwin.fuzz.options import Options
 from kvtwin.fuzz.report.record import Error, LostWorker, Point
 from kvtwin.fuzz.schedule import Schedule
@@ -52,6 +51,10 @@ class Fuzzing:
         database: The example database.
         display: Shows the progress.
 
+    Attributes:
+        num_workers: The most workers that there were at once.
+        cluster_cpus: The most CPUs that the cluster had; 0 if there is none.
+
     Raises:
         ValueError: The options have unknown names; the findings cannot be read.
     """
@@ -72,7 +75,7 @@ class Fuzzing:
         self.lost: list[LostWorker] = []
         self.errors: list[Error] = []
         self.peaks: dict[str, int] = {}
-        self.num_workers = pool.size
+        self.num_workers = self.cluster_cpus = 0
         self.interrupted_by: str | None = None
         self._begin = time.monotonic()
         self._outstanding: list[Job] = []
@@ -92,19 +95,19 @@ class Fuzzing:
         return self.options.seconds - self.seconds
 
     def run(self) -> None:
-        """Run until the time is over, or a signal ends it."""
-        with catching_signals(self._interrupt):
-            while self.left > 0 and self.interrupted_by is None:
-                self._submit()
-                self._handle(self.pool.events(min(0.2, max(self.left, 0))))
-                self._show()
-                if len(self.errors) > MAX_ERRORS:
-                    break
-            self._drain()
+        """Run until the time is over, or `interrupt` ends it."""
+        while self.left > 0 and self.interrupted_by is None:
+            self._submit()
+            self._handle(self.pool.events(min(0.2, max(self.left, 0))))
+            self._show()
+            if len(self.errors) > MAX_ERRORS:
+                break
+        self._drain()
         self.findings.write()
         self._note_point()
 
-    def _interrupt(self, name: str) -> None:
+    def interrupt(self, name: str) -> None:
+        """End the night because of a signal of this name."""
         self.interrupted_by = name
 
     def _submit(self) -> None:
@@ -150,6 +153,7 @@ class Fuzzing:
         name = result.property_name
         self.chooser.learn(result)
         self._schedule.give_back(name, result.untried)
+        self.findings.count(result.repeated)
         for data in result.covering:
             self._schedule.covering[name].append(data)
             self.database.save_covering(name, data)
@@ -167,6 +171,7 @@ class Fuzzing:
     def _note_replay(self, result: ReplayResult) -> None:
         if result.fails:
             self.findings.note_failing(result.id, result.fails, result.tries)
+            self._schedule.failing.add(self.findings.by_id[result.id].failure.key)
             if result.fails == result.tries:
                 self._schedule.minimize(self.findings.by_id[result.id].failure)
         elif result.is_fixed:
@@ -175,6 +180,8 @@ class Fuzzing:
             self._schedule.failing.discard(failure.key)  # it may come back in another form
             self.database.remove_failing(failure.property_name, failure.input)
             self.display.note(f"fixed: {failure.line}")
+        elif result.obstacle:
+            self.findings.by_id[result.id].obstacle = result.obstacle
 
     def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
         known = job.finding_id
@@ -182,7 +189,7 @@ class Fuzzing:
             return
         failure = self.findings.by_id[known].failure
         if result is None:  # it did not fail again
-            result = dataclasses.replace(failure, fails=1, tries=1 + TRIES)
+            result = dataclasses.replace(failure, fails=1, tries=1 + job.tries)
         self.database.remove_failing(failure.property_name, failure.input)
         self.database.save_failing(result.property_name, result.input)
         self.findings.replace(known, result)
@@ -192,18 +199,23 @@ class Fuzzing:
         job, noted = event.job, _input_of(event.input)
         if isinstance(job, SliceJob):
             self._schedule.give_back_of_lost(job, noted)
-        if event.reason in {"stopped", "node"}:
+        if event.reason == "stopped":
             return
         if isinstance(job, SliceJob):
             self.chooser.give_up(job.property_name)
+        if event.reason == "node":
+            reason = event.detail or "its node was lost"
+            self._note_lost(event.worker, reason, job, "does not run again")
+            return
         if event.reason == "error":
             self.errors.append(Error(where=job.name, message=event.detail))
             self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
             return
         if isinstance(job, ReplayJob):
             self.findings.note_failing(job.id, 1, 1)
-        self._schedule.deaths[_property_of(job)] += 1
         action = "restarted"
+        if self._schedule.note_death(_property_of(job)):
+            action += "; the property gets no more slices"
         if noted is not None and not isinstance(job, ReplayJob):
             failure = _death_of(self.properties[noted.property_name], event)
             action += f"; the input is stored as {failure.id}"
@@ -242,6 +254,9 @@ class Fuzzing:
         self._handle(self.pool.events(0))
 
     def _show(self) -> None:
+        # Those of a cluster come and go.
+        self.num_workers = max(self.num_workers, self.pool.size)
+        self.cluster_cpus = max(self.cluster_cpus, self.pool.cluster_cpus)
         step = max(self.options.seconds / 200, 1.0)
         if not self.curve or self.seconds - self.curve[-1].seconds > step:
             self._note_point()

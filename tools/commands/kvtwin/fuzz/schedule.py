@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kvtwin.fuzz.cases.case import Input
@@ -60,7 +61,6 @@ class Schedule:
         urgent: Jobs that come before slices.
         failing: The keys of known failures, which slices need not report.
         covering: The latest inputs that covered something new, by property.
-        deaths: How many workers each property ended.
     """
 
     def __init__(  # the parts of a night
@@ -75,16 +75,14 @@ class Schedule:
         self.options, self.properties, self.chooser = options, properties, chooser
         self.findings, self.database = findings, database
         self.urgent: deque[Job] = deque()
-        self.failing = {finding.failure.key for finding in findings.by_id.values()}
+        self.failing = {finding.failure.key for finding in open_findings(findings)}
         self.covering: defaultdict[str, deque[bytes]] = defaultdict(
             lambda: deque(maxlen=SHARED_INPUTS)
         )
-        self.deaths: Counter[str] = Counter()
         self._replays = deque(self._replay_of(one.failure) for one in findings.by_id.values())
         self._seed = seed
         self._slices = 0
-        self._earlier: dict[str, tuple[bytes, ...]] | None = None
-        self._untried: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._deaths: Counter[str] = Counter()
 
     def next(self, running: Sequence[Job], seconds: float, num_workers: int) -> Job | None:
         """Return the next job; until late in the night, half of the workers run slices.
@@ -108,25 +106,30 @@ class Schedule:
                 return job
         return self._next_slice(self.options.seconds - seconds, num_workers)
 
-    def give_back(self, name: str, untried: tuple[tuple[int, ...], ...]) -> None:
-        """Take back the first choices that a slice drew no case of, for another slice."""
-        self._untried[name] += untried
+    def give_back(self, name: str, untried: tuple[bytes, ...]) -> None:
+        """Take back first inputs that a slice did not run, for another slice."""
+        self._first[name] += untried
 
     def give_back_of_lost(self, job: SliceJob, noted: Input | None) -> None:
-        """Take back the first choices of a lost slice, from those after its last case on.
+        """Take back the first inputs of a lost slice that come after its last case.
 
         Args:
             job: The slice.
             noted: The input of its last case; None if there was none.
         """
-        # A slice runs its first inputs, then a case of each of the first choices, then others.
-        turns = [Input.from_bytes(data).prefix for data in job.first]
-        turns += job.first_choices
-        untried = job.first_choices
+        inputs = [Input.from_bytes(data) for data in job.first]
+        tried = 0
         if noted is not None:
-            last = turns.index(noted.prefix) if noted.prefix in turns else len(turns)
-            untried = untried[max(last + 1 - len(job.first), 0) :]
-        self.give_back(job.property_name, untried)
+            tried = inputs.index(noted) + 1 if noted in inputs else len(inputs)
+        self.give_back(job.property_name, job.first[tried:])
+
+    def note_death(self, name: str) -> bool:
+        """Count a worker that a property ended; return whether the property gets no more slices."""
+        self._deaths[name] += 1
+        is_retired = self._deaths[name] >= MAX_DEATHS
+        if is_retired:
+            self.chooser.retire(name)
+        return is_retired
 
     def minimize(self, failure: Failure) -> None:
         """Schedule the minimization of a failure, unless it is minimal or cannot be minimized."""
@@ -151,23 +154,17 @@ class Schedule:
             failure.property_name,
             failure.id,
             failure.kind,
+            failure.target,
             failure.input,
             failure.case,
             passes_to_be_fixed(failure.fails, failure.tries),
         )
 
     def _next_slice(self, left: float, num_workers: int) -> SliceJob | None:
-        for _ in range(len(self.properties)):
-            name = self.chooser.choose()
-            if self.deaths[name] < MAX_DEATHS:
-                break
-            self.chooser.give_up(name)
-        else:
+        name = self.chooser.choose()
+        if name is None:
             return None
-        if self._earlier is None:
-            # Before anything is written: later, reading waits for it, 9 ms for each property.
-            self._earlier = {one: self._inputs_of_earlier_nights(one) for one in self.properties}
-        first = self._earlier.pop(name, ())
+        first, self._first[name] = self._first[name], ()
         self._slices += 1
         return SliceJob(
             self.options.subject,
@@ -177,22 +174,27 @@ class Schedule:
             frozenset(self.failing),
             tuple(self.covering[name]),
             first,
-            self._take_untried(name),
             max_cases=1 if self.properties[name].is_fixed else None,
             hang_timeout_seconds=self._patience_with(self.properties[name].check.function),
         )
 
-    def _inputs_of_earlier_nights(self, name: str) -> tuple[bytes, ...]:
-        covering = self.database.covering(name)[-SHARED_INPUTS:]
-        return (*self.database.failing(name)[-SHARED_INPUTS:], *covering)
+    @functools.cached_property
+    def _first(self) -> dict[str, tuple[bytes, ...]]:
+        """The inputs of each property that no slice has run yet, but that come before others.
 
-    def _take_untried(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Return the first choices of a property that no slice has tried or is trying."""
-        if name not in self._untried:
-            chance = random.Random(f"{self._seed} {name}")  # noqa: S311  # no secret
-            self._untried[name] = tuple(self.properties[name].first_choices(chance))
-        untried, self._untried[name] = self._untried[name], ()
-        return untried
+        They are inputs of earlier nights, then the property's own. They are read before anything
+        is written: later, reading waits for it, 9 ms for each property.
+        """
+        return {name: (*self._earlier(name), *self._own(name)) for name in self.properties}
+
+    def _earlier(self, name: str) -> Iterator[bytes]:
+        yield from self.database.failing(name)[-SHARED_INPUTS:]
+        yield from self.database.covering(name)[-SHARED_INPUTS:]
+
+    def _own(self, name: str) -> Iterator[bytes]:
+        chance = random.Random(f"{self._seed} {name}")  # noqa: S311  # no secret
+        for choices in self.properties[name].first_choices(chance):
+            yield Input(name, chance.getrandbits(64), choices).to_bytes()
 
     def _patience_with(self, function: str) -> float | None:
         """Return the hang limit for cases of a function; None for the default."""

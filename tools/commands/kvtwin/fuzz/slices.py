@@ -7,19 +7,19 @@ import os
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from hypothesis.internal.conjecture.choice import ChoiceT
 
 import reference
+from conformance.execution.process_memory import rss_bytes
 from kvtwin.fuzz.cases import branches, coverage
 from kvtwin.fuzz.cases.case import Case, Input, Status, run_case
 from kvtwin.fuzz.cases.properties import Property, PropertyJob, Subject, properties_of
-from kvtwin.fuzz.findings.failures import failure_of_case, key_of
+from kvtwin.fuzz.findings.failures import Key, failure_of_case, key_of
 from kvtwin.fuzz.workers.jobs import WorkerContext
-from kvtwin.fuzz.workers.worker_process import rss_bytes
 
 MAX_INPUTS: Final = 256
 """The most inputs of a property that a worker keeps because they covered something new."""
@@ -54,7 +54,8 @@ class SliceResult:
         events: The events that it covered, with the number of cases.
         covering: Inputs that covered something new to this worker.
         grown_bytes: How much the resident memory of the worker grew.
-        untried: The first choices of the job without a case.
+        untried: Inputs of the job's `first` that were not run.
+        repeated: How many cases failed in a way that was reported before, by the failure's key.
     """
 
     property_name: str
@@ -65,7 +66,8 @@ class SliceResult:
     events: Counter[coverage.Event]
     covering: tuple[bytes, ...] = ()
     grown_bytes: int = 0
-    untried: tuple[tuple[int, ...], ...] = ()
+    untried: tuple[bytes, ...] = ()
+    repeated: Counter[Key] = dataclasses.field(default_factory=Counter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,18 +80,16 @@ class SliceJob(PropertyJob):
         known: The keys of failures that need not be reported again.
         inputs: Inputs of other workers that covered something new. They are only varied: running
             them unchanged took a third of the time.
-        first: Inputs of earlier nights, which are run first, unchanged.
-        first_choices: First choices that had no case yet; they get one case each, after `first`.
+        first: Inputs that are run first, unchanged, each once.
         max_cases: The most cases; None for no limit.
         hang_timeout_seconds: A case that takes longer counts as hung; None for the worker's limit.
     """
 
     seed: int
     seconds: float
-    known: frozenset[tuple[str, str, str]] = frozenset()
+    known: frozenset[Key] = frozenset()
     inputs: tuple[bytes, ...] = ()
     first: tuple[bytes, ...] = ()
-    first_choices: tuple[tuple[int, ...], ...] = ()
     max_cases: int | None = None
     hang_timeout_seconds: float | None = None
 
@@ -97,31 +97,31 @@ class SliceJob(PropertyJob):
         """Run the slice in a worker; report each new failure at once."""
         prop = properties_of(self.subject)[self.property_name]
         memory = _memory_of(self.subject)
-        memory.add((*self.first, *self.inputs))
-        return _Slice(self, prop, memory, worker).run(self.first)
+        memory.add(self.inputs)
+        return _Slice(self, prop, memory, worker).run()
 
 
 class _Memory:
     """The state that a worker keeps between slices: coverage, and inputs that are worth varying.
 
     Args:
-        prop: A property of the subject, whose implementation's branches are observed.
+        properties: The properties of the subject, whose implementations' branches are observed.
     """
 
-    def __init__(self, prop: Property) -> None:
+    def __init__(self, properties: Iterable[Property]) -> None:
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
         self.cases: Counter[str] = Counter()
         self.known_bytes: set[bytes] = set()
         self.sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
-        module = prop.target.implementation.module
-        files = [getattr(module, "__file__", None), reference.__file__]
+        modules = {prop.target.implementation.module for prop in properties}
+        files = [getattr(module, "__file__", None) for module in (*modules, reference)]
         folders = {Path(file).parent for file in files if file}
         self.sources.append(branches.branch_source(folders, is_sampled=True))
 
     def add(self, inputs: tuple[bytes, ...]) -> None:
-        """Add inputs of other workers and nights that are new to this worker."""
+        """Add inputs of other workers that are new to this worker."""
         new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
         self.known_bytes.update(new)
         for data in new:
@@ -140,7 +140,7 @@ _MEMORIES: dict[Subject, _Memory] = {}
 def _memory_of(subject: Subject) -> _Memory:
     """Return this process' memory of a subject."""
     if subject not in _MEMORIES:
-        _MEMORIES[subject] = _Memory(next(iter(properties_of(subject).values())))
+        _MEMORIES[subject] = _Memory(properties_of(subject).values())
     return _MEMORIES[subject]
 
 
@@ -155,17 +155,15 @@ class _Slice:
         self.known = set(job.known)
         self.statuses: Counter[Status] = Counter()
         self.covering: list[bytes] = []
-        self.untried = deque(job.first_choices)
+        self.repeated: Counter[Key] = Counter()
+        self.untried = deque(job.first)
 
-    def run(self, first: Sequence[bytes]) -> SliceResult:
+    def run(self) -> SliceResult:
         """Run the first inputs as they are, then others until the time is over."""
         started = time.perf_counter()
         before = rss_bytes(os.getpid())
         for source in self.memory.sources:
             source.begin(self.prop.name)
-        for data in first:
-            if not self._is_over(started):
-                self._run_one(Input.from_bytes(data))
         while not self._is_over(started):
             self._run_one(self._choose_input())
         events: Counter[coverage.Event] = Counter()
@@ -181,6 +179,7 @@ class _Slice:
             tuple(self.covering),
             rss_bytes(os.getpid()) - before,
             tuple(self.untried),
+            self.repeated,
         )
 
     def _is_over(self, started: float) -> bool:
@@ -204,9 +203,9 @@ class _Slice:
             self._report(case)
 
     def _choose_input(self) -> Input:
-        seed = self.chance.getrandbits(64)
         if self.untried:
-            return Input(self.job.property_name, seed, self.untried.popleft())
+            return Input.from_bytes(self.untried.popleft())
+        seed = self.chance.getrandbits(64)
         stored = self.memory.inputs.get(self.job.property_name, ())
         is_early = self.memory.cases[self.prop.name] < FRESH_CASES
         if not stored or is_early or self.chance.random() > VARIED_SHARE:
@@ -242,6 +241,7 @@ class _Slice:
     def _report(self, case: Case) -> None:
         key = key_of(self.prop.check.function, case.raised)
         if key in self.known or len(self.known) - len(self.job.known) >= MAX_REPORTED:
+            self.repeated[key] += 1
             return
         self.known.add(key)
         self.worker.report(failure_of_case(self.prop, case))

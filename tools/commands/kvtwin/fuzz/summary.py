@@ -40,11 +40,13 @@ def night_of(fuzzing: Fuzzing) -> Night:
     records = fuzzing.chooser.records.values()
     night = start_of_night(fuzzing.options, targets.values(), fuzzing.started, fuzzing.seed)
     trouble = fuzzing.database.status()
+    cluster = Machine(name="nodes of the Ray cluster", cpu="", cores=fuzzing.cluster_cpus)
     return dataclasses.replace(
         night,
         versions={**night.versions, **({"example database": trouble} if trouble else {})},
         seconds=fuzzing.seconds,
         workers=fuzzing.num_workers,
+        machines=[*night.machines, *([cluster] if cluster.cores else [])],
         cases=fuzzing.num_cases,
         discarded=sum(record.invalid for record in records),
         interrupted_by=fuzzing.interrupted_by,
@@ -191,6 +193,7 @@ def _reported(
         attempts=failure.tries,
         seen=one.seen,
         first_seen=one.first_seen,
+        obstacle=one.obstacle,
         case=str(case) if case.exists() else "",
         script=str(script) if script.exists() else "",
         script_text=failure.script or "",

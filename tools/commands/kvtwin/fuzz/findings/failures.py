@@ -18,6 +18,9 @@ from kvtwin.fuzz.cases.case import Case, Input
 from kvtwin.fuzz.cases.coverage import batch_of
 from kvtwin.fuzz.cases.properties import Property
 
+Key = tuple[str, str, str]
+"""The deduplication key of a failure: the function, the field and the exception class."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -63,19 +66,24 @@ class Failure:
     requests: int | None = None
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """The deduplication key: the function, the field and the exception class."""
+    def key(self) -> Key:
+        """The deduplication key."""
         return self.function, self.field, self.error
 
     @property
     def id(self) -> str:
-        """A short name of the key: `compute_slot_mapping-1f3a9c2e`."""
-        digest = hashlib.sha256("\0".join(self.key).encode()).hexdigest()[:8]
-        name = re.sub(r"[^\w.]+", "-", self.function).strip("-")
-        return f"{name}-{digest}"
+        """The id of the key."""
+        return id_of(self.key)
 
 
-def key_of(function: str, error: BaseException) -> tuple[str, str, str]:
+def id_of(key: Key) -> str:
+    """Return a short name of a deduplication key: `compute_slot_mapping-1f3a9c2e`."""
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:8]
+    name = re.sub(r"[^\w.]+", "-", key[0]).strip("-")
+    return f"{name}-{digest}"
+
+
+def key_of(function: str, error: BaseException) -> Key:
     """Return the deduplication key of a failure in a check of a function."""
     return function, field_of(error), type(error).__name__
 

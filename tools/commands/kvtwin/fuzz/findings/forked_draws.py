@@ -33,7 +33,10 @@ class ProcessDiedError(Exception):
 
 
 def draw_in_child(
-    draw: Callable[[ConjectureData], object], data: ConjectureData, seconds: float = CASE_SECONDS
+    draw: Callable[[ConjectureData], object],
+    data: ConjectureData,
+    seconds: float = CASE_SECONDS,
+    max_bytes: int | None = None,
 ) -> str:
     """Call a function that draws in a forked child, then repeat the child's draws here.
 
@@ -41,6 +44,7 @@ def draw_in_child(
         draw: Draws from the data, and may crash.
         data: The data; afterwards it contains all draws of the child.
         seconds: How long the child may take.
+        max_bytes: How much resident memory it may have; None for no limit.
 
     Returns:
         How the child died; empty if it finished.
@@ -51,7 +55,7 @@ def draw_in_child(
             _record_draws(data, record)
             draw(data)
 
-        how = run_in_child(call, seconds)
+        how = run_in_child(call, seconds, max_bytes=max_bytes)
         record.seek(0)
         with contextlib.suppress(EOFError, StopTest):
             while True:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from conformance.execution.forked_calls import run_in_child
+from conformance.execution.process_memory import rss_bytes
 from kvtwin.fuzz.cases.case import Input, Status, run_case
 from kvtwin.fuzz.cases.properties import Property, PropertyJob, properties_of
 from kvtwin.fuzz.findings.failures import Failure, failure_of_case
 from kvtwin.fuzz.workers.jobs import WorkerContext
-from kvtwin.fuzz.workers.worker_process import rss_bytes
 
 STAGES: Final = 8
 """The number of stages in which memory must grow, after a first one that fills caches.

@@ -21,7 +21,7 @@ from conformance.generation.hypothesis_provider import FreshProvider
 from kvtwin.fuzz.cases.case import Case, Input, Status, run_case, run_data
 from kvtwin.fuzz.cases.coverage import batch_of
 from kvtwin.fuzz.cases.properties import Property, PropertyJob, properties_of
-from kvtwin.fuzz.findings.failures import Failure, failure_of_case, key_of, with_artefacts
+from kvtwin.fuzz.findings.failures import Failure, Key, failure_of_case, key_of, with_artefacts
 from kvtwin.fuzz.findings.forked_draws import (
     CASE_SECONDS,
     HANG_SECONDS,
@@ -34,10 +34,11 @@ from kvtwin.fuzz.workers.jobs import WorkerContext
 TRIES: Final = 5
 """How often an input is tried, to detect flaky failures."""
 
+HANG_TRIES: Final = 2
+"""How often an input that hung is tried."""
+
 PROCESS_FAILURES: Final = {"crash", "hang"}
 """The kinds of failures that end the worker."""
-
-Key = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,11 @@ class MinimizeJob(PropertyJob):
     finding_id: str = ""
     task: ClassVar[str] = "minimize"
 
+    @property
+    def tries(self) -> int:
+        """How often the input is tried before it is minimized."""
+        return HANG_TRIES if self.kind == "hang" else TRIES
+
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the smallest failure found; None if the input did not fail again."""
         input_ = Input.from_bytes(self.input)
@@ -68,7 +74,7 @@ class MinimizeJob(PropertyJob):
         attempts = (_ForkedAttempts if self.kind in PROCESS_FAILURES else _Attempts)(
             self, prop, worker
         )
-        cases = [attempts.repeat(input_) for _ in range(attempts.tries)]
+        cases = [attempts.repeat(input_) for _ in range(self.tries)]
         failing = [case for case in cases if attempts.is_same(case)]
         if not failing:
             return None
@@ -102,7 +108,6 @@ class _Attempts:
         worker: The worker.
     """
 
-    tries = TRIES
     clock = staticmethod(time.process_time)
     """Processor time, so that inputs are minimized as far on a busy machine."""
 
@@ -149,7 +154,6 @@ class _ForkedAttempts(_Attempts):
     def __init__(self, job: MinimizeJob, prop: Property, worker: WorkerContext) -> None:
         super().__init__(job, prop, worker)
         self.hangs = job.kind == "hang"
-        self.tries = 2 if self.hangs else TRIES
         self.seconds = HANG_SECONDS if self.hangs else CASE_SECONDS
         check = dataclasses.replace(prop.check, body=self._check_in_child)
         self._drawing = dataclasses.replace(prop, check=check)
@@ -166,7 +170,9 @@ class _ForkedAttempts(_Attempts):
         self.worker.note_input(self.job.input)  # reset the hang timer; the child has its own
         if not self.prop.is_stateful:
             return run_data(self._drawing, data)
-        how = draw_in_child(lambda copy: run_data(self.prop, copy), data, self.seconds)
+        how = draw_in_child(
+            lambda copy: run_data(self.prop, copy), data, self.seconds, self.worker.memory_bytes
+        )
         choices = tuple(data.choices)
         if not how:
             return Case(Status.PASSED, choices)
@@ -190,7 +196,8 @@ class _ForkedAttempts(_Attempts):
         return with_artefacts(found, prop, case.example, error, is_safe=False)
 
     def _check_in_child(self, _target: object, example: Any) -> None:
-        how = run_in_child(lambda: self.prop.run(example), self.seconds)
+        limit = self.worker.memory_bytes
+        how = run_in_child(lambda: self.prop.run(example), self.seconds, max_bytes=limit)
         if how:
             raise ProcessDiedError(how)
 

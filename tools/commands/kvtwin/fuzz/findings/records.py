@@ -5,7 +5,7 @@
     findings/scripts/ID.py       a script that reproduces it, if there is a short one
 
 A failure is written as soon as it is reported, so that it is not lost if the night is killed, and
-again after it was minimized.
+again after it was minimized. Without its stored case, a finding is forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from conformance.encoding import SCHEMA_VERSION
 from conformance.reports.files import replace_file
-from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.failures import Failure, Key, id_of
 from kvtwin.fuzz.report.record import Status
 
 FORMAT: Final = "kvtwin findings 1"
@@ -57,13 +57,15 @@ class Finding:
         failure: The failure, minimized if that was possible.
         first_seen: When it was first found, in ISO 8601.
         status: `new` (found tonight), `known` (found before, and still there), `fixed`.
-        seen: How many inputs failed in this way tonight.
+        seen: How many cases failed in this way tonight.
+        obstacle: Why it was not tried again tonight; empty if it was, or is new.
     """
 
     failure: Failure
     first_seen: str
     status: Status = "new"
     seen: int = 0
+    obstacle: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -98,6 +100,8 @@ class Findings:
                 raise ValueError(f"its format is {data['format']!r}, expected {FORMAT!r}")  # noqa: TRY301
             for entry in data["findings"]:
                 failure = _failure_from(entry["failure"], self.folder)
+                if failure.input and not self.case_path(failure.id).exists():
+                    continue
                 status: Status = "known" if entry["status"] == "new" else entry["status"]
                 self.by_id[failure.id] = Finding(failure, entry["first_seen"], status)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -149,7 +153,7 @@ class Findings:
         found = self.by_id[known]
         if found.status == "fixed":  # unless a slice has found it again before
             found.status = "new"
-        found.seen += fails
+        found.seen += fails > 0
         found.failure = dataclasses.replace(found.failure, fails=fails, tries=tries)
         self.write(known)
 
@@ -157,6 +161,13 @@ class Findings:
         """Record that a finding of an earlier night no longer fails."""
         self.by_id[known].status = "fixed"
         self.write(known)
+
+    def count(self, failures: Mapping[Key, int]) -> None:
+        """Count cases that failed in known ways, by the keys of their failures."""
+        for key, number in failures.items():
+            found = self.by_id.get(id_of(key))
+            if found is not None:  # minimizing may have changed its key
+                found.seen += number
 
     def case_path(self, known: str) -> Path:
         """Return the path of a finding's stored case, which need not exist."""
@@ -176,6 +187,8 @@ class Findings:
                 replace_file(self.case_path(known), text + "\n")
             if failure.script is not None:
                 replace_file(self.script_path(known), failure.script)
+            else:  # there may be one from before it was fixed
+                self.script_path(known).unlink(missing_ok=True)
         entries = [
             {
                 "id": found.failure.id,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
 from conformance.cases.check import replay
@@ -47,14 +47,16 @@ class ReplayResult:
     Attributes:
         id: The finding's id.
         fails: How often it failed.
-        tries: How often it was tried; 0 if its property is not among the subject's.
+        tries: How often it was tried.
         is_fixed: Whether it passed so often that it counts as fixed.
+        obstacle: Why it was not tried; empty if it was.
     """
 
     id: str
     fails: int
     tries: int
     is_fixed: bool = False
+    obstacle: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ReplayJob(PropertyJob):
     Attributes:
         id: The finding's id.
         kind: The kind of the failure.
+        target: The name of the target.
         input: The input, as `Input.to_bytes` writes it.
         case: Its stored case; None if there is none, and the input is drawn again.
         passes: How often it must pass to count as fixed.
@@ -71,6 +74,7 @@ class ReplayJob(PropertyJob):
 
     id: str
     kind: str
+    target: str
     input: bytes
     case: Json = None
     passes: int = 1
@@ -78,9 +82,10 @@ class ReplayJob(PropertyJob):
 
     def run(self, worker: WorkerContext) -> ReplayResult:
         """Return how often it failed."""
-        prop = properties_of(self.subject).get(self.property_name)
-        if prop is None:
-            return ReplayResult(self.id, 0, 0)
+        try:
+            attempt = self._attempt()
+        except ValueError as error:
+            return ReplayResult(self.id, 0, 0, obstacle=str(error))
         if self.kind == "memory growth":
             seed = Input.from_bytes(self.input).seed
             found = GrowthJob(self.subject, self.property_name, seed).run(worker)
@@ -90,18 +95,26 @@ class ReplayJob(PropertyJob):
         started = time.monotonic()
         while not tries or time.monotonic() - started < SECONDS:
             worker.note_input(self.input)  # resets the hang timer for each try
-            fails += _fails(lambda: self._try(prop), seconds)
+            fails += _fails(attempt, seconds, worker.memory_bytes)
             tries += 1
             if tries >= TRIES and (fails or tries >= self.passes):
                 break
         return ReplayResult(self.id, fails, tries, is_fixed=not fails and tries >= self.passes)
 
-    def _try(self, prop: Property) -> None:
-        """Raise if it still fails."""
-        if self.case is not None:
-            replay(self.case, prop.target)
-        elif (error := run_case(prop, Input.from_bytes(self.input)).error) is not None:
-            raise error
+    def _attempt(self) -> Callable[[], object]:
+        """Return a function that raises if it still fails.
+
+        Raises:
+            ValueError: Its target or its property is not among those of the night.
+        """
+        properties = properties_of(self.subject)
+        if self.case is None:
+            prop = _property_named(self.property_name, properties)
+            return lambda: _raise_error_of(prop, Input.from_bytes(self.input))
+        targets = {prop.target.name: prop.target for prop in properties.values()}
+        if self.target not in targets:
+            raise ValueError(f"this run has no target {self.target}")
+        return lambda: replay(self.case, targets[self.target])
 
 
 def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
@@ -115,24 +128,33 @@ def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
         ValueError: An input of a property that the subject does not have.
     """
     expected = Input.from_bytes(case["input"].encode())
-    prop = properties_of(subject).get(expected.property_name)
-    if prop is None:
-        raise ValueError(f"there is no property {expected.property_name} here")
+    prop = _property_named(expected.property_name, properties_of(subject))
 
     def attempt() -> None:
-        error: BaseException | None
         if case.get("failure") == "memory growth":
             found = GrowthJob(subject, prop.name, expected.seed).measure()
-            error = None if found is None else MemoryGrowthError(found.line)
+            if found is not None:
+                raise MemoryGrowthError(found.line)
         else:
-            error = run_case(prop, expected).error
-        if error is not None:
-            raise error
+            _raise_error_of(prop, expected)
 
     return attempt
 
 
-def _fails(attempt: Callable[[], None], seconds: float) -> bool:
+def _property_named(name: str, properties: Mapping[str, Property]) -> Property:
+    if name not in properties:
+        raise ValueError(f"this run has no property {name}")
+    return properties[name]
+
+
+def _raise_error_of(prop: Property, input_: Input) -> None:
+    """Check an input; raise the exception with which it fails, if it does."""
+    error = run_case(prop, input_).error
+    if error is not None:
+        raise error
+
+
+def _fails(attempt: Callable[[], object], seconds: float, max_bytes: int | None) -> bool:
     """Run an attempt in a forked child; return whether it raises, crashes or hangs."""
 
     def call() -> None:
@@ -141,4 +163,4 @@ def _fails(attempt: Callable[[], None], seconds: float) -> bool:
         except RAISED:
             os._exit(1)
 
-    return bool(run_in_child(call, seconds))
+    return bool(run_in_child(call, seconds, max_bytes=max_bytes))

@@ -128,6 +128,7 @@ class Finding:
     attempts: int = 0
     seen: int = 1
     first_seen: str = ""
+    obstacle: str = ""
     case: str = ""
     script: str = ""
     script_text: str = ""
@@ -138,7 +139,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LostWorker:
-    """A worker that died or hung."""
+    """A worker that died, hung or was lost with its node."""
 
     worker: str
     seconds: float

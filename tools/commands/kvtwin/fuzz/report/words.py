@@ -124,7 +124,8 @@ def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("exception", finding["error"]),
         ("also fails", ", ".join(finding["also"])),
         ("first seen", date_words(finding["first_seen"])),
-        ("failing inputs tonight", f"{finding['seen']:,}" if finding["seen"] else "none"),
+        ("failing cases tonight", f"{finding['seen']:,}" if finding["seen"] else "none"),
+        ("not tried again", finding["obstacle"]),
         ("stored case", finding["case"]),
         ("reproduce", command_of(finding)),
     ]
@@ -198,7 +199,7 @@ def attention(record: Mapping[str, Any]) -> list[str]:
         found.append("The seed is fixed: other nights with it begin with the same cases.")
     lost = len(record["workers_lost"])
     if lost:
-        found.append(f"{count(lost, 'worker')} died or hung; see Workers.")
+        found.append(f"{count(lost, 'worker')} died, hung or lost its node; see Workers.")
     starved = [row["name"] for row in record["properties"] if not row["cases"]]
     if starved and record["cases"]:
         names = ", ".join(starved[:5]) + (f" and {len(starved) - 5:,} more" * (len(starved) > 5))

@@ -7,7 +7,14 @@ from typing import Any, Protocol
 
 
 class WorkerContext(Protocol):
-    """The interface of a worker to the job that it runs."""
+    """The interface of a worker to the job that it runs.
+
+    Attributes:
+        memory_bytes: How much resident memory a child of the worker may have; None for no limit.
+            The worker's own memory is watched from outside.
+    """
+
+    memory_bytes: int | None
 
     def note_input(self, data: bytes) -> None:
         """Record the input that runs next, in memory that survives a crash of the worker."""
@@ -97,6 +104,10 @@ class Pool(Protocol):
     @property
     def size(self) -> int:
         """The number of workers now."""
+
+    @property
+    def cluster_cpus(self) -> int:
+        """The number of CPUs of the cluster; 0 if the workers are on this machine."""
 
     def submit(self, job: Job) -> None:
         """Run a job as soon as a worker is free."""

@@ -38,6 +38,11 @@ class LocalPool:
         """The number of workers."""
         return len(self.workers)
 
+    @property
+    def cluster_cpus(self) -> int:
+        """0: there is no cluster."""
+        return 0
+
     def submit(self, job: Job) -> None:
         """Run a job as soon as a worker is free."""
         self._jobs.put(job)

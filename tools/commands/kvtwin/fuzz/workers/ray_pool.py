@@ -131,6 +131,12 @@ class RayPool:
         return len(self._workers)
 
     @property
+    def cluster_cpus(self) -> int:
+        """The number of CPUs that the cluster has now."""
+        found = self._cluster.resources
+        return 0 if found is None else found.cpus
+
+    @property
     def num_gpus(self) -> int:
         """The number of GPUs that the cluster has now."""
         found = self._cluster.resources

@@ -51,6 +51,7 @@ class _PicklingContext:
     def __init__(self, worker: WorkerContext, places: PathMap) -> None:
         self._worker, self._places = worker, places
         self.note_input, self.is_over = worker.note_input, worker.is_over
+        self.memory_bytes = worker.memory_bytes
 
     def report(self, message: object) -> None:
         self._worker.report(dump(message, self._places))

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from conformance.entry_point import starting_workers
+from conformance.execution.process_memory import rss_bytes
 from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
 from kvtwin.fuzz.workers.worker_process import (
     LOST_CONTEXT_EXIT,
     USED_GPU,
     SharedState,
-    rss_bytes,
     run_jobs,
 )
 
@@ -53,7 +53,7 @@ class Limits:
 
     Attributes:
         hang_seconds: A case that takes longer counts as hung.
-        memory_bytes: A worker with more resident memory is killed.
+        memory_bytes: A worker with more resident memory is killed, and a child that it forked.
         recycle_bytes: A worker with more resident memory after a job is replaced.
     """
 
@@ -117,7 +117,7 @@ class LocalWorker:
         is_new = self._child is None
         if self._child is None:
             self.restarts += self._has_started
-            self._child = _Child(self.preload)
+            self._child = _Child(self.preload, self.limits.memory_bytes)
             self._has_started = True
         child = self._child
         if self._is_stopped:
@@ -159,7 +159,7 @@ class LocalWorker:
 class _Child:
     """A child process, with its pipe and its shared memory."""
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
+    def __init__(self, preload: tuple[str, ...], memory_bytes: int) -> None:
         # A child of the fork server starts in 50 ms.
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(preload))
@@ -168,7 +168,7 @@ class _Child:
         self._ours, theirs = context.Pipe()
         self.process = context.Process(
             target=run_jobs,
-            args=(theirs, self.shared, self._stacks.name, os.getpid(), preload),
+            args=(theirs, self.shared, self._stacks.name, os.getpid(), preload, memory_bytes),
             daemon=True,
             name="kvtwin-fuzz",
         )

@@ -9,7 +9,6 @@ import ctypes
 import faulthandler
 import gc
 import importlib
-import mmap
 import os
 import resource
 import signal
@@ -20,6 +19,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
+
+from conformance.execution.process_memory import rss_bytes
 
 INPUT_BYTES: Final = 1 << 20
 """The longest input that can be noted."""
@@ -69,8 +70,8 @@ class SharedState(ctypes.Structure):
 class ChildContext:
     """The `WorkerContext` of a child."""
 
-    def __init__(self, pipe: Connection, shared: SharedState) -> None:
-        self._pipe, self._shared = pipe, shared
+    def __init__(self, pipe: Connection, shared: SharedState, memory_bytes: int | None) -> None:
+        self._pipe, self._shared, self.memory_bytes = pipe, shared, memory_bytes
         self.note_input = shared.write
 
     def report(self, message: object) -> None:
@@ -83,7 +84,12 @@ class ChildContext:
 
 
 def run_jobs(
-    pipe: Connection, shared: SharedState, stacks: str, parent: int, preload: Sequence[str]
+    pipe: Connection,
+    shared: SharedState,
+    stacks: str,
+    parent: int,
+    preload: Sequence[str],
+    memory_bytes: int,
 ) -> None:
     """Run jobs until the pipe closes: the body of a child process.
 
@@ -93,6 +99,7 @@ def run_jobs(
         stacks: The file to which `faulthandler` writes stacks.
         parent: The process id of the coordinator.
         preload: Modules whose `prepare()` is called first, if they have one.
+        memory_bytes: The memory limit of this process, and of each of its children.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -105,7 +112,7 @@ def run_jobs(
         prepare = getattr(importlib.import_module(name), "prepare", None)
         if prepare is not None:
             prepare()
-    context = ChildContext(pipe, shared)
+    context = ChildContext(pipe, shared, memory_bytes)
     collected = unfrozen = time.monotonic()
     while True:
         try:
@@ -143,12 +150,3 @@ def _end_with(parent: int) -> None:
         except PermissionError:
             pass
         time.sleep(1)
-
-
-def rss_bytes(pid: int | None) -> int:
-    """Return the resident memory of a process; 0 if it is unknown."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * mmap.PAGESIZE
