@@ -272,12 +272,16 @@ def default_targets(implementation: Implementation = FAST) -> list[str]:
 
 
 def choose_targets(
-    names: str | None, implementations: Sequence[Implementation] = (FAST,)
+    names: str | None,
+    implementations: Sequence[Implementation] = (FAST,),
+    *,
+    runs_here: bool = True,
 ) -> list[Target]:
     """Return the targets that a comma-separated list names, the default ones for None.
 
     Each implementation is tested on each target. With several, the names are
-    `implementation:target`.
+    `implementation:target`. Unless `runs_here`, the checks run on other machines, and `cuda` needs
+    no GPU here.
 
     Raises:
         ValueError: An unknown target, an empty list, `cuda` without a GPU, `sim` or `native` for an
@@ -299,7 +303,7 @@ def choose_targets(
         for name in default_targets(implementation) if chosen is None else chosen:
             if name not in TARGETS:
                 raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
-            if name == "cuda" and not torch.cuda.is_available():
+            if name == "cuda" and runs_here and not torch.cuda.is_available():
                 raise ValueError("target 'cuda' needs a GPU, but torch finds none")
             package, extra = NEEDS.get(name, ("", ""))
             if implementation.is_fast and package and find_spec(package) is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import fast
 from conformance.execution.invocations import Invocation
@@ -27,30 +29,36 @@ from conformance.values.comparison import first_difference
 from conformance.values.differences import Verdict
 from conformance.values.parts import children, with_child
 from kvtwin.fuzz.cases.properties import Subject
+from kvtwin.fuzz.display import Display, State
 from kvtwin.fuzz.exhaustive import jobs
 from kvtwin.fuzz.exhaustive import progress as progress_module
 from kvtwin.fuzz.exhaustive.comparing import Comparer
 from kvtwin.fuzz.exhaustive.equality import is_same
 from kvtwin.fuzz.exhaustive.examples import example_of
-from kvtwin.fuzz.exhaustive.jobs import compare_cases, crash_of
+from kvtwin.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob, compare_cases, crash_of
+from kvtwin.fuzz.exhaustive.night import enumerate_scopes, failure_of_case
 from kvtwin.fuzz.exhaustive.progress import FILE, Progress, StaleProgressError
 from kvtwin.fuzz.exhaustive.registry import all_scopes
-from kvtwin.fuzz.exhaustive.run import run
+from kvtwin.fuzz.exhaustive.run import MAX_LOST, run
 from kvtwin.fuzz.exhaustive.tables import with_refusals
-from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Message
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.records import Findings
+from kvtwin.fuzz.options import Options
+from kvtwin.fuzz.report.record import Night
+from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
 from tests.tools.fuzz.contexts import KeepingContext
 
 HOST = TARGETS["host"]
 ROOT = Path(fast.__file__).parents[1]
 SLOTS = Subject(functions="compute_slot_mapping")
+LENGTHS = Subject(functions="get_dcp_local_seq_lens")
 
 
 class Pool:
     """A pool that runs each job in this process, when `events` is called."""
 
-    size = 1
-
     def __init__(self) -> None:
+        self.size = 1
         self.jobs: list[Job] = []
         self.notes: list[bytes] = []
 
@@ -71,7 +79,67 @@ class Pool:
         """Do nothing."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Lose the worker, as a Ray cluster does."""
+        self.size = 0
+
+
+class LosingPool(Pool):
+    """A pool that loses each job in its first case.
+
+    Args:
+        reason: How jobs are lost.
+        detail: The traceback.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__()
+        self.reason, self.detail = reason, detail
+
+    def events(self, timeout: float) -> list[Event]:
+        """Lose a job."""
+        del timeout
+        job = self.jobs.pop(0)
+        assert isinstance(job, ExhaustiveJob)
+        return [Lost(job, self.reason, f"{job.scope}:{job.start}".encode(), self.detail)]
+
+
+class States(Display):
+    """A display that records what it shows."""
+
+    def __init__(self) -> None:
+        self.text = io.StringIO()
+        super().__init__(Console(file=self.text), 60.0)
+        self.states: list[State] = []
+
+    def show(self, state: State) -> None:
+        """Record a state."""
+        self.states.append(state)
+
+
+def night_of(
+    out: Path,
+    subject: Subject = LENGTHS,
+    *,
+    pool: Pool | None = None,
+    display: Display | None = None,
+    seconds: float = 600.0,
+) -> Night:
+    """Run a test-sized exhaustive run in a folder, and return its record."""
+    options = Options(subject, seconds, out)
+    return enumerate_scopes(options, 0, pool or Pool(), display or States())
+
+
+def begin(out: Path, monkeypatch: pytest.MonkeyPatch) -> Progress:
+    """Compare 1,000 cases of a test-sized exhaustive run in a folder, and return the progress."""
+    monkeypatch.setattr(progress_module, "JOB_CASES", 500)
+    progress, calls = Progress(LENGTHS, 0), iter((False, True))
+    run(progress, Pool(), out, is_over=lambda: next(calls))
+    return progress
+
+
+def plus_one(right: Any, **arguments: Any) -> Any:
+    """Return a wrong result of a function."""
+    return right(**arguments) + 1
 
 
 def failures_in(scope: str) -> dict[int, str]:
@@ -236,6 +304,17 @@ def test_cases_are_examples_of_the_harness(name: str) -> None:
             assert Verdict.WORDING is error.difference.verdict  # noqa: PT017
 
 
+@pytest.mark.parametrize("name", sorted(all_scopes(0)))
+def test_cases_of_each_scope_can_be_stored(name: str) -> None:
+    """A failing case of each scope becomes a failure with a stored case."""
+    scope = all_scopes(0)[name]
+    index = scope.cases.count // 2
+    found = CaseFailure("host", name, index, scope.functions[0], "", "wrong", is_crash=True)
+    failure = failure_of_case(found, Progress(Subject(), 0))
+    assert failure.case is not None
+    assert f"scale 0, {name}:{index}" == failure.property_name
+
+
 def test_refused_operations_can_be_tried_again() -> None:
     """Sessions with appends that do not fit are valid examples of the harness' own check."""
     name = "block tables, three rows"
@@ -316,7 +395,7 @@ def test_the_quick_comparison_agrees_with_the_harness(scope: str) -> None:
 
 def test_every_case_runs_once(tmp_path: Path) -> None:
     """A run notes each case of each scope once, and all are equal."""
-    progress, pool = Progress(Subject(functions="get_dcp_local_seq_lens"), 0), Pool()
+    progress, pool = Progress(LENGTHS, 0), Pool()
     run(progress, pool, tmp_path)
     count = all_scopes(0)["local lengths"].cases.count
     assert [f"local lengths:{index}".encode() for index in range(count)] == pool.notes
@@ -362,7 +441,7 @@ def test_progress_of_something_else_is_refused(
     with pytest.raises(StaleProgressError, match=r"exhaustive\.json is of a run with other scale:"):
         Progress.resume(tmp_path, SLOTS, 1)
     with pytest.raises(StaleProgressError, match=r"other bounds \(host: slots of batches, "):
-        Progress.resume(tmp_path, Subject(functions="get_dcp_local_seq_lens"), 0)
+        Progress.resume(tmp_path, LENGTHS, 0)
     digests = progress_module.code_digests([HOST])
     assert {"reference", "conformance", "fast", "kvtwin.fuzz.exhaustive"} < set(digests)
     monkeypatch.setattr(progress_module, "code_digests", lambda _: {**digests, "fast": "other"})
@@ -375,18 +454,13 @@ def test_progress_of_something_else_is_refused(
 
 def test_failures_are_stored(tmp_path: Path, plant: Any) -> None:
     """A failure is shown once, its repetitions are counted, and a resumed run still has it."""
-
-    def wrong(right: Any, **arguments: Any) -> Any:
-        return right(**arguments) + 1
-
-    plant("get_dcp_local_seq_lens", wrong)
-    subject = Subject(functions="get_dcp_local_seq_lens")
+    plant("get_dcp_local_seq_lens", plus_one)
     shown: list[str] = []
-    progress = Progress(subject, 0)
-    run(progress, Pool(), tmp_path, show=shown.append)
+    progress = Progress(LENGTHS, 0)
+    run(progress, Pool(), tmp_path, note=shown.append)
     [line] = shown
     assert line.startswith("FAILS: get_dcp_local_seq_lens on host, local lengths:")
-    again = Progress.resume(tmp_path, subject, 0)
+    again = Progress.resume(tmp_path, LENGTHS, 0)
     assert list(progress.failures) == list(again.failures)
     assert again.done["host", "local lengths"].failed > 100
     assert [line] == [failure.text for failure in again.failures.values()]
@@ -417,6 +491,151 @@ def test_a_lost_worker(tmp_path: Path) -> None:
     assert [[7, 8]] == progress.done["host", "slots of batches"].ranges
     progress.write(tmp_path)
     assert [failure] == list(Progress.resume(tmp_path, SLOTS, 0).failures.values())
+
+
+def test_findings_whose_cases_are_equal_are_fixed(
+    tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a fix, a fresh run reports the finding as fixed; one of a night stays open."""
+    plant("get_dcp_local_seq_lens", plus_one)
+    assert ["new"] == [finding.status for finding in night_of(tmp_path).findings]
+    monkeypatch.undo()
+    (tmp_path / FILE).unlink()
+    assert ["known"] == [finding.status for finding in night_of(tmp_path, seconds=0).findings]
+    display = States()
+    night = night_of(tmp_path, display=display)
+    assert ["fixed"] == [finding.status for finding in night.findings]
+    assert "passed" == night.verdict
+    assert "fixed: result[0, 0] = 1, but should be 0" in display.text.getvalue()
+    name = "test_context_parallel::test_get_dcp_local_seq_lens@host"
+    failure = Failure("get_dcp_local_seq_lens", "host", name, "law", "", "AssertionError", "wrong")
+    Findings(tmp_path / "findings").add(failure)
+    (tmp_path / FILE).unlink()
+    statuses = {finding.property: finding.status for finding in night_of(tmp_path).findings}
+    assert "known" == statuses.pop(name)
+    assert ["fixed"] == list(statuses.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("scale 0, ", "scale 1, "), ("local lengths:", "slots in place:"), ("lengths:", "lengths:9")],
+)
+def test_findings_whose_cases_were_not_compared_stay_open(
+    tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    """A finding of another scale, of a scope that was not selected, or of no case stays open."""
+    plant("get_dcp_local_seq_lens", plus_one)
+    night_of(tmp_path)
+    monkeypatch.undo()
+    (tmp_path / FILE).unlink()
+    path = tmp_path / "findings" / "findings.json"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    night = night_of(tmp_path)
+    assert ["known"] == [finding.status for finding in night.findings]
+    assert "failed" == night.verdict
+
+
+def test_findings_that_fail_again_stay_open(
+    tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finding stays open if its scope fails in another case, or another scope in the same way.
+
+    Only the first failure of each key is recorded, so the case itself may have failed again.
+    """
+    function = "reorder_batch_to_split_decodes_and_prefills"
+
+    def findings_if_wrong(threshold: int, num_reqs: int) -> list[tuple[str, str]]:
+        """Run with a wrong result for a threshold and a number of requests."""
+
+        def wrong(right: Any, **arguments: Any) -> Any:
+            tokens = arguments["scheduler_output"].num_scheduled_tokens
+            is_wrong = (threshold, num_reqs) == (arguments["decode_threshold"], len(tokens))
+            return right(**arguments) ^ is_wrong
+
+        (tmp_path / FILE).unlink(missing_ok=True)
+        plant(function, wrong)
+        found = night_of(tmp_path, Subject(functions=function)).findings
+        monkeypatch.undo()
+        return [(finding.status, finding.property.partition(":")[0]) for finding in found]
+
+    requests, regions = "scale 0, reordered requests", "scale 0, reordered regions"
+    assert [("new", requests)] == findings_if_wrong(2, 1)
+    assert [("known", requests)] == findings_if_wrong(2, 2)
+    assert [("new", regions)] == findings_if_wrong(1, 3)
+
+
+def test_a_run_ends_after_many_lost_workers(tmp_path: Path) -> None:
+    """If each case crashes, the run ends with an error and a finding, and can be continued."""
+    display = States()
+    night = night_of(tmp_path, pool=LosingPool("signal SIGSEGV"), display=display)
+    lost = MAX_LOST + 1
+    [error] = night.errors
+    assert error.where.startswith("exhaustive:local lengths:")
+    assert error.message == (
+        f"The run ended early: {lost} workers were lost, the last by signal SIGSEGV;"
+        " the same command continues it"
+    )
+    assert f"{error.where}: {error.message}" in display.text.getvalue()
+    assert "failed" == night.verdict
+    [finding] = night.findings
+    assert "the worker was lost: signal SIGSEGV" in finding.line
+    [scope] = night.exhaustive
+    assert scope.cases == scope.different >= lost
+    again = night_of(tmp_path)
+    [scope_again] = again.exhaustive
+    assert not again.errors
+    assert scope_again.is_finished
+    assert scope.different == scope_again.different
+
+
+def test_a_run_ends_if_the_comparison_fails(
+    tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the comparison itself fails, the run reports that, and the failures found before."""
+    plant("get_dcp_local_seq_lens", plus_one)
+    progress = begin(tmp_path, monkeypatch)
+    night = night_of(tmp_path, pool=LosingPool("error", "Traceback ...\nKeyError: 'x'\n"))
+    [error] = night.errors
+    assert "exhaustive:local lengths:" in error.where
+    assert error.message == (
+        "The run ended early: the comparison itself failed\nTraceback ...\nKeyError: 'x'\n"
+    )
+    assert ["new"] == [finding.status for finding in night.findings]
+    assert progress.cases == night.exhaustive[0].cases
+
+
+def test_a_resumed_run_counts_its_own_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run's rate is of its own cases, and its scopes have those of all runs.
+
+    The number of its workers is read before the pool is closed.
+    """
+    progress = begin(tmp_path, monkeypatch)
+    assert 1_000 == progress.cases < progress.total
+    night = night_of(tmp_path)
+    assert (progress.total - progress.cases, 1) == (night.cases, night.workers)
+    assert [progress.total] == [scope.cases for scope in night.exhaustive]
+    assert "passed" == night.verdict
+    again = night_of(tmp_path)
+    assert 0 == again.cases == again.cases_per_second
+    assert "passed" == again.verdict
+    assert [progress.total] == [scope.cases for scope in again.exhaustive]
+
+
+def test_the_progress_is_shown(tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The display has the cases of this run, of earlier ones and of all, and the failures."""
+    plant("get_dcp_local_seq_lens", plus_one)
+    progress = begin(tmp_path, monkeypatch)
+    display = States()
+    night_of(tmp_path, display=display)
+    first, last = display.states[0], display.states[-1]
+    assert 500 == first.cases
+    assert (progress.cases, progress.total) == (last.earlier, last.total)
+    assert last.total == last.earlier + last.cases
+    assert (1, 1) == (last.open, last.workers)
 
 
 def test_jobs_cover_each_scope() -> None:

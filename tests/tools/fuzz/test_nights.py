@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from conformance.generation.profiles import Kind
@@ -340,6 +341,7 @@ def _folder(path: Path, name: str) -> Path:
 UNUSABLE = {
     "unknown function": (["--functions", "compute_slots"], "function 'compute_slots' is unknown"),
     "unknown target": (["--target", "gpu"], "target 'gpu' is unknown"),
+    "no GPU": (["--target", "host,cuda"], "target 'cuda' needs a GPU, but torch finds none"),
     "no module": (["--impl", "nowhere.py"], "nowhere.py' is not a file"),
     "no functions": (["--impl", "math"], "--impl 'math' offers none of the"),
     "nothing to check": (
@@ -359,8 +361,11 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_what_cannot_be_used(name: str, tmp_path: Path, refusal: Callable[..., str]) -> None:
+def test_what_cannot_be_used(
+    name: str, tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong option ends the night before anything runs, with one line and status 2."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments, message = UNUSABLE[name]
     line = refusal(command_line.main, [*arguments, "--out", str(tmp_path)])
     assert line.startswith("kvtwin fuzz: ")

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from kvtwin.fuzz.findings.database import open_database
 from kvtwin.fuzz.workers import ray_cluster, ray_pool
 from kvtwin.fuzz.workers.jobs import Event, Finished, Lost, Message
 from kvtwin.fuzz.workers.ray_pool import NodeLost, RayPool
 from kvtwin.fuzz.workers.worker import Limits
-from tests.tools.fuzz import ray_jobs
+from tests.tools.fuzz import nights, ray_jobs
 from tests.tools.fuzz.nights import until
 from tests.tools.fuzz.ray_jobs import (
     CountingJob,
@@ -31,6 +32,7 @@ from tests.tools.fuzz.ray_jobs import (
     RaisingJob,
     ReadingJob,
 )
+from tests.tools.fuzz.redis_server import Server
 
 TIMEOUT_SECONDS = 300
 """Seconds after which an event will not come. Ray's processes take five times as long to start if
@@ -323,6 +325,54 @@ def test_a_job_that_loses_its_worker_runs_again_and_is_given_up_at_last(
     assert (job, "node") == (events[-1].job, events[-1].reason)
     pool.submit(CountingJob(2))
     assert isinstance(collect(pool, 1)[-1], Finished)
+
+
+WRONG = """
+import fast
+
+def map_to_kernel_blocks(block_ids, blocks_per_kv_block):
+    return fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block) + 1
+"""
+
+
+@needs_ray
+def test_a_night_on_a_cluster_keeps_what_it_finds(cluster: Cluster, tmp_path: Path) -> None:
+    """The failure is in the report and in Redis, although a node is lost and Redis restarted."""
+    implementation = tmp_path / "wrong.py"
+    implementation.write_text(WRONG, encoding="utf-8")
+    (tmp_path / "redis").mkdir()
+    server = Server(tmp_path / "redis", is_persistent=False)
+    second = cluster.add_node("second")
+    out = tmp_path / "out"
+    options = ("--impl", implementation, "--target", "host", "--minutes", "10", "--out", out)
+    where = ("--ray", cluster.address, "--database", server.url)
+    night = nights.start(*options, *where)
+    try:
+        until(lambda: nights.findings(out), TIMEOUT_SECONDS)
+        cluster.kill_node(second)
+        server.kill()
+        server.start()
+        found = nights.findings(out)
+        until(lambda: is_minimal(nights.findings(out)), TIMEOUT_SECONDS)
+        night.send_signal(signal.SIGTERM)
+        status, printed = nights.ended(night)
+        assert 143 == status, printed
+        report = nights.report(out)
+        assert {one["failure"]["function"] for one in found} == {"map_to_kernel_blocks"}
+        assert {"map_to_kernel_blocks"} == {one["function"] for one in report["findings"]}
+        assert [] == report["errors"]
+        assert report["workers"] >= 1
+        assert "nodes of the Ray cluster" in {one["name"] for one in report["machines"]}
+        with contextlib.closing(open_database(server.url, tmp_path / "elsewhere")) as database:
+            assert any(database.failing(one["property"]) for one in report["findings"])
+    finally:
+        night.kill()
+        server.kill()
+
+
+def is_minimal(findings: list[dict[str, Any]]) -> bool:
+    """Return whether one of some findings was minimized."""
+    return any(one["failure"]["is_minimal"] for one in findings)
 
 
 @needs_ray

@@ -32,7 +32,7 @@ from kvtwin.fuzz.report.estimates import estimate_unseen
 from kvtwin.fuzz.report.history import NO_HISTORY, append_night, read_history
 from kvtwin.fuzz.report.record import Error, Night, Profile
 from kvtwin.fuzz.report.tally import digests_of, with_tables
-from kvtwin.fuzz.report.words import attention, headline, scope_words
+from kvtwin.fuzz.report.words import attention, facts, headline, scope_words
 
 # The record.
 
@@ -168,6 +168,24 @@ def test_what_a_person_should_know_is_said() -> None:
     assert "The seed is fixed" in text
     assert "No case was run" in attention(empty_night().to_json())[0]
     assert [] == attention(interrupted_night().to_json())
+
+
+def test_a_resumed_exhaustive_run_may_have_no_cases_left() -> None:
+    """A resumed run that was complete passes, and is not called shorter than its budget."""
+    scope = bad_night().exhaustive[0]
+    night = make_night(cases=0, seconds=2.0, exhaustive=[scope])
+    assert "passed" == night.verdict
+    found = night.to_json()
+    assert "fast: no failures; 0 cases in 2.0 s" == headline(found)
+    assert [] == attention(found)
+    assert "the last case of its scopes" == dict(facts(found))["ended by"]
+    partial = dataclasses.replace(scope, is_finished=False)
+    assert "failed" == make_night(cases=0, exhaustive=[partial]).verdict
+    found = make_night(seconds=2.0, exhaustive=[partial]).to_json()
+    assert "shorter than its budget" in attention(found)[0]
+    error = Error(where="exhaustive", message="The run ended early")
+    found = make_night(exhaustive=[partial], errors=[error]).to_json()
+    assert "an error" == dict(facts(found))["ended by"]
 
 
 def test_a_scope_without_cases_says_nothing_of_equality() -> None:

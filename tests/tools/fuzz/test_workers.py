@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.forkserver
 import multiprocessing.process
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from kvtwin.fuzz.workers.jobs import Event, Finished, Job, Lost, Message
 from kvtwin.fuzz.workers.local_pool import LocalPool
+from kvtwin.fuzz.workers.shipping import PACKAGES, copy_code
 from kvtwin.fuzz.workers.worker import (
     START_SECONDS,
     STARTING,
@@ -265,6 +267,26 @@ def test_closing_a_pool_loses_what_runs_and_what_waits() -> None:
     lost = [event for event in pool.events(0) if isinstance(event, Lost)]
     assert ["stopped", "stopped"] == [event.reason for event in lost]
     assert jobs == [event.job for event in lost]
+
+
+def test_a_worker_that_cannot_be_prepared_is_an_error() -> None:
+    """A module that cannot be imported is an error with its traceback, not a crash."""
+    worker = LocalWorker("worker", Limits(), preload=("no_such_module",))
+    with contextlib.closing(worker):
+        [lost] = worker.run(PidJob())
+    assert isinstance(lost, Lost)
+    assert "error" == lost.reason
+    assert "No module named 'no_such_module'" in lost.detail
+
+
+def test_all_modules_are_copied_to_a_cluster(tmp_path: Path) -> None:
+    """The copy for the nodes has every module of the packages."""
+    copy_code([], tmp_path)
+    for package in PACKAGES:
+        folder = Path(str(package.__file__)).resolve().parent
+        modules = {path.relative_to(folder) for path in folder.rglob("*.py")}
+        copied = tmp_path / package.__name__
+        assert modules == {path.relative_to(copied) for path in copied.rglob("*.py")}
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.02, 0.05])

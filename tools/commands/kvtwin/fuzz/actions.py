@@ -12,10 +12,11 @@ from typing import Final
 from rich.console import Console
 
 from conformance.encoding import read_json
-from conformance.targets.target import RAISED
+from conformance.targets.implementations import load_implementations
+from conformance.targets.target import RAISED, default_targets
 from kvtwin.fuzz.bisection.bisect import bisect as find_commit
 from kvtwin.fuzz.cases import profile
-from kvtwin.fuzz.cases.properties import Subject, properties_of
+from kvtwin.fuzz.cases.properties import Subject, check_runs_here, properties_of
 from kvtwin.fuzz.display import Display
 from kvtwin.fuzz.exhaustive.night import enumerate_scopes
 from kvtwin.fuzz.findings.database import open_database
@@ -99,6 +100,7 @@ def replay(options: argparse.Namespace) -> int:
             f"{options.replay} is a stored call, not an input of the fuzzer; replay it with:"
             f" python -m conformance --replay {options.replay}"
         )
+    check_runs_here(subject)
     try:
         attempt_of_input(case, subject)()
     except RAISED as error:
@@ -148,6 +150,7 @@ def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
     uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
     if options.ray is None:
+        check_runs_here(subject)
         return LocalPool(options.workers or num_cores(), limits)
     from kvtwin.fuzz.workers.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
 
@@ -162,12 +165,14 @@ def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
 
 
 def _subject_of(options: argparse.Namespace) -> Subject:
-    return Subject(
-        tuple(_absolute(text) for text in options.impl),
-        tuple(_absolute(text) for text in options.adapter),
-        options.target,
-        options.functions,
+    impl, adapter = (
+        tuple(_absolute(text) for text in given) for given in (options.impl, options.adapter)
     )
+    target = options.target
+    if target is None and options.ray is not None and not options.exhaustive and len(impl) < 2:
+        # The default targets of a node with a GPU are others.
+        target = ",".join(default_targets(load_implementations(impl, adapter)[0]))
+    return Subject(impl, adapter, target, options.functions)
 
 
 def _absolute(text: str) -> str:

@@ -29,7 +29,7 @@ from conformance.stateful.check import StatefulCheck
 from kvtwin.fuzz import preload
 from kvtwin.fuzz.cases import branches, coverage
 from kvtwin.fuzz.cases.coverage import PLURALS
-from kvtwin.fuzz.cases.properties import Subject, properties_of
+from kvtwin.fuzz.cases.properties import Subject, check_runs_here, properties_of
 from kvtwin.parser import Parser
 
 
@@ -64,6 +64,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
         options: The parsed command line.
     """
     subject = Subject(target=options.target, functions=options.functions)
+    check_runs_here(subject)
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
     branch_source = branches.branch_source(folders, is_sampled=False)
     try:

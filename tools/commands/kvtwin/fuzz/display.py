@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kvtwin.fuzz.report.words import count
+
 LINE_SECONDS: Final = 60.0
 """The time between two lines without a terminal."""
 
@@ -28,6 +30,8 @@ class State:
         open: Failures that are open.
         new: Failures that are new.
         workers: Workers now.
+        earlier: Cases that earlier runs compared, if an exhaustive run was resumed.
+        total: All cases of an exhaustive run; 0 for a night.
     """
 
     seconds: float = 0.0
@@ -36,16 +40,28 @@ class State:
     open: int = 0
     new: int = 0
     workers: int = 0
+    earlier: int = 0
+    total: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Cases per second."""
+        return self.cases / self.seconds if self.seconds else 0.0
+
+    @property
+    def done(self) -> str:
+        """The cases, for an exhaustive run with those of earlier runs, and how many there are."""
+        of_all = f" of {self.total:,}" if self.total else ""
+        return f"{self.earlier + self.cases:,}{of_all}"
 
     @property
     def line(self) -> str:
         """The state in a line."""
-        rate = self.cases / self.seconds if self.seconds else 0.0
-        met = ", ".join(f"{count:,} {kind}" for kind, count in self.met.items())
-        return (
-            f"{self.seconds:,.0f} s: {self.cases:,} cases ({rate:,.0f}/s); {met or 'nothing met'};"
-            f" {self.open} failures open, {self.new} of them new"
-        )
+        start = f"{self.seconds:,.0f} s: {self.done} cases ({self.rate:,.0f}/s);"
+        if self.total:
+            return f"{start} {count(self.open, 'failure')}; {count(self.workers, 'worker')}"
+        met = ", ".join(f"{number:,} {kind}" for kind, number in self.met.items())
+        return f"{start} {met or 'nothing met'}; {self.open} failures open, {self.new} of them new"
 
 
 class Display:
@@ -85,13 +101,14 @@ class Display:
     def show(self, state: State) -> None:
         """Show the state of the night."""
         if self._live is not None:
-            self._progress.update(self._task, completed=min(state.seconds, self._budget))
+            total = state.total or self._budget
+            done = state.earlier + state.cases if state.total else min(state.seconds, total)
+            self._progress.update(self._task, completed=done, total=total)
             table = Table.grid(padding=(0, 2))
-            rate = state.cases / state.seconds if state.seconds else 0.0
-            table.add_row("cases", f"{state.cases:,}", f"{rate:,.0f} per second")
-            for kind, count in state.met.items():
-                table.add_row(kind, f"{count:,}", "met")
-            table.add_row("failures", f"{state.open}", f"{state.new} new")
+            table.add_row("cases", state.done, f"{state.rate:,.0f} per second")
+            for kind, number in state.met.items():
+                table.add_row(kind, f"{number:,}", "met")
+            table.add_row("failures", f"{state.open}", "" if state.total else f"{state.new} new")
             table.add_row("workers", f"{state.workers}")
             frame = Table.grid()
             frame.add_row(self._progress)

@@ -177,9 +177,18 @@ class Property:
         return lambda data: inner(data=data)
 
 
+def check_runs_here(subject: Subject) -> None:
+    """Check that this machine can run the targets of a subject.
+
+    Raises:
+        ValueError: It cannot, or the subject has unknown names.
+    """
+    choose_targets(subject.target, load_implementations(subject.impl, subject.adapter))
+
+
 @functools.cache
 def properties_of(subject: Subject) -> dict[str, Property]:
-    """Return the properties of a subject by name.
+    """Return the properties of a subject by name, also those that need a GPU which is elsewhere.
 
     Args:
         subject: The subject.
@@ -187,7 +196,8 @@ def properties_of(subject: Subject) -> dict[str, Property]:
     Raises:
         ValueError: The subject has unknown names, or nothing to check.
     """
-    targets = choose_targets(subject.target, load_implementations(subject.impl, subject.adapter))
+    implementations = load_implementations(subject.impl, subject.adapter)
+    targets = choose_targets(subject.target, implementations, runs_here=False)
     functions = choose_functions(subject.functions)
     found = []
     for where, check in all_checks().items():

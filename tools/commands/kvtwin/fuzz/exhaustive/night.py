@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from conformance.targets.target import RAISED
 from kvtwin.fuzz.cases.properties import Property
-from kvtwin.fuzz.display import Display
+from kvtwin.fuzz.display import Display, State
 from kvtwin.fuzz.exhaustive.examples import example_of
 from kvtwin.fuzz.exhaustive.jobs import CaseFailure, targets_of
 from kvtwin.fuzz.exhaustive.progress import Progress
@@ -31,28 +31,44 @@ def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display)
         options: The options of the night.
         scale: How large the bounds of the scopes are.
         pool: The workers, which are closed at the end.
-        display: Shows the failures.
+        display: Shows the progress and the failures.
 
     Raises:
         ValueError: The options have unknown names; the folder has the progress of another run, or
             findings that cannot be read.
-        RuntimeError: The comparison itself failed.
     """
     started, began = datetime.now(UTC), time.monotonic()
     findings = Findings(options.out / "findings")
     progress = Progress.resume(options.out, options.subject, scale)
+    earlier = progress.cases
     signals: list[str] = []
+
+    def show() -> None:
+        display.show(
+            State(
+                time.monotonic() - began,
+                progress.cases - earlier,
+                open=len(progress.failures),
+                workers=pool.size,
+                earlier=earlier,
+                total=progress.total,
+            )
+        )
+
     with catching_signals(signals.append):
         try:
-            run(
+            error = run(
                 progress,
                 pool,
                 options.out,
                 is_over=lambda: bool(signals) or time.monotonic() - began > options.seconds,
-                show=display.note,
+                note=display.note,
+                show=show,
             )
+            workers = pool.size
         finally:
             pool.close()
+    _note_fixed(findings, progress, display)
     for found in progress.failures.values():
         findings.add(failure_of_case(found, progress))
     findings.write()
@@ -62,11 +78,12 @@ def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display)
     return dataclasses.replace(
         start_of_night(options, progress.targets.values(), started, options.seed or 0),
         seconds=time.monotonic() - began,
-        workers=pool.size,
-        cases=sum(done.cases for done in progress.done.values()),
+        workers=workers,
+        cases=progress.cases - earlier,
         interrupted_by=signals[0] if signals else None,
         findings=reported_findings(findings, options.subject),
         exhaustive=scopes,
+        errors=[] if error is None else [error],
     )
 
 
@@ -88,6 +105,29 @@ def _scopes(progress: Progress) -> list[Scope]:
     ]
 
 
+def _note_fixed(findings: Findings, progress: Progress, display: Display) -> None:
+    """Record which findings of earlier runs are fixed: their cases were compared and are equal.
+
+    If any case of a scope failed, its findings stay open: only the first failure of each key is
+    known by its case.
+    """
+    scopes = {
+        (target, _scope_at_scale(name, progress)): done
+        for (target, name), done in progress.done.items()
+    }
+    for known, found in findings.by_id.items():
+        scope, _, index = found.failure.property_name.rpartition(":")
+        done = scopes.get((found.failure.target, scope))
+        if found.is_open and done is not None and not done.failed and done.has(int(index)):
+            findings.note_fixed(known)
+            display.note(f"fixed: {found.failure.line}")
+
+
+def _scope_at_scale(name: str, progress: Progress) -> str:
+    """Return the name of a scope in findings; at another scale, an index is of another case."""
+    return f"scale {progress.scale}, {name}"
+
+
 def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
     """Convert a failing case of an exhaustive run to a failure, with its stored case and script.
 
@@ -106,6 +146,6 @@ def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
             example.check.body(target, example.value)
         except RAISED as raised:
             error = raised
-    name = f"{found.scope}:{found.index}"
+    name = f"{_scope_at_scale(found.scope, progress)}:{found.index}"
     failure = failure_of(prop, example.value, error, property_name=name, is_minimal=True)
     return with_artefacts(failure, prop, example.value, error, is_safe=not found.is_crash)

@@ -79,6 +79,10 @@ class Done:
                 merged.append([begin, end])
         self.ranges = merged
 
+    def has(self, index: int) -> bool:
+        """Return whether a case was compared."""
+        return any(start <= index < stop for start, stop in self.ranges)
+
     def left(self, count: int) -> list[tuple[int, int]]:
         """Return the ranges of `count` cases that are not done.
 
@@ -175,9 +179,19 @@ class Progress:
         replace_file(folder / FILE, json.dumps(contents))
 
     @property
+    def cases(self) -> int:
+        """The number of cases that were compared, in all scopes."""
+        return sum(done.cases for done in self.done.values())
+
+    @property
+    def total(self) -> int:
+        """The number of cases of all scopes."""
+        return sum(scope.cases.count for scope in self.scopes.values())
+
+    @property
     def is_complete(self) -> bool:
         """Whether every case was compared."""
-        return all(done.cases == self.scopes[key].cases.count for key, done in self.done.items())
+        return self.cases == self.total
 
     def jobs(self) -> list[ExhaustiveJob]:
         """Return jobs for all cases that are left."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kvtwin.fuzz.exhaustive.jobs import CaseFailure, crash_of
 from kvtwin.fuzz.exhaustive.progress import Progress
+from kvtwin.fuzz.report.record import Error
 from kvtwin.fuzz.workers.jobs import Event, Finished, Message, Pool
 
 WRITE_SECONDS: Final = 5.0
@@ -28,36 +29,41 @@ def run(
     folder: Path,
     *,
     is_over: Callable[[], bool] = lambda: False,
-    show: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Compare all cases that are left, until they are done or the time is over.
+    note: Callable[[str], None] = lambda _: None,
+    show: Callable[[], None] = lambda: None,
+) -> Error | None:
+    """Compare all cases that are left, until they are done, the time is over, or an error occurs.
 
     Args:
         progress: The progress so far, updated and written to `folder` during the run.
         pool: The workers. They are requested to stop, and not closed.
         folder: The folder of the run.
         is_over: Whether to stop.
-        show: Prints a failure, as a line.
+        note: Prints a failure or an error.
+        show: Shows the progress; called several times a second.
 
-    Raises:
-        RuntimeError: The comparison itself failed, or too many workers were lost.
+    Returns:
+        The error that ended the run early, if any: the comparison itself failed, or too many
+        workers were lost.
     """
-    exhaustion, written = _JobQueue(progress, show), time.monotonic()
+    queue, written = _JobQueue(progress, note), time.monotonic()
     try:
-        while (exhaustion.left or exhaustion.running) and not is_over():
-            while exhaustion.left and exhaustion.running <= pool.size:
-                pool.submit(exhaustion.left.popleft())
-                exhaustion.running += 1
-            exhaustion.handle(pool.events(0.2))
+        while (queue.left or queue.running) and queue.error is None and not is_over():
+            while queue.left and queue.running <= pool.size:
+                pool.submit(queue.left.popleft())
+                queue.running += 1
+            queue.handle(pool.events(0.2))
+            show()
             if time.monotonic() - written > WRITE_SECONDS:
                 progress.write(folder)
                 written = time.monotonic()
         pool.stop()
         until = time.monotonic() + DRAIN_SECONDS
-        while exhaustion.running and time.monotonic() < until:
-            exhaustion.handle(pool.events(0.2))
+        while queue.running and time.monotonic() < until:
+            queue.handle(pool.events(0.2))
     finally:
         progress.write(folder)
+    return queue.error
 
 
 class _JobQueue:
@@ -65,24 +71,22 @@ class _JobQueue:
 
     Args:
         progress: The progress so far, which is updated.
-        show: Prints a failure, as a line.
+        note: Prints a failure or an error.
 
     Attributes:
         left: The jobs to be submitted.
         running: The number of jobs that were submitted and have not ended.
+        error: The first error, which ends the run.
     """
 
-    def __init__(self, progress: Progress, show: Callable[[str], None]) -> None:
+    def __init__(self, progress: Progress, note: Callable[[str], None]) -> None:
         self.left, self.running = deque(progress.jobs()), 0
-        self._progress, self._show = progress, show
+        self.error: Error | None = None
+        self._progress, self._note = progress, note
         self._num_lost = 0
 
     def handle(self, events: list[Event]) -> None:
-        """Record the failures that jobs reported, and how jobs ended.
-
-        Raises:
-            RuntimeError: The comparison itself failed, or too many workers were lost.
-        """
+        """Record the failures that jobs reported, and how jobs ended."""
         for event in events:
             job: Any = event.job
             if isinstance(event, Message):
@@ -95,16 +99,21 @@ class _JobQueue:
             elif event.reason in {"stopped", "node"}:
                 self.left.append(job)
             elif event.reason == "error":
-                raise RuntimeError(f"{job.name} failed: {event.detail}")
+                self._end(job.name, f"the comparison itself failed\n{event.detail}")
             else:
-                self._num_lost += 1
-                if self._num_lost > MAX_LOST:
-                    message = f"{self._num_lost} workers were lost, the last by {event.reason}"
-                    raise RuntimeError(message)
                 failure = crash_of(job, event.reason, event.input)
                 self._add_failure(failure)
                 self.left.extendleft(self._progress.add_lost(job, failure))
+                self._num_lost += 1
+                if self._num_lost > MAX_LOST:
+                    lost = f"{self._num_lost} workers were lost, the last by {event.reason}"
+                    self._end(job.name, f"{lost}; the same command continues it")
 
     def _add_failure(self, failure: CaseFailure) -> None:
         if self._progress.add_failure(failure):
-            self._show(failure.text)
+            self._note(failure.text)
+
+    def _end(self, where: str, why: str) -> None:
+        if self.error is None:
+            self.error = Error(where=where, message=f"The run ended early: {why}")
+            self._note(f"{where}: {self.error.message}")

@@ -74,7 +74,7 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found = [
         (f"{new:,}", "new failures", "fails" if new else ""),
         (f"{known:,}", "still open", "fails" if known else ""),
-        (short(record["cases"]), "cases", "" if record["cases"] else "fails"),
+        (short(record["cases"]), "cases", "" if words.has_cases(record) else "fails"),
         (words.rate(record["cases_per_second"]), "cases per second", ""),
     ]
     for coverage in record["coverage"]:

@@ -233,10 +233,14 @@ class Night:
 
     @property
     def verdict(self) -> Verdict:
-        """How the night ended. A night without cases has failed."""
+        """How the night ended. A night without cases has failed.
+
+        A resumed exhaustive run may have none left to compare.
+        """
         is_open = any(finding.status != "fixed" for finding in self.findings)
         is_different = any(scope.different for scope in self.exhaustive)
-        if not self.cases or self.errors or is_open or is_different:
+        is_complete = self.exhaustive and all(scope.is_finished for scope in self.exhaustive)
+        if not (self.cases or is_complete) or self.errors or is_open or is_different:
             return "failed"
         return "passed" if self.interrupted_by is None else "interrupted"
 

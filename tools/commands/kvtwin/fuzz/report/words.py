@@ -44,7 +44,7 @@ def headline(record: Mapping[str, Any]) -> str:
 def _result(record: Mapping[str, Any]) -> str:
     numbers = {status: len(findings(record, status)) for status in ("new", "known", "fixed")}
     parts = []
-    if not record["cases"]:
+    if not has_cases(record):
         parts.append("nothing was checked")
     if numbers["new"]:
         parts.append(f"{numbers['new']:,} new {'failure' if numbers['new'] == 1 else 'failures'}")
@@ -54,7 +54,7 @@ def _result(record: Mapping[str, Any]) -> str:
         parts.append(f"{numbers['fixed']:,} fixed")
     if numbers["known"]:
         parts.append(f"{numbers['known']:,} still open")
-    if record["cases"] and not numbers["new"] and not numbers["known"]:
+    if has_cases(record) and not numbers["new"] and not numbers["known"]:
         parts.insert(0, "no failures")
     different = [scope["name"] for scope in record["exhaustive"] if scope["different"]]
     if different:
@@ -62,6 +62,17 @@ def _result(record: Mapping[str, Any]) -> str:
     if record["errors"]:
         parts.append(f"{count(len(record['errors']), 'error')} in the run itself")
     return ", ".join(parts)
+
+
+def has_cases(record: Mapping[str, Any]) -> bool:
+    """Return whether cases were run; a resumed exhaustive run may have none left to compare."""
+    return bool(record["cases"]) or is_complete(record)
+
+
+def is_complete(record: Mapping[str, Any]) -> bool:
+    """Return whether this is an exhaustive run that has compared all cases, and so has ended."""
+    scopes = record["exhaustive"]
+    return bool(scopes) and all(scope["is_finished"] for scope in scopes)
 
 
 def _time(record: Mapping[str, Any]) -> str:
@@ -189,9 +200,11 @@ def scope_words(scope: Mapping[str, Any]) -> str:
 def attention(record: Mapping[str, Any]) -> list[str]:
     """Return the warnings of a night, one sentence each."""
     found = []
-    if not record["cases"]:
+    if not has_cases(record):
         found.append("No case was run, so this night says nothing about the implementation.")
     late = record["seconds"] - record["seconds_budgeted"]
+    if is_complete(record):
+        late = max(late, 0)
     if record["interrupted_by"] is None and abs(late) > max(10, record["seconds_budgeted"] / 100):
         word = "longer" if late > 0 else "shorter"
         found.append(f"The night was {duration(abs(late))} {word} than its budget.")
@@ -217,7 +230,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("functions", ", ".join(record["selected"] or ["all"])),
         ("started", date_words(record["started"])),
         ("time", f"{duration(record['seconds'])} of {duration(record['seconds_budgeted'])}"),
-        ("ended by", record["interrupted_by"] or "the end of its time"),
+        ("ended by", record["interrupted_by"] or _end(record)),
         ("workers", f"{record['workers']:,}"),
         *((f"machine {one['name']}", machine_words(one)) for one in record["machines"]),
         ("cases", f"{record['cases']:,}; {record['discarded']:,} draws gave no valid case"),
@@ -229,6 +242,12 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("command", shlex.join(record["command"])),
     ]
     return found + list(record["versions"].items())
+
+
+def _end(record: Mapping[str, Any]) -> str:
+    if is_complete(record):
+        return "the last case of its scopes"
+    return "an error" if record["exhaustive"] and record["errors"] else "the end of its time"
 
 
 def rate_words(record: Mapping[str, Any]) -> str:

@@ -105,7 +105,7 @@ def copy_code(extra: Iterable[Path], to: Path) -> PathMap:
 
 
 def _copy_folder(source: Path, to: Path) -> None:
-    ignore = shutil.ignore_patterns("__pycache__", "results", "failures", ".*")
+    ignore = shutil.ignore_patterns("__pycache__", "failures", ".*")
     shutil.copytree(source, to, dirs_exist_ok=True, ignore=ignore)
 
 

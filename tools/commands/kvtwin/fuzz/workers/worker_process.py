@@ -108,10 +108,15 @@ def run_jobs(
     faulthandler.register(signal.SIGUSR1, file, all_threads=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    for name in preload:  # the fork server may have imported them
-        prepare = getattr(importlib.import_module(name), "prepare", None)
-        if prepare is not None:
-            prepare()
+    try:
+        for name in preload:  # the fork server may have imported them
+            prepare = getattr(importlib.import_module(name), "prepare", None)
+            if prepare is not None:
+                prepare()
+    except Exception:  # noqa: BLE001  # the coordinator reports it
+        pipe.recv()
+        pipe.send(("error", traceback.format_exc()))
+        return
     context = ChildContext(pipe, shared, memory_bytes)
     collected = unfrozen = time.monotonic()
     while True:
