@@ -75,6 +75,14 @@ def test_a_property_with_few_cases_has_a_share() -> None:
     assert counts[NAMES[0]] > max(counts[name] for name in NAMES[1:])
 
 
+def test_of_properties_with_few_cases_the_cheapest_is_completed() -> None:
+    """Half of their share goes to the one that needs the least time for its cases."""
+    slow = {f"slow {number}": 1000 for number in range(20)}
+    chooser = Chooser(dict.fromkeys([*slow, "cheap"], ()), 0, {**slow, "cheap": 1000})
+    run_slices(chooser, 600, seconds=dict.fromkeys(slow, 10.0) | {"cheap": 9.0})
+    assert chooser.records["cheap"].cases > 1.5 * max(chooser.records[name].cases for name in slow)
+
+
 def test_a_fixed_property_is_done_after_a_case() -> None:
     """A property with one example is chosen until it had a case, and then only if all are done."""
     chooser = Chooser({"fixed": [("goal", "f", "never")], "other": ()}, 0, fixed={"fixed"})
