@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -16,12 +17,17 @@ import kvtwin.fuzz.bisection.bisect
 from conformance.cases.compared import case_of_call
 from conformance.cases.corpus import add_to_corpus
 from conformance.encoding import read_json
+from conformance.generation.profiles import Kind
 from conformance.values.call import Call
 from kvtwin.checkout import ROOT
 from kvtwin.fuzz.bisection import commit_check
 from kvtwin.fuzz.bisection.bisect import BisectResult, bisect, search
 from kvtwin.fuzz.bisection.commit_check import Outcome, try_case
 from kvtwin.fuzz.bisection.repository import Repository
+from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.properties import Subject, properties_of
+from kvtwin.fuzz.findings.failures import Failure
+from kvtwin.fuzz.findings.records import Findings
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -162,6 +168,30 @@ def test_the_commit_on_a_merged_branch_is_found(history: History, case: Path) ->
     assert notes[0].startswith("BAD ")
     assert notes[0].endswith(" fails: result[0] = 3, but should be 2")
     history.assert_unchanged()
+
+
+def test_an_input_is_bisected(tmp_path: Path) -> None:
+    """A failure that is stored as its input, not as a call, is drawn again at each commit."""
+    text = """
+import fast
+from fast import checks
+
+def extract_layer_index(*arguments, **options):
+    return fast.extract_layer_index(*arguments, **options){change}
+"""
+    made = History(tmp_path / "repository")
+    for subject, change in (("start", ""), ("the bug", " + 1"), ("last", " + 1 + 0")):
+        made.commit(subject, text=text.format(change=change))
+    properties = properties_of(Subject(target="host", functions="extract_layer_index"))
+    prop = next(one for one in properties.values() if one.check.kind is Kind.SAME_ANSWER)
+    failure = Failure("extract_layer_index", "host", prop.name, "same answer", "", "", "wrong")
+    findings = Findings(tmp_path / "findings")
+    findings.add(dataclasses.replace(failure, input=Input(prop.name, 3).to_bytes()))
+    stored, engine = findings.case_path(failure.id), str(made.root / "engine.py")
+    assert "input" == read_json(stored)["kind"]
+    found = bisect(stored, made.hashes["start"], "main", impl=engine, note=lambda _: None)
+    assert [made.hashes["the bug"]] == [commit.hash for commit in found.commits]
+    made.assert_unchanged()
 
 
 def test_commits_that_cannot_be_tested_make_a_range(tmp_path: Path) -> None:

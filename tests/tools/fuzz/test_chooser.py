@@ -120,7 +120,7 @@ def test_the_most_promising_is_preferred() -> None:
     assert 4 * counts["few"] < counts["many"]
 
 
-def test_a_small_promise_is_preferred_too() -> None:
+def test_a_small_gain_is_preferred_too() -> None:
     """A property that covers one new goal in 100 s is preferred to those that cover none."""
     chooser = Chooser({**dict.fromkeys(NAMES, ()), "few": ()}, 0)
     seconds = dict.fromkeys([*NAMES, "few"], 100.0)
@@ -145,7 +145,7 @@ def test_an_event_is_new_once() -> None:
     )
 
 
-def test_one_case_promises_nothing() -> None:
+def test_nothing_is_expected_after_one_case() -> None:
     """That no other case met the events of a property's only case says nothing about the next."""
     chooser = Chooser({"a": ()}, 0)
     chooser.learn(SliceResult("a", 1, 0, 0, 1.0, Counter({("pair", "f", "x", "y"): 1})))
@@ -154,7 +154,7 @@ def test_one_case_promises_nothing() -> None:
     assert 1.0 == chooser.records["a"].expected_gain
 
 
-def test_what_each_case_meets_promises_nothing() -> None:
+def test_what_each_case_meets_is_no_gain() -> None:
     """A property is promising if it met new events, and some of its events only once."""
     chooser = Chooser({"a": (), "b": (), "c": ()}, 0)
     often, rare, both = (("pair", "f", name, name) for name in ("often", "rare", "both"))
@@ -163,8 +163,8 @@ def test_what_each_case_meets_promises_nothing() -> None:
     chooser.learn(SliceResult("b", 9, 0, 0, 2.0, Counter({often: 8, rare: 1, both: 1})))
     assert 1.0 == chooser.records["b"].expected_gain
     chooser.learn(SliceResult("c", 9, 0, 0, 2.0, Counter({both: 1})))
-    promises = [chooser.records[name].expected_gain for name in "abc"]
-    assert [0.0, 0.5, 0.0] == promises, "an event that was met again promises nothing"
+    gains = [chooser.records[name].expected_gain for name in "abc"]
+    assert [0.0, 0.5, 0.0] == gains, "an event that was met again is no gain"
     chooser.learn(SliceResult("b", 9, 0, 0, 3.0, Counter({rare: 9})))
     assert 0.0 == chooser.records["b"].expected_gain
 

@@ -41,14 +41,14 @@ UNMET_SHARE: Final = 0.15
 
 Without it, three minutes on two cores left 5 of 3,326 goals (2026-11-23): few cases meet them, and
 the time went to properties with many pairs of goals. Even in the last of these minutes such slices
-meet more than those that are drawn by promise: 53 pairs and 4 goals per second, not 46 and 1
+meet more than those that are drawn by expected gain: 53 pairs and 4 goals per second, not 46 and 1
 (2026-11-27).
 """
 
-PROMISE_POWER: Final = 2
-"""A property's weight is its promise to this power.
+GAIN_POWER: Final = 2
+"""A property's weight is its expected gain to this power.
 
-With 1, most slices go to the many properties that each promise little.
+With 1, most slices go to the many properties from each of which little is expected.
 """
 
 MIN_EXPECTED_GAIN: Final = 1e-3
@@ -75,7 +75,8 @@ class Record:
         seconds: The time that it had.
         slices: The number of its slices.
         gain: The weight of new events per second, as a moving average over slices.
-        alone: The weight of the events that only one case of the night met, a case of this one.
+        singletons: The weight of the events that only one case of the night met, one of this
+            property.
         events: Its events, with the number of cases.
     """
 
@@ -85,7 +86,7 @@ class Record:
     seconds: float = 0.0
     slices: int = 0
     gain: float = 0.0
-    alone: float = 0.0
+    singletons: float = 0.0
     events: Counter[Event] = dataclasses.field(default_factory=Counter)
 
     @property
@@ -95,11 +96,12 @@ class Record:
         It is the gain of the last slices, capped by the Good-Turing estimate: the next case is as
         likely to meet a new event as a case so far was to meet an event that no other case met.
         After a property's first slice the gain is too high: it includes events that every property
-        of its function meets. One case says nothing: no other of its property could meet the same.
+        of its function meets. Nothing is expected after one case: no other case of the property
+        could meet the same.
         """
         if self.cases == 1:
             return 0.0
-        return min(self.gain, self.alone / max(self.seconds, MIN_SECONDS))
+        return min(self.gain, self.singletons / max(self.seconds, MIN_SECONDS))
 
 
 class Chooser:
@@ -136,7 +138,7 @@ class Chooser:
         self._chance = random.Random(seed)  # noqa: S311  # no secret
         self._first = list(self.records)
         self._chance.shuffle(self._first)
-        self._promised: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
         self._met_once: dict[Event, Record] = {}
         self._retired: set[str] = set()
 
@@ -170,8 +172,8 @@ class Chooser:
         unmet = [name for name in names if self._unmet[name]]
         if unmet and share < FAIR_SHARE + FEW_SHARE + UNMET_SHARE:
             return min(unmet, key=lambda name: self._time_of(name) / len(self._unmet[name]))
-        powers = [self.records[name].expected_gain ** PROMISE_POWER for name in names]
-        minimum = MIN_EXPECTED_GAIN**PROMISE_POWER + sum(powers) / len(names) / 20
+        powers = [self.records[name].expected_gain ** GAIN_POWER for name in names]
+        minimum = MIN_EXPECTED_GAIN**GAIN_POWER + sum(powers) / len(names) / 20
         weights = [power + minimum for power in powers]
         return self._chance.choices(names, weights)[0]
 
@@ -193,7 +195,7 @@ class Chooser:
         if goals_met:
             for goals in self._unmet.values():
                 goals.difference_update(goals_met)
-        self._promised[name] -= 1
+        self._running[name] -= 1
         gain = sum(map(_weight, new)) / max(seconds, MIN_SECONDS)
         is_first = record.slices == 1
         record.gain = gain if is_first else MEMORY * record.gain + (1 - MEMORY) * gain
@@ -201,7 +203,7 @@ class Chooser:
 
     def give_up(self, name: str) -> None:
         """Record that a slice was lost."""
-        self._promised[name] -= 1
+        self._running[name] -= 1
         self.records[name].slices += 1
         self.records[name].gain /= 2
 
@@ -213,13 +215,13 @@ class Chooser:
         for event, cases in events.items():
             first = self._met_once.pop(event, None)
             if first is not None:
-                first.alone -= _weight(event)
+                first.singletons -= _weight(event)
             elif cases == self.events[event] == 1:
                 self._met_once[event] = record
-                record.alone += _weight(event)
+                record.singletons += _weight(event)
 
     def _take(self, name: str) -> str:
-        self._promised[name] += 1
+        self._running[name] += 1
         return name
 
     def _has_too_few_cases(self, name: str) -> bool:
@@ -227,7 +229,7 @@ class Chooser:
 
     def _share_of_min_cases(self, name: str) -> float:
         """Return how many cases a property had, for each that it needs."""
-        return self._promised[name] + self.records[name].cases / self._min_cases[name]
+        return self._running[name] + self.records[name].cases / self._min_cases[name]
 
     def _seconds_to_min_cases(self, name: str) -> float:
         """Return the seconds that a property probably takes for the cases that it lacks."""
@@ -237,7 +239,7 @@ class Chooser:
 
     def _time_of(self, name: str) -> float:
         """Return the seconds that a property had, plus one for each slice that has not ended."""
-        return self.records[name].seconds + self._promised[name]
+        return self.records[name].seconds + self._running[name]
 
 
 def _weight(event: Event) -> float:

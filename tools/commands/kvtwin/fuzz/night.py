@@ -74,7 +74,7 @@ class Fuzzing:
         self.curve: list[Point] = []
         self.lost: list[LostWorker] = []
         self.errors: list[Error] = []
-        self.peaks: dict[str, int] = {}
+        self.peak_bytes = 0
         self.num_workers = self.cluster_cpus = 0
         self.interrupted_by: str | None = None
         self._begin = time.monotonic()
@@ -139,7 +139,7 @@ class Fuzzing:
 
     def _handle_finished(self, event: Finished) -> None:
         result, job = event.result, event.job
-        self.peaks["each"] = max(self.peaks.get("each", 0), event.peak_bytes)
+        self.peak_bytes = max(self.peak_bytes, event.peak_bytes)
         if isinstance(result, SliceResult):
             self._learn(result)
         elif isinstance(result, ReplayResult):

@@ -53,7 +53,7 @@ def night_of(fuzzing: Fuzzing) -> Night:
         curve=fuzzing.curve,
         findings=reported_findings(fuzzing.findings, fuzzing.options.subject),
         workers_lost=fuzzing.lost,
-        memory=[WorkerMemory(worker=n, peak_bytes=b) for n, b in fuzzing.peaks.items()],
+        memory=[WorkerMemory(worker="the largest", peak_bytes=fuzzing.peak_bytes)],
         errors=fuzzing.errors,
     )
 

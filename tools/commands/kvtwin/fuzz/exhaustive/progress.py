@@ -255,8 +255,8 @@ def _check_same(path: Path, what: str, got: object, expected: object) -> None:
         keys = [key for key in {**got, **expected} if got.get(key) != expected.get(key)]
         changed = f"{what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
     raise StaleProgressError(
-        f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
-        "Remove the file to begin again, or go on with what it was made with"
+        f"{path} belongs to a run with other {changed}. Remove the file to begin again, or restore"
+        " the code and the options of that run to continue it"
     )
 
 

@@ -155,7 +155,7 @@ def unseen_words(coverage: Mapping[str, Any]) -> str:
 
     >>> found = {"once": 20, "new_per_case": 0.001, "unseen_at_least": 3}
     >>> unseen_words({"estimate": found})
-    '20 were met once: new ones are expected at 1 in 1,000 cases; at least 3 more can be met.'
+    '20 were met once: about 1 in 1,000 cases meets a new one; an estimated 3 or more remain.'
     """
     found = coverage["estimate"]
     if found is None:
@@ -163,10 +163,12 @@ def unseen_words(coverage: Mapping[str, Any]) -> str:
     if not found["once"]:
         return "Each was met by at least two cases, so the next case is unlikely to meet a new one."
     often = found["new_per_case"]
-    rate = f"{often:,.1f} for each case" if often >= 1 else f"1 in {1 / often:,.0f} cases"
+    meets = f"1 in {1 / often:,.0f} cases meets a new one"
+    if often >= 1:
+        meets = f"{often:,.1f} new ones in each case"
     minimum = found["unseen_at_least"]
-    more = f"; at least {minimum:,} more can be met" if minimum else ""
-    return f"{found['once']:,} were met once: new ones are expected at {rate}{more}."
+    more = f"; an estimated {minimum:,} or more remain" if minimum else ""
+    return f"{found['once']:,} were met once: about {meets}{more}."
 
 
 def coverage_words(coverage: Mapping[str, Any]) -> str:
