@@ -438,9 +438,7 @@ def test_progress_of_something_else_is_refused(
     """Progress of a run with another scale, other functions or other code is rejected."""
     Progress(SLOTS, 0).write(tmp_path)
     Progress.resume(tmp_path, SLOTS, 0)
-    with pytest.raises(
-        StaleProgressError, match=r"json belongs to a run with other scale\."
-    ):
+    with pytest.raises(StaleProgressError, match=r"json belongs to a run with other scale\."):
         Progress.resume(tmp_path, SLOTS, 1)
     with pytest.raises(StaleProgressError, match=r"other bounds \(host: slots of batches, "):
         Progress.resume(tmp_path, LENGTHS, 0)

@@ -100,6 +100,16 @@ def test_only_open_findings_are_known_failures(tmp_path: Path) -> None:
     assert len(later.findings.by_id) == 2
 
 
+def test_only_inputs_of_known_properties_are_minimized(tmp_path: Path) -> None:
+    """A failure of a check that has another name now can be replayed, but not minimized."""
+    prop = next(iter(properties_of(SUBJECT).values()))
+    schedule = schedule_of(prop, folder=tmp_path)
+    for name in ("renamed@host", prop.name):
+        failure = Failure(prop.check.function, "host", name, "law", "", "E", "E", input=b"1")
+        schedule.minimize(failure)
+    assert [prop.name] == [job.name.removeprefix("minimize ") for job in schedule.urgent]
+
+
 def test_a_property_that_kills_workers_gets_no_more_slices(tmp_path: Path) -> None:
     """After three dead workers the others get all slices; without others there are none."""
     dies, lives = [*properties_of(SUBJECT).values()][:2]

@@ -135,6 +135,8 @@ class Schedule:
         """Schedule the minimization of a failure, unless it is minimal or cannot be minimized."""
         if failure.is_minimal or failure.kind == "memory growth" or not failure.input:
             return
+        if failure.property_name not in self.properties:
+            return  # its stored call failed again, but its input cannot be drawn
         self.urgent.append(
             MinimizeJob(
                 self.options.subject,
