@@ -6,7 +6,7 @@ import dataclasses
 import os
 import random
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -109,11 +109,12 @@ class _Memory:
     """
 
     def __init__(self, properties: Iterable[Property]) -> None:
-        self.signatures: dict[str, set[frozenset[str]]] = {}
+        # Hashes: the inputs and sets of goals of a long night would take hundreds of MiB.
+        self.signatures: defaultdict[str, set[int]] = defaultdict(set)
+        self.known: set[int] = set()
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
         self.cases: Counter[str] = Counter()
-        self.known_bytes: set[bytes] = set()
         self.sources: list[coverage.Source] = [coverage.GoalsAndSizes()]
         modules = {prop.target.implementation.module for prop in properties}
         files = [getattr(module, "__file__", None) for module in (*modules, reference)]
@@ -122,10 +123,10 @@ class _Memory:
 
     def add(self, inputs: tuple[bytes, ...]) -> None:
         """Add inputs of other workers that are new to this worker."""
-        new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
-        self.known_bytes.update(new)
-        for data in new:
-            self.keep(Input.from_bytes(data))
+        for data in inputs:
+            if hash(data) not in self.known:
+                self.known.add(hash(data))
+                self.keep(Input.from_bytes(data))
 
     def keep(self, found: Input) -> None:
         """Keep an input, and drop the oldest if there are too many."""
@@ -224,8 +225,8 @@ class _Slice:
         New is a set of goals, or a branch that no case of the property took before.
         """
         name = self.job.property_name
-        signature = frozenset(case.goals)
-        known = self.memory.signatures.setdefault(name, set())
+        signature = hash(frozenset(case.goals))
+        known = self.memory.signatures[name]
         if (signature in known and not takes_new_branch) or len(case.choices) > 4096:
             return
         known.add(signature)
@@ -234,7 +235,7 @@ class _Slice:
         if takes_new_branch:
             self.memory.latest.setdefault(name, deque(maxlen=LATEST)).append(found)
         data = found.to_bytes()
-        self.memory.known_bytes.add(data)
+        self.memory.known.add(hash(data))
         if len(self.covering) < MAX_INPUTS:
             self.covering.append(data)
 
