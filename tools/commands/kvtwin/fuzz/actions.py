@@ -148,10 +148,10 @@ def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None =
 
 def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
-    uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
     if options.ray is None:
         check_runs_here(subject)
         return LocalPool(options.workers or num_cores(), limits)
+    uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
     from kvtwin.fuzz.workers.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
 
     files = [Path(text) for text in (*subject.impl, *subject.adapter) if text.endswith(".py")]
