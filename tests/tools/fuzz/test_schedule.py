@@ -129,6 +129,8 @@ def test_inputs_of_earlier_nights_are_read_before_the_first_slice(tmp_path: Path
     earlier = open_database(None, tmp_path)
     for prop in properties:
         earlier.save_covering(prop.name, Input(prop.name, 1, (5,)).to_bytes())
+        for damaged in (b"", b"[1", b"7", b'["a"]'):
+            earlier.save_failing(prop.name, damaged)
     earlier.close()
     schedule = schedule_of(*properties, folder=tmp_path)
     jobs = [next_slice(schedule)]

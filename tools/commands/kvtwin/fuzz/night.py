@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.case import readable_input
 from kvtwin.fuzz.cases.coverage import PLURALS, goals_of
 from kvtwin.fuzz.cases.properties import Property, PropertyJob, properties_of
 from kvtwin.fuzz.chooser import Chooser
@@ -196,7 +196,7 @@ class Fuzzing:
         self._schedule.failing.add(result.key)
 
     def _handle_lost(self, event: Lost) -> None:
-        job, noted = event.job, _input_of(event.input)
+        job, noted = event.job, readable_input(event.input)
         if isinstance(job, SliceJob):
             self._schedule.give_back_of_lost(job, noted)
         if event.reason == "stopped":
@@ -289,14 +289,6 @@ class Fuzzing:
 def _property_of(job: Job) -> str:
     """Return the name of a job's property; each job of a night has one."""
     return job.property_name if isinstance(job, PropertyJob) else job.name
-
-
-def _input_of(data: bytes) -> Input | None:
-    """Return the input that a lost worker had noted; None if there is none, or it was cut off."""
-    try:
-        return Input.from_bytes(data)
-    except (ValueError, TypeError):
-        return None
 
 
 def _death_of(prop: Property, event: Lost) -> Failure:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from kvtwin.fuzz.cases.case import Input
+from kvtwin.fuzz.cases.case import Input, readable_input
 from kvtwin.fuzz.cases.properties import Property
 from kvtwin.fuzz.chooser import Chooser
 from kvtwin.fuzz.findings.database import Database
@@ -190,8 +190,9 @@ class Schedule:
         return {name: (*self._earlier(name), *self._own(name)) for name in self.properties}
 
     def _earlier(self, name: str) -> Iterator[bytes]:
-        yield from self.database.failing(name)[-SHARED_INPUTS:]
-        yield from self.database.covering(name)[-SHARED_INPUTS:]
+        found = self.database.failing(name)[-SHARED_INPUTS:]
+        found += self.database.covering(name)[-SHARED_INPUTS:]
+        return (data for data in found if readable_input(data) is not None)
 
     def _own(self, name: str) -> Iterator[bytes]:
         chance = random.Random(f"{self._seed} {name}")  # noqa: S311  # no secret

@@ -109,7 +109,7 @@ class _Memory:
     """
 
     def __init__(self, properties: Iterable[Property]) -> None:
-        # Hashes: the inputs and sets of goals of a long night would take hundreds of MiB.
+        # Hashes, since a long night has many inputs and sets of goals.
         self.signatures: defaultdict[str, set[int]] = defaultdict(set)
         self.known: set[int] = set()
         self.inputs: dict[str, list[Input]] = {}

@@ -71,6 +71,18 @@ class Input:
         return cls(name, seed, tuple(choices))
 
 
+def readable_input(data: bytes) -> Input | None:
+    """Return the input that `Input.to_bytes` wrote; None if it was cut, or has another format.
+
+    >>> print(readable_input(b"[1"))
+    None
+    """
+    try:
+        return Input.from_bytes(data)
+    except (ValueError, TypeError):
+        return None
+
+
 class Status(enum.Enum):
     """The result of a case."""
 
