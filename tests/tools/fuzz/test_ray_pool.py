@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -17,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from kvtwin.fuzz.findings.database import open_database
 from kvtwin.fuzz.workers import ray_cluster, ray_pool
 from kvtwin.fuzz.workers.jobs import Event, Finished, Lost, Message
 from kvtwin.fuzz.workers.ray_pool import NodeLost, RayPool
 from kvtwin.fuzz.workers.worker import Limits
-from tests.tools.fuzz import nights, ray_jobs
+from tests.tools.fuzz import ray_jobs
 from tests.tools.fuzz.nights import until
 from tests.tools.fuzz.ray_jobs import (
     CountingJob,
@@ -32,17 +30,11 @@ from tests.tools.fuzz.ray_jobs import (
     RaisingJob,
     ReadingJob,
 )
-from tests.tools.fuzz.redis_server import Server
+from tests.tools.fuzz.ray_nodes import Cluster, children_of, needs_ray
 
 TIMEOUT_SECONDS = 300
 """Seconds after which an event will not come. Ray's processes take five times as long to start if
 the rest of CI runs beside them."""
-
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-"""What each node has. Ray needs 75 MB of shared memory at least."""
-
-IS_INSTALLED = importlib.util.find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not IS_INSTALLED, reason="the extra `ray` is not installed")
 
 FILE = Path(ray_jobs.__file__)
 
@@ -50,51 +42,6 @@ FILE = Path(ray_jobs.__file__)
 def pool_on(address: str, **options: Any) -> RayPool:  # noqa: ANN401  # of any kind
     """Return a pool whose worker processes do not preload the harness."""
     return RayPool(address, preload=(), files=[FILE, *options.pop("files", ())], **options)
-
-
-class Cluster:
-    """A Ray cluster on this machine, which can lose nodes.
-
-    Attributes:
-        address: The address of the head node.
-    """
-
-    def __init__(self, **head: int) -> None:
-        from ray.cluster_utils import Cluster as Nodes  # noqa: PLC0415  # of the extra `ray`
-
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        head_node = {**NODE, **head, "env_vars": {"KVTWIN_NODE": "head"}}
-        self._nodes = Nodes(initialize_head=True, head_node_args=head_node)
-        self.address: str = self._nodes.address
-
-    def add_node(self, name: str, **options: int) -> Any:  # noqa: ANN401  # Ray is untyped
-        """Add a node; its jobs can read its name in `KVTWIN_NODE`."""
-        return self._nodes.add_node(**{**NODE, **options, "env_vars": {"KVTWIN_NODE": name}})
-
-    def kill_node(self, node: Any) -> None:  # noqa: ANN401  # Ray is untyped
-        """Kill the processes of a node with SIGKILL, workers first so that they report nothing."""
-        raylet = node.all_processes["raylet"][0].process.pid
-        for child in _children_of(raylet):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        self._nodes.remove_node(node, allow_graceful=False)
-
-    def kill_head(self) -> None:
-        """Kill the processes of the head."""
-        self.kill_node(self._nodes.head_node)
-
-    def close(self) -> None:
-        """End all nodes."""
-        self._nodes.shutdown()
-
-
-def _children_of(parent: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
-                found.append(int(path.parent.name))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +124,7 @@ def processes_called(title: str) -> list[int]:
 def drivers() -> list[int]:
     """Return the Ray driver processes of this process's pools."""
     command = f"{sys.executable}\0-m\0kvtwin.fuzz.workers.ray_driver"
-    return sorted(set(processes_called(command)) & set(_children_of(os.getpid())))
+    return sorted(set(processes_called(command)) & set(children_of(os.getpid())))
 
 
 @needs_ray
@@ -325,54 +272,6 @@ def test_a_job_that_loses_its_worker_runs_again_and_is_given_up_at_last(
     assert (job, "node") == (events[-1].job, events[-1].reason)
     pool.submit(CountingJob(2))
     assert isinstance(collect(pool, 1)[-1], Finished)
-
-
-WRONG = """
-import fast
-
-def map_to_kernel_blocks(block_ids, blocks_per_kv_block):
-    return fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block) + 1
-"""
-
-
-@needs_ray
-def test_a_night_on_a_cluster_keeps_what_it_finds(cluster: Cluster, tmp_path: Path) -> None:
-    """The failure is in the report and in Redis, although a node is lost and Redis restarted."""
-    implementation = tmp_path / "wrong.py"
-    implementation.write_text(WRONG, encoding="utf-8")
-    (tmp_path / "redis").mkdir()
-    server = Server(tmp_path / "redis", is_persistent=False)
-    second = cluster.add_node("second")
-    out = tmp_path / "out"
-    options = ("--impl", implementation, "--target", "host", "--minutes", "10", "--out", out)
-    where = ("--ray", cluster.address, "--database", server.url)
-    night = nights.start(*options, *where)
-    try:
-        until(lambda: nights.findings(out), TIMEOUT_SECONDS)
-        cluster.kill_node(second)
-        server.kill()
-        server.start()
-        found = nights.findings(out)
-        until(lambda: is_minimal(nights.findings(out)), TIMEOUT_SECONDS)
-        night.send_signal(signal.SIGTERM)
-        status, printed = nights.ended(night)
-        assert 143 == status, printed
-        report = nights.report(out)
-        assert {one["failure"]["function"] for one in found} == {"map_to_kernel_blocks"}
-        assert {"map_to_kernel_blocks"} == {one["function"] for one in report["findings"]}
-        assert [] == report["errors"]
-        assert report["workers"] >= 1
-        assert "nodes of the Ray cluster" in {one["name"] for one in report["machines"]}
-        with contextlib.closing(open_database(server.url, tmp_path / "elsewhere")) as database:
-            assert any(database.failing(one["property"]) for one in report["findings"])
-    finally:
-        night.kill()
-        server.kill()
-
-
-def is_minimal(findings: list[dict[str, Any]]) -> bool:
-    """Return whether one of some findings was minimized."""
-    return any(one["failure"]["is_minimal"] for one in findings)
 
 
 @needs_ray

@@ -36,8 +36,8 @@ POLL_SECONDS: Final = 0.2
 END_SECONDS: Final = 10.0
 """How long to wait for a child that was killed, or has closed its pipe."""
 
-START_SECONDS: Final = 120.0
-"""How long the imports of a child may take."""
+START_SECONDS: Final = 300.0
+"""How long the imports of a child may take; on a new node of a cluster, they compile loops."""
 
 STARTING: Final = threading.Lock()
 """The lock for starting a child or reading its exit status.
