@@ -40,6 +40,7 @@ def night_of(fuzzing: Fuzzing) -> Night:
     records = fuzzing.chooser.records.values()
     night = start_of_night(fuzzing.options, targets.values(), fuzzing.started, fuzzing.seed)
     trouble = fuzzing.database.status()
+    largest = WorkerMemory(worker="the largest", peak_bytes=fuzzing.peak_bytes)
     cluster = Machine(name="nodes of the Ray cluster", cpu="", cores=fuzzing.cluster_cpus)
     return dataclasses.replace(
         night,
@@ -53,7 +54,7 @@ def night_of(fuzzing: Fuzzing) -> Night:
         curve=fuzzing.curve,
         findings=reported_findings(fuzzing.findings, fuzzing.options.subject),
         workers_lost=fuzzing.lost,
-        memory=[WorkerMemory(worker="the largest", peak_bytes=fuzzing.peak_bytes)],
+        memory=[largest] if largest.peak_bytes else [],
         errors=fuzzing.errors,
     )
 
