@@ -21,7 +21,7 @@ from fast._checks import (
     check_type,
     describe,
 )
-from fast._native.memory import check_memory, check_storage
+from fast._native.memory import check_memory
 
 
 def is_usual_step(
@@ -101,7 +101,6 @@ def check_storages(*tensors: tuple[str, Any]) -> None:
     for name, tensor in tensors:
         if isinstance(tensor, Tensor):
             check_memory(name, tensor)
-            check_storage(name, tensor)
 
 
 def first_of(name: str, tensor: Tensor, stop: int, start: int = 0) -> Tensor:

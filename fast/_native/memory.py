@@ -1,12 +1,13 @@
 """Verify the memory of CPU tensors and NumPy arrays before a loop reads or writes it.
 
 A loop gets an address and a number of entries. This module verifies that there is such memory: of
-the right dtype and number of dimensions, contiguous, on the CPU, long enough, not null. Callers
-store tensors, never their addresses or NumPy views of them: memory moves when a tensor is shared
-between processes (`share_memory_`).
+the right dtype and number of dimensions, contiguous, on the CPU, long enough, not null, inside the
+tensor's storage. Callers store tensors, never their addresses or NumPy views of them: memory moves
+when a tensor is shared between processes (`share_memory_`).
 
 All functions raise TypeError for a wrong type or dtype and for tensors that have no memory of their
-own, and ValueError for a wrong length, dimension or device, and for tensors without memory.
+own, and ValueError for a wrong length, dimension or device, and for tensors without memory or past
+the end of their storage.
 """
 
 from typing import Any, Final
@@ -48,7 +49,8 @@ def locate(
             and not value.is_neg()
         ):
             address = value.data_ptr()
-            if address >= LOW:
+            end = value.storage_offset() * dtype.itemsize + value.nbytes
+            if address >= LOW and end <= value.untyped_storage().nbytes():
                 return address, value
     except RuntimeError:  # it is of a kind that has no address
         pass
@@ -113,14 +115,14 @@ def plain(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def check_memory(name: str, value: torch.Tensor) -> int:
-    """Return the address of a tensor's memory, on any device; it must not be null."""
+    """Return the address of a tensor's memory, on any device: not null, inside its storage."""
     if type(value) is torch.Tensor:
         try:
             address = value.data_ptr()
+            if address >= LOW and _end(value) <= value.untyped_storage().nbytes():
+                return address
         except RuntimeError:  # it is of a kind that has no address
-            address = 0
-        if address >= LOW:
-            return address
+            pass
     if is_functional(value) or (type(value) not in PLAIN_CLASSES and not _has_memory(value)):
         check_kind(name, value)
     try:
@@ -130,19 +132,23 @@ def check_memory(name: str, value: torch.Tensor) -> int:
         raise
     if value.is_meta or (num_bytes == 0 and value.nelement()):
         raise ValueError(f"{name} has no memory: it is on {value.device}, with no storage")
+    if value.nelement() and _end(value) > num_bytes:
+        raise ValueError(f"{name} reaches past the {num_bytes} bytes of its storage")
     return address
 
 
-def check_storage(name: str, value: torch.Tensor) -> None:
-    """Raise ValueError if a tensor reaches past its storage, as after that was resized.
+def _end(value: torch.Tensor) -> int | torch.SymInt:
+    """Return where a tensor's last element ends, in bytes of its storage.
 
-    It takes 1 us, so it is for checked mode, and after torch has raised an error.
+    A view reaches past its storage if that was resized to less.
     """
-    try:
-        value.as_strided(value.shape, value.stride())  # torch checks the bounds
-    except RuntimeError as error:
-        num_bytes = value.untyped_storage().nbytes()
-        raise ValueError(f"{name} reaches past the {num_bytes} bytes of its storage") from error
+    begin = value.storage_offset() * value.itemsize
+    if value.is_contiguous():
+        return begin + value.nbytes
+    last: int | torch.SymInt = 0
+    for length, step in zip(value.shape, value.stride(), strict=True):
+        last += (length - 1) * step
+    return begin + (last + 1) * value.itemsize
 
 
 def _has_memory(value: torch.Tensor) -> bool:
@@ -157,8 +163,6 @@ def _has_memory(value: torch.Tensor) -> bool:
 
 def to_host(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor's values as a NumPy array; synchronises, so for checked mode only."""
-    check_memory(name, value)
-    check_storage(name, value)
     array: npt.NDArray[Any] = plain(name, value).detach().cpu().numpy()
     return array
 
