@@ -1,10 +1,15 @@
 """Compile loops when they are first called, not when `fast` is imported."""
 
+import importlib
 import os
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -148,9 +153,10 @@ class Compiled(Generic[P, R]):
             calling an object takes 0.1 us longer.
     """
 
-    def __init__(self, function: Callable[P, R], signature: str) -> None:
+    def __init__(self, function: Callable[P, R], signature: str, *, nogil: bool = True) -> None:
         self.py_func = function
         self.signature = signature
+        self._nogil = nogil
         self._machine_code: Callable[..., R] | None = None
         self._bounds_checked: Callable[..., R] | None = None
 
@@ -179,43 +185,93 @@ class Compiled(Generic[P, R]):
         if config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets it from the environment
             raise ValueError("NUMBA_DISABLE_JIT is set, but the loops of fast have to be compiled")
         function = _bind(self.py_func, suffix)
+        settings: dict[str, Any] = {"error_model": "numpy", "nogil": self._nogil, **options}
+        dispatcher: Any = njit(**settings)(function)
+        with _warning_of_cache(_cache_folder()):
+            dispatcher._cache = _cache_class()(function)  # noqa: SLF001  (as its `enable_caching`)
         # One explicit signature for each function: processes that share the cache agree on it.
-        settings: dict[str, Any] = {"error_model": "numpy", "nogil": True, **options}
-        try:
-            return njit(self.signature, cache=True, **settings)(function)
-        except Exception as error:  # noqa: BLE001  (a damaged entry raises what its unpickling does)
-            # The compiler's own errors occur again; those of the cache do not.
-            code = njit(self.signature, **settings)(function)
-            _warn_of_cache(function, error)
-            return code
+        dispatcher.compile(self.signature)
+        dispatcher.disable_compile()
+        return cast("Callable[P, R]", dispatcher)
 
+
+_DIGEST_BYTES: Final = sha256().digest_size
 
 _CACHE_WARNINGS: Final[set[str]] = set()
 """The folders of numba's cache with a warning already."""
 
 
-def _warn_of_cache(function: Callable[..., Any], error: Exception) -> None:
-    """Warn, once for each folder, that numba's cache could not be read or written."""
-    folder = _cache_folder(function)
-    if folder not in _CACHE_WARNINGS:
-        _CACHE_WARNINGS.add(folder)
-        warnings.warn(
-            f"numba's cache in {folder} cannot be used, so the loops of fast are compiled in each"
-            f" process: {type(error).__name__}: {error}",
-            UncachedWarning,
-            stacklevel=2,
-        )
+@cache
+def _cache_class() -> Any:  # noqa: ANN401  (numba is untyped)
+    """Return numba's cache with files that end in a digest; an error of the OS is a warning.
+
+    Damaged files are found without unpickling them, which may raise anything or crash. So no
+    exception of a signal handler is taken for one of the cache.
+    """
+    caching: Any = importlib.import_module("numba.core.caching")
+
+    class Files(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
+        """The files of a function. One that is damaged does not exist, so it is replaced."""
+
+        def load(self, key: object) -> Any:  # noqa: ANN401  (numba is untyped)
+            name = self._load_index().get(key)
+            is_there = name is not None and _is_whole(self._data_path(name))
+            return self._load_data(name) if is_there else None
+
+        def _load_index(self) -> Any:  # noqa: ANN401  (numba is untyped)
+            return super()._load_index() if _is_whole(self._index_path) else {}
+
+        @contextmanager
+        def _open_for_write(self, path: str) -> Iterator[BytesIO]:
+            with super()._open_for_write(path) as file:
+                contents = BytesIO()
+                yield contents
+                file.write(contents.getvalue() + sha256(contents.getvalue()).digest())
+
+    class Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
+        def __init__(self, function: Callable[..., Any]) -> None:
+            super().__init__(function)
+            stamp = self._impl.locator.get_source_stamp()
+            self._cache_file = Files(self._cache_path, self._impl.filename_base, stamp)
+
+        def _guard_against_spurious_io_errors(self) -> Any:  # noqa: ANN401  (a context manager)
+            return _warning_of_cache(self.cache_path)
+
+    return Cache
 
 
-def _cache_folder(function: Callable[..., Any]) -> str:
-    """Return the folder of numba's cache for a function, if numba reports one."""
-    from numba.core.caching import FunctionCache  # noqa: PLC0415
-
+def _is_whole(path: str) -> bool:
+    """Return whether a file of the cache exists and ends in the digest of what is before it."""
     try:
-        cache: Any = FunctionCache
-        return str(cache(function).cache_path)
-    except (RuntimeError, OSError):  # there is no folder that can be written to
-        return f"{os.environ.get('NUMBA_CACHE_DIR') or 'the folder of ' + __file__}"
+        written = Path(path).read_bytes()
+    except FileNotFoundError:
+        return False
+    return written[-_DIGEST_BYTES:] == sha256(written[:-_DIGEST_BYTES]).digest()
+
+
+@contextmanager
+def _warning_of_cache(folder: str) -> Iterator[None]:
+    """Warn, once for each folder, if numba's cache cannot be read or written."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # Of the OS or of numba, not of a signal handler, such as a TimeoutError.
+        is_of_cache = getattr(error, "errno", None) or str(error).startswith("cannot cache")
+        if not is_of_cache:
+            raise
+        if folder not in _CACHE_WARNINGS:
+            _CACHE_WARNINGS.add(folder)
+            warnings.warn(
+                f"numba's cache in {folder} cannot be used, so the loops of fast are compiled in"
+                f" each process: {type(error).__name__}: {error}",
+                UncachedWarning,
+                stacklevel=2,
+            )
+
+
+def _cache_folder() -> str:
+    """Return the folder of numba's cache, as far as it is known without the cache."""
+    return os.environ.get("NUMBA_CACHE_DIR") or f"the folder of {__file__}"
 
 
 def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
@@ -252,7 +308,7 @@ COMPILED: Final[list[Compiled[Any, Any]]] = []
 """Every compiled loop of the package."""
 
 
-def compiled(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def compiled(signature: str, *, nogil: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare a loop that is compiled for one signature when it is first called, by position.
 
     Array arguments that a caller may pass strided are declared `[:]` (any layout), scratch `[::1]`.
@@ -261,10 +317,12 @@ def compiled(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     Args:
         signature: Numba's signature, such as `"int64(int32[:], int64)"`.
+        nogil: Whether other Python threads run meanwhile. False for a loop that changes the state
+            of an object, which threads may share.
     """
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
-        loop = Compiled(function, signature)
+        loop = Compiled(function, signature, nogil=nogil)
         COMPILED.append(loop)
         return loop.run
 

@@ -51,7 +51,9 @@ def pack_with_marshal(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
             return None
         sequence: Any = values
         written = marshal.dumps(sequence, VERSION)
-    except Exception:  # noqa: BLE001  (whatever entries raise that are added or written)
+    except Exception:  # whatever entries raise that are added or written
+        if countOf(map(type, values), int) == len(values):
+            raise  # ints raise nothing: it is of a signal handler
         return None
     count = len(values)
     if len(written) != SIZE * (count + 1) or written[SIZE::SIZE] != KIND * count:

@@ -105,6 +105,17 @@ def test_what_looks_like_ints_is_none() -> None:
     assert pack_with_marshal([True] * 3 + [2**31] * 2) is None
 
 
+def test_exceptions_of_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a signal handler raises meanwhile is not taken for an exception of the entries."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(int_packing.marshal, "dumps", interrupt)
+    with pytest.raises(TimeoutError):
+        pack_ints([7] * MARSHAL_FROM)
+
+
 def test_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """If `marshal` writes ints in another format, the test at import fails and it is not used."""
     assert int_packing.MARSHAL_WORKS

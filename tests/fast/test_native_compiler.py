@@ -1,7 +1,9 @@
+import shutil
+import signal
 import types
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,25 +130,78 @@ def load(path: Path) -> Compiled[[int], int]:
     return Compiled(function, "int64(int64)")
 
 
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "one byte": lambda written: written[:1],
+    "half": lambda written: written[: len(written) // 2],
+    "all but the last byte": lambda written: written[:-1],
+    "garbage": lambda written: b"\x80\x05garbage." * (len(written) // 10),
+    "one other byte": lambda written: (
+        b"%b%c%b" % (written[:-99], ~written[-99] % 256, written[-98:])
+    ),
+}
+
+
 @pytest.mark.usefixtures("_new_warnings")
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-@pytest.mark.parametrize("length", [0, 1, 20, 0.5, -1])
-def test_damaged_cache(tmp_path: Path, suffix: str, length: float) -> None:
-    """A truncated entry of numba's cache costs compiling and a warning, which names the folder."""
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_cache(tmp_path: Path, suffix: str, damage: str) -> None:
+    """A damaged file of numba's cache costs compiling once: the next process loads the new one."""
     path = tmp_path / "loops.py"
     path.write_text(TRIPLE)
     assert load(path).run(2) == 6
-    assert load(path).run(2) == 6  # from the cache
     (entry,) = (tmp_path / "__pycache__").glob(f"*.{suffix}")
-    written = entry.read_bytes()
-    entry.write_bytes(
-        written[: int(length * len(written)) if isinstance(length, float) else length]
-    )
-    with pytest.warns(UncachedWarning, match=str(tmp_path / "__pycache__")):
-        assert load(path).run(2) == 6
-    with warnings.catch_warnings():  # once for each folder
-        warnings.simplefilter("error")
-        assert load(path).run(2) == 6
+    entry.write_bytes(DAMAGES[damage](entry.read_bytes()))
+    hits = []
+    for _ in range(2):
+        loop: Any = load(path)
+        hits.append(sum(loop._compile().stats.cache_hits.values()))
+        assert loop.run(2) == 6
+    assert hits == [0, 1]
+
+
+class TooSlowError(Exception):
+    """What a watchdog's signal handler raises."""
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "error"),
+    [
+        ("caching.IndexDataCacheFile._load_index", TimeoutError()),
+        ("caching.IndexDataCacheFile._save_data", TimeoutError()),
+        ("caching.FunctionCache.__init__", RuntimeError("too slow")),
+        ("compiler.compile_extra", TooSlowError()),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_exceptions_of_signal_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str, error: Exception
+) -> None:
+    """What a signal handler raises leaves the call that compiles, which then can be repeated."""
+
+    def handle(*_: object) -> None:
+        raise error
+
+    def interrupt(*_args: object, **_options: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    path = tmp_path / "loops.py"
+    path.write_text(TRIPLE)
+    assert load(path).run(2) == 6
+    if interrupted != "caching.IndexDataCacheFile._load_index":
+        shutil.rmtree(tmp_path / "__pycache__")
+    loop = load(path)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"numba.core.{interrupted}", interrupt)
+            with pytest.raises(type(error)) as caught:
+                loop.run(2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value is error
+    assert loop.run(2) == 6
 
 
 @pytest.mark.usefixtures("_new_warnings")
