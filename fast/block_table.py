@@ -50,6 +50,12 @@ class BlockTables(RequestRows):
     An object can be copied (`copy.deepcopy`, `pickle`, to another process); the copy has its own
     buffers. If a signal handler raises, the interrupted call is either complete or had no effect.
 
+    On the CPU, threads may share an object: each call that changes rows takes effect before or
+    after those of other threads. But all results are views of the same buffers, so one thread at a
+    time makes a step (gathers, computes slots, and uses both), copies the object, or uses checked
+    mode. On a GPU one thread at a time calls any method, and its stream waits for that of the last.
+    Whatever threads do at once, a row never grows past its width.
+
     `device` is where the tables are; a device that does not exist is a ValueError. With
     `pin_memory`, uploads to a GPU go through pinned memory.
 

@@ -26,7 +26,7 @@ class RequestRows(TableMemory):
     """The block IDs of request slots.
 
     On the CPU each method that changes rows does so in one call of a loop, so an exception from a
-    signal handler comes before or after it.
+    signal handler, or a call of another thread, comes before or after it.
     """
 
     def append_block_ids(
@@ -44,8 +44,9 @@ class RequestRows(TableMemory):
         plan = pack_lists(*lists, len(self.block_sizes))
         if plan is NOTHING:
             return
-        if plan is None or not self._execute_plan(plan, len(req_indices)):
-            self._execute_plan(self._check_appended(*lists), len(req_indices))
+        while plan is None or not self._execute_plan(plan, len(req_indices)):
+            # Raises, unless only the types were unusual, or another thread changes the rows.
+            plan = self._check_appended(*lists)
 
     def _execute_plan(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
         """Execute an append plan; return False, with nothing written, if its values are invalid."""

@@ -136,7 +136,8 @@ def gather_mm_placeholders(
         embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out
         gather_on_device(placeholders, is_embed, embeds)
         return embeds
-    mask = as_array("is_embed", is_embed)
+    # A copy: while `nonzero` and torch count and then write, another thread may change the mask.
+    mask = as_array("is_embed", is_embed).copy()
     if num_embeds is not None:
         _check_num_embeds(said, num_embeds, mask)
     return _take_rows(placeholders, mask, out)

@@ -1,7 +1,8 @@
 """Keep block tables on the host, and count their blocks.
 
 Each method of `HostTables` that changes something is one call of a loop, so an exception from a
-signal handler comes before or after it, never in the middle.
+signal handler comes before or after it, never in the middle. These loops keep the GIL, so the same
+holds for calls of other threads: a row never grows past its width, whatever threads do at once.
 """
 
 from typing import Any
@@ -40,7 +41,7 @@ class RowCounts:
     def append(self, plan: npt.NDArray[np.int64], num_listed: int) -> None:
         """Count the blocks that a completed plan appends."""
         check_written("plan", plan, np.int64, 1)
-        count_appended(plan, num_listed, self.blocks)
+        count_appended(plan, num_listed, self._widths, self.blocks)
 
     def move(self, src: int, dst: int) -> None:
         """Move the count of a row to another row, whose own is dropped."""
@@ -211,7 +212,8 @@ class HostTables:
 
 @compiled(
     "void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int32[:, ::1],"
-    " int32[::1], int64[::1], int64, int64)"
+    " int32[::1], int64[::1], int64, int64)",
+    nogil=False,
 )
 def gather_on_host(
     tables: Int32s,
@@ -257,7 +259,8 @@ def gather_on_host(
 
 
 @compiled(
-    "void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64, int32[:, ::1], boolean[::1])"
+    "void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64, int32[:, ::1], boolean[::1])",
+    nogil=False,
 )
 def move_on_host(
     tables: Int32s,
@@ -283,7 +286,8 @@ def move_on_host(
 
 
 @compiled(
-    "void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64, int32[:, ::1], boolean[::1])"
+    "void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64, int32[:, ::1], boolean[::1])",
+    nogil=False,
 )
 def swap_on_host(
     tables: Int32s,
@@ -311,7 +315,7 @@ def swap_on_host(
         known[group, b] = count
 
 
-@compiled("void(int32[:, ::1], int64, int32[:, ::1], boolean[::1])")
+@compiled("void(int32[:, ::1], int64, int32[:, ::1], boolean[::1])", nogil=False)
 def clear_on_host(
     num_blocks: Int32s,
     r: int,

@@ -44,8 +44,8 @@ def find_virtual_requests(
     """
     starts_at, starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     seq_lens_at, _seq_lens = locate("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
-    at = (starts_at, seq_lens_at)
-    size, num_tokens = count_virtual_requests(*at, num_reqs, chunk_size)
+    lengths = np.empty((num_reqs, 2), dtype=np.int32)
+    size, num_tokens = count_virtual_requests(starts_at, seq_lens_at, chunk_size, lengths)
     if not 0 <= num_tokens <= num_actual_tokens:
         check_starts("query_start_loc_cpu", starts.numpy())
         raise ValueError(
@@ -53,7 +53,7 @@ def find_virtual_requests(
             f" {num_actual_tokens}"
         )
     vectors = np.empty(5 * size + 1, dtype=np.int32)
-    longest = fill_virtual_requests(*at, num_reqs, chunk_size, columns, size, vectors)
+    longest = fill_virtual_requests(lengths, chunk_size, columns, size, vectors)
     return VirtualRequests(size, vectors, *longest)
 
 
@@ -74,56 +74,55 @@ def gather_columns(
     return torch.from_numpy(gathered.reshape(size, columns))
 
 
-@compiled("UniTuple(int64, 2)(int64, int64, int64, int64)")
+@compiled("UniTuple(int64, 2)(int64, int64, int64, int32[:, ::1])")
 def count_virtual_requests(
-    starts_address: int, seq_lens_address: int, num_reqs: int, chunk_size: int
+    starts_address: int, seq_lens_address: int, chunk_size: int, lengths: Int32s
 ) -> tuple[Any, Any]:
     """Return how many chunks the requests touch, and their tokens; -1 tokens if starts decrease.
 
     A request without tokens has one chunk. Reads int32[num_reqs + 1], the starts, and
-    int32[num_reqs], the lengths.
+    int32[num_reqs], the lengths; writes each request's query and sequence length, which determine
+    what is allocated, to int32[num_reqs, 2]: another thread may change what is read.
     """
+    num_reqs = len(lengths)
     starts = int32s_at(starts_address, num_reqs + 1)
     seq_lens = int32s_at(seq_lens_address, num_reqs)
     size = np.int64(0)
     falls = np.int64(0)
+    total = np.int64(0)
+    start = np.int64(starts[0])
     for request in range(num_reqs):
+        end = np.int64(starts[request + 1])
         seq_len = np.int64(max(seq_lens[request], 0))
-        num_tokens = np.int64(starts[request + 1]) - starts[request]
+        num_tokens = end - start
+        start = end
         falls |= num_tokens
-        query_len = min(num_tokens, seq_len)
+        total += num_tokens
+        query_len = max(min(num_tokens, seq_len), np.int64(0))
+        lengths[request, 0] = query_len
+        lengths[request, 1] = seq_len
         size += 1
         if query_len > 0:
             size += (seq_len - 1) // chunk_size - (seq_len - query_len) // chunk_size
-    total = np.int64(starts[num_reqs]) - np.int64(starts[0])
     return size, total if falls >= 0 else np.int64(-1)
 
 
-@compiled("UniTuple(int64, 2)(int64, int64, int64, int64, int64, int64, int32[::1])")
+@compiled("UniTuple(int64, 2)(int32[:, ::1], int64, int64, int64, int32[::1])")
 def fill_virtual_requests(
-    starts_address: int,
-    seq_lens_address: int,
-    num_reqs: int,
-    chunk_size: int,
-    columns: int,
-    size: int,
-    vectors: Int32s,
+    lengths: Int32s, chunk_size: int, columns: int, size: int, vectors: Int32s
 ) -> tuple[Any, Any]:
     """Write the virtual requests; return the longest query and the longest sequence.
 
-    Writes `vectors` as in `VirtualRequests`.
+    Reads each request's query and sequence length. Writes `vectors` as in `VirtualRequests`.
     """
-    starts = int32s_at(starts_address, num_reqs + 1)
-    seq_lens = int32s_at(seq_lens_address, num_reqs)
     max_query_len = np.int64(0)
     max_seq_len = np.int64(0)
     vectors[0] = 0
     token = np.int64(0)
     at = 0
-    for request in range(num_reqs):
-        seq_len = np.int64(max(seq_lens[request], 0))
-        query_len = min(np.int64(starts[request + 1]) - starts[request], seq_len)
-        position = seq_len - max(query_len, np.int64(0))
+    for request in range(len(lengths)):
+        query_len, seq_len = np.int64(lengths[request, 0]), np.int64(lengths[request, 1])
+        position = seq_len - query_len
         chunk = max(np.int64(0), min(position, seq_len - 1)) // chunk_size
         while True:
             end = min((chunk + 1) * chunk_size, seq_len)

@@ -254,7 +254,8 @@ def fill_first_slots(
 
 
 @compiled(
-    "boolean(int64, int64, int64[:, ::1], int64, int64, int64, int64, int64, int64, int64[::1])"
+    "boolean(int64, int64, int64[:, ::1], int64, int64, int64, int64, int64, int64, int64[::1])",
+    nogil=False,
 )
 def write_slots_of_groups(
     tables_address: int,

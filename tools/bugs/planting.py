@@ -181,7 +181,7 @@ def _compile_uncached(loop: Any, suffix: str = "", **options: bool) -> Any:  # n
     from numba import njit  # noqa: PLC0415  # numba takes 0.3 s to import
 
     bound = compiler._bind(loop.py_func, suffix)  # noqa: SLF001  # as Compiled does
-    return njit(loop.signature, error_model="numpy", nogil=True, **options)(bound)
+    return njit(loop.signature, error_model="numpy", nogil=loop._nogil, **options)(bound)  # noqa: SLF001  # likewise
 
 
 _Functions: TypeAlias = dict[tuple[str, int], list[FunctionType]]
