@@ -14,7 +14,7 @@ import torch
 from fast._checks import INT32, check_batch_size, check_num_tokens
 from fast._native.append_plan import append_on_host, complete_plan, count_appended
 from fast._native.compiler import Int32s, Int64s, compiled, int32s_at
-from fast._native.memory import check_memory, check_written, locate
+from fast._native.memory import check_written, locate
 from fast._native.slots import write_slots_of_groups
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
@@ -92,6 +92,7 @@ class HostTables:
         locate("slots", slots.view(-1), torch.int64)
         self._rows = (tables, num_blocks, groups)
         self._widths = np.ascontiguousarray(groups[:, 1])
+        # Made by NumPy, so that no caller can resize their storages.
         self._gathered, self._num_gathered = gathered, num_gathered
         self._slots = slots
         self._counts = counts
@@ -128,11 +129,10 @@ class HostTables:
             raise ValueError(
                 f"idx_mapping has {rows.nelement()} entries, expected at most {len(self._sources)}"
             )
-        gathered = check_memory("the gathered block tables", self._gathered)
         gather_on_host(
             *self._rows,
             self._is_changed,
-            gathered,
+            self._gathered.data_ptr(),
             self._num_gathered,
             self._sources,
             self._used,
@@ -154,8 +154,7 @@ class HostTables:
             check_batch_size(num_reqs, num_positions, max_num_reqs, slots_of_group)
         tables, _, groups = self._rows
         batch = (at, num_reqs, positions_at, num_positions)
-        gathered = check_memory("the gathered block tables", self._gathered)
-        slots = check_memory("the slots", self._slots)
+        gathered, slots = self._gathered.data_ptr(), self._slots.data_ptr()
         if not write_slots_of_groups(
             gathered, len(tables), groups, *batch, slots, slots_of_group, self._used
         ):

@@ -45,11 +45,11 @@ def locate(
             and value.is_cpu
             and value.ndim == 1
             and value.is_contiguous()
-            and (length is None or value.nelement() == length)
+            and ((items := value.nelement()) == length or length is None)
             and not value.is_neg()
         ):
             address = value.data_ptr()
-            end = value.storage_offset() * dtype.itemsize + value.nbytes
+            end = (value.storage_offset() + items) * dtype.itemsize
             if address >= LOW and end <= value.untyped_storage().nbytes():
                 return address, value
     except RuntimeError:  # it is of a kind that has no address
