@@ -13,6 +13,7 @@ from fast._native.memory import to_host
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
 from fast.metadata_validation import check_fields, check_lengths, check_values
+from fast.operators import check_not_traced
 from fast.runner_inputs import (
     check_block_tables,
     check_buffer,
@@ -181,6 +182,7 @@ def build_attn_metadata(
         )
         raise
     if max_query_len is None or max_seq_len is None:
+        check_not_traced("build_attn_metadata without max_query_len and max_seq_len")
         longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
         max_query_len = longest_query if max_query_len is None else max_query_len
         max_seq_len = longest_seq if max_seq_len is None else max_seq_len
