@@ -227,13 +227,15 @@ def check_array(name: str, value: object, min_length: int = 0) -> None:
 
 
 def check_device(name: str, value: object) -> torch.device:
-    """Return a device, or the name of one, as a `torch.device`."""
+    """Return a device, or the name of one, as a `torch.device`; torch must have it here."""
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a device, got {value!r} of {type(value).__name__}")
     try:
-        return torch.device(value)
-    except RuntimeError as error:
-        raise ValueError(f"{name} is {value!r}, expected a device such as 'cpu'") from error
+        device = torch.device(value)
+        torch.empty(0, device=device)  # torch knows the names of devices that it lacks
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ValueError(f"{name} is {value!r}, expected a device that torch has here") from error
+    return device
 
 
 def check_host(name: str, value: torch.Tensor) -> None:

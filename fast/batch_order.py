@@ -27,6 +27,7 @@ from fast._native.memory import check_vector
 from fast.batch_fields import read_counts
 from fast.checked_mode import is_checked
 from fast.metadata import validate_metadata
+from fast.operators import check_not_traced
 
 
 def split_decodes_and_prefills(
@@ -55,6 +56,7 @@ def split_decodes_and_prefills(
     if type(longest) is int and longest <= threshold and not require_uniform:
         check_vector("query_start_loc_cpu", starts_cpu, INT32, num_reqs + 1)
         return num_reqs, 0, num_tokens, 0
+    check_not_traced("split_decodes_and_prefills")
     boundary, decode_tokens = find_first_prefill(
         starts_cpu, num_reqs, threshold, bool(require_uniform)
     )
@@ -99,6 +101,7 @@ def split_decodes_prefills_and_extends(
             check_vector("query_start_loc_cpu", starts_cpu, INT32, num_reqs + 1)
             check_vector("num_computed_tokens_cpu", computed_cpu, INT32, num_reqs)
         return num_reqs, 0, 0, num_tokens, 0, 0
+    check_not_traced("split_decodes_prefills_and_extends")
     first_extend, first_prefill, before_extends, before_prefills = find_extends_and_prefills(
         starts_cpu, computed_cpu, num_reqs, threshold
     )

@@ -16,6 +16,7 @@ from fast.checked_mode import is_checked
 from fast.kernel_blocks import map_to_kernel_blocks
 from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
+from fast.operators import check_not_traced
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 from fast.slots import (
     Layout,
@@ -71,6 +72,7 @@ class BlockTables(RequestRows):
 
         Definition: `reference.BlockTables.gather_block_tables`.
         """
+        check_not_traced("gather_block_tables")
         check_tensor("idx_mapping", idx_mapping, torch.int32, 1, self._tables.device)
         num_reqs = idx_mapping.shape[0]
         if num_reqs > self.max_num_reqs:
@@ -109,6 +111,7 @@ class BlockTables(RequestRows):
 
         Definition: `reference.BlockTables.compute_slot_mappings`.
         """
+        check_not_traced("compute_slot_mappings")
         if self._host is not None and not uses_kernels(self._tables) and not is_checked():
             self._notice_slot_writes()
             self._host.fill_slots(query_start_loc, positions)  # which checks both

@@ -12,6 +12,7 @@ from fast.checked_mode import is_checked
 from fast.kernels import causal_conv1d as kernels
 from fast.kernels.causal_conv1d import BLOCK_M
 from fast.launch import launch_blocks, threads_at_once, threads_in_block, uses_kernels
+from fast.operators import check_not_traced
 from fast.slots import flat
 
 MAX_BLOCKS: Final = 1024
@@ -35,6 +36,7 @@ def compute_causal_conv1d_metadata(
 
     Definition: `reference.compute_causal_conv1d_metadata`.
     """
+    check_not_traced("compute_causal_conv1d_metadata")
     starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
     on_device = uses_kernels(query_start_loc_p)
     programs = list_programs(starts, pad=not on_device)

@@ -1,14 +1,13 @@
 """Compute how much of each sequence a context-parallel rank holds."""
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from fast._checks import INT32, MAX_SIZE, check_int, check_minimum, check_tensor
 from fast._native.context_parallel import count_local_tokens
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
-from fast.operators import in_graph, operator
+from fast.operators import in_graph, is_traced, operator
 from fast.out_checks import check_rows_out
 
 
@@ -24,16 +23,13 @@ def get_dcp_local_seq_lens(
     """Count the positions of each sequence that a context-parallel rank holds, or each rank.
 
     On a GPU the call does not synchronise, except in checked mode, and can be captured into a CUDA
-    graph. Under `torch.compile` it is one operator (`fast.operators`). Only checked mode rejects
+    graph. In a traced graph it is one operator (`fast.operators`). Only checked mode rejects
     negative lengths, and an `out` that shares memory with `seq_lens`.
 
     Definition: `reference.get_dcp_local_seq_lens`.
     """
-    is_on_host = (
-        not is_dynamo_compiling()
-        and isinstance(seq_lens, torch.Tensor)
-        and not uses_kernels(seq_lens)
-    )
+    traced = is_traced()
+    is_on_host = not traced and isinstance(seq_lens, torch.Tensor) and not uses_kernels(seq_lens)
     if not is_on_host or out is not None or is_checked():  # otherwise the loop's caller checks it
         check_tensor("seq_lens", seq_lens, torch.int32, 1)
     size = check_int("dcp_size", dcp_size)
@@ -44,10 +40,10 @@ def get_dcp_local_seq_lens(
             f" {size * interleave}, expected at most {MAX_SIZE}"
         )
     rank = 0 if dcp_rank is None else check_int("dcp_rank", dcp_rank, 0, size - 1)
-    if is_dynamo_compiling():
+    if traced:
         wanted = None if dcp_rank is None else rank
-        traced = in_graph("get_dcp_local_seq_lens", seq_lens, size, wanted, interleave, out=out)
-        return traced if out is None else traced[: len(seq_lens)]
+        made = in_graph("get_dcp_local_seq_lens", seq_lens, size, wanted, interleave, out=out)
+        return made if out is None else made[: len(seq_lens)]
     if is_checked():
         check_minimum("seq_lens", to_host("seq_lens", seq_lens), 0)
 

@@ -4,11 +4,11 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from fast._checks import check_dense, check_int, get_dtype_name, not_a_tensor
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
+from fast.operators import is_traced
 
 BLOCK_ID_DTYPES: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -29,7 +29,8 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     if block_ids.dim() == 0:
         raise ValueError("block_ids must have at least 1 dimension, got shape ()")
     number = check_int("blocks_per_kv_block", blocks_per_kv_block)
-    if not is_dynamo_compiling():
+    traced = is_traced()
+    if not traced:
         block_ids = plain("block_ids", block_ids)
     shape = (*block_ids.shape[:-1], block_ids.shape[-1] * number)
     if block_ids.numel() == 0:
@@ -38,7 +39,7 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     if greatest < 0:
         name = get_dtype_name(block_ids.dtype)
         raise ValueError(f"blocks_per_kv_block is {number}, more than {name} can count")
-    if is_checked():
+    if not traced and is_checked():
         values = to_host("block_ids", block_ids)
         wrong = np.argwhere((values < 0) | (values > greatest))
         if len(wrong):

@@ -12,6 +12,7 @@ from fast.checked_mode import is_checked
 from fast.kernels import local_attention as kernels
 from fast.launch import launch_blocks, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.slots import flat
 
@@ -37,6 +38,7 @@ def make_local_attention_virtual_batches(
         raise ValueError(
             f"block_size is {block_size}, expected a divisor of attn_chunk_size {chunk_size}"
         )
+    check_not_traced("make_local_attention_virtual_batches")
     metadata = common_attn_metadata
     if is_checked():
         validate_metadata(metadata, block_size)

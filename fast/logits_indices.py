@@ -30,6 +30,7 @@ from fast.checked_mode import is_checked
 from fast.kernels import fast_prefill as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.slots import flat
 
@@ -62,6 +63,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         )
     if read_count("max_query_len", metadata.max_query_len) == 1:
         return metadata
+    check_not_traced("make_kv_sharing_fast_prefill_common_attn_metadata")
     num_indices = check_int("num_logits_indices", num_indices, 0)
     num_reqs, num_tokens = read_counts(metadata)
     _check_logits_indices(metadata, num_reqs, indices, num_indices, logits_indices_cpu)

@@ -12,7 +12,8 @@ from fast._checks import check_int, check_list, check_same_device
 from fast._native.memory import to_host
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
-from fast.metadata_validation import check_fields, check_lengths, check_values
+from fast.metadata_validation import check_computed, check_fields, check_lengths, check_values
+from fast.operators import check_not_traced
 from fast.runner_inputs import (
     check_block_tables,
     check_buffer,
@@ -56,15 +57,16 @@ class CommonAttentionMetadata:
     dcp_local_seq_lens: torch.Tensor | None = None
 
     def unpadded(self, num_actual_tokens: int, num_actual_reqs: int) -> Self:
-        """Cut the batch to its first tokens and requests.
+        """Cut the batch to its first tokens and requests; synchronises in checked mode.
 
         Definition: `reference.CommonAttentionMetadata.unpadded`.
         """
         check_lengths(check_fields(self))
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
-        starts = self.query_start_loc_cpu
-        needed = int(to_host("query_start_loc_cpu", starts)[reqs])
+        # Equal in a valid batch, so outside checked mode nothing waits for the device.
+        name = "query_start_loc" if is_checked() else "query_start_loc_cpu"
+        needed = int(to_host(name, getattr(self, name))[reqs])
         if tokens < needed:
             raise ValueError(
                 f"num_actual_tokens is {tokens}, but the first {reqs} requests have {needed} tokens"
@@ -181,6 +183,7 @@ def build_attn_metadata(
         )
         raise
     if max_query_len is None or max_seq_len is None:
+        check_not_traced("build_attn_metadata without max_query_len and max_seq_len")
         longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
         max_query_len = longest_query if max_query_len is None else max_query_len
         max_seq_len = longest_seq if max_seq_len is None else max_seq_len
@@ -203,6 +206,7 @@ def build_attn_metadata(
     if checked:
         for batch in batches:
             validate_metadata(batch)
+            check_computed(starts, lens, computed)
     return _build(attn_metadata_builders, batches, groups)
 
 

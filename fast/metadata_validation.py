@@ -119,6 +119,19 @@ def check_values(fields: Fields, block_size: int | None) -> None:
         _check_blocks(seq_lens.astype(np.int64), table.shape[1], block_size)
 
 
+def check_computed(starts: torch.Tensor, seq_lens: torch.Tensor, computed: torch.Tensor) -> None:
+    """Raise ValueError if something before the query of a request is not computed."""
+    query_lens = np.diff(to_host("query_start_loc", starts).astype(np.int64))
+    lens, done = to_host("seq_lens", seq_lens), to_host("num_computed_tokens_cpu", computed)
+    wrong = np.flatnonzero((query_lens > 0) & (lens - query_lens != done))
+    if len(wrong):
+        at = wrong[0]
+        raise ValueError(
+            f"seq_lens[{at}] is {lens[at]} but num_computed_tokens_cpu[{at}] is {done[at]} and its"
+            f" query length {query_lens[at]}, expected their sum {done[at] + query_lens[at]}"
+        )
+
+
 def _names() -> list[str]:
     names = [name for name, _, _ in TENSORS]
     return [*names, *COUNTS, "causal", "logits_indices_padded", "encoder_seq_lens"]

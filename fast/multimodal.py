@@ -5,7 +5,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
     STRIDED,
@@ -21,7 +20,7 @@ from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.mm_budget import MultiModalBudget, compute_mm_encoder_budget
-from fast.operators import in_graph, operator
+from fast.operators import in_graph, is_traced, operator
 from fast.out_checks import check_rows_out
 from fast.row_moves import gather_on_device, scatter_on_device
 
@@ -66,7 +65,7 @@ def scatter_mm_placeholders(
     if is_embed is None:
         return _copy_rows("embeds", embeds, _check_out(out, "embeds", embeds, None, len(embeds)))
     _check_mask(is_embed, embeds)
-    if is_dynamo_compiling():
+    if is_traced():
         return in_graph("scatter_mm_placeholders", embeds, is_embed, out=out)
     num_placeholders = is_embed.shape[0]
     num_embeds, embed_dim = embeds.shape
@@ -100,8 +99,8 @@ def gather_mm_placeholders(
 
     - `num_embeds`: the number of True entries of `is_embed`, an int.
 
-    Under `torch.compile` the call is one operator (`fast.operators`). Without `num_embeds` and
-    `out` it causes a graph break, unless `fullgraph` or
+    In a traced graph the call is one operator (`fast.operators`). Without `num_embeds` and `out` it
+    breaks a graph of `torch.compile`, unless `fullgraph` or
     `torch._dynamo.config.capture_dynamic_output_shape_ops` is set. Only checked mode rejects an
     `out` that shares memory with an input and, on a GPU, a wrong number of embeddings: otherwise
     surplus rows are dropped, and missing ones are zero.
@@ -120,7 +119,7 @@ def gather_mm_placeholders(
         raise ValueError(
             f"is_embed has {len(is_embed)} entries, but placeholders has {num_placeholders} rows"
         )
-    if is_dynamo_compiling():
+    if is_traced():
         most = num_placeholders
         given = None if num_embeds is None else check_int("num_embeds", num_embeds, 0, most)
         rows = placeholders, is_embed
@@ -217,8 +216,9 @@ def _check_out(
 
 def _copy_rows(name: str, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Copy all rows."""
-    if not is_dynamo_compiling():
-        check_memory(name, rows)
+    if is_traced():
+        return out.copy_(rows.detach())
+    check_memory(name, rows)
     with torch.inference_mode(out.is_inference()):  # torch writes to inference tensors only there
         return out.copy_(rows.detach())
 

@@ -1,10 +1,12 @@
-"""Register functions of `fast` as torch operators, for the graphs that `torch.compile` makes.
+"""Register functions of `fast` as torch operators, for the graphs that tracers make.
 
-Dynamo cannot trace compiled loops and kernels. So a function that it traces checks types, dtypes,
-dimensions and ints, and leaves the rest to one operator with its name: `kvtwin::...`, or
-`kvtwin::..._out` with an `out`. The operator calls the whole function, checked mode included, when
-the graph runs. Eager calls go neither through the operators nor through torch's dispatcher: the
-functions call `is_dynamo_compiling()` and continue.
+A tracer does not see what compiled loops and kernels read and write. So a function that is traced
+(by Dynamo for `torch.compile`, by `make_fx`, by `torch.jit.trace`) checks types, dtypes, dimensions
+and ints, and leaves the rest to one operator with its name: `kvtwin::...`, or `kvtwin::..._out`
+with an `out`. The operator calls the whole function, checked mode included, when the graph runs.
+Functions without an operator call `check_not_traced`, or are torch operations only. Eager calls go
+neither through the operators nor through torch's dispatcher: the functions call `is_traced()` and
+continue.
 
 An error that is found while tracing is raised then: with `fullgraph` as Dynamo's `Unsupported`,
 which contains the exception; otherwise as the exception itself. An error that is found when the
@@ -12,19 +14,20 @@ graph runs is raised as in eager mode. Inductor removes an operator whose result
 and with it the operator's errors.
 
 An operator takes 3 to 6 us more than its function alone, of which keeping Dynamo out takes 1;
-`torch.library.custom_op` would take 11 to 16 more, and `is_dynamo_compiling()` takes 0.02 (64
-requests on one core of an Intel Xeon, without a GPU, torch 2.13, 2026-11-22).
-
-`torch.export` takes the functions with `strict=True`, which uses Dynamo; otherwise call operators.
+`torch.library.custom_op` would take 11 to 16 more, and `is_traced()` takes 0.1 (64 requests on one
+core of an Intel Xeon, without a GPU, torch 2.13).
 
 A released schema must not change: inductor looks up the graphs in its cache by the operators'
 names, and calls these as before.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import torch
+from torch._C import _is_tracing, _len_torch_function_stack
+from torch.compiler import is_dynamo_compiling
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
 
@@ -33,6 +36,33 @@ _LIBRARY: Final[Any] = torch.library.Library("kvtwin", "FRAGMENT")  # type: igno
 
 _BODILESS: Final[set[str]] = set()
 """The operators that are defined here and have no function yet."""
+
+
+def is_traced() -> bool:
+    """Return whether a tracer records this call: Dynamo, `make_fx` or `torch.jit.trace`."""
+    return (
+        is_dynamo_compiling()
+        or _is_tracing()
+        or (_len_torch_function_stack() > 0 and _is_proxied())
+    )
+
+
+def check_not_traced(name: str) -> None:
+    """Raise RuntimeError if a tracer would record the result of a function as a constant.
+
+    Dynamo would not: the function breaks its graph.
+    """
+    if _is_tracing() or (_len_torch_function_stack() > 0 and _is_proxied()):
+        raise RuntimeError(
+            f"{name} cannot be traced: it reads values that the tracer does not see, so its result"
+            " would be a constant of the graph; call it outside the traced function"
+        )
+
+
+def _is_proxied() -> bool:
+    """Return whether `make_fx` records this call, which enters a mode of torch functions too."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return module is not None and module.get_proxy_mode() is not None
 
 
 def operator(function: F) -> F:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from fast._checks import check_dense, check_same_device, get_dtype_name, not_a_tensor
 from fast._native.memory import check_memory
 from fast.checked_mode import is_checked
+from fast.operators import is_traced
 
 
 def check_rows_out(
@@ -37,14 +37,15 @@ def check_rows_out(
         raise ValueError(f"out has shape {found}, expected {shape}{more}")
     if out.device != device:
         check_same_device([("out", out)], device)
-    if not out.is_contiguous() or out.is_conj() or out.is_neg():
+    traced = is_traced()
+    if not out.is_contiguous() or (not traced and (out.is_conj() or out.is_neg())):
         raise ValueError("out is not contiguous, expected memory in one piece")
     if out.requires_grad:
         raise ValueError("out requires a gradient, expected memory that is only written")
-    if not is_dynamo_compiling():
+    if not traced:
         check_memory("out", out)
-    if is_checked():
-        check_own_memory(out, inputs)
+        if is_checked():
+            check_own_memory(out, inputs)
     return out
 
 

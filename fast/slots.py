@@ -5,7 +5,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
     MAX_SIZE,
@@ -21,7 +20,7 @@ from fast._native.slots import check_slots_out, fill_slots
 from fast.checked_mode import is_checked
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
-from fast.operators import in_graph, operator
+from fast.operators import in_graph, is_traced, operator
 from fast.out_checks import check_own_memory
 
 
@@ -51,7 +50,7 @@ def compute_slot_mapping(
     """Compute the slot to which each token of a batch is written.
 
     On a GPU the call does not synchronise, except in checked mode, and can be captured into a CUDA
-    graph. Under `torch.compile` it is one operator (`fast.operators`). All tensors must be on one
+    graph. In a traced graph it is one operator (`fast.operators`). All tensors must be on one
     device.
 
     Outside checked mode a token has the slot -1 if its position is negative, outside the table or
@@ -64,7 +63,8 @@ def compute_slot_mapping(
     sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
     if not isinstance(block_table, torch.Tensor):
         check_tensor("block_table", block_table, torch.int32, 2)
-    is_on_host = not is_dynamo_compiling() and not uses_kernels(block_table)
+    traced = is_traced()
+    is_on_host = not traced and not uses_kernels(block_table)
     if is_on_host and not is_checked():  # the loop's caller checks the tensors
         return fill_slots(block_table, query_start_loc, positions, _find_layout(*sizes), out)
     check_tensor("block_table", block_table, torch.int32, 2)
@@ -75,9 +75,9 @@ def compute_slot_mapping(
         raise ValueError(
             f"query_start_loc has {num_reqs} requests, but block_table has {rows} rows"
         )
-    if is_dynamo_compiling():
+    if traced:
         layout = _check_layout(*sizes)
-        traced = in_graph(
+        made = in_graph(
             "compute_slot_mapping",
             block_table,
             query_start_loc,
@@ -89,7 +89,7 @@ def compute_slot_mapping(
             cp_kv_cache_interleave_size=layout.interleave,
             out=out,
         )
-        return traced if out is None else traced[:num_positions]
+        return made if out is None else made[:num_positions]
     layout = _find_layout(*sizes)
     if out is not None:
         check_slots_out(out, positions)

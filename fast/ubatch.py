@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
     IntArray,
@@ -35,6 +34,7 @@ from fast.batch_fields import (
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.operators import check_not_traced, is_traced
 from fast.pinned import upload
 from fast.runner_inputs import first_of
 
@@ -102,10 +102,10 @@ def slice_query_start_locs(query_start_loc: torch.Tensor, request_slice: slice) 
     if len(query_start_loc) == 0:
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
     start, stop = _check_slice("request_slice", request_slice, len(query_start_loc) - 1)
-    if not is_dynamo_compiling():
+    if not is_traced():
         query_start_loc = plain("query_start_loc", query_start_loc)
-    if is_checked():
-        check_starts("query_start_loc", to_host("query_start_loc", query_start_loc))
+        if is_checked():
+            check_starts("query_start_loc", to_host("query_start_loc", query_start_loc))
     return query_start_loc[start : stop + 1] - query_start_loc[start]
 
 
@@ -120,6 +120,7 @@ def _make_metadata_with_slice(
 
     Definition: `reference._make_metadata_with_slice`.
     """
+    check_not_traced("_make_metadata_with_slice")
     if is_checked():
         validate_metadata(attn_metadata)
     return _cut("ubatch_slice", ubatch_slice, _read(attn_metadata))
@@ -136,6 +137,7 @@ def split_attn_metadata(
     Definition: `reference.split_attn_metadata`.
     """
     check_list("ubatch_slices", ubatch_slices)
+    check_not_traced("split_attn_metadata")
     if is_checked():
         validate_metadata(common_attn_metadata)
     if not ubatch_slices:

@@ -14,7 +14,12 @@ from reference._checks import (
     check_list,
     check_strs,
 )
-from reference.metadata_validation import check_fields, check_lengths, validate_metadata
+from reference.metadata_validation import (
+    check_computed,
+    check_fields,
+    check_lengths,
+    validate_metadata,
+)
 from reference.runner_inputs import (
     HostAndDevice,
     check_buffer,
@@ -204,7 +209,8 @@ def build_attn_metadata(
         ValueError: A negative number; a bound above 2**31 - 1, or below what it bounds; a number of
             builders, tables or slot mappings other than that of the groups; fewer starts, lengths,
             computed tokens or rows than `num_reqs` needs, in either half of a buffer; fewer slots
-            than tokens; a batch that `validate` rejects.
+            than tokens; a batch that `validate` rejects; a request with query tokens whose sequence
+            length is not the sum of its computed tokens and its query length.
         AttributeError: A buffer, a builder, the config or a group that lacks an attribute that is
             read.
 
@@ -269,6 +275,7 @@ def build_attn_metadata(
             slot_mapping=slots[i],
         )
         batch.validate()
+        check_computed(starts, lens, computed)
         batches.append(batch)
 
     metadata_of_layers: dict[str, Any] = {}

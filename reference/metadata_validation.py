@@ -10,6 +10,7 @@ import numpy as np
 from reference._checks import (
     COUNT_DTYPES,
     MAX_INT64,
+    Int32Array,
     check_array,
     check_bool,
     check_int,
@@ -62,6 +63,21 @@ def validate_metadata(metadata: object, block_size: int | None = None) -> None:
     _check_maxima(fields)
     if block_size is not None:
         _check_rows(fields, block_size)
+
+
+def check_computed(starts: Int32Array, seq_lens: Int32Array, computed: Int32Array) -> None:
+    """Check that everything before the query of each request is computed, as in a whole step.
+
+    Raises:
+        ValueError: A request with query tokens whose sequence is not its computed and query tokens.
+    """
+    for i, seq_len in enumerate(seq_lens.tolist()):
+        query_len = int(starts[i + 1]) - int(starts[i])
+        if query_len > 0 and seq_len - query_len != computed[i]:
+            raise ValueError(
+                f"seq_lens[{i}] is {seq_len} but num_computed_tokens_cpu[{i}] is {computed[i]} and "
+                f"its query length {query_len}, expected their sum {computed[i] + query_len}"
+            )
 
 
 _OPTIONAL = (

@@ -186,6 +186,17 @@ def _computed(call: Call, value: Callable[[Batch, int], int]) -> Call | None:
     return changed(COMPUTED, lambda a: with_element(a, i, value(call.source.batch, i)))(call)
 
 
+def _less_computed(call: Call) -> Call | None:
+    """Report one computed token less, for the last request with a query and computed tokens."""
+    batch = call.source.batch
+    pairs = zip(batch.query_lens, batch.num_computed_tokens, strict=True)
+    found = [i for i, (q, c) in enumerate(pairs) if q and c]
+    if not found:
+        return None
+    less = batch.num_computed_tokens[found[-1]] - 1
+    return changed(COMPUTED, lambda a: with_element(a, found[-1], less))(call)
+
+
 @change_maker
 def _below_maximum(call: Call, name: str) -> Call | None:
     maximum = call.source.maximum(name)
@@ -203,7 +214,8 @@ WRONG_VALUES: Refusals = {
         "starts decrease": _both_halves(STARTS, with_decrease),
     },
     (ValueError, LENS): {
-        "a sequence is shorter than its query": _both_halves(LENS, _shorter_than_query)
+        "a sequence is shorter than its query": _both_halves(LENS, _shorter_than_query),
+        "a token before the query is not computed": _less_computed,
     },
     (ValueError, COMPUTED): {
         "computed counts are negative": _computed(lambda *_: -1),

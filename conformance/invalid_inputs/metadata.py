@@ -253,10 +253,20 @@ WRONG_COUNTS: Refusals = {
     },
 }
 
+TOO_LATE: Refusals = {
+    (ValueError, TOKENS): {
+        "the requests have more tokens than their copy on the CPU says": lambda call: changed(
+            "self.query_start_loc",
+            lambda starts: with_element(starts, call.arguments[REQS], call.arguments[TOKENS] + 1),
+        )(call)
+    }
+}
+
 UNPADDED_INVALID_INPUTS = [
     *(one for one in invalid_metadata("self", is_value=False) if one.name in LENGTHS),
     *invalid_by_kind(num_actual_reqs=Int(0), num_actual_tokens=Int(0)),
     *refusals(WRONG_COUNTS),
+    *refusals(TOO_LATE, is_value=True),
 ]
 
 

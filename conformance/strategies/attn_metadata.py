@@ -165,7 +165,7 @@ def step_arguments(
         name: Buffer(name, *(guarded((*values, *more), np.int32, batch.stride) for more in tail))
         for name, values in (("query_start_loc", batch.starts), ("seq_lens", batch.seq_lens))
     }
-    computed = [*batch.reported_computed_tokens(), *tail[0]]
+    computed = [*batch.reported_computed_tokens(is_whole=True), *tail[0]]
     return {
         "attn_metadata_builders": [
             Builder(builder_class, spec, list(own)) for own, spec in zip(names, specs, strict=True)

@@ -158,10 +158,14 @@ class Batch:
                 column, offset = divmod(in_rank * interleave + in_turn, kernel_block_size)
                 yield row[block * pieces + column] * kernel_block_size + offset
 
-    def reported_computed_tokens(self) -> list[int]:
-        """Return the entry of each request in `num_computed_tokens_cpu`."""
+    def reported_computed_tokens(self, *, is_whole: bool = False) -> list[int]:
+        """Return the entry of each request in `num_computed_tokens_cpu`.
+
+        If the batch is a whole step, `drift` is of requests without a query only.
+        """
         pairs = zip(self.num_computed_tokens, self.query_lens, strict=True)
-        return [max(c - self.drift, 0) if q else c + self.drift for c, q in pairs]
+        drift = 0 if is_whole else self.drift
+        return [max(c - drift, 0) if q else c + self.drift for c, q in pairs]
 
     def metadata(self) -> reference.CommonAttentionMetadata:
         """Return the batch's attention metadata for `reference`."""

@@ -1,8 +1,10 @@
 import contextlib
 import importlib.util
+from collections.abc import Callable
 from contextvars import Context
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,11 +95,28 @@ def test_strided_values_are_checked_where_they_stand() -> None:
         _checks.check_starts("query_start_loc", values)
 
 
-@pytest.mark.parametrize("device", ["nonsense", "cpu:x"])
-def test_device_that_is_none(device: str) -> None:
-    """A string that is no device is a ValueError."""
-    with pytest.raises(ValueError, match="expected a device"):
-        _checks.check_device("device", device)
+MAKERS: dict[str, Callable[[Any], object]] = {
+    "BlockTables": lambda device: fast.BlockTables([1], 2, 2, 2, device, pin_memory=False),
+    "CpuGpuBuffer": lambda device: fast.CpuGpuBuffer(
+        2, dtype=torch.int8, device=device, pin_memory=False
+    ),
+    "MemorySnapshot.measure": fast.MemorySnapshot.measure,
+    "_allocate_kv_cache": lambda device: fast._allocate_kv_cache(
+        fast.KVCacheConfig(1, [], []), device
+    ),
+    "init_kv_cache": lambda device: fast.init_kv_cache(
+        [], {}, fast.KVCacheConfig(1, [], []), {}, device
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cpu:x", "cuda:99", "hpu", "vulkan", "xla", "ve"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_devices_that_torch_lacks(name: str, device: str) -> None:
+    """A device that torch does not have here is a ValueError, for each function that takes one."""
+    for given in (device, *([] if device in {"nonsense", "cpu:x"} else [torch.device(device)])):
+        with pytest.raises(ValueError, match=r"^device is .*, expected a device that torch has"):
+            MAKERS[name](given)
 
 
 def test_host_copies_are_on_the_host() -> None:

@@ -46,17 +46,11 @@ def test_measures_without_meminfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_measures_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA device's memory is what its driver reports; a missing device is refused."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    """A CUDA device's memory is what its driver reports."""
+    monkeypatch.setattr(fast.memory, "check_device", lambda _name, value: torch.device(value))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 9))
     device = torch.device("cuda:1")
     assert fast.MemorySnapshot(1, 9, device) == fast.MemorySnapshot.measure("cuda:1")
-    with pytest.raises(ValueError, match="device is cuda:2, which this machine does not have"):
-        fast.MemorySnapshot.measure("cuda:2")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device is cuda, which this machine does not have"):
-        fast.MemorySnapshot.measure("cuda")
 
 
 def test_measure_refuses() -> None:

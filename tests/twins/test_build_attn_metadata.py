@@ -92,6 +92,13 @@ def test_the_batch_of_a_group(twin: Any) -> None:
         assert (None,) * 4 == rest
 
 
+def test_computed_tokens_of_idle_requests_are_not_read(twin: Any) -> None:
+    """A request without query tokens may have any number of computed tokens."""
+    call = make_call(twin, num_computed_tokens_cpu=int32(3, 5, 9))
+    twin.build_attn_metadata(**call)
+    assert [3, 5, 9] == call["attn_metadata_builders"][0].batch.num_computed_tokens_cpu.tolist()
+
+
 def test_vectors_are_views_of_both_halves(twin: Any) -> None:
     """The vectors are views of the buffers, each of its own half, as captured graphs need."""
     starts = SimpleNamespace(cpu=twin.int32(0, 2, 5, 5, 9), gpu=twin.int32(0, 2, 5, 5, 8))
@@ -239,6 +246,10 @@ STARTS, LENS = int32(0, 2, 5, 5), int32(5, 8, 0)
             "num_reqs": 1,
             "seq_lens": halves(int32(-5)),
         },
+        (
+            "ValueError: seq_lens[1] is 8 but num_computed_tokens_cpu[1] is 4 and its query length"
+            " 3, expected their sum 7"
+        ): {"num_computed_tokens_cpu": int32(3, 4, 0)},
         "ValueError: max_query_len is 2, less than the query length 3 of request 1": {
             "max_query_len": 2,
             "max_seq_len": 8,

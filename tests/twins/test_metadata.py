@@ -251,3 +251,13 @@ def test_refusals_of_unpadded(
     batch = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
     with twin.refuses(message):
         batch.unpadded(num_tokens, 2)
+
+
+def test_unpadded_reads_the_half_on_the_device(twin: Any, make_batch: Any) -> None:
+    """If the halves differ, checked mode counts the tokens of `query_start_loc`."""
+    batch = make_batch([2, 3], [3, 5], query_start_loc_cpu=int32(0, 2, 9))
+    with twin.checked():
+        assert 5 == batch.unpadded(5, 2).num_actual_tokens
+    batch = make_batch([2, 3], [3, 5], query_start_loc=int32(0, 2, 9))
+    with twin.refuses("ValueError: num_actual_tokens is 5, but the first 2 requests have 9 tokens"):
+        batch.unpadded(5, 2)
