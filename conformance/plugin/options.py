@@ -150,11 +150,19 @@ def run_of_options(config: pytest.Config) -> Run:
     use_trace(trace)
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0
+    run.is_whole = _is_whole(config)
     run.stored_cases, run.is_replay = (
         stored_cases,
         any(map(config.getoption, ("--vectors", "--replay"))),
     )
     return run
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Return whether no option or argument leaves out functions, targets or tests."""
+    chosen = ("impl", "adapter", "target", "functions", "keyword", "markexpr", "deselect", "lf")
+    left_out = any(config.getoption(name, None) for name in chosen)
+    return not left_out and all(Path(argument).is_dir() for argument in config.args)
 
 
 def _check_trace(trace: Path) -> None:
