@@ -114,8 +114,10 @@ def test_an_unreachable_goal_fails_the_run(runner: Runner) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--profile dev", "--target host", "--impl fast", "-k test_", "-k first", "test_toy.py"]
-    + ["--deselect test_toy.py::test_first[host-real]", "test_toy.py::test_second[host-real]"],
+    [
+        *("--profile dev", "--target host", "--impl fast", "-k test_", "-k first", "test_toy.py"),
+        *("--deselect test_toy.py::test_first[host-real]", "test_toy.py::test_second[host-real]"),
+    ],
 )
 def test_runs_without_required_coverage(runner: Runner, arguments: str) -> None:
     """Only a run of everything requires coverage, and not with profile dev."""
