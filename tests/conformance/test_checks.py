@@ -13,17 +13,18 @@ import torch
 from hypothesis import strategies as st
 
 import fast
+from conformance import test_block_table
 from conformance.arrays.guard_bands import guarded
 from conformance.checks.contract_checks import same_answer, same_refusal
 from conformance.contracts.check import Check, property_check
 from conformance.contracts.contract import Contract, InvalidInput
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.sessions import SessionMismatch, session_check
+from conformance.contracts.sessions import SessionMismatch, construct, session_check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES, Kind
 from conformance.invalid_inputs.changes import replaced
 from conformance.messages.mismatch import Mismatch
-from conformance.strategies.block_table import Operation, block_tables_sessions
+from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import TARGETS, Target
 from conformance.values.call import Call
@@ -339,6 +340,33 @@ def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyP
     story = lines[lines.index("after") + 1 :]
     assert story[0].startswith("    constructed by BlockTables(block_sizes=")
     assert any(line.startswith("    clear_row(r=") for line in story)
+
+
+def _forwarding(*args: Any, **kwargs: Any) -> Any:
+    return fast.BlockTables(*args, **kwargs)
+
+
+def _by_name(**kwargs: Any) -> Any:
+    return fast.BlockTables(**kwargs)
+
+
+def _by_these_names(*, block_sizes: Any, max_num_reqs: int, **kwargs: Any) -> Any:
+    return fast.BlockTables(block_sizes=block_sizes, max_num_reqs=max_num_reqs, **kwargs)
+
+
+@pytest.mark.parametrize("form", [_forwarding, _by_name, _by_these_names])
+def test_constructors_of_other_forms_are_called(form: Callable[..., Any]) -> None:
+    """A constructor may only forward its arguments, or take them by name only."""
+    passes(test_block_table.test_block_tables, target_of(form, "BlockTables"))
+
+
+def test_arguments_of_star_parameters_are_given_by_position() -> None:
+    """The class of a buffer may only forward too: `reference` has `*size`."""
+    arguments = {"size": (2, 3), "dtype": np.dtype("int8"), "pin_memory": False}
+    session = Session(Call("CpuGpuBuffer", arguments), ())
+    target = target_of(lambda *args, **kwargs: fast.CpuGpuBuffer(*args, **kwargs), "CpuGpuBuffer")
+    assert (2, 3) == construct(TARGETS["host"], session).cpu.shape
+    assert (2, 3) == construct(target, session).cpu.shape
 
 
 def seen(profile: str, size: str = "minimal") -> list[int]:
