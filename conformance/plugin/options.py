@@ -13,6 +13,7 @@ from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.cases.corpus import corpus_checks
 from conformance.checks.registry import choose_functions
 from conformance.generation.profiles import PROFILES
+from conformance.messages.formatting import printable
 from conformance.reports.plugin import add_report_options
 from conformance.results.failure_summary import add_failure_options
 from conformance.results.run import Run
@@ -139,7 +140,7 @@ def run_of_options(config: pytest.Config) -> Run:
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)
     except (ValueError, OSError) as error:
-        raise pytest.UsageError(str(error)) from error
+        raise pytest.UsageError(printable(str(error))) from error
     if trace is not None:
         _check_trace(trace)
     profile = PROFILES[name]
@@ -221,4 +222,4 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
         lines.append(f"replay: {config.getoption('--replay')}")
     elif run.is_replay:
         lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.stored_cases)} cases")
-    return lines
+    return [printable(line) for line in lines]

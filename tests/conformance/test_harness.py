@@ -128,6 +128,43 @@ def test_runs_without_required_coverage(runner: Runner, arguments: str) -> None:
     result.stdout.no_fnmatch_line("*goal not reached*")
 
 
+def test_control_characters_do_not_reach_the_terminal(runner: Runner) -> None:
+    """Text of an implementation is escaped: of exceptions, skips, output, before a crash too."""
+    evil = "\x1b[2J\r\x9b0m"
+    runner.pytester.makepyfile(
+        HEAD
+        + f"""
+import os
+from conformance.adapters import Unsupported
+from conformance.targets.implementations import Absent
+
+def ends(target, error):
+    print({evil!r}, flush=True)
+    if error is None:
+        os.kill(os.getpid(), 9)
+    raise error
+
+for name, error in {{
+    "raises": AssertionError({evil!r}),
+    "lacks": Absent({evil!r}),
+    "crashes": None,
+}}.items():
+    def body(target, n, error=error):
+        "Fails."
+        ends(target, error)
+    globals()[f"test_{{name}}"] = property_check(name, digits)(body)
+
+def test_plain():
+    ends(None, ValueError({evil!r}))
+"""
+    )
+    printed = runner.run("--all-failures", "--report", "out").stdout.str()
+    for word in ("raises", "lacks", "crashes", "test_plain"):
+        assert word in printed
+    assert printed.count(repr(evil)[1:-1]) >= 6
+    assert not set("\x1b\r\x9b") & set(printed)
+
+
 def test_failed_functions_need_no_coverage(runner: Runner) -> None:
     """A failed function is reported as failed, without its unreached goals."""
     runner.pytester.makepyfile(IMPOSSIBLE.replace('"Shows nothing."', "assert n != 3"))
