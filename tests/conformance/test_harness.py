@@ -56,6 +56,12 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
         ("--target=host,cuda", "target 'cuda' needs a GPU, but torch finds none"),
         ("--trace nowhere.csv", "--trace nowhere.csv: *No such file*"),
         ("--failures=test_toy.py", "--failures test_toy.py is not a folder"),
+        ("--failures=test_toy.py/x", "--failures test_toy.py/x: Not a directory"),
+        ("--failures=/proc/x", "--failures /proc/x: No such file or directory"),
+        (
+            "--profile=nightly --hypothesis-seed=x",
+            "--hypothesis-seed must be an integer, got 'x'",
+        ),
     ],
 )
 def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) -> None:
@@ -65,6 +71,14 @@ def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) ->
     result = runner.run(*arguments.split())
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines([f"ERROR: {line}"])
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_a_time_limit_is_above_0(runner: Runner, seconds: str) -> None:
+    """A limit in which no call can return is a usage error."""
+    result = runner.run(f"--hang-seconds={seconds}")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines([f"*--hang-seconds: must be a number above 0, got '{seconds}'"])
 
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
