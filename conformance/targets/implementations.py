@@ -80,7 +80,7 @@ class Implementation:
         """
         owner, *members = name.split(".")
         if owner not in PUBLIC or members[1:] or name.endswith("__"):
-            raise Absent(f"needs {name}, which is no public name")
+            raise Absent(f"needs {name}, which {self.module.__name__} lacks")
         function: Callable[..., Any] = self._found(self.adapter.function, name)
         if name not in self.adapter.unsupported:
             return function

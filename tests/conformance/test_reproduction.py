@@ -277,7 +277,7 @@ def test_a_case_calls_public_functions_only() -> None:
     """A case whose function is another module's is not run."""
     call = {"function": "kv_layout.os.system", "arguments": {"command": "echo evil"}}
     case = {"kind": "call", "contract": "get_dcp_local_seq_lens", **call}
-    with pytest.raises(Absent, match=r"needs kv_layout\.os\.system, which is no public name"):
+    with pytest.raises(Absent, match=r"needs kv_layout\.os\.system, which reference lacks"):
         replay(case, TARGETS["host"])
 
 
