@@ -19,6 +19,7 @@ from conformance.cases.check import CaseCheck
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.registry import is_about
 from conformance.coverage.goals import COVERAGE
+from conformance.messages.formatting import printable
 from conformance.plugin.case_items import case_items, deviation_checks
 from conformance.plugin.explain import explain
 from conformance.plugin.failure_hooks import WHERE, FailureHooks
@@ -261,7 +262,7 @@ def pytest_terminal_summary(
     for line in run.table(COVERAGE):
         terminalreporter.write_line(line)
     for line in run.notes(COVERAGE):
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(printable(line))
     for line in run.failure_lines():
         terminalreporter.write_line(line, red=True)
     if run.findings_line():

@@ -91,12 +91,19 @@ def replay(case: Json, target: Target, function: str = "") -> None:
                 raise
 
 
+REFUSED = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What decoding a damaged file may raise."""
+
+
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn an error inside into a ValueError of one line that names the damaged file."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except REFUSED as error:
         message = (str(error).splitlines() or [""])[0]
         if str(path) in message:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import re
@@ -19,7 +18,7 @@ from conformance.checks.contract_checks import (
     same_answer,
     same_refusal,
 )
-from conformance.checks.registry import contracts, find_contract
+from conformance.checks.registry import conformance_modules, contracts, find_contract
 from conformance.contracts.check import Check
 from conformance.contracts.contract import ANY_NAME, Contract, InvalidInput
 from conformance.encoding import Decoder, Encoder, Json, decode_call, encode_call
@@ -142,9 +141,9 @@ def check_of(where: str) -> Check:
     module, _, rest = where.partition(":")
     name, _, law = rest.rstrip("]").partition("[")
     values = {}
-    if module.startswith("conformance."):  # a case must not import anything else
-        with contextlib.suppress(ImportError):
-            values = vars(importlib.import_module(module))
+    # A case must not import anything else.
+    if module in {f"conformance.{path.stem}" for path in conformance_modules()}:
+        values = vars(importlib.import_module(module))
     for found, check in checks_in(values):
         if (found, check.law) == (name, law):
             return check

@@ -11,6 +11,7 @@ import numpy as np
 
 from conformance.cases.recording import invalid_input_of
 from conformance.cases.sessions import (
+    LAYOUT_VARIABLE,
     construct,
     has_expected_outcome,
     perform,
@@ -131,7 +132,8 @@ class _Session:
             step = dict(written)
             step["arguments"] = decoder.fields(written.get("arguments", {}))
             step["value"] = decoder.decode(written.get("value"))
-            _ = step["do"]
+            if step["do"] == "set environment" and step["variable"] != LAYOUT_VARIABLE:
+                raise ValueError(f"a case must not set {step['variable']}")
             self.steps.append((step, decoder.decode(written.get("result"))))
 
 

@@ -277,7 +277,8 @@ def construct(target: Target, session: Session) -> Any:
     if target.device is not None:
         arguments["device"] = target.device
     function = target.lookup(call.function)
-    parameters = inspect.signature(function).parameters.values()
+    # Those of `reference`: a class that only forwards has `*args`.
+    parameters = inspect.signature(REFERENCE.lookup(call.function)).parameters.values()
     several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     by_position = arguments.pop(several[0]) if several else ()
     return function(*by_position, **arguments)

@@ -17,6 +17,9 @@ Json: TypeAlias = Any
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+MAX_BYTES = 2**30
+"""The largest file of a case, and the most memory of its arrays."""
+
 MAX_SAFE_INT = 2**53 - 1
 """The largest int that every JSON reader keeps exactly, also one that only has doubles."""
 
@@ -261,14 +264,24 @@ def _is_dense(array: Array) -> bool:
     return True
 
 
-def decode_memory(node: Json) -> Array:
-    """Return a memory as a vector of its dtype."""
-    dtype = decode_dtype(node["dtype"])
-    if "values" in node:
-        return decode_elements(node["values"], dtype)
-    memory = np.zeros(node["size"], dtype)
-    memory.view(np.uint8).fill(int(node.get("filled_with", "0x00"), 16))
-    return memory
+def decode_memories(nodes: Sequence[Json]) -> list[Array]:
+    """Return memories as vectors of their dtypes.
+
+    Raises:
+        ValueError: They have more than `MAX_BYTES`.
+    """
+    memories, num_bytes = [], 0
+    for node in nodes:
+        dtype = decode_dtype(node["dtype"])
+        num_bytes += node["size"] * dtype.itemsize
+        if num_bytes > MAX_BYTES:
+            raise ValueError(f"memories have more than {MAX_BYTES:,} bytes")
+        if "values" in node:
+            memories.append(decode_elements(node["values"], dtype))
+        else:
+            memories.append(np.zeros(node["size"], dtype))
+            memories[-1].view(np.uint8).fill(int(node.get("filled_with", "0x00"), 16))
+    return memories
 
 
 def encode_array(array: Array) -> dict[str, Json]:

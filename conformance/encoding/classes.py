@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import types
 from typing import Any
 
 import reference
 
-MODULES = ("reference", "conformance", "numpy", "ml_dtypes", "builtins", "types")
-"""The packages that a class may be from: decoding a case imports nothing else."""
+MODULES = (
+    *("builtins", "ml_dtypes", "numpy", "reference", "types"),
+    *(
+        f"conformance.{name}"
+        for name in (
+            *("arrays.overwrites", "checks.contract_checks", "checks.law_checks"),
+            *("checks.tensor_kind_checks", "conditions.condition_checks", "contracts.contract"),
+            *("contracts.sessions", "coverage.presets", "execution.invocations"),
+            *("invalid_inputs.attention_layers", "invalid_inputs.attn_metadata"),
+            *("invalid_inputs.block_table", "invalid_inputs.kv_backends"),
+            *("invalid_inputs.kv_views", "invalid_inputs.spec_groups", "laws.changes"),
+            *("strategies.attention", "strategies.attention_groups", "strategies.attention_layers"),
+            *("strategies.attn_metadata", "strategies.backend", "strategies.backends"),
+            *("strategies.batch", "strategies.batch_order", "strategies.block_table"),
+            *("strategies.buffers", "strategies.builders", "strategies.dense_layer"),
+            *("strategies.fast_prefill_backend", "strategies.kv_cache", "strategies.kv_layout"),
+            *("strategies.kv_plans", "strategies.mm_budget", "strategies.multimodal"),
+            *("strategies.stub_factories", "targets.factories", "test_block_table"),
+            *("test_block_table_interrupts", "test_checked_mode", "values.call"),
+        )
+    ),
+)
+"""The modules whose classes a case may name: decoding imports nothing else."""
 
 RENAMED = {
     "conformance.checks:_Valid": "conformance.checks:ValidExample",
@@ -58,20 +81,27 @@ def find_class(path: str) -> Any:
     """Return the class of a name.
 
     Raises:
-        ValueError: The name does not exist, is not a class, or is not in `MODULES`.
+        ValueError: The name does not exist, is not a class, or is not of one of `MODULES`.
 
     >>> find_class("reference:UBatchSlice").__name__
     'UBatchSlice'
     >>> find_class("os:system")
     Traceback (most recent call last):
         ...
-    ValueError: class 'os:system' is in none of reference, conformance, numpy, ml_dtypes, ...
+    ValueError: class 'os:system' is none that a stored case may name
     """
-    module, _, qualname = RENAMED.get(path, path).partition(":")
-    found = _find(MOVED.get(module, module), qualname, f"class {path!r}")
+    module, _, name = RENAMED.get(path, path).partition(":")
+    module = MOVED.get(module, module)
+    if module not in MODULES:
+        raise ValueError(f"class {path!r} is none that a stored case may name")
+    # Not `getattr`, for which NumPy imports some of its modules.
+    found = vars(importlib.import_module(module)).get(name)
+    if found is None:
+        raise ValueError(f"class {path!r} does not exist")
     if not isinstance(found, type):
         raise ValueError(f"class {path!r} is not a class")  # noqa: TRY004  # a wrong name
-    _check_module(found.__module__, f"class {path!r}")  # a module may have imported it
+    if module not in {found.__module__, found.__module__.partition(".")[0]}:  # it is imported there
+        raise ValueError(f"class {path!r} is none that a stored case may name")
     return found
 
 
@@ -87,20 +117,9 @@ def find_exception(path: str) -> type[Exception]:
     return found
 
 
-def _find(module: str, qualname: str, what: str) -> Any:
-    _check_module(module, what)
-    try:
-        found: Any = importlib.import_module(module)
-        for name in qualname.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what} does not exist: {error}") from error
-    return found
-
-
-def _check_module(module: str, what: str) -> None:
-    if module.split(".", maxsplit=1)[0] not in MODULES:
-        raise ValueError(f"{what} is in none of {', '.join(MODULES[:4])}, ...")
+def is_plain(cls: type) -> bool:
+    """Return whether objects of a class are fully described by their attributes."""
+    return dataclasses.is_dataclass(cls) or cls in {types.SimpleNamespace, object}
 
 
 _BACKENDS = "conformance.invalid_inputs.kv_backends"

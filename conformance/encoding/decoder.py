@@ -14,9 +14,15 @@ from conformance.encoding.arrays import (
     decode_array,
     decode_dtype,
     decode_elements,
-    decode_memory,
+    decode_memories,
 )
-from conformance.encoding.classes import FORMER_CODE, RENAMED_FIELDS, find_class, find_exception
+from conformance.encoding.classes import (
+    FORMER_CODE,
+    RENAMED_FIELDS,
+    find_class,
+    find_exception,
+    is_plain,
+)
 from conformance.targets.factories import Factory, FactoryContext
 from conformance.values.call import Call
 
@@ -41,6 +47,10 @@ class Made(Factory):
         return made
 
 
+MAX_DEPTH = 100
+"""How deeply values may be nested: a call with deeper ones could exceed Python's limit."""
+
+
 class Decoder:
     """Reads the values of a case, in the order in which they were written.
 
@@ -52,20 +62,31 @@ class Decoder:
     """
 
     def __init__(self, memories: Sequence[Json] = ()) -> None:
-        self._memories: list[Array] = [decode_memory(node) for node in memories]
+        self._memories = decode_memories(memories)
         self._objects: dict[int, Any] = {}
+        self._depth = 0
         self._arrays: list[tuple[Array, Array]] = []
 
     def decode(self, node: Json) -> Any:
         """Return the value of a node.
 
         Raises:
-            ValueError: A node that is not in the schema, or a class that no longer exists.
+            ValueError: A node that is not in the schema or nested too deeply, or a class that no
+                longer exists.
         """
+        if not isinstance(node, list | dict):
+            return node
+        if self._depth == MAX_DEPTH:
+            raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
+        self._depth += 1
+        try:
+            return self._decode(node)
+        finally:
+            self._depth -= 1
+
+    def _decode(self, node: Json) -> Any:
         if isinstance(node, list):
             return [self.decode(entry) for entry in node]
-        if not isinstance(node, dict):
-            return node
         kind = node.get("$")
         if kind == "ref":
             return self._objects[node["id"]]
@@ -147,6 +168,8 @@ def _read_dtype(_: Decoder, node: Json) -> Any:
 def _read_object(decoder: Decoder, node: Json) -> Any:
     """Return an object with its stored attributes, without the checks of its class."""
     cls = find_class(node["class"])
+    if not (is_plain(cls) or issubclass(cls, Factory)):
+        raise ValueError(f"class {node['class']!r} is none of objects that a stored case may have")
     found = decoder.keep(node, cls.__new__(cls))
     renamed = RENAMED_FIELDS.get(f"{cls.__module__}:{cls.__qualname__}", {})
     for name, value in decoder.fields(node["fields"]).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import types
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from conformance.encoding.arrays import (
     encode_elements,
     encode_int,
 )
-from conformance.encoding.classes import class_path
+from conformance.encoding.classes import class_path, is_plain
 from conformance.targets.factories import Factory
 from conformance.values.aliases import owner_of
 from conformance.values.call import Call
@@ -179,7 +178,7 @@ class Encoder:
             return {"$": "made", "class": cls.__name__, "fields": self.encode_fields(fields)}
         if isinstance(value, types.MethodType | types.BuiltinFunctionType | types.ModuleType):
             raise TypeError(f"{value!r} cannot be written")
-        if path is not None and _is_plain(cls):
+        if path is not None and is_plain(cls):
             return {"$": "object", "class": path, "fields": self.encode_fields(children(value))}
         members = {n: v for n, v in vars(cls).items() if not n.startswith("__")}
         if path is None and cls.__bases__ == (object,) and not any(map(callable, members.values())):
@@ -269,8 +268,3 @@ def _encode_any_dtype(dtype: np.dtype[Any]) -> Json:
         return {"$": "dtype", "name": encode_dtype(dtype)}
     fields = [[name, encode_dtype(dtype[name])] for name in dtype.names]
     return {"$": "dtype", "fields": fields}
-
-
-def _is_plain(cls: type) -> bool:
-    """Return whether objects of a class are fully described by their attributes."""
-    return dataclasses.is_dataclass(cls) or cls in {types.SimpleNamespace, object}

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from conformance.encoding.arrays import Json
+from conformance.encoding.arrays import MAX_BYTES, Json
 
 SCHEMA_VERSION = "1.1"
 """The version of the format: the first number changes if old readers would misread it."""
@@ -61,11 +61,14 @@ def read_json(path: Path) -> Json:
     """Return the content of a file of this version of the schema.
 
     Raises:
-        ValueError: The file is missing, is not JSON, or has another version.
+        ValueError: The file is missing, too large, nested too deeply, not JSON, or of another
+            version.
     """
+    if path.is_file() and path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes")
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         said = getattr(error, "strerror", None) or error  # without the number and the name again
         raise ValueError(f"{path} cannot be read: {said}") from error
     version = read.get("schema_version") if isinstance(read, dict) else None

@@ -268,6 +268,21 @@ def shortened(lines: list[str], maximum: int, num_last: int = 16) -> list[str]:
     return [*lines[:num_first], left_out, *lines[len(lines) - num_last :]]
 
 
+def printable(value: Any) -> Any:
+    r"""Return a text, or the texts in lists, tuples and dicts, with control characters escaped.
+
+    An implementation's text must not move the cursor of a terminal or change its settings.
+
+    >>> printable("\x1b[2Jone\n\ttwo\r"), printable([("\x07", 1)])
+    ('\\x1b[2Jone\n\ttwo\\r', [('\\x07', 1)])
+    """
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in value)
+    if isinstance(value, dict):
+        return {key: printable(entry) for key, entry in value.items()}
+    return type(value)(map(printable, value)) if isinstance(value, list | tuple) else value
+
+
 def first_line(error: BaseException, default: str = "") -> str:
     r"""Return an exception as one line, with a default for an empty message.
 

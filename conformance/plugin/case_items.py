@@ -13,6 +13,7 @@ from conformance.cases.check import CaseCheck
 from conformance.cases.compared import TRIES, check_of_call
 from conformance.checks.registry import contracts
 from conformance.generation.profiles import Kind
+from conformance.messages.formatting import printable
 from conformance.results.run import CHECKED, Run
 from conformance.targets.target import Target
 
@@ -35,7 +36,7 @@ class CaseItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Any, None, str]:
         """Return the heading of the report."""
-        return self.path, None, f"{self.name}: {self.about}"
+        return self.path, None, f"{self.name}: {printable(self.about)}"
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the message of a failed assertion, without the traceback of the harness."""

@@ -16,7 +16,7 @@ from conformance.contracts.check import FAILURES, Check
 from conformance.execution.crashes import RERUN, Crash, NotTriedError, properties_of_end
 from conformance.execution.gpu_context import ContextLostError
 from conformance.generation.shrinking import SHRINK_NOTE, WARNING, ShrinkBudgets
-from conformance.messages.formatting import INDENT, shortened
+from conformance.messages.formatting import INDENT, printable, shortened
 from conformance.reports.failure import describe_failure
 from conformance.reproduction.files import (
     attach_reproduction,
@@ -131,7 +131,20 @@ class FailureHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
         """Report a failed check by its own text, without that of pytest and Hypothesis."""
-        report: pytest.TestReport = yield
+        report = self._report_of(item, call, (yield))
+        report.user_properties = printable(report.user_properties)
+        report.sections = printable(report.sections)
+        shown = report.longreprtext
+        if isinstance(report.longrepr, str | tuple):
+            report.longrepr = printable(report.longrepr)
+        elif printable(shown) != shown:  # pytest's own, with colors
+            report.longrepr = printable(shown)
+        return report
+
+    @staticmethod
+    def _report_of(
+        item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> pytest.TestReport:
         if report.when != "call" or not report.failed or call.excinfo is None:
             return report
         target = getattr(getattr(item, "callspec", None), "params", {}).get("target")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import secrets
+import tempfile
 import threading
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.cases.corpus import corpus_checks
 from conformance.checks.registry import choose_functions
 from conformance.generation.profiles import PROFILES
+from conformance.messages.formatting import printable
 from conformance.reports.plugin import add_report_options
 from conformance.results.failure_summary import add_failure_options
 from conformance.results.run import Run
@@ -79,9 +82,9 @@ def add_options(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--hang-seconds",
-        type=float,
         default=30.0,
         metavar="SECONDS",
+        type=_seconds,
         help="a call that takes longer counts as hung, and its test fails (default: 30)",
     )
     group.addoption(
@@ -111,6 +114,17 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
+def _seconds(text: str) -> float:
+    """Read a time limit, as the `type` of an option."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return seconds
+
+
 def run_of_options(config: pytest.Config) -> Run:
     """Return the run that the options describe, and set its trace.
 
@@ -124,8 +138,8 @@ def run_of_options(config: pytest.Config) -> Run:
     if name not in PROFILES:
         raise pytest.UsageError(f"--profile {name!r} is unknown; there are {', '.join(PROFILES)}")
     trace, failures = config.getoption("trace_file"), config.getoption("--failures")
-    if failures is not None and failures.exists() and not failures.is_dir():
-        raise pytest.UsageError(f"--failures {failures} is not a folder")
+    if failures is not None:
+        _check_writable(failures)
     try:
         for option in ("impl", "adapter"):
             found = [_absolute(text) for text in config.getoption(f"--{option}")]
@@ -139,22 +153,44 @@ def run_of_options(config: pytest.Config) -> Run:
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)
     except (ValueError, OSError) as error:
-        raise pytest.UsageError(str(error)) from error
+        raise pytest.UsageError(printable(str(error))) from error
     if trace is not None:
         _check_trace(trace)
     profile = PROFILES[name]
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbits(64))
     if profile.is_random:
-        profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
+        seed = str(config.getoption("--hypothesis-seed"))
+        if not seed.removeprefix("-").isdecimal():
+            raise pytest.UsageError(f"--hypothesis-seed must be an integer, got {seed!r}")
+        profile = dataclasses.replace(profile, seed=int(seed))
     use_trace(trace)
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0
+    run.is_whole = _is_whole(config)
     run.stored_cases, run.is_replay = (
         stored_cases,
         any(map(config.getoption, ("--vectors", "--replay"))),
     )
     return run
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Return whether no option or argument leaves out functions, targets or tests."""
+    chosen = ("impl", "adapter", "target", "functions", "keyword", "markexpr", "deselect", "lf")
+    left_out = any(config.getoption(name, None) for name in chosen)
+    return not left_out and all(Path(argument).is_dir() for argument in config.args)
+
+
+def _check_writable(failures: Path) -> None:
+    """Create the folder of failures; raise `pytest.UsageError` if nothing can be written there."""
+    if failures.exists() and not failures.is_dir():
+        raise pytest.UsageError(f"--failures {failures} is not a folder")
+    try:
+        failures.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=failures).close()
+    except OSError as error:
+        raise pytest.UsageError(f"--failures {failures}: {error.strerror}") from error
 
 
 def _check_trace(trace: Path) -> None:
@@ -213,4 +249,4 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
         lines.append(f"replay: {config.getoption('--replay')}")
     elif run.is_replay:
         lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.stored_cases)} cases")
-    return lines
+    return [printable(line) for line in lines]

@@ -34,6 +34,7 @@ from conformance.execution.forked_calls import (
     kill_hanging,
 )
 from conformance.generation.shrinking import ShrinkBudgets
+from conformance.messages.formatting import printable
 from conformance.reproduction.files import replay_command
 from conformance.results.run import CHECKED, Run
 from conformance.targets.progress import PROGRESS
@@ -194,7 +195,7 @@ class Supervisor:
         capture = self.config.pluginmanager.get_plugin("capturemanager")
         if capture is None or not capture.is_globally_capturing():
             return ""
-        return "".join(capture.read_global_capture())[-MAX_OUTPUT:].strip()
+        return str(printable("".join(capture.read_global_capture())[-MAX_OUTPUT:].strip()))
 
     def _report_of_end(
         self, item: pytest.Item, process_end: ProcessEnd, printed: str

@@ -54,7 +54,7 @@ def record_of(run: Run, coverage: Coverage, info: RunInfo) -> dict[str, Any]:
         info: How it was started and how it ended.
     """
     names = sorted({name for name, _ in [*run.outcomes, *run.absent]})
-    complete_functions = run.complete_functions() if run.profile.requires_coverage else []
+    complete_functions = run.complete_functions() if run.requires_coverage else []
     return {
         "schema_version": SCHEMA_VERSION,
         "run": {

@@ -30,6 +30,7 @@ class Outcomes:
     Attributes:
         stored_cases: The stored cases of the corpus or, in a replay, of test vectors.
         is_replay: Whether only test vectors are replayed.
+        is_whole: Whether it is a run of everything: only then must coverage goals be reached.
         has_threads: Whether importing the implementations started threads.
         unsupervised: Why a function that crashes ends the run; empty if it does not.
         absent: The names that a function needs and the implementation of a target lacks.
@@ -50,6 +51,7 @@ class Outcomes:
         self.functions = functions
         self.stored_cases: Sequence[CaseCheck] = ()
         self.is_replay = False
+        self.is_whole = True
         self.has_threads = False
         self.unsupervised = ""
         self.absent: dict[tuple[str, str], list[str]] = {}
@@ -116,6 +118,11 @@ class Outcomes:
         if report.when == "call":
             self.finished.add(report.nodeid)
 
+    @property
+    def requires_coverage(self) -> bool:
+        """Whether a coverage goal that no example reached fails the run."""
+        return self.is_whole and self.profile.requires_coverage
+
     def complete_functions(self) -> list[str]:
         """Return the functions whose tests all ran and passed."""
         return [
@@ -149,7 +156,7 @@ class Outcomes:
                     and not coverage.launches[name]
                 ):
                     yield f"no kernel was launched: {name} on {target.name}"
-            if self.profile.requires_coverage:
+            if self.requires_coverage:
                 for goal in coverage.unreached(name):
                     yield f"coverage goal not reached: {name}: {goal}"
 

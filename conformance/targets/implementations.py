@@ -29,6 +29,9 @@ BUILT_IN = {"vllm": "conformance.adapters.vllm"}
 NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 """The names that both twins have: what an implementation may offer."""
 
+PUBLIC = frozenset({*reference.__all__, "checks"})
+"""The names that are looked up."""
+
 
 class Absent(BaseException):  # like pytest's own skips
     """Raised if an implementation lacks a name that an example needs.
@@ -72,8 +75,12 @@ class Implementation:
         It raises `Unsupported` if the implementation does not support an argument.
 
         Raises:
-            Absent: It has no such thing.
+            Absent: It has no such thing, or the name is none of `reference` or of its classes:
+                stored cases name functions, and must not call anything else.
         """
+        owner, *members = name.split(".")
+        if owner not in PUBLIC or members[1:] or name.endswith("__"):
+            raise Absent(f"needs {name}, which {self.module.__name__} lacks")
         function: Callable[..., Any] = self._found(self.adapter.function, name)
         if name not in self.adapter.unsupported:
             return function

@@ -13,17 +13,18 @@ import torch
 from hypothesis import strategies as st
 
 import fast
+from conformance import test_block_table
 from conformance.arrays.guard_bands import guarded
 from conformance.checks.contract_checks import same_answer, same_refusal
 from conformance.contracts.check import Check, property_check
 from conformance.contracts.contract import Contract, InvalidInput
 from conformance.contracts.evaluation import exception_of
-from conformance.contracts.sessions import SessionMismatch, session_check
+from conformance.contracts.sessions import SessionMismatch, construct, session_check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import PROFILES, Kind
 from conformance.invalid_inputs.changes import replaced
 from conformance.messages.mismatch import Mismatch
-from conformance.strategies.block_table import Operation, block_tables_sessions
+from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import TARGETS, Target
 from conformance.values.call import Call
@@ -339,6 +340,28 @@ def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyP
     story = lines[lines.index("after") + 1 :]
     assert story[0].startswith("    constructed by BlockTables(block_sizes=")
     assert any(line.startswith("    clear_row(r=") for line in story)
+
+
+@pytest.mark.parametrize(
+    "constructor",
+    [
+        lambda *args, **kwargs: fast.BlockTables(*args, **kwargs),  # noqa: PLW0108  # its signature
+        lambda **kwargs: fast.BlockTables(**kwargs),  # noqa: PLW0108
+        lambda *, block_sizes, **kwargs: fast.BlockTables(block_sizes, **kwargs),
+    ],
+)
+def test_constructors_of_other_forms_are_called(constructor: Callable[..., Any]) -> None:
+    """A constructor may only forward its arguments, or take them by name only."""
+    passes(test_block_table.test_block_tables, target_of(constructor, "BlockTables"))
+
+
+def test_star_arguments_of_a_forwarding_constructor() -> None:
+    """What `reference` takes as `*size` is given by position, whatever the target calls it."""
+    arguments = {"size": (2, 3), "dtype": np.dtype("int8"), "pin_memory": False}
+    forwards = lambda *args, **kwargs: fast.CpuGpuBuffer(*args, **kwargs)  # noqa: E731, PLW0108
+    target = target_of(forwards, "CpuGpuBuffer")
+    made = construct(target, Session(Call("CpuGpuBuffer", arguments), ()))
+    assert (2, 3) == made.cpu.shape
 
 
 def seen(profile: str, size: str = "minimal") -> list[int]:

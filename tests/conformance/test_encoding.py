@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import pkgutil
 import types
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
+from conformance import invalid_inputs, strategies
 from conformance.arrays.guard_bands import guarded, guarded_table
 from conformance.arrays.overwrites import Overwrite
 from conformance.checks.contract_checks import InvalidExample, ValidExample
@@ -22,7 +25,7 @@ from conformance.contracts.contract import Contract, InvalidInput
 from conformance.coverage.presets import MINIMAL, Preset
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, to_text
 from conformance.encoding.arrays import decode_elements, encode_elements
-from conformance.encoding.classes import class_path, find_class
+from conformance.encoding.classes import class_path, find_class, is_plain
 from conformance.execution.invocations import CallVariant
 from conformance.strategies.backends import Backend
 from conformance.strategies.multimodal import NAN_BITS, random_bits
@@ -270,6 +273,21 @@ def test_classes_of_moved_modules_are_found(former: str, now: type) -> None:
     assert now is find_class(former)
 
 
+@pytest.mark.parametrize("package", [strategies, invalid_inputs], ids=lambda one: one.__name__)
+def test_classes_of_examples_are_found(package: types.ModuleType) -> None:
+    """A case may name each class of data that the strategies define."""
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        for value in vars(module).values():
+            is_data = isinstance(value, type) and (is_plain(value) or issubclass(value, Factory))
+            if is_data and value.__module__ == found.name and found.name not in OF_CONTRACTS:
+                assert class_path(value) == f"{found.name}:{value.__name__}"
+
+
+OF_CONTRACTS = ("conformance.invalid_inputs.arrays", "conformance.invalid_inputs.kinds")
+"""Modules of which no example has an object."""
+
+
 def test_former_names_of_fields_are_read() -> None:
     """An example that was stored before a field was renamed is still read."""
     encoder = Encoder()
@@ -347,19 +365,26 @@ def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # any
     ("node", "message"),
     [
         ({"$": "set of sets"}, "a node of kind 'set of sets' is unknown"),
-        ({"$": "type", "name": "os:PathLike"}, "class 'os:PathLike' is in none of reference,"),
-        (  # a class that one of our modules imports
-            {
-                "$": "exception",
-                "class": "conformance.targets.progress:ctypes.CDLL",
-                "message": "evil.so",
-            },
-            "class 'conformance.targets.progress:ctypes.CDLL' is in none of reference,",
+        *(
+            ({"$": "type", "name": name}, f"class {name!r} is none that a stored case may name")
+            for name in (
+                "os:PathLike",
+                "conformance.failures.test_x:X",  # importing a script runs it
+                "numpy.f2py.__main__:X",
+                "conformance.targets.progress:ctypes.CDLL",
+                "conformance.strategies.builders:Preset",  # which that module imports
+            )
         ),
+        ({"$": "type", "name": "numpy:f2py.main"}, "class 'numpy:f2py.main' does not exist"),
         (
             {"$": "function", "raises": {"class": "numpy:memmap", "message": "file"}},
             "class 'numpy:memmap' is not an exception",
         ),
+        (
+            {"$": "object", "class": "numpy:vectorize", "fields": {}},
+            "class 'numpy:vectorize' is none of objects that a stored case may have",
+        ),
+        (json.loads("[" * 101 + "]" * 101), "values are nested more than 100 deep"),
         ({"$": "type", "name": "reference:kv_reads"}, "class 'reference:kv_reads' is not a class"),
         ({"$": "type", "name": "reference:Gone"}, "class 'reference:Gone' does not exist"),
         ({"$": "dtype", "name": "int33"}, "dtype 'int33' is unknown"),

@@ -56,6 +56,12 @@ def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner
         ("--target=host,cuda", "target 'cuda' needs a GPU, but torch finds none"),
         ("--trace nowhere.csv", "--trace nowhere.csv: *No such file*"),
         ("--failures=test_toy.py", "--failures test_toy.py is not a folder"),
+        ("--failures=test_toy.py/x", "--failures test_toy.py/x: Not a directory"),
+        ("--failures=/proc/x", "--failures /proc/x: No such file or directory"),
+        (
+            "--profile=nightly --hypothesis-seed=x",
+            "--hypothesis-seed must be an integer, got 'x'",
+        ),
     ],
 )
 def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) -> None:
@@ -65,6 +71,14 @@ def test_wrong_options_end_the_run(runner: Runner, arguments: str, line: str) ->
     result = runner.run(*arguments.split())
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines([f"ERROR: {line}"])
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_a_time_limit_is_above_0(runner: Runner, seconds: str) -> None:
+    """A limit in which no call can return is a usage error."""
+    result = runner.run(f"--hang-seconds={seconds}")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines([f"*--hang-seconds: must be a number above 0, got '{seconds}'"])
 
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
@@ -105,32 +119,73 @@ def test_targets_that_say_nothing_new_are_left_out(runner: Runner) -> None:
 def test_an_unreachable_goal_fails_the_run(runner: Runner) -> None:
     """A coverage goal that no example reached fails the run, with its name."""
     runner.pytester.makepyfile(IMPOSSIBLE)
-    result = runner.run("--target", "host")
+    result = runner.run()
     assert result.parseoutcomes().keys() == {"passed"}
     assert pytest.ExitCode.TESTS_FAILED == result.ret
     result.stdout.fnmatch_lines(["coverage goal not reached: other: huge"])
-    result.stdout.no_fnmatch_line("*never reached*even*")
+    result.stdout.no_fnmatch_line("*goal not reached*even*")
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--profile", "dev"), ("-k", "first"), ("test_toy.py::test_first[host-real]",)]
+    "arguments",
+    [
+        *("--profile dev", "--target host", "--impl fast", "-k test_", "-k first", "test_toy.py"),
+        *("--deselect test_toy.py::test_first[host-real]", "test_toy.py::test_second[host-real]"),
+    ],
 )
-def test_runs_without_required_coverage(runner: Runner, arguments: tuple[str, ...]) -> None:
-    """Profile dev requires no coverage, and no profile does for functions that ran partly."""
+def test_runs_without_required_coverage(runner: Runner, arguments: str) -> None:
+    """Only a run of everything requires coverage, and not with profile dev."""
     impossible = TOY.replace("n < 5", "n > 99")
     runner.pytester.makepyfile(test_toy=impossible)
-    result = runner.run("--target", "host", *arguments)
+    result = runner.run(*arguments.split())
     assert pytest.ExitCode.OK == result.ret
-    result.stdout.no_fnmatch_line("*never reached*")
+    result.stdout.no_fnmatch_line("*goal not reached*")
+
+
+def test_control_characters_do_not_reach_the_terminal(runner: Runner) -> None:
+    """Text of an implementation is escaped: of exceptions, skips, output, before a crash too."""
+    evil = "\x1b[2J\r\x9b0m"
+    runner.pytester.makepyfile(
+        HEAD
+        + f"""
+import os
+from conformance.adapters import Unsupported
+from conformance.targets.implementations import Absent
+
+def ends(target, error):
+    print({evil!r}, flush=True)
+    if error is None:
+        os.kill(os.getpid(), 9)
+    raise error
+
+for name, error in {{
+    "raises": AssertionError({evil!r}),
+    "lacks": Absent({evil!r}),
+    "crashes": None,
+}}.items():
+    def body(target, n, error=error):
+        "Fails."
+        ends(target, error)
+    globals()[f"test_{{name}}"] = property_check(name, digits)(body)
+
+def test_plain():
+    ends(None, ValueError({evil!r}))
+"""
+    )
+    printed = runner.run("--all-failures", "--report", "out").stdout.str()
+    for word in ("raises", "lacks", "crashes", "test_plain"):
+        assert word in printed
+    assert printed.count(repr(evil)[1:-1]) >= 6
+    assert not set("\x1b\r\x9b") & set(printed)
 
 
 def test_failed_functions_need_no_coverage(runner: Runner) -> None:
     """A failed function is reported as failed, without its unreached goals."""
     runner.pytester.makepyfile(IMPOSSIBLE.replace('"Shows nothing."', "assert n != 3"))
-    result = runner.run("--target", "host")
+    result = runner.run()
     assert pytest.ExitCode.TESTS_FAILED == result.ret
     result.stdout.fnmatch_lines(["other*wrong answers*"])
-    result.stdout.no_fnmatch_line("*never reached*")
+    result.stdout.no_fnmatch_line("*goal not reached*")
 
 
 def test_a_check_without_examples_fails_the_run(runner: Runner) -> None:
@@ -145,12 +200,12 @@ def test_a_check_without_examples_fails_the_run(runner: Runner) -> None:
 def test_workers_counts_are_joined(runner: Runner) -> None:
     """Under pytest-xdist a goal that one worker reached is reached; an unreachable one fails."""
     runner.pytester.makepyfile(test_toy=TOY, test_impossible=IMPOSSIBLE)
-    result = runner.pytester.runpytest_subprocess("--target", "host", "-n", "2")
+    result = runner.pytester.runpytest_subprocess("-n", "2")
     assert pytest.ExitCode.TESTS_FAILED == result.ret
     assert result.parseoutcomes().keys() == {"passed"}
     result.stdout.fnmatch_lines(["other*conforms*1/2*", "toy*conforms*3/3*"])
     result.stdout.fnmatch_lines(["coverage goal not reached: other: huge"])
-    result.stdout.no_fnmatch_line("*never reached: toy*")
+    result.stdout.no_fnmatch_line("*goal not reached: toy*")
 
 
 def test_nightly_prints_its_seed(runner: Runner) -> None:

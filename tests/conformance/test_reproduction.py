@@ -21,7 +21,7 @@ from conformance.generation.shrinking import ShrinkBudgets
 from conformance.messages.mismatch import Mismatch
 from conformance.reproduction.files import replay_command
 from conformance.reproduction.script import script_of
-from conformance.targets.implementations import load_implementation
+from conformance.targets.implementations import Absent, load_implementation
 from conformance.targets.target import TARGETS, Target, choose_targets
 from tests.conformance.conftest import RunScript
 
@@ -244,6 +244,20 @@ def test_an_adapter_is_part_of_the_command() -> None:
             '{"schema_version": "1.0", "kind": "example", "check": "hostile:test_x"}',
             "check 'hostile:test_x' does not exist",
         ),
+        (  # it would run a script
+            '{"schema_version": "1.0", "kind": "example", "check": "conformance.failures.x:test"}',
+            "check 'conformance.failures.x:test' does not exist",
+        ),
+        ("[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
+        (
+            '{"schema_version": "1", "kind": "answer", "memories": [{"dtype": "i1", "size": 9e9}]}',
+            "is damaged: ValueError: memories have more than 1,073,741,824 bytes",
+        ),
+        (
+            """{"schema_version": "1", "kind": "session",
+            "steps": [{"do": "set environment", "variable": "PATH"}]}""",
+            "is damaged: ValueError: a case must not set PATH",
+        ),
         (
             '{"schema_version": "1.1", "kind": "input", "input": ""}',
             "is an input of the fuzzer; replay it with: kvtwin fuzz --replay ",
@@ -257,6 +271,14 @@ def test_a_file_that_is_no_case(content: str, message: str, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         read_case(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_case_calls_public_functions_only() -> None:
+    """A case whose function is another module's is not run."""
+    call = {"function": "kv_layout.os.system", "arguments": {"command": "echo evil"}}
+    case = {"kind": "call", "contract": "get_dcp_local_seq_lens", **call}
+    with pytest.raises(Absent, match=r"needs kv_layout\.os\.system, which reference lacks"):
+        replay(case, TARGETS["host"])
 
 
 def test_a_wrong_file_is_a_usage_error(tmp_path: Path) -> None:

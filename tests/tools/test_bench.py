@@ -318,6 +318,7 @@ def test_check_fails_where_a_ratio_has_grown(
         (["--baseline", "no.such.module"], "--baseline 'no.such.module' cannot be imported"),
         (["--trace", "nowhere.csv"], "nowhere.csv"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--png", "nowhere/growth.png"], "argument --png: there is no folder nowhere"),
     ],
 )
 def test_an_unknown_name_is_a_one_line_error(

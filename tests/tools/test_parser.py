@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -82,7 +83,9 @@ def test_an_error_is_one_line(
     assert (2, f"kvtwin toy: {line}\n") == (ended.value.code, capsys.readouterr().err)
 
 
-def test_json_has_stdout_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_stdout_for_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `--json` the table goes to stderr, unless the JSON goes to a file."""
     parser = Parser("kvtwin toy", "It does nothing.")
     parser.add_json("the result")
@@ -104,6 +107,10 @@ def test_json_has_stdout_for_itself(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         parser.parse_args(["--json", str(tmp_path / "nowhere" / "result.json")])
     assert f"there is no folder {tmp_path / 'nowhere'}\n" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--json", str(file)])
+    assert f"{file} cannot be written\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import textwrap
 import warnings
@@ -106,7 +107,7 @@ class Parser(argparse.ArgumentParser):
             "--json",
             nargs="?",
             const=STDOUT,
-            type=_new_file,
+            type=new_file,
             metavar="FILE",
             help=f"print {what} as JSON, and everything else to stderr; with FILE, write it there",
         )
@@ -157,13 +158,15 @@ def names(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _new_file(text: str) -> Path:
-    """Read the name of a file that will be written."""
+def new_file(text: str) -> Path:
+    """Read the name of a file that will be written, as the `type` of an option."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
     return path
 
 

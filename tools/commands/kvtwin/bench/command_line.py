@@ -32,7 +32,7 @@ from kvtwin.bench.step import TORCH_ADD, make_step
 from kvtwin.bench.tables import make_console, print_grown, print_record
 from kvtwin.bench.timing import Spin, time_in_turn
 from kvtwin.machine import cpu_model
-from kvtwin.parser import Parser, RenamedOption, redirect_stdout_for_json, write_json
+from kvtwin.parser import Parser, RenamedOption, new_file, redirect_stdout_for_json, write_json
 
 QUICK_SIZES = (1, 64, 1024)
 ENGINE_BLOCKS = 25
@@ -60,7 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 1 if options.quick else NUM_OF_TRACE,
             )
     if options.png is not None:
-        import matplotlib  # noqa: F401, ICN001, PLC0415  # requested before an hour's work
+        # Before an hour's work.
+        from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415
+
+        formats = FigureCanvasBase.get_supported_filetypes()
+        if options.png.suffix[1:] not in {"", *formats}:
+            parser.error(f"argument --png: {options.png} is none of {', '.join(formats)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
     torch.set_num_threads(1)
@@ -163,7 +168,7 @@ def _make_parser() -> Parser:
     )
     add("--all", action="store_true", help="print every function on every batch")
     parser.add_json("all measurements")
-    add("--png", type=Path, metavar="FILE", help="plot times against the number of requests")
+    add("--png", type=new_file, metavar="FILE", help="plot times against the number of requests")
     add(
         "--check",
         type=Path,
