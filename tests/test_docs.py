@@ -107,6 +107,14 @@ def test_readme_is_read_in_five_minutes() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 200
 
 
+def test_nothing_installs_kvtwin_from_pypi() -> None:
+    """There is no release, so anyone may take the name there; `./kvtwin[cuda]` is a checkout."""
+    pattern = r"(^|[^/])kvtwin\[[a-z]|pip install ['\"]?kvtwin"
+    command = ["git", "grep", "-nE", pattern, "--", ":!pyproject.toml", ":!tools/results"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    assert (1, "") == (found.returncode, found.stdout)
+
+
 # Samples of command lines.
 
 
