@@ -32,6 +32,7 @@ examples:
   kvtwin conformance --impl ./mine.py --functions split_decodes_and_prefills
   kvtwin conformance --impl my_engine.plumbing -n auto --report report
   kvtwin conformance --replay conformance-failures/CASE.json
+  kvtwin conformance --list --impl ./mine.py
   kvtwin conformance --explain compute_slot_mapping
 
 exit status:

@@ -21,7 +21,7 @@ from conformance.checks.registry import is_about
 from conformance.coverage.goals import COVERAGE
 from conformance.messages.formatting import printable
 from conformance.plugin.case_items import case_items, deviation_checks
-from conformance.plugin.explain import explain
+from conformance.plugin.explain import explain, list_names
 from conformance.plugin.failure_hooks import WHERE, FailureHooks
 from conformance.plugin.options import add_options, header_lines, run_of_options
 from conformance.plugin.supervision import Supervisor, why_unsupervised
@@ -61,13 +61,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Explain a function instead of running tests."""
+    """Explain a function, or list all of them, instead of running tests."""
     name = config.getoption("--explain")
-    if name is None:
+    if name is None and not config.getoption("--list"):
         return None
     config._do_configure()  # noqa: SLF001  # as pytest's own --markers does, to use its cache
     try:
-        lines = explain(name, recall(config))
+        run = config.stash[RUN]
+        lines = list_names(run.implementations) if name is None else explain(name, recall(config))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     writer = config.get_terminal_writer()

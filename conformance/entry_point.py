@@ -22,7 +22,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -32,6 +31,11 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra. PyPI has no kvtwin: the name is free."""
+    return f"pip install -e '.[{extra}]' in a checkout of kvtwin"
 
 
 def run(module: str, extra: str = "test", program: str = "") -> NoReturn:
@@ -62,7 +66,7 @@ def run(module: str, extra: str = "test", program: str = "") -> NoReturn:
     except ImportError as error:
         package = _missing_package(error)
         if package is not None:
-            _report(program, f"needs {package}: pip install {_what_to_install(extra)}")
+            _report(program, f"needs {package}: {how_to_install(extra)}")
         elif _missing_package(error.__cause__) is not None:  # `error` says what to install
             _report(program, str(error))
         else:
@@ -168,12 +172,6 @@ def _report(program: str, message: str) -> None:
     """Write a line to stderr, past Python's buffers: a signal handler may interrupt their use."""
     with contextlib.suppress(OSError):
         os.write(2, f"{program}: {message}\n".encode("ascii", "backslashreplace"))
-
-
-def _what_to_install(extra: str) -> str:
-    """Return the argument of `pip install` for an extra, from the checkout if this is one."""
-    is_checkout = Path(__file__).parents[1].joinpath("pyproject.toml").is_file()
-    return f"-e '.[{extra}]'" if is_checkout else f"'kvtwin[{extra}]'"
 
 
 def _missing_package(error: BaseException | None) -> str | None:

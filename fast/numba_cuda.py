@@ -33,7 +33,8 @@ from fast.kernels.cuda import cuda as placeholder
 Argument: TypeAlias = torch.Tensor | int
 Flatten: TypeAlias = Callable[..., tuple[int, ...]]
 
-INSTALL: Final = "kernels need numba-cuda: pip install kvtwin[cuda]"
+PIP_INSTALL: Final = "pip install -e '.[cuda]' in a checkout of kvtwin"
+INSTALL: Final = f"kernels need numba-cuda: {PIP_INSTALL}"
 TOOLKIT: Final = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
 
 TESTED: Final = {"numba-cuda": ("0.30", "0.31")}
@@ -92,7 +93,7 @@ def compiling() -> Iterator[None]:
             raise
         raise ImportError(
             f"numba-cuda {importlib.metadata.version('numba-cuda')} does not work with NumPy"
-            f" {np.__version__}: pip install kvtwin[cuda] ({error})"
+            f" {np.__version__}: {PIP_INSTALL} ({error})"
         ) from error
     except RuntimeError as error:
         # By name: cuda.pathfinder is installed only with numba-cuda.

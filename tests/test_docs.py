@@ -107,6 +107,14 @@ def test_readme_is_read_in_five_minutes() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 200
 
 
+def test_nothing_installs_kvtwin_from_pypi() -> None:
+    """There is no release, so anyone may take the name there; `./kvtwin[cuda]` is a checkout."""
+    pattern = r"(^|[^/])kvtwin\[[a-z]|pip install ['\"]?kvtwin"
+    command = ["git", "grep", "-nE", pattern, "--", ":!pyproject.toml", ":!tools/results"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    assert (1, "") == (found.returncode, found.stdout)
+
+
 # Samples of command lines.
 
 
@@ -133,7 +141,8 @@ def samples_of(page: Path) -> Iterator[Sample]:
             found = re.match(r"<!-- not run: (.+) -->", token.content)
             reason = found and found[1]
         elif token.type == "fence" and token.info == "console":
-            nothing, *parts = re.split(r"^\w*\$ ", token.content, flags=re.MULTILINE)
+            content = token.content.replace("\\\n", "")
+            nothing, *parts = re.split(r"^\w*\$ ", content, flags=re.MULTILINE)
             assert not nothing, f"{page}: a console block begins with $"
             for part in parts:
                 command, _, output = part.partition("\n")
@@ -142,6 +151,19 @@ def samples_of(page: Path) -> Iterator[Sample]:
 
 
 SAMPLES = [sample for page in PAGES for sample in samples_of(page)]
+
+
+def test_ci_runs_what_readme_says() -> None:
+    """README has two commands, each with all of its set-up, which .ci/run does once."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    readme = [sample.command for sample in SAMPLES if sample.page == ROOT / "README.md"]
+    commands = [re.split(" && +", command) for command in readme if "-n auto" in command]
+    versions = "-c constraints.txt -e '.[test]'"
+    set_up = ["python3 -m venv .venv", ". .venv/bin/activate", f"pip install {versions}"]
+    runs = ["pytest conformance -n auto", "pytest tests -n auto"]
+    assert [[*set_up, run] for run in runs] == commands
+    for part in ("python3 -m venv ", f"{versions}\n", *(f"\n{run} " for run in runs)):
+        assert part in script
 
 
 def write_files(page: Path, folder: Path) -> None:

@@ -15,6 +15,7 @@ from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
 from conformance.name_lists import names_in, near
 from conformance.strategies.block_table import block_tables_sessions
 from conformance.targets.factories import DEVICE
+from conformance.targets.implementations import NAMES
 from conformance.targets.target import STATEFUL_TEST
 
 RENAMED = {"a runner's life": STATEFUL_TEST}
@@ -74,9 +75,11 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
     for name in requested:
         found = [other for other in known if other == name or other.startswith(f"{name}.")]
         if not found:
-            known = checked_functions()
+            if name in NAMES:
+                raise ValueError(f"function {name!r} has no checks of its own")
             raise ValueError(
-                f"function {name!r} is unknown; there are {len(known)}, such as {near(name, known)}"
+                f"function {name!r} is unknown; see --list for functions such as"
+                f" {near(name, checked_functions())}"
             )
         chosen += found
     return list(dict.fromkeys(chosen))

@@ -1,4 +1,4 @@
-"""`--explain FUNCTION`: the definition of a function, its checks and its coverage."""
+"""`--explain FUNCTION` describes a function and its coverage; `--list` has a line for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.contracts.check import Check
 from conformance.contracts.contract import Contract, InvalidInput
 from conformance.generation.profiles import Kind
 from conformance.name_lists import near
-from conformance.targets.implementations import Absent
+from conformance.targets.implementations import NAMES, Absent, Implementation
 from conformance.targets.target import REFERENCE
 
 
@@ -97,7 +97,27 @@ def _unknown(name: str, known: Mapping[str, Entry]) -> str:
         if inspect.isclass(cls):
             methods = [method for method in vars(cls) if not method.startswith("_")]
             names |= dict.fromkeys(f"{cls.__name__}.{method}" for method in methods)
-    return f"function {name!r} is unknown; there are {len(names)}, such as {near(name, names)}"
+    return f"function {name!r} is unknown; see --list for functions such as {near(name, names)}"
+
+
+def list_names(implementations: Sequence[Implementation]) -> Iterator[str]:
+    """Yield a table of what an implementation may offer, and whether each one under test does."""
+    yield from (f"under test: {one.describe()}" for one in implementations)
+    rows = [["function", *(one.name for one in implementations), "definition"]]
+    for name in NAMES:
+        offers = ["offered" if one.offers(name) else "not offered" for one in implementations]
+        rows.append([name, *offers, _summary(REFERENCE.find(name))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(padded).rstrip()
+
+
+def _summary(definition: Any) -> str:
+    """Return the first line of a docstring; of a constant or a type without one, the value."""
+    if inspect.isclass(definition) or inspect.isroutine(definition):
+        return (inspect.getdoc(definition) or "").partition("\n")[0]
+    return textwrap.shorten(f"= {definition!r}", MAX_WIDTH, placeholder=" ...")
 
 
 def _describe_definition(name: str, definition: Any) -> Iterator[str]:

@@ -100,6 +100,13 @@ def add_options(parser: pytest.Parser) -> None:
         help="print a function's definition, laws, invalid inputs and coverage, and run nothing",
     )
     group.addoption(
+        "--list",
+        dest="is_list",
+        action="store_true",
+        help="print each function's definition in a line, and whether the implementation offers "
+        "it, and run nothing",
+    )
+    group.addoption(
         "--trace",
         dest="trace_file",
         type=Path,

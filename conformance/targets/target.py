@@ -37,6 +37,7 @@ from conformance.coverage.presets import (
     TRAFFIC,
     Preset,
 )
+from conformance.entry_point import how_to_install
 from conformance.name_lists import names_in
 from conformance.targets.conversion import Converter
 from conformance.targets.implementations import FAST, NAMES, Implementation, is_of_fast
@@ -309,7 +310,7 @@ def choose_targets(
             if implementation.is_fast and package and find_spec(package) is None:
                 raise ValueError(
                     f"target {name!r} needs {package}, which is not installed:"
-                    f" pip install kvtwin[{extra}]"
+                    f" {how_to_install(extra)}"
                 )
             if name in {"sim", "native"} and not implementation.is_fast:
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from conformance.generation.profiles import PROFILES
 from conformance.plugin.explain import entries, explain
 from conformance.reports.last_run import recall, remember
 from conformance.results.run import Run
+from conformance.targets.implementations import NAMES
 from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]
@@ -106,10 +108,39 @@ def test_everything_that_is_checked_or_public_is_explained() -> None:
 )
 def test_an_unknown_name_is_reported_with_similar_names(name: str, near: str) -> None:
     """An unknown name is a one-line error with similar names."""
-    with pytest.raises(ValueError, match=f"function '{name}' is unknown; there are .*") as raised:
+    with pytest.raises(ValueError, match=f"function '{name}' is unknown; see --list .*") as raised:
         explain(name, {})
     assert near in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_list_has_each_name_and_whether_it_is_offered(pytester: pytest.Pytester) -> None:
+    """`--list` has a line for each name, in a run from any folder; no module is a usage error."""
+    pytester.makepyfile(mine="def count(metadata): ...")
+    pytester.makepyfile(
+        adapter="""
+        from conformance.adapters import Adapter
+        class ADAPTER(Adapter):
+            names = {"split_decodes_and_prefills": "count"}
+        """
+    )
+
+    def run(*options: str) -> pytest.RunResult:
+        given = arguments_for_pytest(["--list", "--adapter", "adapter.py", *options])
+        return pytester.run(sys.executable, "-m", "pytest", *given)
+
+    result = run("--impl", "mine.py")
+    assert pytest.ExitCode.OK == result.ret
+    head, titles, *lines = result.outlines
+    assert f"offers 1 of {len(NAMES)} names" in head
+    assert ["function", "mine", "definition"] == titles.split()
+    assert list(NAMES) == [line.split()[0] for line in lines]
+    summary = str(reference.split_decodes_and_prefills.__doc__).splitlines()[0]
+    [offered] = [line for line in lines if "not offered" not in line]
+    assert ["split_decodes_and_prefills", "offered", summary] == re.split(" {2,}", offered)
+    result = run("--impl", "nowhere")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["ERROR: --impl 'nowhere' cannot be imported: *"])
 
 
 def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:

@@ -29,7 +29,7 @@ def test_sim_needs_greenlet(hide: Callable[[str], None], monkeypatch: pytest.Mon
     """The simulator's target is refused without its package, requested by name or by default."""
     hide("greenlet")
     assert ["host"] == [target.name for target in choose_targets("host")]
-    message = r"target 'sim' needs greenlet, which is not installed: pip install kvtwin\[test\]"
+    message = r"target 'sim' needs greenlet, which is not installed: pip install -e '\.\[test\]'"
     with pytest.raises(ValueError, match=message):
         choose_targets("host,sim")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -51,7 +51,7 @@ def test_kernels_run_as_machine_code_where_numba_cuda_is(
     assert ["host", "native"] == default_targets()
     hide("numba_cuda")
     assert ["host", "sim"] == default_targets()
-    message = r"target 'native' needs numba_cuda, which is not .*: pip install kvtwin\[cuda\]"
+    message = r"target 'native' needs numba_cuda, which is not .*: pip install -e '\.\[cuda\]'"
     with pytest.raises(ValueError, match=message):
         choose_targets("native")
 
@@ -62,7 +62,7 @@ def test_cuda_needs_numba_cuda(
     """Where there is a GPU its target is refused without numba-cuda."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     hide("numba_cuda")
-    message = r"target 'cuda' needs numba_cuda, which is not installed: pip install kvtwin\[cuda\]"
+    message = r"target 'cuda' needs numba_cuda, which is not installed: pip install -e '\.\[cuda\]'"
     with pytest.raises(ValueError, match=message):
         choose_targets("cuda")
     assert ["sim"] == [target.name for target in choose_targets("sim")]

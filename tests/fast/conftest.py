@@ -120,7 +120,7 @@ def step() -> dict[str, Any]:
 @pytest.fixture
 def simulate() -> Callable[..., None]:
     """Return the simulator's `simulate`, or skip the test if greenlet is not installed."""
-    pytest.importorskip("greenlet", reason="the simulator needs greenlet: kvtwin[test] has it")
+    pytest.importorskip("greenlet", reason="the simulator needs greenlet (extra `test`)")
     from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
 
     return simulate

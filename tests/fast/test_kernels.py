@@ -271,7 +271,7 @@ def test_without_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where numba-cuda is not installed a launch says what to install."""
     numba_cuda.import_cuda.cache_clear()
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
-    with pytest.raises(ImportError, match=r"pip install kvtwin\[cuda\] \(import of numba_cuda"):
+    with pytest.raises(ImportError, match=r"in a checkout of kvtwin \(import of numba_cuda"):
         load(block_table.move_row, 0)
     monkeypatch.undo()
     numba_cuda.import_cuda.cache_clear()
@@ -313,7 +313,7 @@ def test_numbas_own_cuda_is_refused() -> None:
 
 
 TOOLKIT = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
-OLD_NUMPY = f"numba-cuda 0.30.4 does not work with NumPy {np.__version__}: pip install kvtwin[cuda]"
+OLD_NUMPY = f"numba-cuda 0.30.4 does not work with NumPy {np.__version__}: {numba_cuda.PIP_INSTALL}"
 
 
 class DynamicLibNotFoundError(RuntimeError):

@@ -85,7 +85,7 @@ def test_host_path_without_numba_cuda(probed: dict[str, Any]) -> None:
 
 def test_device_path_without_numba_cuda(probed: dict[str, Any]) -> None:
     """Without numba-cuda, launching a kernel raises an error that says what to install."""
-    assert probed["error"].startswith("kernels need numba-cuda: pip install kvtwin[cuda]")
+    assert probed["error"].startswith("kernels need numba-cuda: pip install -e '.[cuda]'")
 
 
 def imports_of(path: Path) -> set[str]:

@@ -188,7 +188,7 @@ def test_a_missing_package_is_one_line(
         f" runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
     )
     options = ("--png", str(tmp_path / "growth.png")) if package == "matplotlib" else ()
-    line = f"{program(name)}: needs {package}: pip install -e '.[{extra}]'\n"
+    line = f"{program(name)}: needs {package}: {entry_point.how_to_install(extra)}\n"
     assert (2, "", line) == ended(start("-c", code, *options))
 
 

@@ -281,7 +281,7 @@ def test_without_a_package_the_tool_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         command_line.main([])
     assert 2 == ended.value.code
-    assert f"kernels need {name}: pip install kvtwin[cuda]" in capsys.readouterr().err
+    assert f"kernels need {name}: pip install -e '.[cuda]'" in capsys.readouterr().err
 
 
 @needs_numba_cuda

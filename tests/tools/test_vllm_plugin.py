@@ -158,7 +158,7 @@ def test_a_gpu_without_numba_cuda_is_left_alone(
     """Without numba-cuda nothing is replaced, and the warning has the command to install it."""
     monkeypatch.setattr(importlib.util, "find_spec", {"numba_cuda": None}.__getitem__)
     assert "vLLM's" == start(vllm, device_type="cuda").split(None)
-    assert "a GPU needs pip install 'kvtwin[cuda]'" in caplog.text
+    assert "a GPU needs numba-cuda: pip install -e '.[cuda]'" in caplog.text
 
 
 def test_a_failed_installation_changes_nothing(

@@ -122,7 +122,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(fast.checks(enabled=False))
         if request.param == "kernels":
-            pytest.importorskip("greenlet", reason="the simulator needs it: kvtwin[test] has it")
+            pytest.importorskip("greenlet", reason="the simulator needs greenlet (extra `test`)")
             from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
 
             stack.enter_context(simulated_by(simulate, threads=4))

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from conformance.entry_point import starting_workers
+from conformance.entry_point import how_to_install, starting_workers
 from conformance.name_lists import near
 from kvtwin.parser import Parser, names
 from kvtwin.processes import kill_all
@@ -112,7 +112,7 @@ def _read_catalogue() -> list[Bug]:
         runnable = [bug for bug in found if bug.target != "native"]
         print(
             f"{len(found) - len(runnable)} bugs of machine code are left out: numba-cuda is not"
-            " installed (pip install kvtwin[cuda])",
+            f" installed ({how_to_install('cuda')})",
             file=sys.stderr,
         )
         return runnable

@@ -237,5 +237,5 @@ def test_redis_without_its_package_says_what_to_install(
 ) -> None:
     """The message names the extra."""
     monkeypatch.setattr(database_module.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install 'kvtwin\[redis\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[redis\]'"):
         open_database("redis://127.0.0.1/0", tmp_path)

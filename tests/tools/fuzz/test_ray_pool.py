@@ -412,7 +412,7 @@ def test_an_address_that_cannot_be_used_is_refused(address: str, message: str) -
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the extra."""
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install 'kvtwin\[ray\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"):
         RayPool("auto")
 
 

@@ -117,7 +117,10 @@ def install(selection: frozenset[str], vllm_config: VllmObject, logger: logging.
     if vllm_config.device_config.device_type != "cpu" and not importlib.util.find_spec(
         "numba_cuda"
     ):
-        logger.warning("kvtwin-vllm: nothing is replaced, a GPU needs pip install 'kvtwin[cuda]'")
+        logger.warning(
+            "kvtwin-vllm: nothing is replaced, a GPU needs numba-cuda:"
+            " pip install -e '.[cuda]' in a checkout of kvtwin"
+        )
         return
     try:
         for name in sorted(selection):

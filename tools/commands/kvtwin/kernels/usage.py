@@ -89,7 +89,7 @@ def _load(name: str) -> None:
     try:
         importlib.import_module(f"cuda.bindings.{name}").version()
     except (ImportError, RuntimeError) as error:
-        raise ImportError(f"kernels need {name}: pip install kvtwin[cuda] ({error})") from error
+        raise ImportError(f"kernels need {name}: {numba_cuda.PIP_INSTALL} ({error})") from error
 
 
 def find_kernels() -> list[Kernel]:

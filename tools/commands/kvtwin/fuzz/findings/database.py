@@ -26,6 +26,7 @@ from hypothesis.database import (
 )
 
 from conformance.encoding import SCHEMA_VERSION
+from conformance.entry_point import how_to_install
 
 MAX_COVERING: Final = 64
 """The most inputs of a property that are stored because they covered something new."""
@@ -266,8 +267,8 @@ def _connect(url: str, local: DirectoryBasedExampleDatabase) -> RedisServer:
     name = f"{parts.scheme}://{parts.hostname or 'localhost'}"  # without the password
     if importlib.util.find_spec("redis") is None:
         raise ValueError(
-            f"the database {name} needs the package redis, which is not installed: pip install"
-            " 'kvtwin[redis]'"
+            f"the database {name} needs the package redis, which is not installed:"
+            f" {how_to_install('redis')}"
         )
     import redis  # noqa: PLC0415  # of the extra `redis`
     from redis.backoff import NoBackoff  # noqa: PLC0415  # likewise

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+from conformance.entry_point import how_to_install
 from kvtwin.fuzz.workers.ray_worker import WorkerConfig
 
 REACH_SECONDS: Final = 5.0
@@ -197,8 +198,8 @@ def check_address(address: str) -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise ValueError(
-            f"the Ray cluster {address!r} needs Ray, which is not installed: pip install"
-            " 'kvtwin[ray]'"
+            f"the Ray cluster {address!r} needs Ray, which is not installed:"
+            f" {how_to_install('ray')}"
         )
     if address == "auto":
         return
