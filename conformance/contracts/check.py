@@ -59,7 +59,6 @@ class Check:
             validate are not tested.
         axes: The size axes along which its examples are large, one at a time.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
-        first_draws: The first draws of the examples that each night tries once.
         description: The statement in one sentence.
     """
 
@@ -76,7 +75,6 @@ class Check:
     tests_invalid_inputs: bool = False
     axes: Axes = dataclasses.field(default_factory=dict)
     law: str = ""
-    first_draws: Sequence[tuple[int, ...]] = ()
 
     def runs_on(self, target: Target) -> bool:
         """Return whether the check can find anything new on a target."""
@@ -296,7 +294,6 @@ def property_check(
     presets: Sequence[Preset] | None = None,
     kind: Kind = Kind.LAW,
     tests_invalid_inputs: bool = False,
-    first_draws: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
     """Make a check of a property that does not depend on `reference`.
 
@@ -308,7 +305,6 @@ def property_check(
         presets: The presets to draw from; None for the target's.
         kind: The kind of check, which determines the number of examples.
         tests_invalid_inputs: Whether its calls are invalid, or may be.
-        first_draws: The first draws of the examples that each night tries once.
 
     Returns:
         A decorator of the property: a function of a target and an example that raises if the
@@ -328,7 +324,6 @@ def property_check(
             has_kernel,
             presets=presets,
             tests_invalid_inputs=tests_invalid_inputs,
-            first_draws=first_draws,
         )
 
     return decorate

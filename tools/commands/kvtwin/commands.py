@@ -35,9 +35,6 @@ COMMANDS: Final = {
     ),
     "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
     "bench": Command("kvtwin.bench.command_line", "time fast, reference and a baseline", "bench"),
-    "fuzz": Command(
-        "kvtwin.fuzz.command_line", "test an implementation with random inputs for hours", "fuzz"
-    ),
     "engines": Command(
         "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
     ),
