@@ -12,6 +12,7 @@ import pytest
 from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.cases.corpus import corpus_checks
 from conformance.checks.registry import choose_functions
+from conformance.generation.database import open_database
 from conformance.generation.profiles import PROFILES
 from conformance.reports.plugin import add_report_options
 from conformance.results.failure_summary import add_failure_options
@@ -70,6 +71,14 @@ def add_options(parser: pytest.Parser) -> None:
         default="default",
         metavar="NAME",
         help="how many examples are drawn: brief, dev, default or nightly (default: default)",
+    )
+    group.addoption(
+        "--database",
+        action="append",
+        default=[],
+        metavar="DIR_OR_URL",
+        help="with --profile nightly: the folder or redis:// URL of Hypothesis' database, which "
+        "stores failing examples and tries them first in the next run; may be repeated",
     )
     group.addoption(
         "--strict",
@@ -138,6 +147,7 @@ def run_of_options(config: pytest.Config) -> Run:
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)
+        database = open_database(config.getoption("--database"))
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
     if trace is not None:
@@ -146,7 +156,10 @@ def run_of_options(config: pytest.Config) -> Run:
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbits(64))
     if profile.is_random:
-        profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
+        seed = int(config.getoption("--hypothesis-seed"))
+        profile = dataclasses.replace(profile, seed=seed, database=database)
+    elif database is not None:
+        raise pytest.UsageError("--database needs --profile nightly: others repeat their examples")
     use_trace(trace)
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0

@@ -63,6 +63,11 @@ LINES = {
         "test,mutation",
         needs="cosmic_ray",
     ),
+    "kvtwin.nightly": Line(
+        "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
+        "hypothesis",
+        "nightly",
+    ),
     "kvtwin.plan": Line("--model llama-3.1-8b --cache-memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
     "kvtwin.replay": Line("--steps 2", "tqdm", "replay"),
