@@ -7,6 +7,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
+from conformance.entry_point import INTERRUPTS
 from kvtwin.machine import num_cores
 from kvtwin.parser import Parser
 
@@ -37,9 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
     # These imports take seconds, and `--help` needs none of them.
-    from conformance.reports.files import prepare_folder  # noqa: PLC0415
-    from kvtwin.nightly.cluster import run_on_cluster  # noqa: PLC0415
-    from kvtwin.nightly.night import Night, end_at_signals, run_here  # noqa: PLC0415
+    with INTERRUPTS.importing(lambda: None):
+        from conformance.reports.files import prepare_folder  # noqa: PLC0415
+        from kvtwin.nightly.cluster import run_on_cluster  # noqa: PLC0415
+        from kvtwin.nightly.night import Night, end_at_signals, run_here  # noqa: PLC0415
 
     out: Path = options.out.resolve()
     databases = [options.database or str(out / "examples")]

@@ -1,40 +1,23 @@
-"""The failures of nights, and `history.jsonl`, which has a line for each night."""
+"""The failures of nights, and `history.jsonl`, which has a line for each night.
+
+A failure is a JSON object. `key` is what failures have in common that count as one, `fails` whether
+it fails the night, `tests` what to run again, `case` the file of its stored case in the night's
+folder (empty if there is none), and `since` the first night that saw it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-Line = dict[str, Any]
-Key = tuple[str, str, str]
+Json = dict[str, Any]
 
 MAX_BYTES: Final = 64 << 20
-
-
-@dataclasses.dataclass
-class Failure:
-    """A failure of a function, the same in all nights."""
-
-    function: str  # or a test that has none
-    implementation: str
-    place: str  # the first difference without its values; see `place_of`
-    difference: str
-    finding: str
-    fails: bool  # whether it fails the night, as wrong answers do
-    replay: str  # the command that shows it again
-    case: str  # the file of the stored case, relative to the night's folder; empty if there is none
-    since: str
-    targets: list[str] = dataclasses.field(default_factory=list)
-    tests: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def key(self) -> Key:
-        """What failures have in common that count as one."""
-        return self.implementation, self.function, self.place
+WORDS: Final = ("key", "function", "difference", "finding", "replay", "case", "since")
+LISTS: Final = ("targets", "tests")
 
 
 def place_of(difference: str) -> str:
@@ -49,7 +32,7 @@ def place_of(difference: str) -> str:
     return " ".join(re.split(r" = |: |, | \(", plain, maxsplit=1)[0].split())[:100]
 
 
-def read_history(path: Path) -> tuple[str | None, list[Line], list[str]]:
+def read_history(path: Path) -> tuple[str | None, list[Json], list[str]]:
     """Return the text, the lines that can be read, and a warning about each other one.
 
     The text is None if the file cannot be read, and must not be replaced.
@@ -69,29 +52,28 @@ def read_history(path: Path) -> tuple[str | None, list[Line], list[str]]:
     return text, nights, warnings
 
 
-def _checked(line: Line) -> Line:
+def _checked(line: Json) -> Json:
     """Return a line; raise an exception if something else wrote it."""
-    kinds: dict[str, type] = {"night": str, "seconds": int, "rounds": int, "examples": int}
-    of_failure = Failure("", "", "", "", "", False, "", "", "")
-    checked = [(line, kinds)]
-    for entry in (*line["failures"], *line["fixed"]):
-        checked.append((entry, {name: type(value) for name, value in vars(of_failure).items()}))
-        "".join((*entry["targets"], *entry["tests"]))
-    if any(
-        type(entry[name]) is not kind for entry, kinds in checked for name, kind in kinds.items()
+    failures = (*line["failures"], *line["fixed"])
+    words = [line["night"], *(one[name] for one in failures for name in WORDS)]
+    words += [word for one in failures for name in LISTS for word in one[name]]
+    numbers = [line[name] for name in ("seconds", "rounds", "examples")]
+    numbers += [one["fails"] for one in failures]
+    if not all(isinstance(word, str) for word in words) or not all(
+        isinstance(number, int) for number in numbers
     ):
         raise TypeError("a value of another type")
     return line
 
 
-def failures_in(nights: Sequence[Line]) -> tuple[dict[Key, Failure], dict[Key, str]]:
+def failures_in(nights: Sequence[Json]) -> tuple[dict[str, Json], dict[str, str]]:
     """Return the failures that no night has reported as fixed, and the first night of each."""
-    found: dict[Key, Failure] = {}
-    since: dict[Key, str] = {}
+    found: dict[str, Json] = {}
+    since: dict[str, str] = {}
     for line in nights:
-        for failure in (Failure(**entry) for entry in line["failures"]):
-            found[failure.key] = failure
-            since.setdefault(failure.key, line["night"])
-        for entry in line["fixed"]:
-            found.pop(Failure(**entry).key, None)
+        for failure in line["failures"]:
+            found[failure["key"]] = failure
+            since.setdefault(failure["key"], line["night"])
+        for failure in line["fixed"]:
+            found.pop(failure["key"], None)
     return found, since

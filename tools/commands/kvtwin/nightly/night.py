@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -14,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import jinja2
 
 from conformance.generation.database import damaged_entries, without_password
 from conformance.reports.files import replace_file, write_files
-from kvtwin.nightly.history import Failure, Key, failures_in, place_of, read_history
-from kvtwin.nightly.rounds import ENDS_WELL, USAGE_ERROR, Record, Round, run_round
+from kvtwin.nightly.history import LISTS, Json, failures_in, read_history
+from kvtwin.nightly.rounds import ENDS_WELL, USAGE_ERROR, Round, run_round
 
 SHOWN_NIGHTS: Final = 30
 STORED: Final = "passed stored"
@@ -46,9 +45,8 @@ class Night:
         self.until = self.clock + seconds
         self.ended = ""  # why it ended before its time
         self.seeds: list[int] = []
-        self._records: dict[int, Record] = {}
-        self._seen: dict[Key, Failure] = {}
-        self._texts: dict[Key, str] = {}
+        self._records: dict[int, Json] = {}
+        self._seen: dict[str, Json] = {}
         self._history, self._nights, warnings = read_history(out / "history.jsonl")
         self._known, self._since = failures_in(self._nights)
         self.attention = [*warnings, *self._damaged()]
@@ -60,7 +58,7 @@ class Night:
                 yield from (f"{line}; it is left out" for line in damaged_entries(place))
             except Exception as error:  # noqa: BLE001  # redis has dozens
                 yield f"{without_password(place)} cannot be read: {error}"
-        for path in {self.out / one.case for one in self._known.values() if one.case}:
+        for path in {self.out / one["case"] for one in self._known.values() if one["case"]}:
             try:
                 json.loads(path.read_bytes())
             except (OSError, ValueError, RecursionError):
@@ -75,59 +73,48 @@ class Night:
         """Return a round with a new seed."""
         self.seeds.append(secrets.randbits(32))
         failures = (*self._seen.values(), *self._known.values())
-        first = list(dict.fromkeys(test for one in failures for test in one.tests))
+        first = list(dict.fromkeys(test for one in failures for test in one["tests"]))
         number, seed = len(self.seeds), self.seeds[-1]
         return Round(number, seed, self.workers, self.arguments, self.databases, first)
 
-    def note(self, one: Round, record: Record) -> None:
+    def note(self, one: Round, record: Json) -> None:
         """Take over what a round has recorded so far."""
         self._records[one.number] = record
         before, self._seen = self._seen, {}
         for found in [each for it in self._records.values() for each in it.get("failures", ())]:
             self._note_failure(found)
         for failure in [self._seen[key] for key in self._seen if key not in before]:
-            word = "FAILS" if failure.finding == "wrong answer" else failure.finding
-            print(f"{word}: {failure.function}: {failure.difference[:300]}", flush=True)
+            word = "FAILS" if failure["finding"] == "wrong answer" else failure["finding"]
+            print(f"{word}: {failure['function']}: {failure['difference'][:300]}", flush=True)
         if "status" in record:
             self._note_end(one, record)
         self.write()
 
-    def _note_failure(self, found: dict[str, Any]) -> None:
-        place = place_of(found["difference"])
-        key = found["implementation"], found["function"], place
+    def _note_failure(self, found: Json) -> None:
+        key = found["key"]
         if key not in self._seen:
             case = self._store(found)
             folders = [place for place in self.databases if not case and "://" not in place]
-            stored = "".join(f" --database {shlex.quote(folder)}" for folder in folders)
-            self._seen[key] = Failure(
-                function=found["function"],
-                implementation=found["implementation"],
-                place=place,
-                difference=found["difference"],
-                finding=found["finding"],
-                fails=found["fails"],
-                replay=found["replay"].replace("<case>", shlex.quote(str(self.out / case)))
-                + stored,
-                case=case,
-                since=self._since.get(key, self.started),
-            )
-            self._texts[key] = found["text"]
-        failure = self._seen[key]
-        failure.targets = list(dict.fromkeys((*failure.targets, found["target"])))
-        failure.tests = list(dict.fromkeys((*failure.tests, found["test"])))
+            replay = found["replay"].replace("<case>", shlex.quote(str(self.out / case)))
+            replay += "".join(f" --database {shlex.quote(folder)}" for folder in folders)
+            since = self._since.get(key, self.started)
+            self._seen[key] = {**found, "replay": replay, "case": case, "since": since}
+        seen = self._seen[key]
+        for name in LISTS:
+            seen[name] = list(dict.fromkeys((*seen[name], *found[name])))
 
-    def _store(self, found: dict[str, Any]) -> str:
+    def _store(self, found: Json) -> str:
         """Write the case of a failure, and return its name in the folder; empty if it has none."""
         digest = hashlib.sha256(found["case"].encode()).hexdigest()[:8]
         name = f"cases/{re.sub(r'[^A-Za-z0-9_.]+', '-', found['function'])}-{digest}.json"
         try:
-            if found["case"] and not (self.out / name).exists():
+            if found["case"]:
                 replace_file(self.out / name, found["case"])
         except OSError as error:
             self.attention.append(f"{name} cannot be written: {error.strerror}")
         return name if found["case"] else ""
 
-    def _note_end(self, one: Round, record: Record) -> None:
+    def _note_end(self, one: Round, record: Json) -> None:
         status, said, tests = record["status"], record["said"], record.get("tests", 0)
         if status == USAGE_ERROR and not any(each.get("tests") for each in self._records.values()):
             raise ValueError(said)
@@ -144,16 +131,16 @@ class Night:
         """Return the exit status."""
         if self.ended.startswith("SIG"):
             return 130
-        failing = any(one.fails for one in (*self._seen.values(), *self._earlier()[1]))
+        failing = any(one["fails"] for one in (*self._seen.values(), *self._earlier()[1]))
         ran = sum(record.get("examples", 0) for record in self._records.values())
         return int(failing or bool(self.ended) or not ran)
 
-    def _outcomes(self, failure: Failure) -> list[set[str]]:
+    def _outcomes(self, failure: Json) -> list[set[str]]:
         """Return the outcomes of each test of a failure: `failed`, `passed stored`, ..."""
         found = [record.get("outcomes", {}) for record in self._records.values()]
-        return [{one[test] for one in found if test in one} for test in failure.tests]
+        return [{one[test] for one in found if test in one} for test in failure["tests"]]
 
-    def _earlier(self) -> tuple[list[Failure], list[Failure]]:
+    def _earlier(self) -> tuple[list[Json], list[Json]]:
         """Return the failures of earlier nights that are fixed, and those that were not tried."""
         known = [failure for key, failure in self._known.items() if key not in self._seen]
         fixed = [one for one in known if all(it and it <= PASSED for it in self._outcomes(one))]
@@ -162,9 +149,9 @@ class Night:
     def write(self) -> None:
         """Write the report, and the line of this night after those of earlier ones."""
         records = list(self._records.values())
-        seen = sorted(self._seen.values(), key=lambda one: (not one.fails, one.function, one.place))
+        seen = sorted(self._seen.values(), key=lambda one: (not one["fails"], one["key"]))
         fixed, left = self._earlier()
-        stored = [one.key for one in fixed if STORED in set().union(*self._outcomes(one))]
+        stored = [one["key"] for one in fixed if STORED in set().union(*self._outcomes(one))]
         counts = {
             name: sum(record.get(name, 0) for record in records)
             for name in ("tests", "examples", "unsupported")
@@ -181,19 +168,16 @@ class Night:
             "seeds": self.seeds,
             **counts,
             "under_test": "; ".join(lists["under_test"]),
-            "failures": [dataclasses.asdict(one) for one in seen],
-            "fixed": [dataclasses.asdict(one) for one in fixed],
+            "failures": [{k: v for k, v in one.items() if k != "text"} for one in seen],
+            "fixed": fixed,
             "attention": [*lists["attention"], *dict.fromkeys(self.attention)],
         }
         values = {
             **line,
             "nights": [*self._nights, line][-SHOWN_NIGHTS:][::-1],
             "failures": seen,
-            "fixed": fixed,
             "left": left,
             "stored": stored,
-            "texts": self._texts,
-            "with": {k: v for each in records for k, v in each.get("fails_with", {}).items()},
             "most": MAX_LISTED,
         }
         texts = {name: _render(name, values) for name in ("report.md", "report.html")}
@@ -206,7 +190,7 @@ class Night:
             self.attention.append(f"{error.filename} cannot be written: {error.strerror}")
 
 
-def _render(name: str, values: dict[str, Any]) -> str:
+def _render(name: str, values: Json) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=jinja2.select_autoescape(["html.j2"]),

@@ -25,6 +25,7 @@ from conformance.reports.files import replace_file
 from conformance.reproduction.files import rerun_command
 from conformance.results.outcomes import finding_in, properties_of
 from conformance.results.run import RUN, Run
+from kvtwin.nightly.history import place_of
 
 FOLDER: Final = "KVTWIN_ROUND"
 """The environment variable that names the folder of the round."""
@@ -102,8 +103,6 @@ class _Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         self.written = time.monotonic()
-        keys = [*self.run.outcomes]
-        fails_with = {function: self.run.failing_with(function, on) for function, on in keys}
         implementations = self.run.implementations
         lines = [(one.describe(), *one.lacking_lines()) for one in implementations]
         record = {
@@ -112,7 +111,6 @@ class _Recorder:
             "outcomes": self.outcomes,
             "attention": self.attention,
             "failures": [*self._failures()],
-            "fails_with": {name: others for name, others in fails_with.items() if others},
         }
         replace_file(self.folder / "record.json", json.dumps(record))
 
@@ -157,17 +155,19 @@ class _Recorder:
         words = shlex.split(command)
         path = Path(words[words.index("--replay") + 1]) if "--replay" in words else None
         has_case = path is not None and path.is_file() and "corpus" not in test
+        difference = " ".join((difference or text.rpartition("\n")[2]).split())
+        is_fatal = True
+        if isinstance(report, pytest.TestReport) and "function" in found:
+            is_fatal = self.run.tolerated(report) is None
         return {
+            "key": f"{target.implementation.name}: {function}: {place_of(difference)}",
             "function": function,
-            "implementation": target.implementation.name,
-            "target": on.rpartition(":")[2],
+            "targets": [on.rpartition(":")[2]],
             "finding": found.get("finding", "wrong answer"),
-            "fails": not isinstance(report, pytest.TestReport)
-            or "function" not in found
-            or self.run.tolerated(report) is None,
-            "difference": " ".join((difference or text.rpartition("\n")[2]).split()),
+            "fails": is_fatal,
+            "difference": difference,
             "text": "\n".join(text.splitlines()[-60:]),
-            "test": test,
+            "tests": [test],
             "replay": command.replace(str(path), "<case>") if has_case else command,
             "case": path.read_text(encoding="utf-8") if path is not None and has_case else "",
         }
