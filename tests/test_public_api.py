@@ -22,7 +22,6 @@ import conformance.adapters
 import conformance.encoding
 import conformance.reports.record
 import fast
-import kvtwin.fuzz.report.record
 import kvtwin.kernels.command_line
 import kvtwin.replay
 import reference
@@ -34,7 +33,6 @@ PACKAGES = (reference, fast, conformance.adapters)
 SCHEMAS = {
     "cases and vectors": conformance.encoding.SCHEMA_VERSION,
     "report": conformance.reports.record.SCHEMA_VERSION,
-    "fuzz --json": kvtwin.fuzz.report.record.SCHEMA_VERSION,
     "kernels --json": kvtwin.kernels.command_line.SCHEMA_VERSION,
     "replay --json": kvtwin.replay.SCHEMA_VERSION,
 }

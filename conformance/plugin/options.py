@@ -14,6 +14,7 @@ import pytest
 from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.cases.corpus import corpus_checks
 from conformance.checks.registry import choose_functions
+from conformance.generation.database import open_database
 from conformance.generation.profiles import PROFILES
 from conformance.messages.formatting import printable
 from conformance.reports.plugin import add_report_options
@@ -73,6 +74,14 @@ def add_options(parser: pytest.Parser) -> None:
         default="default",
         metavar="NAME",
         help="how many examples are drawn: brief, dev, default or nightly (default: default)",
+    )
+    group.addoption(
+        "--database",
+        action="append",
+        default=[],
+        metavar="DIR_OR_URL",
+        help="with --profile nightly: the folder or redis:// URL of Hypothesis' database, which "
+        "stores failing examples and tries them first in the next run; may be repeated",
     )
     group.addoption(
         "--strict",
@@ -159,6 +168,7 @@ def run_of_options(config: pytest.Config) -> Run:
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)
+        database = open_database(config.getoption("--database"))
     except (ValueError, OSError) as error:
         raise pytest.UsageError(printable(str(error))) from error
     if trace is not None:
@@ -170,7 +180,9 @@ def run_of_options(config: pytest.Config) -> Run:
         seed = str(config.getoption("--hypothesis-seed"))
         if not seed.removeprefix("-").isdecimal():
             raise pytest.UsageError(f"--hypothesis-seed must be an integer, got {seed!r}")
-        profile = dataclasses.replace(profile, seed=int(seed))
+        profile = dataclasses.replace(profile, seed=int(seed), database=database)
+    elif database is not None:
+        raise pytest.UsageError("--database needs --profile nightly: others repeat their examples")
     use_trace(trace)
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0

@@ -56,18 +56,17 @@ LINES = {
     "tools.engine_demo": Line(
         "--model tiny-qwen2 --requests 2 --steps 0", "vllm", "vllm", needs="vllm"
     ),
-    "kvtwin.fuzz": Line(
-        "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
-        "hypothesis",
-        "fuzz",
-    ),
-    "kvtwin.fuzz.default_run": Line("--functions UBatchSlice --target host", "hypothesis"),
     "kvtwin.kernels": Line("--arch sm_90", "rich", "kernels", needs="numba_cuda"),
     "tools.mutate": Line(
         "--list-survivors --modules sentinels --db {folder}/session.sqlite",
         "parso",
         "test,mutation",
         needs="cosmic_ray",
+    ),
+    "kvtwin.nightly": Line(
+        "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
+        "hypothesis",
+        "nightly",
     ),
     "kvtwin.plan": Line("--model llama-3.1-8b --cache-memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
@@ -85,7 +84,7 @@ LINES = {
         "vectors",
     ),
 }
-WITHOUT_PACKAGES = ("kvtwin.engines", "kvtwin.fuzz.issue_tracker", "tools.site")
+WITHOUT_PACKAGES = ("kvtwin.engines", "tools.site")
 """Command lines that need no package until they start another process."""
 
 TOY = """
@@ -253,7 +252,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
     return printed.decode()
 
 
-@pytest.mark.parametrize("name", ["conformance", "kvtwin.fuzz", "kvtwin.plan", "kvtwin.replay"])
+@pytest.mark.parametrize("name", ["conformance", "kvtwin.plan", "kvtwin.replay"])
 def test_no_color_is_honoured_on_a_terminal(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +417,7 @@ def test_the_list_is_whole() -> None:
             dotted = ".".join(path.relative_to(root).with_suffix("").parts)
             found.add(dotted.removesuffix(".__main__"))
         elif '__name__ == "__main__"' in text:  # each is started by another module or script
-            assert path.name in {"startup.py", "gpu_versions.py", "ray_driver.py", "own_process.py"}
+            assert path.name in {"startup.py", "gpu_versions.py", "own_process.py"}
     found.remove("tools.gpu_versions")  # it fails without a GPU, as intended
     found -= set(WITHOUT_PACKAGES)
     assert set(LINES) == found

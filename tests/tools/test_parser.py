@@ -23,8 +23,6 @@ NEEDS_MUTATION = pytest.mark.skipif(
 )
 MODULES = [
     *(command.module for name, command in COMMANDS.items() if name != "conformance"),
-    "kvtwin.fuzz.default_run",
-    "kvtwin.fuzz.issue_tracker",
     "tools.bugs.command_line",
     pytest.param("tools.mutate", marks=NEEDS_MUTATION),
     "tools.engine_demo.command_line",

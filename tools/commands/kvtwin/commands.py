@@ -35,8 +35,10 @@ COMMANDS: Final = {
     ),
     "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
     "bench": Command("kvtwin.bench.command_line", "time fast, reference and a baseline", "bench"),
-    "fuzz": Command(
-        "kvtwin.fuzz.command_line", "test an implementation with random inputs for hours", "fuzz"
+    "nightly": Command(
+        "kvtwin.nightly.command_line",
+        "repeat the conformance run with new inputs for hours",
+        "nightly",
     ),
     "engines": Command(
         "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
