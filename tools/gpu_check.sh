@@ -40,7 +40,7 @@ real-models   tokens of real models, compared with those of generate'
 
 versions() { check versions 240 python3 -m tools.gpu_versions; }
 device_path() { check device-path 420 "${pytest[@]}" tests/gpu -rA -s; }
-bench() { check bench 420 python3 -m kvtwin bench --quick --all --device cuda; }
+bench() { check bench 420 python3 -m kvtwin bench --device cuda; }
 conformance() {
     check conformance 540 "${pytest[@]}" conformance --target cuda -n "$workers"
 }

@@ -34,7 +34,7 @@ COMMANDS: Final = {
         "kvtwin.replay", "replay a trace of requests in reference and fast", "replay"
     ),
     "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
-    "bench": Command("kvtwin.bench.command_line", "time fast, reference and a baseline", "bench"),
+    "bench": Command("kvtwin.bench.command_line", "time fast and a baseline", "bench"),
     "fuzz": Command(
         "kvtwin.fuzz.command_line", "test an implementation with random inputs for hours", "fuzz"
     ),
