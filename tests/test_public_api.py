@@ -23,7 +23,6 @@ import conformance.encoding
 import conformance.reports.record
 import fast
 import kvtwin.fuzz.report.record
-import kvtwin.kernels.command_line
 import kvtwin.replay
 import reference
 from kvtwin.commands import COMMANDS
@@ -35,7 +34,6 @@ SCHEMAS = {
     "cases and vectors": conformance.encoding.SCHEMA_VERSION,
     "report": conformance.reports.record.SCHEMA_VERSION,
     "fuzz --json": kvtwin.fuzz.report.record.SCHEMA_VERSION,
-    "kernels --json": kvtwin.kernels.command_line.SCHEMA_VERSION,
     "replay --json": kvtwin.replay.SCHEMA_VERSION,
 }
 

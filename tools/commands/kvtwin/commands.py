@@ -41,9 +41,7 @@ COMMANDS: Final = {
     "engines": Command(
         "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
     ),
-    "kernels": Command(
-        "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
-    ),
+    "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
     "soak": Command("kvtwin.soak", "replay with random faults, and watch the memory", "soak"),
     "vectors": Command("kvtwin.vectors", "write test vectors as JSON, for any language", "vectors"),
 }
