@@ -26,9 +26,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from kvtwin.bench.bounds import geometric_mean
-from kvtwin.bench.record import Record, read_record
-from kvtwin.bench.tables import _us
+from kvtwin.bench.command_line import Record, by_function, format_us, read_record, summary
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -238,19 +236,14 @@ def test_the_list_of_options_is_whole() -> None:
 
 def rows_of(record: Record) -> dict[str, list[str]]:
     """Return the cells of each function in the tables: times and ratios, or host and device."""
-    if record.device_rows:
-        return {
-            row["job"]: [_us(row["host_us"]), _us(row["device_us"])]
-            for row in record.device_rows
-            if (row["kind"], row["num_reqs"]) == ("mixed", 1024)
-        }
     table: dict[str, list[str]] = {}
-    for job in {row.job for row in record.rows}:
-        rows = [row for row in record.rows if row.job == job]
-        times = {row.num_reqs: row.timings["fast"] for row in rows if row.kind == "mixed"}
-        ratios = [ratio for row in rows if (ratio := row.ratio()) is not None]
-        cells = [_us(times[size].median_us) for size in (8, 256, 1024)]
-        table[job] = [*cells, f"{geometric_mean(ratios):.2f}", f"{max(ratios):.2f}"]
+    for function, rows in by_function(record.rows).items():
+        mixed = {row.num_reqs: row for row in rows if row.kind == "mixed"}
+        if record.device == "cuda":
+            table[function] = [format_us(mixed[1024].fast_us), format_us(mixed[1024].device_us)]
+        else:
+            times = [format_us(mixed[size].fast_us) for size in (8, 256, 1024)]
+            table[function] = [*times, *summary(rows)]
     return table
 
 

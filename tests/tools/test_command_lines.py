@@ -50,7 +50,7 @@ LINES = {
         "hypothesis",
         "conformance",
     ),
-    "kvtwin.bench": Line("--quick --functions get_dcp_local_seq_lens", "matplotlib", "bench"),
+    "kvtwin.bench": Line("--functions get_dcp_local_seq_lens", "matplotlib", "bench"),
     "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
     "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
     "tools.engine_demo": Line(
@@ -417,7 +417,7 @@ def test_the_list_is_whole() -> None:
             dotted = ".".join(path.relative_to(root).with_suffix("").parts)
             found.add(dotted.removesuffix(".__main__"))
         elif '__name__ == "__main__"' in text:  # each is started by another module or script
-            assert path.name in {"startup.py", "gpu_versions.py", "own_process.py"}
+            assert path.name in {"gpu_versions.py", "own_process.py"}
     found.remove("tools.gpu_versions")  # it fails without a GPU, as intended
     found -= set(WITHOUT_PACKAGES)
     assert set(LINES) == found

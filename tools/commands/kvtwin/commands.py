@@ -34,7 +34,7 @@ COMMANDS: Final = {
         "kvtwin.replay", "replay a trace of requests in reference and fast", "replay"
     ),
     "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
-    "bench": Command("kvtwin.bench.command_line", "time fast, reference and a baseline", "bench"),
+    "bench": Command("kvtwin.bench.command_line", "time fast and a baseline", "bench"),
     "nightly": Command(
         "kvtwin.nightly.command_line",
         "repeat the conformance run with new inputs for hours",
@@ -43,9 +43,7 @@ COMMANDS: Final = {
     "engines": Command(
         "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
     ),
-    "kernels": Command(
-        "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
-    ),
+    "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
     "soak": Command("kvtwin.soak", "replay with random faults, and watch the memory", "soak"),
     "vectors": Command("kvtwin.vectors", "write test vectors as JSON, for any language", "vectors"),
 }

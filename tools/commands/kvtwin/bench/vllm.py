@@ -9,45 +9,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from conformance.adapters.base import Unsupported
 from conformance.adapters.vllm.objects import VllmAdapter
 from conformance.adapters.vllm.places import find
-
-Prepared = Callable[[], Any]
-"""A call without arguments."""
-
-
-class VllmBaseline(VllmAdapter):
-    """The adapter of vLLM, with calls that are prepared once and made many times."""
-
-    prepared: ClassVar[Mapping[str, Callable[..., Prepared]]] = {}
-    """The functions that prepare calls whose parameters differ from `reference`'s, by name."""
-
-    def prepare(self, function: str, *args: Any, **kwargs: Any) -> Prepared:
-        """Return a prepared call of a function, whose arguments are already converted to vLLM's.
-
-        Raises:
-            Unsupported: vLLM's function does not support an argument.
-        """
-        if function in self.prepared:
-            return self.prepared[function](*args, **kwargs)
-        found = find(function)
-        return lambda: found(*args, **kwargs)
-
-    def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
-        """Convert a result; of virtual batches drop vLLM's function that makes other tables."""
-        if function == "make_local_attention_virtual_batches":
-            theirs, _ = theirs
-        return super().result(function, theirs, arguments)
+from kvtwin.bench.jobs import Call
 
 
 def _prepare_slots(
     block_table: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, size: int
-) -> Prepared:
+) -> Call:
     """Make the `BlockTable` of a KV cache group as vLLM's runner for CPUs does."""
     num_reqs, num_columns = block_table.shape
     device = torch.device("cpu")
@@ -66,14 +40,14 @@ def _prepare_slots(
 
 def _prepare_reorder(
     input_batch: Any, scheduler_output: Any, decode_threshold: int, *, regions: int = 3
-) -> Prepared:
+) -> Call:
     if regions != 4:
         raise Unsupported("other than four regions")
     found = find("reorder_batch_to_split_decodes_and_prefills")
     return lambda: found(input_batch, scheduler_output, decode_threshold)
 
 
-def _prepare_conv1d(query_start_loc_p: torch.Tensor) -> Prepared:
+def _prepare_conv1d(query_start_loc_p: torch.Tensor) -> Call:
     found, device = find("compute_causal_conv1d_metadata"), query_start_loc_p.device
     return lambda: found(query_start_loc_p, device=device)
 
@@ -90,7 +64,7 @@ def _prepare_build(
     kv_cache_config: Any,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
-) -> Prepared:
+) -> Call:
     """Make vLLM's attention groups, one for each builder."""
     del num_computed_tokens_cpu  # vLLM has no such field
     if max_query_len is None or max_seq_len is None:
@@ -118,9 +92,30 @@ def _prepare_build(
     )
 
 
-VllmBaseline.prepared = {
+_PREPARED: Mapping[str, Callable[..., Call]] = {
     "compute_slot_mapping": _prepare_slots,
     "reorder_batch_to_split_decodes_and_prefills": _prepare_reorder,
     "compute_causal_conv1d_metadata": _prepare_conv1d,
     "build_attn_metadata": _prepare_build,
 }
+"""How calls are prepared whose parameters differ from those of `reference`."""
+
+
+class VllmBaseline(VllmAdapter):
+    """The adapter of vLLM, with calls that are prepared once and made many times."""
+
+    def prepare(self, function: str, *args: Any, **kwargs: Any) -> Call:
+        """Return a call of a function, whose arguments are already converted to vLLM's.
+
+        Raises:
+            Unsupported: vLLM's function does not support an argument.
+        """
+        if function in _PREPARED:
+            return _PREPARED[function](*args, **kwargs)
+        found = find(function)
+        return lambda: found(*args, **kwargs)
+
+    def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
+        if function == "make_local_attention_virtual_batches":
+            theirs, _ = theirs  # without vLLM's function that makes other tables
+        return super().result(function, theirs, arguments)
