@@ -26,9 +26,7 @@ MODULES = [
     "kvtwin.fuzz.issue_tracker",
     "tools.bugs.command_line",
     pytest.param("tools.mutate", marks=NEEDS_MUTATION),
-    "tools.engine_demo.command_line",
     "tools.probe.command_line",
-    "tools.runner.command_line",
     "tools.site.__main__",
 ]
 

@@ -38,9 +38,6 @@ COMMANDS: Final = {
     "fuzz": Command(
         "kvtwin.fuzz.command_line", "test an implementation with random inputs for hours", "fuzz"
     ),
-    "engines": Command(
-        "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
-    ),
     "kernels": Command(
         "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
     ),
