@@ -15,8 +15,8 @@ from conformance.targets.implementations import load_implementation
 from kvtwin.bench import command_line
 from kvtwin.bench.command_line import main
 from kvtwin.bench.record import read_record
-from tests.conformance import vllm_stand_in
-from tests.vllm_metadata import CommonAttentionMetadata
+from tests import vllm_stand_in
+from tests.vllm_stand_in import CommonAttentionMetadata
 
 PACKAGES = ("conformance.adapters.vllm", "kvtwin.baselines.vllm")
 
