@@ -38,12 +38,12 @@ def test_every_token_is_that_of_generate(model: str, capsys: pytest.CaptureFixtu
 def test_a_shifted_slot_changes_tokens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One token in the slot before its own changes later tokens, and the run fails."""
-    compute, steps = fast.BlockTables.compute_slot_mappings, iter(range(1000))
+    """The first token of each step in the slot before its own: later tokens change."""
+    compute = fast.BlockTables.compute_slot_mappings
 
     def shift(tables: fast.BlockTables, *batch: torch.Tensor) -> torch.Tensor:
         slots = compute(tables, *batch)
-        slots[:, 0] -= int(next(steps) == 8)
+        slots[:, 0] -= 1
         return slots
 
     monkeypatch.setattr(fast.BlockTables, "compute_slot_mappings", shift)
