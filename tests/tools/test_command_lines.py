@@ -53,9 +53,6 @@ LINES = {
     "kvtwin.bench": Line("--functions get_dcp_local_seq_lens", "matplotlib", "bench"),
     "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
     "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
-    "tools.engine_demo": Line(
-        "--model tiny-qwen2 --requests 2 --steps 0", "vllm", "vllm", needs="vllm"
-    ),
     "kvtwin.kernels": Line("--arch sm_90", "rich", "kernels", needs="numba_cuda"),
     "tools.mutate": Line(
         "--list-survivors --modules sentinels --db {folder}/session.sqlite",
@@ -71,12 +68,6 @@ LINES = {
     "kvtwin.plan": Line("--model llama-3.1-8b --cache-memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
     "kvtwin.replay": Line("--steps 2", "tqdm", "replay"),
-    "tools.runner": Line(
-        "--model llama --requests 1 --micro-batches 1",
-        "rich",
-        "runner",
-        needs="transformers",
-    ),
     "kvtwin.soak": Line("--help", "tqdm", "soak"),
     "kvtwin.vectors": Line(
         "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
@@ -84,7 +75,7 @@ LINES = {
         "vectors",
     ),
 }
-WITHOUT_PACKAGES = ("kvtwin.engines", "tools.site")
+WITHOUT_PACKAGES = ("tools.site",)
 """Command lines that need no package until they start another process."""
 
 TOY = """

@@ -25,9 +25,7 @@ MODULES = [
     *(command.module for name, command in COMMANDS.items() if name != "conformance"),
     "tools.bugs.command_line",
     pytest.param("tools.mutate", marks=NEEDS_MUTATION),
-    "tools.engine_demo.command_line",
     "tools.probe.command_line",
-    "tools.runner.command_line",
     "tools.site.__main__",
 ]
 

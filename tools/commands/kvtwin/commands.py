@@ -40,9 +40,6 @@ COMMANDS: Final = {
         "repeat the conformance run with new inputs for hours",
         "nightly",
     ),
-    "engines": Command(
-        "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
-    ),
     "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
     "soak": Command("kvtwin.soak", "replay with random faults, and watch the memory", "soak"),
     "vectors": Command("kvtwin.vectors", "write test vectors as JSON, for any language", "vectors"),

@@ -1,18 +1,45 @@
-"""A stand-in for vLLM 0.32: its modules, with objects of its shapes, computed by `fast`."""
+"""A stand-in for vLLM 0.32, for its adapter, its baseline and its plugin.
+
+It has modules of the same names, with objects of the same shapes that `fast` computes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.machinery
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 import fast
-from tests.vllm_metadata import CommonAttentionMetadata
+
+
+@dataclasses.dataclass
+class CommonAttentionMetadata:
+    """vLLM's fields: one copy of the lengths on the CPU, and no computed tokens."""
+
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool | torch.Tensor = True
+    logits_indices_padded: torch.Tensor | None = None
+    num_logits_indices: int | None = None
+    max_logits_per_req: int | None = None
+    encoder_seq_lens: torch.Tensor | None = None
+    encoder_seq_lens_cpu: np.ndarray[Any, Any] | None = None
+    dcp_local_seq_lens: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    is_prefilling: torch.Tensor | None = None
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,10 +158,12 @@ MODULES: dict[str, tuple[Any, ...]] = {
 """The contents of each module below `vllm`."""
 
 
-def modules() -> dict[str, types.ModuleType]:
-    """Return the stand-in's modules by name, for `sys.modules`."""
+def modules(
+    contents: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, types.ModuleType]:
+    """Return modules with these contents by name, for `sys.modules`; default: `MODULES`."""
     found: dict[str, types.ModuleType] = {}
-    for name, members in MODULES.items():
+    for name, members in (MODULES if contents is None else contents).items():
         parts = f"vllm.{name}".split(".")
         for i in range(1, len(parts) + 1):
             whole = ".".join(parts[:i])
@@ -143,5 +172,7 @@ def modules() -> dict[str, types.ModuleType]:
             made.__spec__ = importlib.machinery.ModuleSpec(whole, None, is_package=True)
         vars(found[f"vllm.{name}"]).update({member.__name__: member for member in members})
     vars(found["vllm"])["__version__"] = "0.32.0"
-    vars(found["vllm.platforms"])["current_platform"] = types.SimpleNamespace(import_kernels=None)
+    if "vllm.platforms" in found:
+        platform = types.SimpleNamespace(import_kernels=None)
+        vars(found["vllm.platforms"])["current_platform"] = platform
     return found
