@@ -69,16 +69,13 @@ LINES = {
         "test,mutation",
         needs="cosmic_ray",
     ),
-    "kvtwin.plan": Line("--model llama-3.1-8b --cache-memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
-    "kvtwin.replay": Line("--steps 2", "tqdm", "replay"),
     "tools.runner": Line(
         "--model llama --requests 1 --micro-batches 1",
         "rich",
         "runner",
         needs="transformers",
     ),
-    "kvtwin.soak": Line("--help", "tqdm", "soak"),
     "kvtwin.vectors": Line(
         "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
         "hypothesis",
@@ -253,7 +250,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
     return printed.decode()
 
 
-@pytest.mark.parametrize("name", ["conformance", "kvtwin.fuzz", "kvtwin.plan", "kvtwin.replay"])
+@pytest.mark.parametrize("name", ["conformance", "kvtwin.fuzz"])
 def test_no_color_is_honoured_on_a_terminal(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,8 +262,6 @@ def test_no_color_is_honoured_on_a_terminal(
     printed = on_a_terminal("-m", name, *arguments, NO_COLOR="1")
     assert printed
     assert [] == COLOUR.findall(printed)
-    if name == "kvtwin.replay":
-        assert "2/2" in printed  # the progress bar
 
 
 def test_a_run_has_colours_on_a_terminal(
@@ -281,7 +276,7 @@ def test_a_run_has_colours_on_a_terminal(
 
 
 @pytest.mark.usefixtures("forked_processes")
-@pytest.mark.parametrize("name", ["conformance", "kvtwin.plan"])
+@pytest.mark.parametrize("name", ["conformance"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
     """A command whose output pipe is closed prints nothing and ends with status 141."""
     arguments = LINES[name].short_run.format(folder=tmp_path).split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from conformance.traffic.engine import trace_steps
-from conformance.traffic.settings import Settings
+from conformance.engine.trace import DEFAULT_TRACE, SETTINGS, trace_steps
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -160,8 +160,8 @@ def trace_batches(path: Path | None, num_batches: int) -> list[Batch]:
     Raises:
         ValueError: A trace that cannot be read.
     """
-    settings = Settings(token_budget=TOKEN_BUDGET, max_num_seqs=256)
-    steps = trace_steps(path, limit=400, settings=settings)
+    settings = dataclasses.replace(SETTINGS, token_budget=TOKEN_BUDGET, max_num_seqs=256)
+    steps = trace_steps(path or DEFAULT_TRACE, 400, settings)
     picked = np.linspace(0, len(steps) - 1, num_batches + 2).astype(int)[1:-1]
     return [
         Batch(
