@@ -33,7 +33,6 @@ class BackendInfo:
     kernel_block_sizes: Sequence[int] = ()  # that its kernels work on
     multiples_of: Sequence[int] = ()  # its kernels also work on all multiples of these
     has_layouts: bool = False  # whether it has `STRIDE_ORDERS`; otherwise, the order of `axes`
-    block_size: int = 16  # the engine's default with the backend
     reorders: bool = False  # whether it needs decodes before prefills
 
     def shape(

@@ -15,7 +15,6 @@ from conformance.values.views import first_view_difference
 from conformance.zoo.backends import AttentionImpl, Backends
 from conformance.zoo.groups import (
     CacheGroup,
-    default_block_size,
     make_groups,
     make_kv_cache_config,
 )
@@ -85,7 +84,7 @@ def make_vllm_config(
         model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
         cache_config=target.call(
             "CacheConfig",
-            block_size=default_block_size(serving),
+            block_size=serving.model.block_size,
             **({"mamba_cache_mode": "none"} if serving.is_hybrid else {}),
         ),
         parallel_config=target.call(

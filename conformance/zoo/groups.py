@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from conformance.targets.target import Answer, Target
-from conformance.zoo.backends import BACKENDS
 from conformance.zoo.models import (
     CHUNKED_LOCAL,
     CROSS,
@@ -23,9 +22,6 @@ from conformance.zoo.models import (
     Layer,
     Serving,
 )
-
-ATTENTION_BLOCK_ALIGNMENT = 16
-"""Hybrid models raise the block size of attention to a multiple of this."""
 
 _SPEC_CLASSES = {
     FULL: "FullAttentionSpec",
@@ -75,19 +71,11 @@ class CacheGroup:
         return -(-(self.encoder_tokens or num_tokens) // self.block_size)
 
 
-def default_block_size(serving: Serving) -> int:
-    """Return the tokens of a block with a model's backends, before hybrid models raise it."""
-    return max(BACKENDS[layer.backend].block_size for layer in serving.layers)
-
-
 def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
     """Sort the layers of a model into KV cache groups, in their order, encoder-only ones last.
 
-    Layers that share the cache of another are in none: `make_kv_cache_config` adds them. Hybrid
-    models raise the block size of their attention layers.
-
-    Raises:
-        ValueError: Layers of different kinds whose blocks cannot have the same bytes.
+    Layers that share the cache of another are in none: `make_kv_cache_config` adds them. Pages of
+    states are padded to the bytes of a page of attention.
 
     Example:
         >>> from conformance.targets.target import REFERENCE
@@ -101,7 +89,10 @@ def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
         if layer.has_kv_cache or layer.kind == ENCODER_ONLY:
             by_kind.setdefault(layer.kind, []).append(layer)
     without_cache = by_kind.pop(ENCODER_ONLY, [])
-    block_size, page_size_padded = _common_page(target, serving, by_kind)
+    block_size, page_size_padded = serving.model.block_size, None
+    if serving.is_hybrid:
+        spec = _make_spec(target, by_kind[FULL][0], block_size)
+        page_size_padded = target.attribute(spec, "page_size_bytes")
     whole = CacheGroup(kind="", layers=(), block_size=block_size)
     maximum = min(len(layers) for layers in by_kind.values())
     groups = [
@@ -218,38 +209,3 @@ def _page_sizes_by_tensor(
         (page_size, [g.layer_names[i] for g, _ in caching if i < len(g.layers)])
         for i in range(maximum)
     ]
-
-
-def _common_page(
-    target: Target, serving: Serving, by_kind: dict[str, list[Layer]]
-) -> tuple[int, int | None]:
-    """Return the block size of attention, and the bytes that pages of states are padded to.
-
-    A block of attention must not be smaller than a request's states. Its block size is raised to
-    that, and the page of states is then padded to the size of the block.
-    """
-    block_size = default_block_size(serving)
-    if len(by_kind) == 1:
-        return block_size, None
-
-    def page_sizes(block_size: int, *, states: bool) -> list[int]:
-        specs = (
-            _make_spec(target, layer, block_size)
-            for kind, layers in by_kind.items()
-            for layer in layers
-            if (kind == MAMBA) == states
-        )
-        return [target.attribute(spec, "page_size_bytes") for spec in specs]
-
-    if serving.is_hybrid:
-        token_bytes = min(page_sizes(1, states=False))
-        needed = -(-max(page_sizes(block_size, states=True)) // token_bytes)
-        alignment = max(ATTENTION_BLOCK_ALIGNMENT, block_size)
-        block_size = max(block_size, -(-needed // alignment) * alignment)
-    pages = set(page_sizes(block_size, states=False))
-    if len(pages) > 1:
-        raise ValueError(
-            f"pages of {serving.model.name} have {sorted(pages)} bytes, but layers of "
-            "different kinds need pages of the same size"
-        )
-    return block_size, pages.pop() if serving.is_hybrid else None

@@ -97,6 +97,7 @@ class Model:
     layers: tuple[Layer, ...]  # those that have a KV cache, share one, or attend without one
     max_context_tokens: int  # the longest sequence of the decoder
     dtype: str = "bfloat16"  # of its caches
+    block_size: int = 16  # of its attention, in tokens: those of a hybrid hold a request's states
     num_attn_module: int = 1  # attention modules in one layer
     encoder_tokens: int = 0  # tokens that the encoder makes of each input; 0: no encoder
 

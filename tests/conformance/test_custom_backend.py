@@ -27,7 +27,6 @@ ZIGZAG = replace(
     axes=("keys and values", "blocks", "tokens", "heads", "head"),
     kernel_block_sizes=(8, 16),
     multiples_of=(48,),
-    block_size=32,
     reorders=True,
 )
 FULL_LAYER = Layer(
@@ -55,6 +54,7 @@ MODEL = Model(
         replace(LAYERS[1], name="model.layers.7.attn", kv_sharing_target=NAMES[1]),
     ),
     max_context_tokens=2048,
+    block_size=32,
 )
 TENSORS = [[*NAMES[:3], "model.layers.7.attn"], [*NAMES[3:], "model.layers.6.attn"]]
 SERVING = Serving(model=MODEL, num_speculative_tokens=2)

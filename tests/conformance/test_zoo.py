@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from conformance.zoo.groups import (
     make_groups,
     make_kv_cache_config,
 )
-from conformance.zoo.models import FULL, MODELS, SLIDING_WINDOW, Layer, Model, Serving
+from conformance.zoo.models import FULL, MODELS, SLIDING_WINDOW, Layer, Serving
 
 PUBLISHED = {
     # Context; layers by kind; query heads, KV heads and head size of the first attention layer.
@@ -156,15 +155,10 @@ def test_a_rank_has_its_part_of_a_layer() -> None:
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    """Ranks that do not divide the heads or channels, and pages of two sizes, are refused."""
+    """Ranks that do not divide the heads or channels are refused."""
     six = Layer(name="0", kind=FULL, num_query_heads=12, num_kv_heads=6)
     with pytest.raises(ValueError, match="0 has 6 heads or channels, for 4 ranks"):
         six.divided(4)
-    full = Layer(name="0", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
-    window = replace(full, name="1", kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
-    model = Model(name="odd", layers=(full, window), max_context_tokens=64)
-    with pytest.raises(ValueError, match=r"pages of odd have \[1024, 2048\] bytes"):
-        make_groups(REFERENCE, Serving(model=model))
 
 
 def test_packed_latents_have_a_format_of_their_own() -> None:
