@@ -23,7 +23,6 @@ from conformance.results.run import Run
 from conformance.strategies.traffic import use_trace
 from conformance.targets.implementations import load_implementations
 from conformance.targets.target import choose_targets
-from conformance.traffic.trace import read_trace
 from conformance.vectors import vector_checks
 
 
@@ -171,8 +170,7 @@ def run_of_options(config: pytest.Config) -> Run:
         database = open_database(config.getoption("--database"))
     except (ValueError, OSError) as error:
         raise pytest.UsageError(printable(str(error))) from error
-    if trace is not None:
-        _check_trace(trace)
+    _use_trace(trace)
     profile = PROFILES[name]
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbits(64))
@@ -183,7 +181,6 @@ def run_of_options(config: pytest.Config) -> Run:
         profile = dataclasses.replace(profile, seed=int(seed), database=database)
     elif database is not None:
         raise pytest.UsageError("--database needs --profile nightly: others repeat their examples")
-    use_trace(trace)
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0
     run.is_whole = _is_whole(config)
@@ -212,15 +209,13 @@ def _check_writable(failures: Path) -> None:
         raise pytest.UsageError(f"--failures {failures}: {error.strerror}") from error
 
 
-def _check_trace(trace: Path) -> None:
-    """Raise `pytest.UsageError` if a trace cannot be read."""
+def _use_trace(trace: Path | None) -> None:
     try:
-        read_trace(trace)
+        use_trace(trace)
     except OSError as error:
         raise pytest.UsageError(f"--trace {trace}: {error.strerror}") from error
-    except (ValueError, KeyError) as error:  # which begins with the name of the file
-        said = error.args[0] if isinstance(error, KeyError) else error
-        raise pytest.UsageError(f"--trace {said}") from error
+    except ValueError as error:  # which begins with the name of the file
+        raise pytest.UsageError(f"--trace {error}") from error
 
 
 def _stored_cases(config: pytest.Config) -> list[CaseCheck]:

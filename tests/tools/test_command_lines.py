@@ -65,10 +65,7 @@ LINES = {
         "hypothesis",
         "nightly",
     ),
-    "kvtwin.plan": Line("--model llama-3.1-8b --cache-memory-gib 16", "rich", "plan"),
     "tools.probe": Line("--functions checks --cases 1", "hypothesis"),
-    "kvtwin.replay": Line("--steps 2", "tqdm", "replay"),
-    "kvtwin.soak": Line("--help", "tqdm", "soak"),
     "kvtwin.vectors": Line(
         "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
         "hypothesis",
@@ -243,7 +240,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
     return printed.decode()
 
 
-@pytest.mark.parametrize("name", ["conformance", "kvtwin.plan", "kvtwin.replay"])
+@pytest.mark.parametrize("name", ["conformance", "kvtwin.nightly"])
 def test_no_color_is_honoured_on_a_terminal(
     name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,8 +252,6 @@ def test_no_color_is_honoured_on_a_terminal(
     printed = on_a_terminal("-m", name, *arguments, NO_COLOR="1")
     assert printed
     assert [] == COLOUR.findall(printed)
-    if name == "kvtwin.replay":
-        assert "2/2" in printed  # the progress bar
 
 
 def test_a_run_has_colours_on_a_terminal(
@@ -271,7 +266,7 @@ def test_a_run_has_colours_on_a_terminal(
 
 
 @pytest.mark.usefixtures("forked_processes")
-@pytest.mark.parametrize("name", ["conformance", "kvtwin.plan"])
+@pytest.mark.parametrize("name", ["conformance"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
     """A command whose output pipe is closed prints nothing and ends with status 141."""
     arguments = LINES[name].short_run.format(folder=tmp_path).split()

@@ -112,8 +112,8 @@ def test_json_has_stdout_for_itself(
 @pytest.mark.parametrize(
     ("arguments", "status", "printed"),
     [
-        (["plann"], 2, "kvtwin: there is no command 'plann'; try plan, "),
-        ([], 0, "\n  replay       replay a trace of requests in reference and fast\n"),
+        (["vector"], 2, "kvtwin: there is no command 'vector'; try vectors"),
+        ([], 0, "\n  bench        time fast, reference and a baseline\n"),
         (["--version"], 0, "kvtwin 0."),
     ],
 )

@@ -30,10 +30,6 @@ COMMANDS: Final = {
     "conformance": Command(
         "conformance.__main__", "compare an implementation with the reference", "conformance"
     ),
-    "replay": Command(
-        "kvtwin.replay", "replay a trace of requests in reference and fast", "replay"
-    ),
-    "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
     "bench": Command("kvtwin.bench.command_line", "time fast and a baseline", "bench"),
     "nightly": Command(
         "kvtwin.nightly.command_line",
@@ -41,7 +37,6 @@ COMMANDS: Final = {
         "nightly",
     ),
     "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
-    "soak": Command("kvtwin.soak", "replay with random faults, and watch the memory", "soak"),
     "vectors": Command("kvtwin.vectors", "write test vectors as JSON, for any language", "vectors"),
 }
 """The commands by name. A command and its extra have the same name."""
