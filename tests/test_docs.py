@@ -171,7 +171,6 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / named[1]).write_text(token.content, encoding="utf-8")
 
 
-@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize(
     "sample", [sample for sample in SAMPLES if sample.output and not sample.reason], ids=str
 )

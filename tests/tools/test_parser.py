@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -17,16 +16,9 @@ import pytest
 from kvtwin.commands import COMMANDS, main
 from kvtwin.parser import STDOUT, Parser, redirect_stdout_for_json, write_json
 
-NEEDS_MUTATION = pytest.mark.skipif(
-    importlib.util.find_spec("cosmic_ray") is None,
-    reason="tools.mutate needs cosmic-ray: pip install '.[mutation]'",
-)
 MODULES = [
     *(command.module for name, command in COMMANDS.items() if name != "conformance"),
     "tools.bugs.command_line",
-    pytest.param("tools.mutate", marks=NEEDS_MUTATION),
-    "tools.probe.command_line",
-    "tools.site.__main__",
 ]
 
 
