@@ -63,8 +63,7 @@ LINES = {
         "vectors",
     ),
 }
-WITHOUT_PACKAGES: tuple[str, ...] = ()
-"""Command lines that need no package until they start another process."""
+
 
 TOY = """
 import ctypes, os, pathlib, signal, sys, time
@@ -375,6 +374,5 @@ def test_the_list_is_whole() -> None:
         elif '__name__ == "__main__"' in text:  # each is started by another module or script
             assert path.name in {"gpu_versions.py", "own_process.py"}
     found.remove("tools.gpu_versions")  # it fails without a GPU, as intended
-    found -= set(WITHOUT_PACKAGES)
     assert set(LINES) == found
-    assert set(COMMANDS) <= {name.removeprefix("kvtwin.") for name in (*LINES, *WITHOUT_PACKAGES)}
+    assert set(COMMANDS) <= {name.removeprefix("kvtwin.") for name in LINES}
