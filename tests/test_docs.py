@@ -199,26 +199,6 @@ def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> No
     )
 
 
-def test_options_are_there() -> None:
-    """An option of a tool that a page shows is in the tool's source, or in that of all parsers."""
-    commands = ROOT / "tools" / "commands"
-    found, shared = 0, commands / "kvtwin" / "parser.py"
-    for sample in SAMPLES:
-        for name, rest in re.findall(
-            r"(kvtwin [a-z]+|python -m tools\.[\w.]+)([^&|]*)", sample.command
-        ):
-            if name == "kvtwin conformance":
-                continue  # docs/options.md lists its options
-            place = name.removeprefix("python -m ").replace(".", "/").replace(" ", "/")
-            path = (commands if name.startswith("kvtwin") else ROOT) / place
-            files = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
-            source = "".join(file.read_text(encoding="utf-8") for file in (*files, shared))
-            for option in re.findall(r"--[a-z-]+", rest):
-                assert f'"{option}"' in source, str(sample)
-                found += 1
-    assert found
-
-
 def test_the_list_of_options_is_whole() -> None:
     """docs/options.md has every option that `python -m conformance --help` lists, and no other."""
     command = [sys.executable, "-m", "conformance", "--help"]

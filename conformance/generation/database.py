@@ -21,6 +21,8 @@ from hypothesis.database import (
     choices_from_bytes,
 )
 
+from conformance.entry_point import how_to_install
+
 MAX_EXAMPLES: Final = 64
 """How many examples of a test are tried: somebody may add others."""
 
@@ -111,7 +113,7 @@ def _open(place: str) -> ExampleDatabase:
         from hypothesis.extra.redis import RedisExampleDatabase  # noqa: PLC0415  # an extra
         from redis import Redis  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise ValueError(f"{place} needs redis: pip install 'kvtwin[redis]'") from error
+        raise ValueError(f"{place} needs redis: {how_to_install('redis')}") from error
     limits = {"socket_timeout": REDIS_SECONDS, "socket_connect_timeout": REDIS_SECONDS}
     return RedisExampleDatabase(Redis.from_url(place, **limits), expire_after=EXPIRE)
 

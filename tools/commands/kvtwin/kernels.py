@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("nvvm", "nvjitlink"):
             importlib.import_module(f"cuda.bindings.{name}").version()
     except (ImportError, RuntimeError) as error:
-        parser.error(f"kernels need numba-cuda and its toolkit: pip install kvtwin[cuda] ({error})")
+        parser.error(f"kernels need numba-cuda and its toolkit: {numba_cuda.PIP_INSTALL} ({error})")
     table = Table("kernel", "arch", "registers", "spills", "instructions for an element")
     executed: dict[str, dict[str, float]] = {}
     wrong = []

@@ -27,7 +27,7 @@ from conformance.targets.target import Target
 from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, make_batch
 from kvtwin.bench.measure import Row, WrongAnswerError, measure
 from kvtwin.machine import cpu_model
-from kvtwin.parser import Parser, redirect_stdout_for_json, write_json
+from kvtwin.parser import Parser, new_file, redirect_stdout_for_json, write_json
 
 SCHEMA: Final = 2
 """The version of the JSON."""
@@ -267,7 +267,7 @@ def _make_parser() -> Parser:
         help="where fast runs: on a GPU, the times of host and device, without a baseline",
     )
     parser.add_json("all times")
-    add("--png", type=Path, metavar="FILE", help="plot times against the number of requests")
+    add("--png", type=new_file, metavar="FILE", help="plot times against the number of requests")
     check = "fail if a ratio to the baseline is more than 1.5 times that of a run stored by --json"
     add("--check", type=Path, metavar="FILE", help=check)
     return parser

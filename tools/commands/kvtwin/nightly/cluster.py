@@ -18,6 +18,7 @@ import conformance
 import fast
 import kvtwin
 import reference
+from conformance.entry_point import how_to_install
 from kvtwin.nightly.night import Night, end_at_signals
 from kvtwin.nightly.rounds import END_SECONDS, Record, Round, run_round
 
@@ -41,7 +42,7 @@ def run_on_cluster(night: Night, address: str, workers: int | None) -> None:
                     pass  # Ray would try for minutes
             ray.init(address, runtime_env={"working_dir": folder}, **quiet)
         except ImportError as error:
-            raise ValueError("--ray needs Ray: pip install 'kvtwin[ray]'") from error
+            raise ValueError(f"--ray needs Ray: {how_to_install('ray')}") from error
         except Exception as error:  # Ray has dozens
             said = " ".join(str(error).split())[:500]
             raise ValueError(f"the Ray cluster {address} cannot be used: {said}") from error
