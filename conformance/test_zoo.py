@@ -16,13 +16,15 @@ from conformance.targets.target import REFERENCE, Target
 from conformance.values.comparison import first_difference
 from conformance.values.differences import Difference
 from conformance.values.views import first_view_difference
-from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
-from conformance.zoo.deployment import Deployment, build_metadata, deploy
-from conformance.zoo.groups import make_groups
-from conformance.zoo.layer import FULL, LATENT, MAMBA, SLIDING_WINDOW, Layer
-from conformance.zoo.models import MODELS
-from conformance.zoo.observation import first_memory_difference, observe
-from conformance.zoo.serving import Serving
+from conformance.zoo.deployment import (
+    Deployment,
+    build_metadata,
+    deploy,
+    first_memory_difference,
+    observe,
+)
+from conformance.zoo.groups import block_bytes, make_groups, shared_kv_cache_layers
+from conformance.zoo.models import FULL, LATENT, MAMBA, MODELS, SLIDING_WINDOW, Layer, Serving
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
 
@@ -48,12 +50,10 @@ class Budget:
 
     def serving(self, model: str) -> Serving:
         """Return a model's serving configuration for the budget."""
-        has_fp8_format = any(layer.fp8_format for layer in MODELS[model].layers)
         return Serving(
             model=MODELS[model],
             tensor_parallel_size=self.tensor_parallel_size,
-            dtype="fp8" if has_fp8_format and self == HALVES else None,
-            requested_max_model_len=min(MODELS[model].max_context_tokens, 4096),
+            packs_latents=self == HALVES,
         )
 
     def deploy(self, target: Target, model: str) -> Deployment:
@@ -123,11 +123,7 @@ def first_of_each(built: dict[str, Any]) -> list[str]:
 
 def tables_and_slots(metadata: Any) -> list[Any]:
     """Return the arrays of a metadata that are passed on rather than copied."""
-    return [
-        metadata.common.block_table_tensor,
-        metadata.common.slot_mapping,
-        metadata.state_indices,
-    ]
+    return [metadata.common.block_table_tensor, metadata.common.slot_mapping]
 
 
 def make_step(target: Target, deployment: Deployment) -> dict[str, Any]:

@@ -26,9 +26,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from kvtwin.bench.bounds import geometric_mean
-from kvtwin.bench.record import Record, read_record
-from kvtwin.bench.tables import _us
+from kvtwin.bench.command_line import Record, by_function, format_us, read_record, summary
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -173,7 +171,6 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / named[1]).write_text(token.content, encoding="utf-8")
 
 
-@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize(
     "sample", [sample for sample in SAMPLES if sample.output and not sample.reason], ids=str
 )
@@ -202,26 +199,6 @@ def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> No
     )
 
 
-def test_options_are_there() -> None:
-    """An option of a tool that a page shows is in the tool's source, or in that of all parsers."""
-    commands = ROOT / "tools" / "commands"
-    found, shared = 0, commands / "kvtwin" / "parser.py"
-    for sample in SAMPLES:
-        for name, rest in re.findall(
-            r"(kvtwin [a-z]+|python -m tools\.[\w.]+)([^&|]*)", sample.command
-        ):
-            if name == "kvtwin conformance":
-                continue  # docs/options.md lists its options
-            place = name.removeprefix("python -m ").replace(".", "/").replace(" ", "/")
-            path = (commands if name.startswith("kvtwin") else ROOT) / place
-            files = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
-            source = "".join(file.read_text(encoding="utf-8") for file in (*files, shared))
-            for option in re.findall(r"--[a-z-]+", rest):
-                assert f'"{option}"' in source, str(sample)
-                found += 1
-    assert found
-
-
 def test_the_list_of_options_is_whole() -> None:
     """docs/options.md has every option that `python -m conformance --help` lists, and no other."""
     command = [sys.executable, "-m", "conformance", "--help"]
@@ -238,19 +215,14 @@ def test_the_list_of_options_is_whole() -> None:
 
 def rows_of(record: Record) -> dict[str, list[str]]:
     """Return the cells of each function in the tables: times and ratios, or host and device."""
-    if record.device_rows:
-        return {
-            row["job"]: [_us(row["host_us"]), _us(row["device_us"])]
-            for row in record.device_rows
-            if (row["kind"], row["num_reqs"]) == ("mixed", 1024)
-        }
     table: dict[str, list[str]] = {}
-    for job in {row.job for row in record.rows}:
-        rows = [row for row in record.rows if row.job == job]
-        times = {row.num_reqs: row.timings["fast"] for row in rows if row.kind == "mixed"}
-        ratios = [ratio for row in rows if (ratio := row.ratio()) is not None]
-        cells = [_us(times[size].median_us) for size in (8, 256, 1024)]
-        table[job] = [*cells, f"{geometric_mean(ratios):.2f}", f"{max(ratios):.2f}"]
+    for function, rows in by_function(record.rows).items():
+        mixed = {row.num_reqs: row for row in rows if row.kind == "mixed"}
+        if record.device == "cuda":
+            table[function] = [format_us(mixed[1024].fast_us), format_us(mixed[1024].device_us)]
+        else:
+            times = [format_us(mixed[size].fast_us) for size in (8, 256, 1024)]
+            table[function] = [*times, *summary(rows)]
     return table
 
 

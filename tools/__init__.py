@@ -1,6 +1,6 @@
 """The command lines of those who work on kvtwin: `python -m tools.NAME`, in the root of a checkout.
 
-`python -m tools.replay`, and all else of `kvtwin` that was here before it had a package of its own,
+`python -m tools.bench`, and all else of `kvtwin` that was here before it had a package of its own,
 still works.
 """
 

@@ -33,18 +33,18 @@ sections='versions      installed versions, and warmup() with warnings as errors
 device-path   tests/gpu: no synchronisation, side streams, graphs, uploads, host cost, bandwidth
 bench         host and device time of every hot function
 conformance   the conformance run on target cuda
-native        kernels on the GPU compared with target native, and their GPU times
+native        kernels on the GPU compared with target native
 sanitizer     compute-sanitizer, if installed, over the kernels and a brief conformance run
 kernels       tests/fast: kernels compiled and simulated
 real-models   tokens of real models, compared with those of generate'
 
 versions() { check versions 240 python3 -m tools.gpu_versions; }
-device_path() { check device-path 420 "${pytest[@]}" tests/gpu -rA -s; }
-bench() { check bench 420 python3 -m kvtwin bench --quick --all --device cuda; }
+device_path() { check device-path 420 "${pytest[@]}" tests/gpu --ignore tests/gpu/test_native.py -rA -s; }
+bench() { check bench 420 python3 -m kvtwin bench --device cuda; }
 conformance() {
     check conformance 540 "${pytest[@]}" conformance --target cuda -n "$workers"
 }
-native() { check native 300 python3 -m kvtwin kernels --gpu; }
+native() { check native 300 "${pytest[@]}" tests/gpu/test_native.py; }
 kernels() { check kernels 300 "${pytest[@]}" tests/fast -n "$workers"; }
 real_models() { check real-models 240 python3 -m tools.runner --device cuda; }
 sanitizer() {

@@ -123,10 +123,6 @@ def read_case(path: Path) -> Json:
             decode_call(case)
         elif case["kind"] == "example":
             decode_example(case)
-        elif case["kind"] == "input":
-            raise ValueError(
-                f"{path} is an input of the fuzzer; replay it with: kvtwin fuzz --replay {path}"
-            )
         else:
             read_recorded(case)
     return case

@@ -56,12 +56,6 @@ NUM_KINDS: Final = 4
 """How many kinds each example tries: drawing a call takes as long as making one or two."""
 
 
-FIRST_DRAWS: Final = [
-    (place, kind) for place in range(10) for kind in range(0, len(TENSORS), NUM_KINDS)
-]
-"""Places and first kinds of examples that try every kind for each of up to ten tensors."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class OtherTensor:
     """A call, and the tensor that is of another kind.
@@ -126,7 +120,7 @@ def refuses_other_tensors(contract: Contract) -> Check:
     """Return the check that another kind of tensor is refused, or makes no difference."""
 
     def examples(preset: Preset) -> SearchStrategy[OtherTensor]:
-        return st.builds(  # draws in this order
+        return st.builds(
             OtherTensor,
             place=st.sampled_from(range(NUM_PLACES)),
             kind=st.sampled_from(range(len(TENSORS))),
@@ -143,7 +137,6 @@ def refuses_other_tensors(contract: Contract) -> Check:
         presets=contract.refusal_presets,
         kind=Kind.OTHER_TENSORS,
         tests_invalid_inputs=True,
-        first_draws=FIRST_DRAWS,
     )
     def check(target: Target, example: OtherTensor) -> None:
         """Another kind of tensor is refused by name, or makes no difference."""

@@ -27,6 +27,7 @@ from conformance.execution.crashes import RERUN
 from conformance.execution.gpu_context import ContextLostError, noticing_lost_context
 from conformance.execution.invocations import Invocation
 from conformance.execution.process_state import ALL_SETTINGS, unchanged_settings
+from conformance.generation.database import Examples
 from conformance.generation.examples import run_examples
 from conformance.generation.profiles import Kind, Profile
 from conformance.generation.shrinking import note_failure
@@ -59,7 +60,6 @@ class Check:
             validate are not tested.
         axes: The size axes along which its examples are large, one at a time.
         law: The name of its law in `conformance.laws`; empty if it is not a law.
-        first_draws: The first draws of the examples that each night tries once.
         description: The statement in one sentence.
     """
 
@@ -76,7 +76,6 @@ class Check:
     tests_invalid_inputs: bool = False
     axes: Axes = dataclasses.field(default_factory=dict)
     law: str = ""
-    first_draws: Sequence[tuple[int, ...]] = ()
 
     def runs_on(self, target: Target) -> bool:
         """Return whether the check can find anything new on a target."""
@@ -182,7 +181,8 @@ class Check:
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
         # With a seed `run_examples` draws the examples, and Hypothesis draws them again if one
         # fails, to shrink it; without one, in a random run, Hypothesis draws all.
-        test = self._test_of(run, strategy, options, seed_of(profile, run.__name__))
+        key = database_key(target, run.__name__)
+        test = self._test_of(run, strategy, options, seed_of(profile, run.__name__), key)
 
         @functools.wraps(test)
         def test_in_unchanged_process() -> None:
@@ -192,7 +192,7 @@ class Check:
                 if target.implementation.is_strict:
                     test()
                 else:
-                    _run_for_most_severe(test, tolerated)
+                    _run_for_most_severe(test, tolerated, profile.database)
 
         return test_in_unchanged_process
 
@@ -202,13 +202,14 @@ class Check:
         strategy: SearchStrategy[Any],
         options: hypothesis.settings,
         seed: int | None,
+        key: bytes,
     ) -> Callable[[], None]:
         if seed is None:
             return options(hypothesis.given(example=strategy)(run))
 
         def test() -> None:
             __tracebackhide__ = True
-            run_examples(run, strategy, options, seed)
+            run_examples(run, strategy, options, seed, key)
 
         test.__name__, test.__doc__ = run.__name__, run.__doc__
         test.is_hypothesis_test = True  # type: ignore[attr-defined]  # for Hypothesis' pytest plugin
@@ -248,17 +249,27 @@ def seed_of(profile: Profile, name: str) -> int | None:
     return None if profile.seed is None else zlib.crc32(f"{profile.seed} {name}".encode())
 
 
-def _run_for_most_severe(test: Callable[[], None], tolerated: set[Finding]) -> None:
+def database_key(target: Target, name: str) -> bytes:
+    """Return the key of a test in the database of failing examples."""
+    return f"{target.implementation.name} {target.name} {name}".encode()
+
+
+def _run_for_most_severe(
+    test: Callable[[], None], tolerated: set[Finding], database: Examples | None
+) -> None:
     """Run a test; if it fails, look for a graver failure in the same examples.
 
     Args:
         test: The test.
         tolerated: The findings that the test ignores; updated here.
+        database: Where failing examples are stored; those of ignored findings are kept.
     """
     __tracebackhide__ = True
     tolerated.clear()
     failure: BaseException | None = None
     while failure is None or finding_of(failure) is not Finding.WRONG_ANSWER:
+        if database is not None:
+            database.deletes = failure is None
         try:
             test()
         except RAISED as error:
@@ -266,6 +277,8 @@ def _run_for_most_severe(test: Callable[[], None], tolerated: set[Finding]) -> N
             tolerated.update(one for one in Finding if one.weight <= finding_of(error).weight)
         else:
             break
+    if database is not None:
+        database.deletes = True
     if failure is not None:
         raise failure
 
@@ -277,7 +290,9 @@ class FixedCheck(Check):
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
     ) -> Callable[[], None]:
         """Return a test of this statement on a target, a function of no arguments."""
-        once = dataclasses.replace(profile, other_examples=1, large_examples=1, is_random=False)
+        once = dataclasses.replace(
+            profile, other_examples=1, large_examples=1, is_random=False, database=None
+        )
         return super().bind(target, once, size, shrink=shrink)
 
 
@@ -296,7 +311,6 @@ def property_check(
     presets: Sequence[Preset] | None = None,
     kind: Kind = Kind.LAW,
     tests_invalid_inputs: bool = False,
-    first_draws: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
     """Make a check of a property that does not depend on `reference`.
 
@@ -308,7 +322,6 @@ def property_check(
         presets: The presets to draw from; None for the target's.
         kind: The kind of check, which determines the number of examples.
         tests_invalid_inputs: Whether its calls are invalid, or may be.
-        first_draws: The first draws of the examples that each night tries once.
 
     Returns:
         A decorator of the property: a function of a target and an example that raises if the
@@ -328,7 +341,6 @@ def property_check(
             has_kernel,
             presets=presets,
             tests_invalid_inputs=tests_invalid_inputs,
-            first_draws=first_draws,
         )
 
     return decorate

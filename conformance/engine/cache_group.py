@@ -16,9 +16,6 @@ class CacheGroup(Protocol):
     def num_blocks(self, num_tokens: int) -> int:
         """Count the blocks of a sequence of so many tokens."""
 
-    def num_skipped_blocks(self, num_computed_tokens: int) -> int:
-        """Count the first blocks that are not read once so many tokens are computed."""
-
 
 @dataclass(frozen=True)
 class AttentionGroup:
@@ -37,8 +34,3 @@ class AttentionGroup:
     def num_blocks(self, num_tokens: int) -> int:
         """Return the number of blocks of a sequence of so many tokens."""
         return -(-num_tokens // self.block_size)
-
-    def num_skipped_blocks(self, num_computed_tokens: int) -> int:
-        """Return 0: every token reads all before it."""
-        del num_computed_tokens
-        return 0

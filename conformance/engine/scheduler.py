@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.engine.block_pool import NULL_BLOCK_ID, BlockPool
+from conformance.engine.block_pool import BlockPool
 from conformance.engine.cache_group import CacheGroup
 from conformance.engine.prefix_cache import PrefixCache
 from conformance.engine.request import Request
@@ -41,13 +41,10 @@ class Scheduler:
         groups: The KV cache groups that take blocks.
         pool: The blocks.
         shares_prefixes: Whether full blocks of a common prefix are shared.
-        frees_skipped_blocks: Whether a running request's blocks are freed once no later token reads
-            them: those before its windows and chunks. Not with `shares_prefixes`.
 
     Attributes:
         waiting: Requests without blocks, in the order in which they are admitted.
         running: Requests with blocks, in the order in which they were admitted.
-        num_finished: How many requests have ended.
         num_preemptions: How often a request was preempted.
 
     Example:
@@ -69,19 +66,14 @@ class Scheduler:
         pool: BlockPool,
         *,
         shares_prefixes: bool = False,
-        frees_skipped_blocks: bool = False,
     ) -> None:
-        if shares_prefixes and frees_skipped_blocks:
-            raise ValueError("shares_prefixes and frees_skipped_blocks are both True")
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_finished = 0
         self.num_preemptions = 0
         self._settings = settings
         self._groups = groups
         self._pool = pool
         self._prefix_cache = PrefixCache(pool, groups) if shares_prefixes else None
-        self._frees_skipped_blocks = frees_skipped_blocks
         self._longest = longest_request(settings, groups, pool.num_free_blocks)
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
@@ -167,15 +159,12 @@ class Scheduler:
         self.running.remove(request)
         self._free(request)
         self._finished_req_ids.append(request.request_id)
-        self.num_finished += 1
 
     def _schedule_running(self, step: _Step) -> None:
         """Give running requests their tokens; if blocks run out, preempt from the end."""
         for position, request in enumerate(tuple(self.running)):
             if step.budget == 0 or request not in self.running:
                 return  # it was preempted, and so were all after it
-            if self._frees_skipped_blocks:
-                self._free_skipped_blocks(request)
             if position in step.policy.skipped:
                 continue
             while not self._try_schedule(step, request):
@@ -234,17 +223,10 @@ class Scheduler:
         step.budget -= num_scheduled_tokens
         return True
 
-    def _free_skipped_blocks(self, request: Request) -> None:
-        """Free the blocks that no further token reads; the null block takes their place."""
-        for group, block_ids in zip(self._groups, request.block_ids, strict=True):
-            end = group.num_skipped_blocks(request.num_computed_tokens)
-            self._pool.free_blocks([b for b in block_ids[:end] if b != NULL_BLOCK_ID])
-            block_ids[:end] = [NULL_BLOCK_ID] * end
-
     def _free(self, request: Request) -> None:
         """Free all blocks of a request."""
         for block_ids in request.block_ids:
-            self._pool.free_blocks([b for b in block_ids if b != NULL_BLOCK_ID])
+            self._pool.free_blocks(block_ids)
         request.block_ids = ()
         request.spec_token_ids = []
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from conformance.execution.gpu_context import ContextLostError, check_can_fork
-from conformance.execution.process_memory import rss_bytes
 
 HANG: Final = "hang"
 """The end of a child that hung and was killed."""
@@ -32,9 +31,6 @@ HOW: Final = {MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context
 POLL_SECONDS: Final = 0.5
 """The interval at which a child is checked."""
 
-MEMORY_POLL_SECONDS: Final = 0.1
-"""The shorter interval for a child with a memory limit."""
-
 STACK_SECONDS: Final = 1.0
 """The time that a hanging child has to write its stack."""
 
@@ -45,8 +41,6 @@ def run_in_child(
     call: Callable[[], object],
     seconds: float,
     progress: Callable[[], int] = lambda: 0,
-    *,
-    max_bytes: int | None = None,
 ) -> str:
     """Call a function in a forked child.
 
@@ -54,7 +48,6 @@ def run_in_child(
         call: The function; exceptions are ignored, except `MemoryError` and `ContextLostError`.
         seconds: How long it may take, or how long `progress` may stay the same.
         progress: Returns a number that changes when the child makes progress.
-        max_bytes: How much resident memory it may have; None for no limit.
 
     Returns:
         How the child died: `SIGSEGV`, `exit 3`, `hang`, `out of memory`, ...; empty if it ended
@@ -82,18 +75,13 @@ def run_in_child(
         os._exit(0)
     os.close(writer)
     watch = Watch(pid, seconds, progress)
-    poll_seconds = POLL_SECONDS if max_bytes is None else MEMORY_POLL_SECONDS
     try:
         while not watch.hangs():
-            if select.select([reader], [], [], min(seconds, poll_seconds))[0]:
+            if select.select([reader], [], [], min(seconds, POLL_SECONDS))[0]:
                 # Nothing can be read if the pipe was closed by the child's death.
                 has_finished = os.read(reader, 1)
                 how = how_it_ended(os.waitpid(pid, 0)[1])
                 return "" if has_finished else how
-            if max_bytes is not None and rss_bytes(pid) > max_bytes:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return HOW[MEMORY_EXIT]
     finally:
         os.close(reader)
     kill_hanging(pid)

@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 
-def rss_bytes(pid: int | None) -> int:
+def rss_bytes(pid: int) -> int:
     """Return the resident memory of a process; 0 if it is unknown."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]

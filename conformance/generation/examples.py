@@ -39,26 +39,36 @@ Test = Callable[[Any], None]
 
 
 def run_examples(
-    test: Test, strategy: SearchStrategy[Any], options: hypothesis.settings, seed: int
+    test: Test,
+    strategy: SearchStrategy[Any],
+    options: hypothesis.settings,
+    seed: int,
+    key: bytes = b"",
 ) -> None:
-    """Run a test on the examples that Hypothesis would draw.
+    """Run a test on the examples that Hypothesis would draw, and those of its database first.
 
     Args:
         test: The test.
         strategy: The strategy of examples.
         options: Hypothesis' settings. Without `Phase.shrink`, a failure is raised as it is.
         seed: The seed of the draws.
+        key: The key of the test in the database.
     """
     __tracebackhide__ = True
-    failure = None
+    failure, database = None, options.database
+    is_stored = database is not None and any(True for _ in database.fetch(key))
+    is_quiet = options.verbosity <= Verbosity.normal
     try:
-        if options.verbosity <= Verbosity.normal and _all_pass(test, strategy, options, seed):
+        if is_quiet and not is_stored and _all_pass(test, strategy, options, seed):
             return
     except RAISED as error:
         if Phase.shrink not in options.phases:
             raise
         failure = error
-    hypothesis.seed(seed)(options(hypothesis.given(example=strategy)(test)))()
+    # In this order, since `seed` removes the database from settings that were applied before.
+    drawn = options(hypothesis.seed(seed)(hypothesis.given(example=strategy)(test)))
+    drawn._hypothesis_internal_database_key = key  # type: ignore[attr-defined]  # noqa: SLF001
+    drawn()
     if failure is not None:
         failure.add_note(PASSED_AGAIN)
         raise failure

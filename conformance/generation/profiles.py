@@ -13,6 +13,7 @@ import enum
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
+from conformance.generation.database import Examples
 from conformance.generation.hypothesis_provider import FRESH, REPEATABLE
 
 
@@ -57,6 +58,7 @@ class Profile:
         stateful_examples: Runs of the state machine, of small sizes.
         simulated_stateful_examples: Likewise, if kernels run in the simulator.
         shrink_seconds: The time for shrinking a function's failing tests, in a process.
+        database: Where failing examples are stored, to be tried first in later runs.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Profile:
     stateful_examples: int = 20
     simulated_stateful_examples: int = 5
     shrink_seconds: float = 16
+    database: Examples | None = None
 
     def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> hypothesis.settings:
         """Return Hypothesis' settings for one check.
@@ -107,14 +110,14 @@ class Profile:
 
     def _settings(self, max_examples: int, *, shrink: bool) -> hypothesis.settings:
         """Return settings for a number of examples."""
-        phases = [Phase.explicit, Phase.generate]
+        phases = [Phase.explicit, Phase.reuse, Phase.generate]
         if shrink:
             phases.append(Phase.shrink)
         return hypothesis.settings(
             max_examples=max_examples,
             backend=FRESH if self.is_random else REPEATABLE,
             derandomize=not self.is_random,
-            database=None,
+            database=self.database,
             deadline=None,
             phases=phases,
             print_blob=self.is_random,
@@ -154,18 +157,19 @@ PROFILES = {
         Profile("default", 200, 50),
         Profile(
             "nightly",
-            10_000,
-            10_000,
-            refusal_examples=10_000,
+            400,
+            100,
+            refusal_examples=50,
             is_random=True,
+            requires_coverage=False,
             seed=None,
-            stateful_examples=1000,
-            simulated_stateful_examples=100,
-            large_examples=100,
-            memory_examples=2000,
-            condition_examples=300,
-            thread_examples=100,
-            shrink_seconds=600,
+            stateful_examples=40,
+            simulated_stateful_examples=10,
+            large_examples=4,
+            memory_examples=24,
+            condition_examples=6,
+            thread_examples=4,
+            shrink_seconds=60,
         ),
     )
 }

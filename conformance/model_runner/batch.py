@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.engine.padded_batch import PaddedBatch
-from conformance.model_runner.layers import FastPrefill
+from conformance.engine.settings import EngineSettings
 from conformance.targets.target import Answer
-from conformance.traffic.settings import Settings
 from conformance.zoo.groups import CacheGroup
 
 GROUPS_PER_STEP = 2
-"""Groups to process in each step: some models have seven, too many for `reference` to be quick."""
+"""Groups to process in each step, so that `reference` is quick."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +24,17 @@ class Batch(PaddedBatch):
         positions: int64[num_padded_tokens], an array or tensor, as in `metadata`.
         metadata: The `CommonAttentionMetadata` of each group, padding included.
         config: The `VllmConfig` of the engine.
-        fast_prefill: The layers that compute only the tokens with logits; None if none are
-            deployed.
+        fast_prefill: For each group, an `AttentionGroup` of layers that compute only the tokens
+            with logits.
     """
 
     step_index: int
-    settings: Settings
+    settings: EngineSettings
     groups: tuple[CacheGroup, ...]
     positions: Answer
     metadata: list[Answer]
     config: Answer
-    fast_prefill: FastPrefill | None
+    fast_prefill: list[Answer]
 
     @property
     def num_decodes(self) -> int:

@@ -3,11 +3,9 @@
 import numpy as np
 
 from conformance.engine.padded_batch import BatchBuffers
+from conformance.engine.settings import EngineSettings
 from conformance.targets.target import Answer, Target
-from conformance.traffic.settings import Settings
-from conformance.zoo.cache_config import make_vllm_config
-from conformance.zoo.groups import CacheGroup
-from conformance.zoo.serving import Serving
+from conformance.zoo.deployment import Deployment, make_vllm_config
 
 NUM_CP_RANKS = 2
 """Ranks of the context-parallel group that batches are spread over."""
@@ -20,9 +18,8 @@ class Buffers(BatchBuffers):
 
     Args:
         target: The implementation.
-        groups: The KV cache groups that take blocks.
+        deployment: The model.
         settings: The settings of the engine.
-        serving: The model, as these settings serve it.
 
     Attributes:
         config: The `VllmConfig` that sizes are read from.
@@ -30,17 +27,9 @@ class Buffers(BatchBuffers):
         all_tables: The gathered tables in full size, as a captured CUDA graph refers to them.
         all_slots: The slot mappings in full size, likewise.
         all_rows: int32[max_num_reqs], every row.
-        no_blocks: int32[max_num_reqs, 1], the block table of a group without cache.
-        no_slots: int64[max_num_tokens], its slots.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        groups: tuple[CacheGroup, ...],
-        settings: Settings,
-        serving: Serving,
-    ) -> None:
+    def __init__(self, target: Target, deployment: Deployment, settings: EngineSettings) -> None:
         def make_buffer(size: int, dtype: str) -> Answer:
             own_dtype = target.dtype(dtype)
             return target.call(
@@ -49,6 +38,7 @@ class Buffers(BatchBuffers):
 
         super().__init__(settings, make_buffer)
         self._target = target
+        serving = deployment.serving
         num_tokens = serving.max_num_batched_tokens
         self.config = make_vllm_config(
             target,
@@ -69,23 +59,16 @@ class Buffers(BatchBuffers):
         )
         self.tables = target.call(
             "BlockTables",
-            [group.block_size for group in groups],
+            [group.block_size for group in deployment.groups],
             self.max_num_reqs,
             self.max_num_tokens,
-            max(self.config.model_config.max_model_len, serving.model.encoder_tokens),
+            serving.max_model_len,
             target.device,
             pin_memory=False,
         )
         self.all_tables = target.method(self.tables, "get_dummy_block_tables", self.max_num_reqs)
         self.all_slots = target.method(self.tables, "get_dummy_slot_mappings", self.max_num_tokens)
         self.all_rows = target.array(np.arange(self.max_num_reqs, dtype=np.int32))
-        self.no_blocks = target.array(
-            np.full((self.max_num_reqs, 1), target.find("NULL_BLOCK_ID"), np.int32)
-        )
-        self.no_slots = target.array(
-            np.full(self.max_num_tokens, target.find("PAD_SLOT_ID"), np.int64)
-        )
-
         self.sampled_tokens = make_buffer(self.max_num_reqs, "int64")
 
     def to_device(self, buffer: Answer, count: int) -> Answer:

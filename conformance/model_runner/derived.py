@@ -12,7 +12,7 @@ from conformance.targets.target import Answer, Target
 from conformance.zoo.groups import CacheGroup
 
 BLOCKS_IN_SMALL_CHUNK = 8
-"""Blocks in a chunk that is used for every group, since few sequences exceed one of 8192 tokens."""
+"""Blocks in a chunk that is used for every group, chunked or not."""
 POISON = -77
 """The fill value of an output before it is written."""
 

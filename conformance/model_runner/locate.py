@@ -29,7 +29,6 @@ AXES = {
     "seq_lens": ROWS,
     "seq_lens_cpu": ROWS,
     "slot_mapping": TOKENS,
-    "state_indices": ROWS,
 }
 """The meaning of an index in the arrays of a metadata, by the name of the field."""
 

@@ -26,17 +26,15 @@ def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
     batches = [metadata for _, metadata in batch.rotating_groups]
     make = "make_kv_sharing_fast_prefill_common_attn_metadata"
     cut = [target.call(make, metadata) for metadata in batches]
-    built: list[Answer] = []
-    if batch.fast_prefill is not None:
-        for number, attn_group in batch.fast_prefill.groups_of_step(batch.rotating_group).items():
-            builder = target.method(attn_group, "get_metadata_builder")
-            built.append(target.method(builder, "build", 0, batch.metadata[number]))
+    number = batch.rotating_group
+    builder = target.method(batch.fast_prefill[number], "get_metadata_builder")
+    built = target.method(builder, "build", 0, batch.metadata[number])
     has_logits_fields = target.find("KVSharingFastPrefillMetadata")
     return {
         "logits_tokens": cut,
         "logits_tokens_are_all": [a is b for a, b in zip(cut, batches, strict=True)],
         "fast_prefill_metadata": built,
-        "fast_prefill_fields": [isinstance(of_layer, has_logits_fields) for of_layer in built],
+        "fast_prefill_fields": isinstance(built, has_logits_fields),
     }
 
 

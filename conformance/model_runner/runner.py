@@ -14,25 +14,17 @@ import numpy as np
 from conformance.engine.input_batch import InputBatch
 from conformance.engine.padded_batch import PADDED_REQUEST
 from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.engine.settings import EngineSettings
 from conformance.engine.table_rows import TableRows
 from conformance.model_runner import derived, model_inputs
 from conformance.model_runner.batch import Batch
 from conformance.model_runner.buffers import NUM_CP_RANKS, Buffers
-from conformance.model_runner.layers import (
-    FastPrefill,
-    build_for_layers,
-    deploy_small,
-    make_fast_prefill,
-)
+from conformance.model_runner.layers import build_for_layers, make_fast_prefill
 from conformance.model_runner.locate import RequestIndex, request_index_of
 from conformance.model_runner.model_inputs import make_budget
 from conformance.targets.target import Answer, Target
-from conformance.traffic.settings import Settings
-from conformance.zoo.deployment import Deployment
+from conformance.zoo.deployment import Deployment, observe
 from conformance.zoo.groups import CacheGroup
-from conformance.zoo.models import Model
-from conformance.zoo.observation import observe
-from conformance.zoo.serving import Serving
 
 STEPS_BETWEEN_DUMMY_RUNS = 16
 STEPS_BETWEEN_OVERWRITES = 3
@@ -57,48 +49,34 @@ class Runner:
 
     Args:
         target: The implementation.
-        model: The model to serve.
         settings: The settings of the engine.
-        groups: KV cache groups that take blocks, in place of the model's own.
-        deploy: Deploys the model at the first step.
+        groups: The KV cache groups of the model to serve.
+        deploy: Deploys it at the first step, so that an exception is reported as a step's.
 
     Attributes:
         deployment: The model's caches, backends and builders; None before the first step.
         results: The results of the last step; after an exception, those before it.
         batch: The last step's batch; None before it is put together.
         rows: The rows of the block tables, with the changes of the last step.
-
-    Example:
-        >>> from conformance.targets.target import REFERENCE
-        >>> from conformance.traffic.engine import TraceEngine
-        >>> from conformance.traffic.trace import TraceRequest
-        >>> from conformance.zoo.models import get_model
-        >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
-        >>> runner = Runner(REFERENCE, model, settings=settings)
-        >>> step = next(iter(TraceEngine([TraceRequest(0.0, 5, 2)], model, settings)))
-        >>> runner.execute(step)["slot_mappings"].tolist()
-        [[16, 17, 18, 19, 20, -1, -1, -1]]
     """
 
     def __init__(
         self,
         target: Target,
-        model: Model,
         *,
-        settings: Settings | None = None,
-        groups: tuple[CacheGroup, ...] | None = None,
-        deploy: Callable[[Target, Serving], Deployment] = deploy_small,
+        settings: EngineSettings,
+        groups: tuple[CacheGroup, ...],
+        deploy: Callable[[Target], Deployment],
     ) -> None:
-        self.settings = Settings() if settings is None else settings
+        self.settings = settings
         self.target = target
         self.results: dict[str, Answer] = {}
         self.batch: Batch | None = None
         self.deployment: Deployment | None = None
         self._deploy = deploy
-        self._serving = self.settings.serving(model)
-        self._groups = self.settings.cache_groups(model) if groups is None else groups
-        self._buffers: Buffers | None = None
-        self._fast_prefill: FastPrefill | None = None
+        self._groups = groups
+        self._persistent: Buffers  # made at the first step
+        self._fast_prefill: list[Answer] = []
         max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
         self.rows = TableRows(self.call_tables, max_num_reqs, len(self._groups))
         self._input_batch = InputBatch(max_num_reqs)
@@ -115,12 +93,7 @@ class Runner:
         self.results = {}
         self.batch = None
         self._coordinates = {"": RequestIndex(list(step.num_scheduled_tokens))}
-        if self.deployment is None:
-            self.deployment = self._deploy(self.target, self._serving)
-            self.results["deployment"] = observe(self.target, self.deployment)
-            self._fast_prefill = make_fast_prefill(self.target, self.deployment)
-            self.results["fast_prefill"] = self._fast_prefill.attn_groups
-            self.results["mm_budget"] = make_budget(self.target, self._persistent.config)
+        deployment = self.deployment or self._start()
         if step.step_index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
         self._overwrites = (
@@ -133,7 +106,7 @@ class Runner:
         self.rows.append(step)
         self._show_rows("rows")
         self._order(step, swaps_rows=compacts)
-        self.batch = self._make_batch(step)
+        self.batch = self._make_batch(step, deployment)
         for derive in (*derived.DERIVATIONS, *model_inputs.DERIVATIONS):
             self.results.update(derive(self.target, self.batch))
         return self.results
@@ -146,21 +119,19 @@ class Runner:
         of_batch = {} if self.batch is None else request_index_of(self.batch, results)
         return {**self._coordinates, **of_batch}
 
-    @property
-    def num_groups(self) -> int:
-        """KV cache groups that take blocks."""
-        return len(self._groups)
-
-    @property
-    def _persistent(self) -> Buffers:
-        """The buffers, made at the first step, so that an exception is reported as a step's."""
-        if self._buffers is None:
-            self._buffers = Buffers(self.target, self._groups, self.settings, self._serving)
-        return self._buffers
-
     def call_tables(self, name: str, *args: object) -> Answer:
         """Call a method of the block tables."""
         return self.target.method(self._persistent.tables, name, *args)
+
+    def _start(self) -> Deployment:
+        """Deploy the model, and make what is kept from step to step."""
+        self.deployment = self._deploy(self.target)
+        self.results["deployment"] = observe(self.target, self.deployment)
+        self._persistent = Buffers(self.target, self.deployment, self.settings)
+        self._fast_prefill = make_fast_prefill(self.target, self.deployment)
+        self.results["fast_prefill"] = self._fast_prefill
+        self.results["mm_budget"] = make_budget(self.target, self._persistent.config)
+        return self.deployment
 
     def _run_dummy(self, step: SchedulerOutput) -> None:
         """Get the cleared tables and slots of a dummy run, as for capturing a CUDA graph."""
@@ -215,7 +186,7 @@ class Runner:
         """Swap the rows of the requests at two positions of the batch."""
         self.rows.swap(self._input_batch.req_ids[i], self._input_batch.req_ids[j])
 
-    def _make_batch(self, step: SchedulerOutput) -> Batch:
+    def _make_batch(self, step: SchedulerOutput, deployment: Deployment) -> Batch:
         """Gather the batch and put its metadata together, padded for a CUDA graph."""
         persistent, req_ids = self._persistent, list(self._input_batch.req_ids)
         query_lens = np.array([step.num_scheduled_tokens[r] for r in req_ids], np.int32)
@@ -229,9 +200,8 @@ class Runner:
         self.results["metadata"] = metadata
         for group, group_metadata in zip(self._groups, metadata, strict=True):
             self.target.method(group_metadata, "validate", group.block_size)
-        if self.deployment is not None:
-            built = build_for_layers(self.target, self.deployment, persistent, metadata)
-            self.results["attn_metadata"], self.results["attn_metadata_of_layers"] = built
+        built = build_for_layers(self.target, deployment, persistent, metadata)
+        self.results["attn_metadata"], self.results["attn_metadata_of_layers"] = built
         return Batch(
             step_index=step.step_index,
             settings=self.settings,

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.model_runner.layers import deploy_small
+from conformance.engine.settings import EngineSettings
 from conformance.model_runner.locate import describe, locate
 from conformance.model_runner.runner import Runner
-from conformance.targets.target import RAISED, REFERENCE, TARGETS, Answer, Target
-from conformance.traffic.settings import Settings
+from conformance.targets.target import RAISED, REFERENCE, Answer, Target
 from conformance.values.comparison import first_difference
 from conformance.values.differences import Difference, Verdict, raised
-from conformance.zoo.deployment import Deployment
+from conformance.zoo.deployment import Deployment, first_memory_difference
 from conformance.zoo.groups import CacheGroup
-from conformance.zoo.models import Model
-from conformance.zoo.observation import first_memory_difference
-from conformance.zoo.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -44,93 +39,51 @@ class Mismatch:
         return f"step {self.step_index}: {self.difference.line} (of {describe(self.req_ids)})"
 
 
-@dataclass
-class Calls:
-    """The calls that were made.
+class RecordingTarget(Target):
+    """A target that records the name of its last call, for the report when it raises."""
 
-    Attributes:
-        last: The name of the last one, for the report when it raises.
-        seconds: The time spent in them.
-    """
-
-    last: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class TimedTarget(Target):
-    """A target that records its last call, and the time that all calls took.
-
-    >>> target = TimedTarget(**vars(REFERENCE))
-    >>> target.call("extract_layer_index", "layers.3.attn"), target.calls.last
-    (3, 'extract_layer_index')
-    """
-
-    calls: Calls = field(default_factory=Calls, compare=False)
+    last_call = ""
 
     def _run(self, name: str, function: Callable[..., Answer], *args: Any, **kwargs: Any) -> Answer:
-        self.calls.last = name
-        started = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.calls.seconds += time.perf_counter() - started
+        object.__setattr__(self, "last_call", name)
+        return function(*args, **kwargs)
 
 
 class Twins:
     """Runs the same steps in `reference` and in another implementation, and compares all results.
 
     Args:
-        model: The model to serve.
-        settings: The settings of the engine.
         target: The target to compare with `reference`.
-        groups: KV cache groups that take blocks, in place of the model's own.
-        deploy: Deploys the model at the first step.
+        settings: The settings of the engine.
+        groups: The KV cache groups of the model to serve.
+        deploy: Deploys it, at the first step.
 
     Attributes:
         expected: The runner of `reference`.
         actual: The runner of the target.
-        seconds: For each step that was run, the time spent in the functions of the two.
-
-    Example:
-        >>> from conformance.traffic.engine import TraceEngine
-        >>> from conformance.traffic.settings import Settings
-        >>> from conformance.traffic.trace import TraceRequest
-        >>> from conformance.zoo.models import get_model
-        >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
-        >>> twins = Twins(model, settings)
-        >>> steps = TraceEngine([TraceRequest(0.0, 5, 2)], model, settings)
-        >>> [twins.execute(step) for step in steps]
-        [None, None]
     """
 
     def __init__(
         self,
-        model: Model,
-        settings: Settings,
+        target: Target,
         *,
-        target: Target = TARGETS["host"],
-        groups: tuple[CacheGroup, ...] | None = None,
-        deploy: Callable[[Target, Serving], Deployment] = deploy_small,
+        settings: EngineSettings,
+        groups: tuple[CacheGroup, ...],
+        deploy: Callable[[Target], Deployment],
     ) -> None:
-        self.seconds: list[tuple[float, float]] = []
         self._device = target.device or "cpu"
         self._has_compared_memory = False
-        self._timed = [TimedTarget(**vars(twin)) for twin in (REFERENCE, target)]
+        self._targets = [RecordingTarget(**vars(twin)) for twin in (REFERENCE, target)]
         self.expected, self.actual = (
-            Runner(timed, model, settings=settings, groups=groups, deploy=deploy)
-            for timed in self._timed
+            Runner(one, settings=settings, groups=groups, deploy=deploy) for one in self._targets
         )
 
     def execute(self, step: SchedulerOutput) -> Mismatch | None:
         """Run the scheduler's next step in both, and return the first difference, or None."""
-        before = [timed.calls.seconds for timed in self._timed]
         expected_error = _execute(self.expected, step)
         actual_error = _execute(self.actual, step)
         if self._device != "cpu":
             torch.cuda.synchronize(self._device)
-        after = [timed.calls.seconds for timed in self._timed]
-        self.seconds.append((after[0] - before[0], after[1] - before[1]))
         difference = self._first_difference() or self._first_difference_of_memory()
         if difference is None:
             difference = self._difference_of_outcomes(expected_error, actual_error)
@@ -166,12 +119,12 @@ class Twins:
         """Compare the exceptions; a scheduler's steps are valid, so there should be none."""
         if expected is None and actual is None:
             return None
-        raising = self._timed[0 if actual is None else 1]
+        raising = self._targets[0 if actual is None else 1]
         got = "returned a result" if actual is None else raised(actual)
         expected_outcome = "return a result" if expected is None else f"raise {expected!r}"
         if type(expected) is type(actual):
             got, expected_outcome = f"{got} in both twins", "return a result"
-        return Difference(Verdict.OUTCOME, raising.calls.last, None, got, expected_outcome)
+        return Difference(Verdict.OUTCOME, raising.last_call, None, got, expected_outcome)
 
 
 def _execute(runner: Runner, step: SchedulerOutput) -> BaseException | None:

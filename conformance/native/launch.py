@@ -15,7 +15,7 @@ from conformance.native.arguments import check_arguments, check_words
 from conformance.native.cache import Compiled, load_or_compile
 from conformance.native.compiled import CompiledPtx, translate
 from conformance.native.describing import describe
-from conformance.native.offline_compiler import CompileError, Toolchain, compile_offline
+from conformance.native.offline_compiler import CompileError, compile_offline
 from conformance.native.ptx import UnknownPtxError
 from conformance.native.shadow import CELLS_OF_BYTE
 from conformance.native.state import NUM_ORDERS, Field
@@ -31,8 +31,8 @@ _ORDERS_OF_THREADS: Final = 64
 _MAX_THREADS: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535)
 
-_Compilations: TypeAlias = dict[tuple[str, Toolchain | None], CompiledPtx]
-"""A kernel's machine code by architecture and toolchain."""
+_Compilations: TypeAlias = dict[str, CompiledPtx]
+"""A kernel's machine code by architecture."""
 
 _LOCK: Final = threading.RLock()
 _COMPILED: Final[WeakKeyDictionary[Kernel, _Compilations]] = WeakKeyDictionary()
@@ -66,7 +66,6 @@ def launch_natively(
     has_shadow: bool = True,
     arch: str = "sm_90",
     most_instructions: int = MOST_INSTRUCTIONS,
-    toolchain: Toolchain | None = None,
 ) -> int:
     """Run the compiled code of a kernel on the CPU, and check every access and barrier.
 
@@ -83,7 +82,6 @@ def launch_natively(
             for each byte of the arrays.
         arch: The GPU for which the kernel is compiled.
         most_instructions: The most instructions that a thread may execute.
-        toolchain: The compiler of the kernel; None: numba-cuda.
 
     Returns:
         How many PTX instructions all threads executed, including those whose guard was false.
@@ -103,13 +101,9 @@ def launch_natively(
         raise ValueError(f"grid is {grid}, but must be at least 1 and at most {_MAX_GRID}")
     check_arguments(kernel, args)
     with _LOCK:
-        compiled = compile_native(kernel, arch, toolchain)
-        words: Sequence[int]
-        if toolchain is None:
-            words = numba_cuda.make_flatten(kernel.parameters)(*args)
-            check_words(kernel, compiled.entry.num_words, words, args)
-        else:
-            words = toolchain.flatten(args)
+        compiled = compile_native(kernel, arch)
+        words = numba_cuda.make_flatten(kernel.parameters)(*args)
+        check_words(kernel, compiled.entry.num_words, words, args)
         launch = _Launch(compiled, grid, threads, words, args, seed)
         launch.state[Field.MOST_INSTRUCTIONS] = most_instructions
         if has_shadow:
@@ -120,28 +114,20 @@ def launch_natively(
     return int(launch.state[Field.EXECUTED])
 
 
-def compile_native(
-    kernel: Kernel, arch: str = "sm_90", toolchain: Toolchain | None = None
-) -> CompiledPtx:
+def compile_native(kernel: Kernel, arch: str = "sm_90") -> CompiledPtx:
     """Return a kernel as machine code of this CPU, compiled once for each architecture."""
     found = _COMPILED.setdefault(kernel, {})
-    if (arch, toolchain) not in found:
-        if toolchain is None:
-            made = load_or_compile(kernel, arch, lambda: _compile(kernel, arch, None))
-        else:
-            made = _compile(kernel, arch, toolchain)
-        found[arch, toolchain] = CompiledPtx(*made, _num_arrays(kernel))
-    return found[arch, toolchain]
+    if arch not in found:
+        made = load_or_compile(kernel, arch, lambda: _compile(kernel, arch))
+        found[arch] = CompiledPtx(*made, _num_arrays(kernel))
+    return found[arch]
 
 
-def _compile(kernel: Kernel, arch: str, toolchain: Toolchain | None) -> Compiled:
+def _compile(kernel: Kernel, arch: str) -> Compiled:
     """Compile a kernel."""
     with _without_collections():
         try:
-            if toolchain is None:
-                ptx, _ = compile_offline(kernel, arch, lineinfo=True)
-            else:
-                ptx = toolchain.compile(kernel, arch)
+            ptx, _ = compile_offline(kernel, arch, lineinfo=True)
         except ImportError:
             raise
         except Exception as error:
@@ -171,7 +157,7 @@ def _num_arrays(kernel: Kernel) -> int:
 
 def archs_of(kernel: Kernel) -> list[str]:
     """Return the architectures for which a kernel has been compiled."""
-    return [arch for arch, _ in _COMPILED.get(kernel, ())]
+    return list(_COMPILED.get(kernel, ()))
 
 
 def forget_compiled() -> None:

@@ -2,27 +2,15 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Protocol
 
 from fast import numba_cuda
 from fast.kernels.cuda import Kernel
-from fast.numba_cuda import Argument
 
 
 class CompileError(Exception):
     """A kernel does not compile."""
-
-
-class Toolchain(Protocol):
-    """A compiler other than numba-cuda, whose kernels may take other words for an argument."""
-
-    def compile(self, kernel: Kernel, arch: str) -> str:
-        """Compile a kernel, and return its PTX."""
-
-    def flatten(self, args: Sequence[Argument]) -> Sequence[int]:
-        """Return the words that its kernels take for arguments."""
 
 
 def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tuple[str, str]:

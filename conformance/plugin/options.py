@@ -14,6 +14,7 @@ import pytest
 from conformance.cases.check import CaseCheck, case_check, read_case
 from conformance.cases.corpus import corpus_checks
 from conformance.checks.registry import choose_functions
+from conformance.generation.database import open_database
 from conformance.generation.profiles import PROFILES
 from conformance.messages.formatting import printable
 from conformance.reports.plugin import add_report_options
@@ -22,7 +23,6 @@ from conformance.results.run import Run
 from conformance.strategies.traffic import use_trace
 from conformance.targets.implementations import load_implementations
 from conformance.targets.target import choose_targets
-from conformance.traffic.trace import read_trace
 from conformance.vectors import vector_checks
 
 
@@ -73,6 +73,14 @@ def add_options(parser: pytest.Parser) -> None:
         default="default",
         metavar="NAME",
         help="how many examples are drawn: brief, dev, default or nightly (default: default)",
+    )
+    group.addoption(
+        "--database",
+        action="append",
+        default=[],
+        metavar="DIR_OR_URL",
+        help="with --profile nightly: the folder or redis:// URL of Hypothesis' database, which "
+        "stores failing examples and tries them first in the next run; may be repeated",
     )
     group.addoption(
         "--strict",
@@ -159,10 +167,10 @@ def run_of_options(config: pytest.Config) -> Run:
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
         stored_cases = _stored_cases(config)
+        database = open_database(config.getoption("--database"))
     except (ValueError, OSError) as error:
         raise pytest.UsageError(printable(str(error))) from error
-    if trace is not None:
-        _check_trace(trace)
+    _use_trace(trace)
     profile = PROFILES[name]
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbits(64))
@@ -170,8 +178,9 @@ def run_of_options(config: pytest.Config) -> Run:
         seed = str(config.getoption("--hypothesis-seed"))
         if not seed.removeprefix("-").isdecimal():
             raise pytest.UsageError(f"--hypothesis-seed must be an integer, got {seed!r}")
-        profile = dataclasses.replace(profile, seed=int(seed))
-    use_trace(trace)
+        profile = dataclasses.replace(profile, seed=int(seed), database=database)
+    elif database is not None:
+        raise pytest.UsageError("--database needs --profile nightly: others repeat their examples")
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0
     run.is_whole = _is_whole(config)
@@ -200,15 +209,13 @@ def _check_writable(failures: Path) -> None:
         raise pytest.UsageError(f"--failures {failures}: {error.strerror}") from error
 
 
-def _check_trace(trace: Path) -> None:
-    """Raise `pytest.UsageError` if a trace cannot be read."""
+def _use_trace(trace: Path | None) -> None:
     try:
-        read_trace(trace)
+        use_trace(trace)
     except OSError as error:
         raise pytest.UsageError(f"--trace {trace}: {error.strerror}") from error
-    except (ValueError, KeyError) as error:  # which begins with the name of the file
-        said = error.args[0] if isinstance(error, KeyError) else error
-        raise pytest.UsageError(f"--trace {said}") from error
+    except ValueError as error:  # which begins with the name of the file
+        raise pytest.UsageError(f"--trace {error}") from error
 
 
 def _stored_cases(config: pytest.Config) -> list[CaseCheck]:

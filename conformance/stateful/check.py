@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import get_state_machine_test
 
-from conformance.contracts.check import Check, seeded
+from conformance.contracts.check import Check, database_key, seeded
 from conformance.generation.profiles import Kind, Profile
 from conformance.stateful.coverage import GOALS
 from conformance.stateful.machine import EngineStateMachine
@@ -37,12 +38,14 @@ class StatefulCheck(Check):
             return EngineStateMachine(target, SCALES[size])
 
         machine: type[EngineStateMachine] = seeded(profile, name)(factory)
+        run: Any = get_state_machine_test(machine, settings=options)
+        run._hypothesis_internal_database_key = database_key(target, name)  # noqa: SLF001
 
         def test() -> None:
             __tracebackhide__ = True
             try:
                 with self.watching(target):
-                    run_state_machine_as_test(machine, settings=options)
+                    run()
             except RAISED as error:
                 declared = target.implementation.deviations
                 known = next((one for one in declared if one.explains(error)), None)

@@ -74,11 +74,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         COVERAGE.count(STATEFUL_TEST, self.target.name, (goal.value for goal in of_setup(setup)))
         self.scheduler = PlannedScheduler(setup)
         self.twins = Twins(
-            setup.model,
-            setup.settings,
-            target=self.target,
-            groups=setup.groups,
-            deploy=setup.deploy,
+            self.target, settings=setup.settings, groups=setup.groups, deploy=setup.deploy
         )
         self.model_cache = ModelCache(setup.block_sizes)
 

@@ -14,7 +14,7 @@ from conformance.model_runner.buffers import NUM_CP_RANKS
 from conformance.model_runner.derived import BLOCKS_IN_SMALL_CHUNK
 from conformance.stateful.view import BrokenInvariantError, View
 from conformance.targets.target import Answer
-from conformance.zoo.layer import CHUNKED_LOCAL
+from conformance.zoo.models import CHUNKED_LOCAL
 
 
 def check_unpadded(view: View) -> None:

@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from conformance.engine.settings import EngineSettings
 from conformance.targets.target import Target
-from conformance.traffic.settings import Settings
-from conformance.zoo.cache_config import block_bytes
 from conformance.zoo.deployment import Deployment, deploy
-from conformance.zoo.groups import CacheGroup
-from conformance.zoo.layer import CHUNKED_LOCAL, SLIDING_WINDOW, Layer
-from conformance.zoo.models import Model
-from conformance.zoo.serving import Serving
+from conformance.zoo.groups import CacheGroup, block_bytes
+from conformance.zoo.models import CHUNKED_LOCAL, SLIDING_WINDOW, Layer, Model, Serving
 
 ANY_BLOCK_SIZE = "ANY_BLOCK_SIZE"
 """The backend whose kernels work on blocks of any size."""
@@ -90,25 +87,12 @@ class Setup:
         )
 
     @cached_property
-    def model(self) -> Model:
-        """The model that has these groups."""
-        return Model(
-            name="of the stateful test",
-            published_as="nowhere",
-            source="made up",
-            layers=tuple(layer for group in self.groups for layer in group.layers),
-            max_context_tokens=self.max_model_len,
-        )
-
-    @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> EngineSettings:
         """The settings of its scheduler and runner."""
-        return Settings(
+        return EngineSettings(
             token_budget=self.token_budget,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
-            block_size=self.block_sizes[0],
-            num_blocks=self.num_blocks,
             num_speculative_tokens=self.num_speculative_tokens,
             micro_batches=self.micro_batches,
             padding=self.padding,
@@ -125,15 +109,26 @@ class Setup:
         """The least number of tokens that fills whole blocks of all groups."""
         return math.lcm(*self.block_sizes)
 
-    def deploy(self, target: Target, serving: Serving) -> Deployment:
-        """Deploy the model with all blocks of the pool.
+    def deploy(self, target: Target) -> Deployment:
+        """Deploy a model that has these groups, with all blocks of the pool.
 
         >>> from conformance.targets.target import REFERENCE
         >>> setup = Setup(block_sizes=(2, 4), kinds=("full", "full"), max_model_len=8)
-        >>> deployment = setup.deploy(REFERENCE, setup.settings.serving(setup.model))
+        >>> deployment = setup.deploy(REFERENCE)
         >>> [cache.shape for cache in deployment.kv_caches.values()]
         [(2, 11, 2, 1, 2), (2, 11, 4, 1, 1)]
         """
+        model = Model(
+            name="of the stateful test",
+            layers=tuple(layer for group in self.groups for layer in group.layers),
+            max_context_tokens=self.max_model_len,
+        )
+        serving = Serving(
+            model=model,
+            max_num_batched_tokens=self.token_budget,
+            max_num_seqs=self.max_num_seqs,
+            num_speculative_tokens=self.num_speculative_tokens,
+        )
         memory_bytes = self.num_blocks * block_bytes(target, self.groups)
         return deploy(target, serving, memory_bytes, self.groups)
 

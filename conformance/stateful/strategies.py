@@ -9,7 +9,7 @@ from conformance.engine.settings import NO_LIMIT
 from conformance.stateful.plan import Choice, Plan, Preference
 from conformance.stateful.setup import Setup
 from conformance.strategies import cached as st
-from conformance.zoo.layer import CHUNKED_LOCAL, FULL, SLIDING_WINDOW
+from conformance.zoo.models import CHUNKED_LOCAL, FULL, SLIDING_WINDOW
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,28 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from conformance.engine.trace import DEFAULT_TRACE, TraceBatch, trace_steps
 from conformance.strategies import cached as st
-from conformance.traffic.engine import TraceBatch, trace_steps
 
-_TRACE: list[Path] = []
-"""The trace given by `--trace`; empty for the project's own."""
+_TRACE = [DEFAULT_TRACE]
 
 
 def use_trace(path: Path | None) -> None:
-    """Cut the batches of this process from another trace.
+    """Cut the batches of this process from another trace; None: from the project's own.
 
-    Args:
-        path: A CSV file with the columns TIMESTAMP, ContextTokens and GeneratedTokens; None for the
-            project's own trace.
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no trace, or has no request that the engine can serve.
     """
-    _TRACE[:] = [] if path is None else [path]
+    _TRACE[:] = [path or DEFAULT_TRACE]
     _steps.cache_clear()
+    if path is not None:
+        _steps()
 
 
 @cache
 def _steps() -> list[TraceBatch]:
-    found = set(trace_steps(_TRACE[0] if _TRACE else None))
+    found = set(trace_steps(_TRACE[0]))
     # A failing batch shrinks towards the first.
     return sorted(found, key=lambda b: (sum(b.query_lens), b.query_lens, b.num_computed_tokens))
 

@@ -1,11 +1,9 @@
 """Presets whose sizes are log-uniform over the whole range of an engine.
 
-A random run and the fuzzer draw one of the presets of their target. These were drawn once, with a
-fixed seed, so that a stored choice means the same preset on every machine. The first ones are
-`MINIMAL`, towards which failing inputs shrink. Two thirds of all are, since small inputs take less
-time, and some coverage goals are met only by them, such as a batch of one request. Three minutes on
-two cores ran 90,096 cases that met 111,716 pairs of goals; 77,611 and 111,271 if half are
-(2026-11-27).
+A random run draws one of the presets of its target. These were drawn once, with a fixed seed, so
+that a stored choice means the same preset on every machine. The first ones are `MINIMAL`, towards
+which failing inputs shrink. Two thirds of all are, since small inputs take less time, and some
+coverage goals are met only by them, such as a batch of one request.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ def make_presets(
         count = min(chance.choice((1, 2, 4)), len(fitting))
         found.append(
             Preset(
-                f"fuzz {index}",
+                f"drawn {index}",
                 tuple(sorted(chance.sample(fitting, count))),
                 tuple(sorted({log_uniform(chance, 1, 512) for _ in range(3)})),
                 max_num_reqs=num_reqs,

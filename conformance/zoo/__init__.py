@@ -1,8 +1,7 @@
-"""The model zoo: published models with their real sizes, deployed with an implementation.
+"""The model zoo: shapes of published models, as inputs.
 
-`models` has the models, each a list of `layer`s; `serving` the settings that one is served with;
-`catalogue` the attention backends. The other modules call an implementation's functions: `specs`
-and `groups` make KV cache specs and groups, `cache_config` the `KVCacheConfig` for a device's
-memory, `backends`, `builders` and `context` the backends, metadata builders and forward context.
-`deployment` combines them: it allocates and binds caches, and builds a step's metadata.
+`models` reads them from `models.toml`. The other modules call an implementation's functions as an
+engine does when it starts: `groups` makes KV cache specs, groups and the `KVCacheConfig`,
+`backends` attention backends with metadata builders, and `deployment` allocates and binds caches,
+and builds a step's metadata.
 """

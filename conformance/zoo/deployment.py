@@ -2,55 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from conformance.targets.target import Answer, Target
-from conformance.zoo.backends import Backends
-from conformance.zoo.cache_config import (
+from conformance.values.differences import Difference
+from conformance.values.views import first_view_difference
+from conformance.zoo.backends import AttentionImpl, Backends
+from conformance.zoo.groups import (
+    CacheGroup,
+    make_groups,
     make_kv_cache_config,
-    make_vllm_config,
 )
-from conformance.zoo.context import AttentionImpl, AttentionLayer, StateLayer, make_forward_context
-from conformance.zoo.groups import CacheGroup, make_groups
-from conformance.zoo.serving import Serving
+from conformance.zoo.models import CROSS, ENCODER_ONLY, MAMBA, Layer, Serving
+
+_TYPES = {CROSS: "ENCODER_DECODER", ENCODER_ONLY: "ENCODER_ONLY"}
+"""The names in `AttentionType` of kinds other than decoder attention."""
+
+
+@dataclass
+class StateLayer:
+    """A stub of a Mamba layer or similar: not an attention layer, since it has no `attn_type`."""
+
+    backend: Any  # the class that computes it
+    kv_cache: list[Any] = field(default_factory=list)  # what is bound to it
+
+    def get_attn_backend(self) -> Answer:
+        """Return the class that computes it."""
+        return self.backend
+
+
+@dataclass(kw_only=True)
+class AttentionLayer(StateLayer):
+    """A stub of an attention layer, with the attributes that functions read."""
+
+    attn_type: str  # one of the implementation's `AttentionType`
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int | None
+    impl: AttentionImpl
+    kv_sharing_target_layer_name: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What an engine has after it has started.
-
-    Attributes:
-        serving: The model, and how it is served.
-        groups: Its KV cache groups.
-        vllm_config: The `VllmConfig`.
-        kv_cache_config: The `KVCacheConfig`.
-        layers: The forward context, with caches bound to its layers.
-        attn_groups: For each KV cache group, the `AttentionGroup`s: layers of one backend and spec.
-        attn_backends: The backend of each layer.
-        builders: For each round of `build_metadata`, a builder for each KV cache group.
-        kernel_block_sizes: Of each KV cache group that is not encoder-only.
-        runner_kv_caches: The caches, in the order of layers.
-        parameters: For each KV cache group with attention layers, the parameters of each layer, and
-            those that all have in common.
-    """
+    """What an engine has after it has started."""
 
     serving: Serving
     groups: tuple[CacheGroup, ...]
     vllm_config: Answer
     kv_cache_config: Answer
-    layers: dict[str, AttentionLayer | StateLayer]
-    attn_groups: list[list[Answer]]
-    attn_backends: dict[str, Answer]
-    builders: list[list[Answer]]
-    kernel_block_sizes: list[int]
-    runner_kv_caches: list[Answer]
-    parameters: list[tuple[dict[str, Answer], Answer]]
+    layers: dict[str, StateLayer]  # the forward context, with caches bound
+    attn_groups: list[list[Answer]]  # for each KV cache group, by backend and spec
+    attn_backends: dict[str, Answer]  # by layer
+    builders: list[list[Answer]]  # for each round of `build_metadata`, one for each KV cache group
+    kernel_block_sizes: list[int]  # of each KV cache group that is not encoder-only
+    runner_kv_caches: list[Answer]  # in the order of layers
+    parameters: list[tuple[dict[str, Answer], Answer]]  # of attention groups: by layer, in common
 
     @property
     def kv_caches(self) -> dict[str, Answer]:
         """The cache that is bound to each layer that has one."""
         return {name: layer.kv_cache[0] for name, layer in self.layers.items() if layer.kv_cache}
+
+
+def make_vllm_config(
+    target: Target,
+    serving: Serving,
+    *,
+    parallel: Mapping[str, Answer] = MappingProxyType({}),
+    scheduler: Mapping[str, Answer] = MappingProxyType({}),
+    compilation: Mapping[str, Answer] = MappingProxyType({}),
+) -> Answer:
+    """Return the engine's `VllmConfig`; keywords override or add fields of three of its parts."""
+    return target.call(
+        "VllmConfig",
+        model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
+        cache_config=target.call(
+            "CacheConfig",
+            block_size=serving.model.block_size,
+            **({"mamba_cache_mode": "none"} if serving.is_hybrid else {}),
+        ),
+        parallel_config=target.call(
+            "ParallelConfig",
+            **{"tensor_parallel_size": serving.tensor_parallel_size, **parallel},
+        ),
+        scheduler_config=target.call(
+            "SchedulerConfig",
+            max_num_batched_tokens=serving.max_num_batched_tokens,
+            max_num_seqs=serving.max_num_seqs,
+            **{"max_num_encoder_input_tokens": serving.model.encoder_tokens, **scheduler},
+        ),
+        compilation_config=target.call("CompilationConfig", **compilation),
+        speculative_config=target.call(
+            "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
+        ),
+    )
 
 
 def deploy(
@@ -67,21 +118,19 @@ def deploy(
         memory_bytes: The memory of each device for its caches.
         groups: Its KV cache groups; None for those of `make_groups`.
 
-    Raises:
-        ValueError: The memory is too small for a block, or backends cannot work on its blocks.
-
     Example:
         >>> from conformance.targets.target import REFERENCE
-        >>> from conformance.zoo.models import get_model
-        >>> serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
+        >>> from conformance.zoo.models import MODELS
+        >>> serving = Serving(model=MODELS["gpt-oss-20b"], tensor_parallel_size=8)
         >>> deployment = deploy(REFERENCE, serving, 2**20)
-        >>> deployment.kv_cache_config.num_blocks
-        21
         >>> deployment.kv_caches["model.layers.0.self_attn.attn"].shape
         (21, 2, 16, 1, 64)
     """
     backends = Backends(target)
-    layers = make_forward_context(target, serving, backends.get)
+    layers = {
+        layer.name: _make_layer(target, layer, backends.get(layer.backend, layer.kind))
+        for layer in serving.layers
+    }
     compilation = {"static_forward_context": layers}
     vllm_config = make_vllm_config(target, serving, compilation=compilation)
     groups = make_groups(target, serving) if groups is None else groups
@@ -135,16 +184,8 @@ def build_metadata(
     `build_attn_metadata` takes one builder for each KV cache group. If a group has several
     `AttentionGroup`s, it is called in rounds, the `i`-th with the `i`-th builder of each group.
 
-    Args:
-        target: The implementation.
-        deployment: The model.
-        num_reqs: Requests.
-        num_tokens: Tokens.
-        query_start_loc: A buffer of int32[at least num_reqs + 1].
-        seq_lens: A buffer of int32[at least num_reqs].
-        num_computed_tokens_cpu: int32[at least num_reqs].
-        block_tables: int32[at least num_reqs, max_blocks_per_req] for each KV cache group.
-        slot_mappings: int64[at least num_tokens] for each KV cache group.
+    The arguments are those of `build_attn_metadata`; there is a table and a slot mapping for each
+    KV cache group.
     """
     rounds: list[dict[str, Answer]] = [
         target.call(
@@ -172,11 +213,62 @@ def build_metadata(
     }
 
 
+def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
+    """Return the values of a deployment by name, without the bytes in its caches."""
+    config = deployment.kv_cache_config
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    return {
+        "kv_cache_config": config,
+        "max_memory_usage_bytes": [
+            target.method(spec, "max_memory_usage_bytes", deployment.vllm_config) for spec in specs
+        ],
+        "page_size_bytes": [target.attribute(spec, "page_size_bytes") for spec in specs],
+        "attn_backends": deployment.attn_backends,
+        "attn_groups": deployment.attn_groups,
+        "builders": deployment.builders,
+        "kernel_block_sizes": deployment.kernel_block_sizes,
+        "parameters": deployment.parameters,
+        "caches": {
+            name: [
+                (tuple(view.shape), view.dtype)
+                for view in (cache if isinstance(cache, list) else [cache])  # states, or keys
+            ]
+            for name, cache in deployment.kv_caches.items()
+        },
+    }
+
+
+def first_memory_difference(expected: Deployment, actual: Deployment) -> Difference | None:
+    """Return the first difference in the memory layout of two deployments with equal values.
+
+    The layout consists of the strides and offsets of caches, which caches share memory or are the
+    same object, and which lists and workspaces builders and groups share.
+    """
+    names = ("kv_caches", "runner_kv_caches", "kv_cache_config", "attn_groups", "builders")
+    expected_parts, actual_parts = (
+        {name: getattr(deployment, name) for name in names} for deployment in (expected, actual)
+    )
+    return first_view_difference(expected_parts, actual_parts, {}, {})
+
+
+def _make_layer(target: Target, layer: Layer, backend: Answer) -> StateLayer:
+    if layer.kind == MAMBA:
+        return StateLayer(backend)
+    window = (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
+    sinks = target.array(np.zeros(layer.num_query_heads, np.float32)) if layer.has_sinks else None
+    return AttentionLayer(
+        backend=backend,
+        attn_type=target.find(f"AttentionType.{_TYPES.get(layer.kind, 'DECODER')}"),
+        num_kv_heads=layer.num_kv_heads,
+        head_size=layer.head_size,
+        sliding_window=layer.sliding_window,
+        impl=AttentionImpl(layer.scale, window, layer.logits_soft_cap, sinks),
+        kv_sharing_target_layer_name=layer.kv_sharing_target,
+    )
+
+
 def _make_attn_groups(
-    target: Target,
-    group_spec: Answer,
-    vllm_config: Answer,
-    layers: dict[str, AttentionLayer | StateLayer],
+    target: Target, group_spec: Answer, vllm_config: Answer, layers: dict[str, StateLayer]
 ) -> list[Answer]:
     """Sort the layers of a KV cache group by backend and spec, and make builders for each."""
     inner = getattr(group_spec.kv_cache_spec, "kv_cache_specs", {})
@@ -229,7 +321,7 @@ def _parameters(
     target: Target,
     kv_cache_config: Answer,
     vllm_config: Answer,
-    layers: dict[str, AttentionLayer | StateLayer],
+    layers: dict[str, StateLayer],
 ) -> list[tuple[dict[str, Answer], Answer]]:
     """Return the parameters of each group's attention layers, and those that all have in common."""
     found = []

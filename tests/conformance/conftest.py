@@ -17,7 +17,7 @@ RunScript = Callable[[Path], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run_script(forked_processes: None) -> RunScript:  # noqa: ARG001  # `sys.executable` then
+def run_script() -> RunScript:
     """Return a function that runs a script and returns the completed process."""
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:

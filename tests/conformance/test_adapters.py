@@ -157,7 +157,7 @@ def test_a_declared_deviation_excuses_a_stateful_test(monkeypatch: pytest.Monkey
     def go_wrong(*_: object, **__: object) -> None:
         raise AssertionError(says[0])
 
-    monkeypatch.setattr(stateful, "run_state_machine_as_test", go_wrong)
+    monkeypatch.setattr(stateful, "get_state_machine_test", lambda *_, **__: go_wrong)
     test = stateful.stateful_check().bind(declaring(WIDE), FEW, "minimal")
     with pytest.raises(Absent, match=r"get_dcp_local_seq_lens deviates \(declared\)"):
         test()

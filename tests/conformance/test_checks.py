@@ -399,7 +399,7 @@ def test_the_nightly_run_is_another_every_time(monkeypatch: pytest.MonkeyPatch) 
         ("default", Kind.SAME_ANSWER, True, 50),
         ("default", Kind.LAW, False, 50),
         ("default", Kind.SAME_REFUSAL, False, 25),
-        ("nightly", Kind.SAME_REFUSAL, True, 5_000),
+        ("nightly", Kind.SAME_REFUSAL, True, 25),
     ],
 )
 def test_profiles(profile: str, kind: Kind, examples: int, *, is_simulated: bool) -> None:

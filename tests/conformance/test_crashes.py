@@ -23,8 +23,6 @@ from conformance.execution.forked_calls import run_in_child
 from conformance.generation.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 TOY = (
     """
 import collections, ctypes, faulthandler, itertools, os, pathlib, signal, sys, threading, time

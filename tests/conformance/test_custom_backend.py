@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 
-from conformance.model_runner.twins import Twins
 from conformance.targets.target import REFERENCE, TARGETS, Target
-from conformance.traffic.engine import TraceEngine
-from conformance.traffic.settings import Settings
-from conformance.traffic.trace import make_trace
+from conformance.test_zoo import make_step
 from conformance.values.aliases import share_memory
-from conformance.zoo import catalogue
-from conformance.zoo.deployment import Deployment, deploy
-from conformance.zoo.layer import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer
-from conformance.zoo.models import Model
+from conformance.values.comparison import first_difference
+from conformance.zoo import backends
+from conformance.zoo.deployment import (
+    Deployment,
+    build_metadata,
+    deploy,
+    first_memory_difference,
+    observe,
+)
+from conformance.zoo.models import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer, Model, Serving
 
 STRIDE_ORDER = (1, 3, 0, 2, 4)  # a 3-cycle, which is not its own inverse
 ZIGZAG = replace(
-    catalogue.BACKENDS["FLASHINFER"],  # by that name builders share a workspace
-    class_name="ZigzagBackend",
+    backends.BACKENDS["FLASHINFER"],
+    name="ZIGZAG",
     axes=("keys and values", "blocks", "tokens", "heads", "head"),
-    stride_orders={"NHD": STRIDE_ORDER, "HND": STRIDE_ORDER},
     kernel_block_sizes=(8, 16),
     multiples_of=(48,),
-    block_size=32,
     reorders=True,
 )
 FULL_LAYER = Layer(
     name="model.layers.{}.attn",
     kind=FULL,
-    backend="FLASHINFER",
+    backend="ZIGZAG",
     num_query_heads=4,
     num_kv_heads=4,
     head_size=16,
@@ -48,38 +48,46 @@ NAMES = [layer.name for layer in LAYERS]
 SHARED = {"model.layers.6.attn": NAMES[3], "model.layers.7.attn": NAMES[1]}
 MODEL = Model(
     name="zigzag",
-    published_as="",
-    source="made up",
     layers=(
         *LAYERS,
         replace(LAYERS[3], name="model.layers.6.attn", kv_sharing_target=NAMES[3]),
         replace(LAYERS[1], name="model.layers.7.attn", kv_sharing_target=NAMES[1]),
     ),
     max_context_tokens=2048,
+    block_size=32,
 )
 TENSORS = [[*NAMES[:3], "model.layers.7.attn"], [*NAMES[3:], "model.layers.6.attn"]]
-SETTINGS = Settings(max_model_len=2048, num_speculative_tokens=2, token_budget=300, num_blocks=300)
+SERVING = Serving(model=MODEL, num_speculative_tokens=2)
 NUM_BLOCKS, PAGE_BYTES = 6, 2 * 32 * 4 * 16 * 2
 
 
 @pytest.fixture(autouse=True)
 def _zigzag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "BACKENDS", {**catalogue.BACKENDS, "FLASHINFER": ZIGZAG})
+    monkeypatch.setitem(backends.BACKENDS, "ZIGZAG", ZIGZAG)
+    orders = dict.fromkeys(("NHD", "HND"), STRIDE_ORDER)
+    monkeypatch.setattr(backends, "STRIDE_ORDERS", orders)
+
+
+def deploy_in(target: Target) -> Deployment:
+    return deploy(target, SERVING, len(TENSORS) * NUM_BLOCKS * PAGE_BYTES)
 
 
 @pytest.fixture(params=[REFERENCE, TARGETS["host"]], ids=lambda target: target.name)
 def deployed(request: pytest.FixtureRequest) -> tuple[Target, Deployment]:
     """Return a twin with the model that it serves."""
-    memory_bytes = len(TENSORS) * NUM_BLOCKS * PAGE_BYTES
-    return request.param, deploy(request.param, SETTINGS.serving(MODEL), memory_bytes)
+    return request.param, deploy_in(request.param)
 
 
 def test_the_twins_agree() -> None:
-    """Caches, backends, builders and the metadata of each step are the same in both twins."""
-    twins = Twins(MODEL, SETTINGS)
-    requests = [request for request in make_trace(20) if request.total_tokens <= 1500]
-    for step in islice(TraceEngine(requests, MODEL, SETTINGS), 12):
-        assert twins.execute(step) is None
+    """Caches, backends, builders and the metadata of a step are the same in both twins."""
+    twins = REFERENCE, TARGETS["host"]
+    expected, actual = map(deploy_in, twins)
+    assert first_memory_difference(expected, actual) is None
+    first, second = (
+        (observe(twin, one), build_metadata(twin, one, **make_step(twin, one)))
+        for twin, one in zip(twins, (expected, actual), strict=True)
+    )
+    assert first_difference(first, second, "deployment", "cpu") is None
 
 
 def test_the_cache_is_as_the_backend_says(deployed: tuple[Target, Deployment]) -> None:
@@ -112,14 +120,12 @@ def test_layers_share_what_they_should(deployed: tuple[Target, Deployment]) -> N
 
 
 def test_builders_are_each_group_s_own(deployed: tuple[Target, Deployment]) -> None:
-    """Builders have their layers' windows, share a workspace, and are of their backend's class."""
+    """Builders have their layers' windows, and are of their backend's class."""
     _, engine = deployed
     [builders] = engine.builders
-    first, second, third = builders
-    backends = [engine.attn_backends[name] for name in NAMES[:3]]
-    assert [cls.get_builder_cls() for cls in backends] == [type(builder) for builder in builders]
-    assert "ChunkedLocalAttentionZigzagBackend" == backends[2].__name__
-    assert [-1, 63, -1] == [builder.parameters.window_left for builder in builders]
+    backends_of = [engine.attn_backends[name] for name in NAMES[:3]]
+    assert [cls.get_builder_cls() for cls in backends_of] == [type(one) for one in builders]
+    assert "ChunkedLocalAttentionZIGZAGBackend" == backends_of[2].__name__
+    assert [-1, 63, -1] == [common.window_left for _, common in engine.parameters]
     assert [3, 3, 3] == [builder.reorder_batch_threshold for builder in builders]
-    assert first.workspace is second.workspace is third.workspace is not None
-    assert [NAMES[0], NAMES[3], "model.layers.6.attn"] == first.layer_names
+    assert [NAMES[0], NAMES[3], "model.layers.6.attn"] == builders[0].layer_names

@@ -18,8 +18,6 @@ from conformance.targets.implementations import NAMES
 from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 LAST = {
     "create_ubatch_slices": {
         "date": "2026-11-21T22:35:05+00:00",

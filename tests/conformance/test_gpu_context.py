@@ -92,7 +92,6 @@ def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert (check, tried[0], caught.value) == FAILURES[-1]
 
 
-@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "a worker"])
 def test_the_run_ends(options: tuple[str, ...], pytester: pytest.Pytester) -> None:
     """The test fails with a script of its input, later tests do not run, and the end says why."""

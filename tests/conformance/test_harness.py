@@ -13,8 +13,6 @@ from conformance.contracts.check import Check
 from conformance.generation.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 TOY = (
     HEAD
     + """

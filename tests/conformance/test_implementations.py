@@ -26,8 +26,6 @@ from conformance.targets.implementations import (
 from conformance.targets.target import choose_targets, default_targets
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 HARNESS = Path(conformance.__file__).parent
 FILES = ("test_context_parallel.py", "test_sequence_parallel.py", "test_batch_order.py")
 LIGHT = ("-q", "--profile", "dev", "--target", "host", "--failures", "scripts")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import sys
+from typing import Any
 
 import pytest
 
 from conformance.generation.profiles import PROFILES, Kind
-from conformance.native import launch
+from conformance.native import launch, offline_compiler
 from conformance.targets.simulated_launches import native_launches
 from conformance.targets.target import TARGETS
-from kvtwin.kernels.usage import find_kernels
+from fast import numba_cuda
+from kvtwin.kernels import find_kernels
 from tools.bugs.evaluation import all_checks
 
 pytest.importorskip("numba_cuda")
@@ -34,3 +38,18 @@ def test_kernels_give_the_same_answers(arch: str) -> None:
                 check.bind(target, FEW, size, shrink=False)()
     compiled = {kernel for kernel in find_kernels() if arch in launch.archs_of(kernel)}
     assert set(find_kernels()) == compiled
+
+
+def test_numba_is_left_as_it_was() -> None:
+    """`pretended_gpu` restores numba's functions, also after an error."""
+
+    def functions() -> list[Any]:
+        modules = [module for name, module in sys.modules.items() if name.startswith("numba.cuda")]
+        return [vars(module).get("get_current_device") for module in modules]
+
+    numba_cuda.import_cuda()
+    before = functions()
+    with contextlib.suppress(ZeroDivisionError), offline_compiler.pretended_gpu((9, 0)):
+        assert before != functions()
+        raise ZeroDivisionError
+    assert before == functions()

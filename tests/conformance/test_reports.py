@@ -26,8 +26,6 @@ from conformance.values.call import Call
 from conformance.values.differences import Difference, Verdict
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 BATCH = Batch((2, 0, 3), (3, 0, 2), Layout(2), ((4, 9, 7), (), (4, 5, 6)), num_padding_tokens=1)
 """Requests 0 and 2 share block 4."""
 

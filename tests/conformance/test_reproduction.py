@@ -258,10 +258,6 @@ def test_an_adapter_is_part_of_the_command() -> None:
             "steps": [{"do": "set environment", "variable": "PATH"}]}""",
             "is damaged: ValueError: a case must not set PATH",
         ),
-        (
-            '{"schema_version": "1.1", "kind": "input", "input": ""}',
-            "is an input of the fuzzer; replay it with: kvtwin fuzz --replay ",
-        ),
     ],
 )
 def test_a_file_that_is_no_case(content: str, message: str, tmp_path: Path) -> None:

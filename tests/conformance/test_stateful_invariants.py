@@ -45,13 +45,7 @@ def execute_a_step() -> tuple[Snapshot, Runner]:
     scheduler.arrive([201, 202], 9)
     snapshot = scheduler.start_step(Plan())
     assert snapshot is not None
-    runner = Runner(
-        REFERENCE,
-        SETUP.model,
-        settings=SETUP.settings,
-        groups=SETUP.groups,
-        deploy=SETUP.deploy,
-    )
+    runner = Runner(REFERENCE, settings=SETUP.settings, groups=SETUP.groups, deploy=SETUP.deploy)
     runner.execute(snapshot.step)
     return snapshot, runner
 

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import vllm_stand_in
 
 from conformance.adapters import Unsupported
 from conformance.cases.compared import check_of
 from conformance.generation.profiles import PROFILES
 from conformance.targets.implementations import Absent, load_implementation
 from conformance.targets.target import Target, choose_targets
+from tests import vllm_stand_in
 
 FEW = dataclasses.replace(PROFILES["dev"], same_answer_examples=30, other_examples=10)
 PACKAGE = "conformance.adapters.vllm"

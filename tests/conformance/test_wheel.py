@@ -9,12 +9,9 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.conftest import preloaded_python
 
 REPOSITORY = Path(__file__).parents[2]
 WRONG = """
@@ -31,8 +28,8 @@ FEW = (
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield a Python of a new environment with the wheel and the packages of this environment."""
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a Python of a new environment with the wheel and the packages of this environment."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", REPOSITORY, "--no-deps", "--quiet", "-w", folder]
@@ -49,8 +46,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
     [wheel] = folder.glob("*.whl")
     shutil.unpack_archive(wheel, site, "zip")
-    with preloaded_python(folder / "venv" / "bin" / "python", {}) as launcher:
-        yield launcher
+    return str(folder / "venv" / "bin" / "python")
 
 
 def run(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,7 @@
 """The models of the zoo: their published numbers, and how they are divided, grouped and placed."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -13,14 +12,14 @@ import reference
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import REFERENCE, Target
 from conformance.zoo.backends import Backends
-from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
-from conformance.zoo.catalogue import BACKENDS, get_backend, suits
-from conformance.zoo.deployment import deploy
-from conformance.zoo.groups import make_group_spec, make_groups
-from conformance.zoo.layer import FULL, SLIDING_WINDOW, Layer, State
-from conformance.zoo.models import MODELS, Model, get_model
-from conformance.zoo.observation import first_memory_difference
-from conformance.zoo.serving import Serving
+from conformance.zoo.deployment import deploy, first_memory_difference
+from conformance.zoo.groups import (
+    block_bytes,
+    make_group_spec,
+    make_groups,
+    make_kv_cache_config,
+)
+from conformance.zoo.models import FULL, MODELS, SLIDING_WINDOW, Layer, Serving
 
 PUBLISHED = {
     # Context; layers by kind; query heads, KV heads and head size of the first attention layer.
@@ -69,7 +68,7 @@ KIB_OF_A_TOKEN = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_has_the_published_numbers(name: str) -> None:
     """Each model's numbers are those of its configuration file."""
-    model = get_model(name)
+    model = MODELS[name]
     first = next(layer for layer in model.layers if layer.num_query_heads)
     found = (
         model.max_context_tokens,
@@ -77,7 +76,6 @@ def test_a_model_has_the_published_numbers(name: str) -> None:
         (first.num_query_heads, first.num_kv_heads, first.head_size),
     )
     assert PUBLISHED[name] == found
-    assert model.source != ""
     assert {WINDOWS.get(name)} == {
         layer.sliding_window for layer in model.layers if layer.kind == SLIDING_WINDOW
     } or name not in WINDOWS
@@ -87,7 +85,7 @@ def test_a_model_has_the_published_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", KIB_OF_A_TOKEN)
 def test_a_token_takes_the_known_bytes(name: str) -> None:
     """The cache size of a token, over all layers, is the model's published or usual figure."""
-    target, serving = REFERENCE, Serving(model=get_model(name))
+    target, serving = REFERENCE, Serving(model=MODELS[name])
     groups = make_groups(target, serving)
     block_sizes = {group.block_size for group in groups}
     assert len(block_sizes) == 1
@@ -108,7 +106,7 @@ def test_a_token_takes_the_known_bytes(name: str) -> None:
 )
 def test_layers_are_where_their_pattern_says(name: str, expected: Sequence[int]) -> None:
     """The full layers of a model have the published places."""
-    names = [layer.name.split(".") for layer in get_model(name).layers if layer.kind == FULL]
+    names = [layer.name.split(".") for layer in MODELS[name].layers if layer.kind == FULL]
     assert list(expected) == [next(int(part) for part in name if part.isdigit()) for name in names]
 
 
@@ -116,7 +114,7 @@ def test_layers_share_the_cache_of_the_last_of_their_kind() -> None:
     """The last 15 layers of Gemma 3n read the caches of layer 18, or of 19 where they see all."""
     sharing = {
         layer.name.split(".")[3]: layer.kv_sharing_target.split(".")[3]
-        for layer in get_model("gemma-3n-e4b").layers
+        for layer in MODELS["gemma-3n-e4b"].layers
         if layer.kv_sharing_target is not None
     }
     assert {str(i): "19" if i % 5 == 4 else "18" for i in range(20, 35)} == sharing
@@ -125,22 +123,18 @@ def test_layers_share_the_cache_of_the_last_of_their_kind() -> None:
 @pytest.mark.parametrize(
     ("name", "states", "block_size"),
     [
-        ("qwen3-next-80b-a3b", [("conv", (3, 8192), None), ("ssm", (32, 128, 128), None)], 544),
-        ("jamba-v0.1", [("conv", (3, 8192), None), ("ssm", (8192, 16), None)], 80),
-        (
-            "nemotron-nano-9b-v2",
-            [("conv", (3, 12_288), None), ("ssm", (128, 80, 128), "float32")],
-            1312,
-        ),
+        ("qwen3-next-80b-a3b", [((3, 8192), None), ((32, 128, 128), None)], 544),
+        ("jamba-v0.1", [((3, 8192), None), ((8192, 16), None)], 80),
+        ("nemotron-nano-9b-v2", [((3, 12_288), None), ((128, 80, 128), "float32")], 1312),
     ],
 )
 def test_states_raise_the_block_size(
-    name: str, states: list[tuple[str, tuple[int, ...], str | None]], block_size: int
+    name: str, states: list[tuple[tuple[int, ...], str | None]], block_size: int
 ) -> None:
     """Mamba states have their published sizes, and an attention block is at least as large."""
-    model = get_model(name)
+    model = MODELS[name]
     layer = next(layer for layer in model.layers if layer.states)
-    assert states == [(state.name, state.shape, state.dtype) for state in layer.states]
+    assert states == [(state.shape, state.dtype) for state in layer.states]
     groups = make_groups(REFERENCE, Serving(model=model))
     assert {block_size} == {group.block_size for group in groups if group.kind == FULL}
     assert 1 == len({make_group_spec(REFERENCE, group).page_size_bytes for group in groups})
@@ -150,7 +144,7 @@ def test_a_rank_has_its_part_of_a_layer() -> None:
     """Heads are divided, too few KV heads are on several ranks, a latent is whole on each."""
 
     def first(name: str, ranks: int) -> Layer:
-        return Serving(model=get_model(name), tensor_parallel_size=ranks).layers[0]
+        return Serving(model=MODELS[name], tensor_parallel_size=ranks).layers[0]
 
     llama = first("llama-3.1-70b", 16)
     assert (4, 1) == (llama.num_query_heads, llama.num_kv_heads)
@@ -160,149 +154,27 @@ def test_a_rank_has_its_part_of_a_layer() -> None:
     assert [(3, 2048), (2048, 16)] == [state.shape for state in jamba.states]
 
 
-def serve(name: str, **settings: Any) -> Serving:  # noqa: ANN401  # wrong ones too
-    """Return a model of the zoo, served with some settings."""
-    return Serving(model=get_model(name), **settings)
+def test_what_cannot_be_divided_is_refused() -> None:
+    """Ranks that do not divide the heads or channels are refused."""
+    six = Layer(name="0", kind=FULL, num_query_heads=12, num_kv_heads=6)
+    with pytest.raises(ValueError, match="0 has 6 heads or channels, for 4 ranks"):
+        six.divided(4)
 
 
-def serve_pages_of_two_sizes() -> None:
-    """Sort layers of different kinds whose pages have different sizes into groups."""
-    full = Layer(name="0", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
-    window = replace(full, name="1", kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
-    layers = (full, window)
-    model = Model(
-        name="odd", published_as="", source="made up", layers=layers, max_context_tokens=64
-    )
-    make_groups(REFERENCE, Serving(model=model))
-
-
-SIX_KV_HEADS = Layer(name="0", kind=FULL, num_query_heads=12, num_kv_heads=6)
-CONV = State(name="conv", shape=(3, 5), divided=1)
-
-
-@pytest.mark.parametrize(
-    ("act", "error", "message"),
-    [
-        (lambda: get_model("gpt-5"), KeyError, "unknown model 'gpt-5'; try gpt-oss-20b"),
-        (lambda: get_backend("XFORMERS"), KeyError, "no backend 'XFORMERS'"),
-        (serve_pages_of_two_sizes, ValueError, r"pages of odd have \[1024, 2048\] bytes"),
-        (
-            lambda: SIX_KV_HEADS.divided(4),
-            ValueError,
-            "is 4, and 0 has 6 KV heads: neither divides the other",
-        ),
-        (
-            lambda: Layer(name="0", kind="mamba", states=(CONV,), state_heads=(4,)).divided(2),
-            ValueError,
-            "does not divide the 5 of the conv state",
-        ),
-        *(
-            (lambda name=name, ranks=ranks: serve(name, tensor_parallel_size=ranks), *expected)
-            for name, ranks, *expected in (
-                ("qwen2.5-7b", 3, ValueError, "3, which does not divide the 28 query heads of mod"),
-                ("whisper-large-v3", 8, ValueError, "8, which does not divide the 20 query heads"),
-                ("nemotron-nano-9b-v2", 16, ValueError, "16, which does not divide the 8 heads or"),
-                ("gemma-3n-e4b", 0, ValueError, "tensor_parallel_size is 0, but should be at le"),
-            )
-        ),
-        *(
-            (lambda settings=settings: serve("gemma-2-9b", **settings), *expected)
-            for settings, *expected in (
-                (
-                    {"dtype": "int4"},
-                    ValueError,
-                    "dtype is 'int4', but for gemma-2-9b must be one of b",
-                ),
-                ({"requested_block_size": 0}, ValueError, "block_size is 0, but should be at lea"),
-                ({"requested_block_size": 1.0}, TypeError, "block_size is 1.0, but should be an i"),
-                ({"requested_max_model_len": 0}, ValueError, "max_model_len is 0"),
-                ({"requested_max_model_len": 8193}, ValueError, "published for at most 8192 tok"),
-                ({"max_num_batched_tokens": True}, TypeError, "max_num_batched_tokens is True"),
-                ({"max_num_seqs": -1}, ValueError, "max_num_seqs is -1"),
-                ({"backends": ("FLASH",)}, KeyError, "no backend 'FLASH' in the catalogue, which"),
-                ({"backends": ("FLASHMLA",)}, ValueError, "computes latent, and suits no layer of"),
-            )
-        ),
-        (
-            lambda: serve("deepseek-v3.2-exp", dtype="fp8_e5m2"),
-            ValueError,
-            r"dtype is 'fp8_e5m2', but for deepseek-v3\.2-exp must be one of bfloat16, ",
-        ),
-        (
-            lambda: serve("deepseek-v3", dtype="fp8_ds_mla"),
-            ValueError,
-            "dtype is 'fp8_ds_mla', but for deepseek-v3 must be one of bfloat16, ",
-        ),
-        (
-            lambda: serve("deepseek-v3.2-exp", backends=("CUTLASS_MLA",)),
-            ValueError,
-            "suits no layer .* latent with an indexer",
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_refused(
-    act: Callable[[], object], error: type[Exception], message: str
-) -> None:
-    """Unknown names, bad settings, and heads and pages that do not divide are refused by name."""
-    with pytest.raises(error, match=message):
-        act()
-
-
-def test_dtypes_have_the_names_that_users_know() -> None:
-    """Names of engines are those of torch; sparse latents in 8 bits have a format of their own."""
-    for name, dtype in (
-        ("fp8", "float8_e4m3fn"),
-        ("fp8_e5m2", "float8_e5m2"),
-        ("auto", "bfloat16"),
-    ):
-        assert {dtype} == {layer.dtype for layer in serve("llama-3.1-8b", dtype=name).layers}
-    latent, indexer = serve("deepseek-v3.2-exp").layers[:2]
+def test_packed_latents_have_a_format_of_their_own() -> None:
+    """Sparse latents are bfloat16, or bytes of FlashMLA's format; the indexer's are bytes."""
+    name = "deepseek-v3.2-exp"
+    latent, indexer = Serving(model=MODELS[name]).layers[:2]
     assert ("bfloat16", None, "uint8") == (latent.dtype, latent.cache_dtype_str, indexer.dtype)
-    for name in ("fp8", "fp8_ds_mla", "float8_e4m3fn"):
-        serving = serve("deepseek-v3.2-exp", dtype=name)
-        assert ("uint8", "fp8_ds_mla") == (
-            serving.layers[0].dtype,
-            serving.layers[0].cache_dtype_str,
-        )
-        [group] = make_groups(REFERENCE, serving)
-        assert 61 * 64 * (656 + 132) == make_group_spec(REFERENCE, group).page_size_bytes
-
-
-def test_a_dtype_is_that_of_attention_alone() -> None:
-    """Keys and values take the dtype that is requested; states keep theirs."""
-    serving = Serving(model=get_model("nemotron-nano-9b-v2"), dtype="float8_e4m3fn")
-    dtypes = {layer.kind: layer.dtype for layer in serving.layers}
-    assert "float8_e4m3fn" == dtypes["full"]
-    assert ["bfloat16", "float32"] == [state.dtype for state in serving.layers[0].states]
-
-
-def test_backends_take_the_place_of_those_they_suit() -> None:
-    """The first suitable backend computes a layer; all backends determine the block size."""
-    model = get_model("jamba-v0.1")
-    serving = Serving(model=model, backends=("FLASHINFER", "FLASH_ATTN"))
-    assert {"MAMBA1_ATTN", "FLASHINFER"} == {layer.backend for layer in serving.layers}
-    deepseek = get_model("deepseek-v3")
-    assert 16 == Serving(model=deepseek).block_size
-    assert 64 == Serving(model=deepseek, backends=("FLASHMLA",)).block_size
-    assert 32 == Serving(model=deepseek, backends=("FLASHINFER_MLA",)).block_size
-    assert 128 == Serving(model=deepseek, backends=("CUTLASS_MLA",)).block_size
-    assert 32 == Serving(model=deepseek, requested_block_size=32).block_size
-    assert not suits(BACKENDS["FLASHMLA_SPARSE"], deepseek.layers[0])
-
-
-def test_a_memory_without_a_block_is_refused() -> None:
-    """Memory that is a byte short of a block is refused."""
-    target, serving = REFERENCE, Serving(model=get_model("gpt-oss-20b"))
-    groups = make_groups(target, serving)
-    one_block = block_bytes(target, groups)
-    assert 1 == make_kv_cache_config(target, serving, groups, one_block).num_blocks
-    with pytest.raises(ValueError, match=f"one block of gpt-oss-20b takes {one_block}"):
-        make_kv_cache_config(target, serving, groups, one_block - 1)
+    packed = Serving(model=MODELS[name], packs_latents=True)
+    assert ("uint8", "fp8_ds_mla") == (packed.layers[0].dtype, packed.layers[0].cache_dtype_str)
+    [group] = make_groups(REFERENCE, packed)
+    assert 61 * 64 * (656 + 132) == make_group_spec(REFERENCE, group).page_size_bytes
 
 
 def test_the_last_group_of_a_kind_may_be_shorter() -> None:
     """Gemma 3 has 10 full layers: its 52 sliding ones make five groups of 10, and one of 2."""
-    target, serving = REFERENCE, Serving(model=get_model("gemma-3-27b"))
+    target, serving = REFERENCE, Serving(model=MODELS["gemma-3-27b"])
     groups = make_groups(target, serving)
     assert [10, 10, 10, 10, 10, 2, 10] == [len(group.layers) for group in groups]
     config = make_kv_cache_config(target, serving, groups, 2**24)
@@ -316,7 +188,7 @@ def test_a_tensor_holds_one_layer_of_a_group(name: str) -> None:
 
     Every layer that has a cache, of its own or another's, is in one tensor and one group.
     """
-    target, serving = REFERENCE, Serving(model=get_model(name))
+    target, serving = REFERENCE, Serving(model=MODELS[name])
     config = make_kv_cache_config(target, serving, make_groups(target, serving), 2**30)
     group_of = {
         layer: number
@@ -339,18 +211,20 @@ def test_what_a_group_takes_of_a_request() -> None:
     """Attention takes blocks by length, states one, cross attention the encoder's."""
 
     def blocks(name: str, num_tokens: int) -> list[int]:
-        serving = Serving(model=get_model(name))
+        serving = Serving(model=MODELS[name])
         groups = make_groups(REFERENCE, serving)
         return [group.num_blocks(num_tokens) for group in groups]
 
     assert [28, 94, 0] == blocks("whisper-large-v3", 448)
-    assert [0, 94, 0] == blocks("whisper-large-v3", 0)
     assert [1, 1, 1, 3] == blocks("qwen3-next-80b-a3b", 1089)
 
 
 def test_shapes_and_orders_of_the_catalogue() -> None:
     """Backends give the shapes and orders of their kernels, states none."""
     backends = Backends(REFERENCE)
+    assert (7, 64, 656) == backends.get("FLASHMLA_SPARSE", "latent").get_kv_cache_shape(
+        7, 64, 1, 576, "fp8_ds_mla"
+    )
     flash = backends.get("FLASH_ATTN", "full")
     assert "FLASH_ATTN" == flash.get_name()
     assert (0, 1, 2, 3, 4) == flash.get_kv_cache_stride_order()
@@ -361,9 +235,9 @@ def test_shapes_and_orders_of_the_catalogue() -> None:
         assert (0, 1, 3, 2, 4) == flash.get_kv_cache_stride_order()
     finally:
         reference.set_kv_cache_layout(None)
-    flex = backends.get("FLEX_ATTENTION", "full")
+    latents = backends.get("FLASHMLA", "latent")
     with pytest.raises(NotImplementedError):
-        flex.get_kv_cache_stride_order()
+        latents.get_kv_cache_stride_order()
     mamba = backends.get("MAMBA2_ATTN", "mamba")
     with pytest.raises(NotImplementedError, match="MAMBA2_ATTN works on states"):
         mamba.get_kv_cache_shape(1, 1, 1, 1)
@@ -373,7 +247,7 @@ def test_sinks_and_scales_reach_the_layers() -> None:
     """Layers have the parameters of the published models."""
 
     def common(name: str) -> list[Any]:
-        deployment = deploy(REFERENCE, Serving(model=get_model(name)), 2**25)
+        deployment = deploy(REFERENCE, Serving(model=MODELS[name]), 2**25)
         return [of_group for _, of_group in deployment.parameters]
 
     assert [True, True] == [group.has_sinks for group in common("gpt-oss-20b")]
@@ -386,7 +260,7 @@ def test_sinks_and_scales_reach_the_layers() -> None:
 
 def test_two_modules_of_a_layer_are_bound_in_turn() -> None:
     """Caches of LongCat are in the order of layers, and of modules within these."""
-    target, serving = REFERENCE, Serving(model=get_model("longcat-flash"))
+    target, serving = REFERENCE, Serving(model=MODELS["longcat-flash"])
     deployment = deploy(target, serving, 2**23)
     caches = list(deployment.kv_caches.values())
     assert 56 == len(deployment.runner_kv_caches)
@@ -405,7 +279,7 @@ def test_a_deployment_of_its_own_kind_is_compared() -> None:
     known = {name: getattr(fast, name) for name in fast.__all__}
     module = cast("ModuleType", SimpleNamespace(**{**known, "init_kv_cache": moved}))
     broken = Target("broken", Implementation("broken", module))
-    serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
+    serving = Serving(model=MODELS["gpt-oss-20b"], tensor_parallel_size=8)
     expected = deploy(REFERENCE, serving, 2**20)
     difference = first_memory_difference(expected, deploy(broken, serving, 2**20))
     assert difference is not None

@@ -31,7 +31,7 @@ from fast.launch import launch_blocks, launch_threads, simulated_by
 from fast.launchers import load
 from fast.sentinels import NULL_BLOCK_ID
 from fast.slots import flat
-from kvtwin.kernels.usage import ARCHITECTURES, compile_for
+from kvtwin.kernels import ARCHITECTURES, compile_for
 from tests.fast.conftest import int32
 
 MODULES = (block_table, causal_conv1d, fast_prefill, local_attention, multimodal)

@@ -17,7 +17,7 @@ from fast.numba_cuda import (
     check_entry,
     make_flatten,
 )
-from kvtwin.kernels.usage import ARCHITECTURES, compile_for
+from kvtwin.kernels import ARCHITECTURES, compile_for
 from tests.fast.conftest import double, make_kernel, words_of_tensor
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}

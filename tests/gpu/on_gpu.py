@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvtwin.bench.device import SLEEP_CYCLES
+from kvtwin.bench.measure import SLEEP_CYCLES
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import fast
 from fast import current_stream, direct_launch, numba_cuda
 from fast.kernels.cuda import KERNELS
 from fast.launchers import LAUNCHERS, launched_by, load
-from kvtwin.bench.device import host_cost_us
 from kvtwin.bench.launches import make_launch
+from kvtwin.bench.measure import host_cost_us
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

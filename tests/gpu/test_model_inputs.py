@@ -15,7 +15,7 @@ import torch
 from on_gpu import call_behind_a_wait, captured, no_waiting
 
 import fast
-from kvtwin.bench.device import device_seconds, host_cost_us
+from kvtwin.bench.measure import device_seconds, host_cost_us
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -11,7 +11,7 @@ from on_gpu import captured, no_waiting
 
 from fast import pinned
 from fast.pinned import MAX_BUFFERS, MAX_BYTES, upload
-from kvtwin.bench.device import SLEEP_CYCLES, host_cost_us
+from kvtwin.bench.measure import SLEEP_CYCLES, host_cost_us
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -176,7 +176,6 @@ def test_a_functions_own_module_comes_first() -> None:
     assert ["test_slots", "test_attention_slots"] == list(dict.fromkeys(modules))
 
 
-@pytest.mark.usefixtures("forked_processes")
 def test_processes_find_what_one_finds() -> None:
     """With two workers each bug is evaluated once, and the order is always the same."""
     command = [sys.executable, "-m", "tools.bugs", "--functions", FUNCTION, "--workers", "2"]

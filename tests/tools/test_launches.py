@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-needs_no_driver = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     torch.cuda.is_available()
     or shutil.which("cc") is None
     or importlib.util.find_spec("numba_cuda") is None,
@@ -25,8 +25,8 @@ import json
 import torch
 from fast.launch import launch_blocks
 from fast.launchers import LAUNCHERS, launched_by
-from kvtwin.bench.no_driver import NoDriver
-from kvtwin.kernels.usage import find_kernels
+from kvtwin.bench.launches import NoDriver
+from kvtwin.kernels import find_kernels
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 driver = NoDriver()
@@ -55,14 +55,12 @@ print(json.dumps(launches))
 
 
 def run(*arguments: str) -> str:
-    """Run Python in a separate process, and return its output."""
     command = [sys.executable, "-W", "error", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@needs_no_driver
 def test_both_launchers_call_the_driver_alike() -> None:
     """The driver gets the same arguments from both launchers, for every kernel of `fast`."""
     launches: dict[str, Any] = json.loads(run("-c", SCRIPT))
@@ -72,7 +70,6 @@ def test_both_launchers_call_the_driver_alike() -> None:
         assert {"direct": expected, "numba": expected} == launch["launched"], kernel
 
 
-@needs_no_driver
 def test_costs_are_printed() -> None:
     """Each launcher has a line with its host cost, which excludes the driver's part."""
     printed = run("-m", "kvtwin.bench.launches")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -17,20 +16,9 @@ import pytest
 from kvtwin.commands import COMMANDS, main
 from kvtwin.parser import STDOUT, Parser, redirect_stdout_for_json, write_json
 
-NEEDS_MUTATION = pytest.mark.skipif(
-    importlib.util.find_spec("cosmic_ray") is None,
-    reason="tools.mutate needs cosmic-ray: pip install '.[mutation]'",
-)
 MODULES = [
     *(command.module for name, command in COMMANDS.items() if name != "conformance"),
-    "kvtwin.fuzz.default_run",
-    "kvtwin.fuzz.issue_tracker",
     "tools.bugs.command_line",
-    pytest.param("tools.mutate", marks=NEEDS_MUTATION),
-    "tools.engine_demo.command_line",
-    "tools.probe.command_line",
-    "tools.runner.command_line",
-    "tools.site.__main__",
 ]
 
 
@@ -116,8 +104,8 @@ def test_json_has_stdout_for_itself(
 @pytest.mark.parametrize(
     ("arguments", "status", "printed"),
     [
-        (["plann"], 2, "kvtwin: there is no command 'plann'; try plan, "),
-        ([], 0, "\n  replay       replay a trace of requests in reference and fast\n"),
+        (["vector"], 2, "kvtwin: there is no command 'vector'; try vectors"),
+        ([], 0, "\n  bench        time fast, reference and a baseline\n"),
         (["--version"], 0, "kvtwin 0."),
     ],
 )

@@ -278,7 +278,6 @@ def test_an_older_reader_says_so(few: Path) -> None:
         vector_checks(few / "nowhere")
 
 
-@pytest.mark.usefixtures("forked_processes")
 def test_vectors_do_not_change_from_run_to_run(written: Path, tmp_path: Path) -> None:
     """The same command writes the same files, in another process with other hashes too."""
     name = "UniformTypeKVCacheSpecs,add_kv_sharing_layers_to_kv_cache_groups"

@@ -1,13 +1,15 @@
-"""The plugin with stubs of vLLM: which functions it replaces, which it keeps, their results.
+"""The plugin with a stand-in for vLLM, whose functions return "vLLM's".
 
-`python -m tools.engine_demo` runs it in a real engine.
+`test_vllm_engine.py` runs it in real engines.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,30 +20,80 @@ import torch
 
 import fast
 import kvtwin_vllm
-from kvtwin_vllm import installation
-from kvtwin_vllm.options import read_selection
-from kvtwin_vllm.registry import ORIGINALS, REPLACEMENTS
-from tests.tools import vllm_stand_in
-from tools.engine_demo.own_process import CASES, RELEASE, Case, is_logged
+from kvtwin_vllm import (
+    ORIGINALS,
+    REPLACEMENTS,
+    functions,
+    read_selection,
+    step,  # noqa: F401  # it fills REPLACEMENTS
+)
+from tests import vllm_stand_in
 
 Modules = dict[str, ModuleType]
+LOGGED = "kvtwin-vllm: "
 
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Modules]:
-    """Return the stub's modules; the plugin is not yet registered in them."""
-    modules: Modules = vllm_stand_in.make_modules("0.32.0")
+    """Return the stand-in's modules; the plugin is not yet registered in them."""
+    contents: dict[str, list[Any]] = defaultdict(list)
+    classes: dict[tuple[str, str], dict[str, Any]] = defaultdict(
+        lambda: {"__hash__": object.__hash__}
+    )
+    for replacement in REPLACEMENTS.values():
+        module = replacement.module.removeprefix("vllm.")
+        original = make_original(replacement.function)
+        if replacement.in_class is None:
+            contents[module].append(original)
+        else:
+            classes[module, replacement.in_class][original.__name__] = original
+    for (module, name), members in classes.items():
+        contents[module].append(type(name, (SimpleNamespace,), members))
+    contents["v1.attention.backend"].append(vllm_stand_in.CommonAttentionMetadata)
+    contents["v1.worker.worker_base"].append(type("WorkerWrapperBase", (Worker,), {}))
+    contents["logger"].append(init_logger)
+    # A backend that imports a function by name.
+    by_name = {original.__name__: original for original in contents["v1.attention.backends.utils"]}
+    contents["v1.attention.backends.flash_attn"].append(by_name["split_decodes_and_prefills"])
+    modules = vllm_stand_in.modules(contents)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(installation, "INSTALLED", None)
     monkeypatch.delenv("KVTWIN_VLLM", raising=False)
     monkeypatch.setattr(fast, "warmup", lambda: None)  # it takes seconds
     caplog.set_level(logging.INFO, "vllm.kvtwin")
+    ORIGINALS.clear()
     yield modules
     ORIGINALS.clear()
 
 
-def start(modules: Modules, **worker: Any) -> Any:  # noqa: ANN401  # a worker of the stand-in
+def make_original(replacement: Any) -> Any:
+    def original(*_args: Any, **_kwargs: Any) -> str:
+        return "vLLM's"
+
+    original.__name__ = replacement.__name__
+    original.__signature__ = inspect.signature(replacement)  # type: ignore[attr-defined]
+    return original
+
+
+def init_logger(name: str) -> logging.Logger:
+    return logging.getLogger(name)
+
+
+class Worker:
+    """A worker that stores its backend's function when it is initialized."""
+
+    def __init__(self, device_type: str = "cpu", speculative_config: object = None) -> None:
+        self.vllm_config = SimpleNamespace(
+            device_config=SimpleNamespace(device_type=device_type),
+            speculative_config=speculative_config,
+        )
+
+    def initialize_from_config(self, _kv_cache_configs: list[object]) -> None:
+        backend = sys.modules["vllm.v1.attention.backends.flash_attn"]
+        self.split = vars(backend)["split_decodes_and_prefills"]
+
+
+def start(modules: Modules, **worker: Any) -> Any:
     """Register the plugin, as vLLM does, and initialize a worker."""
     kvtwin_vllm.register()
     made = vars(modules["vllm.v1.worker.worker_base"])["WorkerWrapperBase"](**worker)
@@ -49,12 +101,16 @@ def start(modules: Modules, **worker: Any) -> Any:  # noqa: ANN401  # a worker o
     return made
 
 
-def function_of(modules: Modules, name: str) -> Any:  # noqa: ANN401  # a function of vLLM
-    """Return the function that vLLM calls by a name."""
+def function_of(modules: Modules, name: str) -> Any:
     return vars(modules[REPLACEMENTS[name].module])[name]
 
 
-def make_metadata(**others: Any) -> Any:  # noqa: ANN401  # the stand-in's class
+def class_of(modules: Modules, name: str) -> Any:
+    [module] = {r.module for r in REPLACEMENTS.values() if r.in_class == name}
+    return vars(modules[module])[name]
+
+
+def make_metadata(**others: Any) -> Any:
     """Make the metadata of a decode at position 4 and a prefill of 3 tokens, blocks of 2."""
     starts = torch.tensor([0, 1, 4], dtype=torch.int32)
     seq_lens = torch.tensor([5, 3], dtype=torch.int32)
@@ -79,83 +135,59 @@ def make_metadata(**others: Any) -> Any:  # noqa: ANN401  # the stand-in's class
 def test_functions_are_replaced_when_a_worker_is_initialized(
     vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then they are replaced, also in modules that imported them by name, and logged."""
-    plain = function_of(vllm, "split_decodes_and_prefills")
+    """Not before, but also in modules that imported them by name; a second time changes nothing."""
     kvtwin_vllm.register()
-    assert plain is function_of(vllm, "split_decodes_and_prefills")
-    worker = start(vllm)
-    assert REPLACEMENTS["split_decodes_and_prefills"].function is worker.split
+    assert "vLLM's" == function_of(vllm, "split_decodes_and_prefills")(None)
+    for _ in range(2):
+        worker = start(vllm)
+        assert functions.split_decodes_and_prefills is worker.split
+        assert "vLLM's" == ORIGINALS["split_decodes_and_prefills"](None)
     [line] = caplog.messages
-    assert line.startswith(f"kvtwin-vllm: fast replaces {len(REPLACEMENTS)} functions: BlockTable.")
-    assert line.endswith(", split_decodes_prefills_and_extends")
-
-
-def test_a_second_registration_changes_nothing(vllm: Modules) -> None:
-    """A second registration has no effect: vLLM loads plugins twice in some processes."""
-    start(vllm)
-    initialize = vars(vllm["vllm.v1.worker.worker_base"])[
-        "WorkerWrapperBase"
-    ].initialize_from_config
-    originals = dict(ORIGINALS)
-    start(vllm)
-    again = vars(vllm["vllm.v1.worker.worker_base"])["WorkerWrapperBase"].initialize_from_config
-    assert initialize is again
-    assert originals == ORIGINALS
-
-
-def test_an_installation_can_be_deactivated(vllm: Modules) -> None:
-    """Deactivation restores vLLM's functions in all modules."""
-    worker = start(vllm)
-    assert installation.INSTALLED is not None
-    installation.INSTALLED.deactivate()
-    worker.initialize_from_config([])
-    assert ORIGINALS["split_decodes_and_prefills"] is worker.split
-    assert "vLLM's" == worker.split(None)
-
-
-# When vLLM's functions are kept.
+    assert line.startswith(f"{LOGGED}fast replaces 22 functions: BlockTable.commit_block_table, ")
+    assert sorted(REPLACEMENTS) == list(ORIGINALS)
 
 
 def test_an_unknown_release_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine runs, and a warning says why nothing is replaced."""
     monkeypatch.setattr(vllm["vllm"], "__version__", "0.33.1")
     assert "vLLM's" == start(vllm).split(None)
-    assert [
-        "kvtwin-vllm: nothing is replaced, as this is vLLM 0.33.1, and it knows only 0.32"
-    ] == caplog.messages
+    message = "nothing is replaced, as this is vLLM 0.33.1, and it knows only 0.32"
+    assert [LOGGED + message] == caplog.messages
 
 
-def test_other_parameters_keep_a_function(
+def test_a_function_with_other_parameters_is_kept(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A function of a patched vLLM with a new parameter is not replaced; the others are."""
+    """So is one that this vLLM does not have; the others are replaced."""
 
-    def split_attn_metadata(ubatch_slices: Any, common_attn_metadata: Any, new: Any) -> None:  # noqa: ANN401
-        """A function with one more parameter."""
+    def split_attn_metadata(_ubatch_slices: Any, _new: Any) -> None:
+        """A function with other parameters."""
 
-    monkeypatch.setattr(vllm[vllm_stand_in.UBATCH], "split_attn_metadata", split_attn_metadata)
+    module = vllm["vllm.v1.worker.ubatch_utils"]
+    monkeypatch.setattr(module, "split_attn_metadata", split_attn_metadata)
+    monkeypatch.delattr(module, "slice_query_start_locs")
     start(vllm)
     assert split_attn_metadata is function_of(vllm, "split_attn_metadata")
-    assert (
-        "kvtwin-vllm: vLLM's own split_attn_metadata is kept: it has other parameters: "
-        "ubatch_slices, common_attn_metadata, new" in caplog.messages
-    )
+    _, no_such, other = caplog.messages
+    assert f"{LOGGED}vLLM's own slice_query_start_locs is kept: module " in no_such
+    reason = "it has other parameters: _ubatch_slices, _new"
+    assert f"{LOGGED}vLLM's own split_attn_metadata is kept: {reason}" == other
+    assert len(REPLACEMENTS) - 2 == len(ORIGINALS)
 
 
-def test_speculative_decoding_keeps_what_needs_exact_lengths(vllm: Modules) -> None:
-    """The host only has upper bounds of the lengths, so vLLM's function is kept."""
+def test_speculative_decoding_keeps_what_needs_exact_lengths(
+    vllm: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
     start(vllm, speculative_config=SimpleNamespace())
     assert "vLLM's" == function_of(vllm, "split_attn_metadata")([], None)
-    assert installation.INSTALLED is not None
-    assert "split_attn_metadata" in installation.INSTALLED.kept
+    reason = "with speculative decoding the host has no exact lengths"
+    assert [f"{LOGGED}vLLM's own split_attn_metadata is kept: {reason}"] == caplog.messages[1:]
 
 
 def test_a_gpu_without_numba_cuda_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without numba-cuda nothing is replaced, and the warning has the command to install it."""
     monkeypatch.setattr(importlib.util, "find_spec", {"numba_cuda": None}.__getitem__)
     assert "vLLM's" == start(vllm, device_type="cuda").split(None)
     assert "a GPU needs numba-cuda: pip install -e '.[cuda]'" in caplog.text
@@ -164,17 +196,12 @@ def test_a_gpu_without_numba_cuda_is_left_alone(
 def test_a_failed_installation_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine runs with vLLM's functions, and the log has the error."""
-
     def fail() -> None:
         raise OSError("no space for compiled loops")
 
     monkeypatch.setattr(fast, "warmup", fail)
     assert "vLLM's" == start(vllm).split(None)
     assert "no space for compiled loops" in caplog.text
-
-
-# The environment variable.
 
 
 @pytest.mark.parametrize(
@@ -185,67 +212,50 @@ def test_a_failed_installation_changes_nothing(
         ("off", set()),
         ("a, b", {"a", "b"}),
         ("-a,-b", {"c"}),
-    ],
-)
-def test_the_variable_selects(value: str, expected: set[str]) -> None:
-    """The variable selects all, no or some functions, or all but some."""
-    assert expected == read_selection(["a", "b", "c"], value)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("a,d", "KVTWIN_VLLM has 'd', expected on, off, or names of a, b"),
+        ("a,d", "KVTWIN_VLLM has 'd', expected on, off, or names of a, b, c"),
         ("a,-b", "KVTWIN_VLLM is 'a,-b', expected a minus before every name or before none"),
     ],
 )
-def test_a_wrong_variable_is_an_error(value: str, message: str) -> None:
+def test_the_variable_selects(value: str, expected: set[str] | str) -> None:
     """An unknown name is an error, so that a typo does not leave a function unreplaced."""
+    if isinstance(expected, set):
+        assert expected == read_selection(["a", "b", "c"], value)
+        return
     with pytest.raises(ValueError) as raised:  # noqa: PT011  # the message is compared
-        read_selection(["a", "b"], value)
-    assert message == str(raised.value)
+        read_selection(["a", "b", "c"], value)
+    assert expected == str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("value", "replaced"),
-    [("off", False), ("slice_query_start_locs", False), ("split_decodes_and_prefills", True)],
+    ("value", "replaced", "logged"),
+    [
+        ("off", False, "nothing is replaced, as KVTWIN_VLLM says"),
+        ("-split_decodes_and_prefills", False, "own split_decodes_and_prefills is kept: deselect"),
+        ("split_decodes_and_prefills", True, "fast replaces 1 functions"),
+    ],
 )
 def test_functions_are_deselected(
-    monkeypatch: pytest.MonkeyPatch, vllm: Modules, value: str, replaced: bool
-) -> None:
-    """A function that the variable does not select stays vLLM's."""
-    monkeypatch.setenv("KVTWIN_VLLM", value)
-    split = start(vllm).split
-    assert replaced == (split is REPLACEMENTS["split_decodes_and_prefills"].function)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_log_says_what_the_demo_expects(
     monkeypatch: pytest.MonkeyPatch,
     vllm: Modules,
     caplog: pytest.LogCaptureFixture,
-    case: Case,
+    value: str,
+    replaced: bool,
+    logged: str,
 ) -> None:
-    """`--own-process` of the demo looks for these messages in the log of a real engine."""
-    for name, value in case.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(vllm["vllm"], "__version__", case.environment.get(RELEASE, "0.32.0"))
-    start(vllm, speculative_config=SimpleNamespace() if case.speculates else None)
-    messages = [message.removeprefix("kvtwin-vllm: ") for message in caplog.messages]
-    assert is_logged(case, messages)
-    assert not is_logged(case, [*messages, "another"])
-    assert not is_logged(case, messages[1:])
+    monkeypatch.setenv("KVTWIN_VLLM", value)
+    assert replaced == (start(vllm).split is functions.split_decodes_and_prefills)
+    assert logged in caplog.text
 
 
 # Results of the replacements.
 
 
-def make_table(vllm: Modules, *, gpu: bool = False, mode: str = "TOKEN_TO_KV_SLOT") -> Any:  # noqa: ANN401
+def make_table(vllm: Modules, *, gpu: bool = False, mode: str = "TOKEN_TO_KV_SLOT") -> Any:
     """Make vLLM's table of a group, of three requests of three blocks each and six tokens."""
     blocks = torch.tensor([[5, 6, 7], [8, 9, 0], [0, 0, 0]], dtype=torch.int32)
     slots = torch.zeros(6, dtype=torch.int64)
     on_device = SimpleNamespace(is_cpu=False) if gpu else blocks.clone()
-    return vars(vllm["vllm.v1.worker.block_table"])["BlockTable"](
+    return class_of(vllm, "BlockTable")(
         slot_mapping_mode=SimpleNamespace(name=mode),
         block_table=SimpleNamespace(cpu=blocks, gpu=on_device),
         slot_mapping=SimpleNamespace(cpu=slots, np=slots.numpy(), gpu=slots.clone()),
@@ -262,31 +272,22 @@ STARTS = torch.tensor([0, 1, 4, 4], dtype=torch.int32)  # with padding, which is
 POSITIONS = torch.tensor([4, 0, 1, 2])
 
 
-def test_slots_of_a_group(vllm: Modules) -> None:
-    """The slots are written into vLLM's buffer, followed by -1; Mamba groups have none."""
-    start(vllm)
-    table = make_table(vllm)
-    table.compute_slot_mapping(2, STARTS, POSITIONS)
-    assert [14, 16, 17, 18, -1, -1] == table.slot_mapping.gpu.tolist()
-    states = make_table(vllm, mode="NONE")
-    assert states.compute_slot_mapping(2, STARTS, POSITIONS) is None
-    assert [0] * 6 == states.slot_mapping.gpu.tolist()
-
-
-def test_slots_of_all_groups(vllm: Modules) -> None:
-    """All groups but those of Mamba states get slots; tables on a GPU are left to vLLM."""
+def test_slots(vllm: Modules) -> None:
+    """The slots of groups are written, and -1 after them; Mamba groups and GPUs are vLLM's."""
     start(vllm)
     tables = [make_table(vllm), make_table(vllm, mode="NONE"), make_table(vllm)]
     tables[2].block_table.cpu += 10
-    make = vars(vllm["vllm.v1.worker.block_table"])["MultiGroupBlockTable"]
+    groups = class_of(vllm, "MultiGroupBlockTable")(block_tables=tables)
     for _ in range(2):  # the second time, the buffers are known
-        groups = make(block_tables=tables)
         groups.compute_slot_mapping(2, STARTS, POSITIONS)
         assert [14, 16, 17, 18, -1, -1] == tables[0].slot_mapping.gpu.tolist()
         assert [0] * 6 == tables[1].slot_mapping.gpu.tolist()
         assert [34, 36, 37, 38, -1, -1] == tables[2].slot_mapping.gpu.tolist()
-    on_gpu = make(block_tables=[make_table(vllm, gpu=True)])
-    assert on_gpu.compute_slot_mapping(2, STARTS, POSITIONS) is None
+    alone = make_table(vllm)
+    alone.compute_slot_mapping(2, STARTS, POSITIONS)
+    assert [14, 16, 17, 18, -1, -1] == alone.slot_mapping.gpu.tolist()
+    on_gpu = class_of(vllm, "MultiGroupBlockTable")(block_tables=[make_table(vllm, gpu=True)])
+    on_gpu.compute_slot_mapping(2, STARTS, POSITIONS)
     assert [0] * 6 == on_gpu.block_tables[0].slot_mapping.np.tolist()
 
 
@@ -301,10 +302,8 @@ def test_slots_of_all_groups(vllm: Modules) -> None:
 def test_slots_are_never_written_outside(
     vllm: Modules, num_reqs: int, num_tokens: int, message: str
 ) -> None:
-    """A batch that does not fit the buffers is an error."""
     start(vllm)
-    make = vars(vllm["vllm.v1.worker.block_table"])["MultiGroupBlockTable"]
-    groups = make(block_tables=[make_table(vllm)])
+    groups = class_of(vllm, "MultiGroupBlockTable")(block_tables=[make_table(vllm)])
     with pytest.raises(ValueError) as raised:  # noqa: PT011  # the message is compared
         groups.compute_slot_mapping(num_reqs, STARTS, torch.zeros(num_tokens, dtype=torch.int64))
     assert message == str(raised.value)
@@ -319,20 +318,15 @@ def test_a_table_is_copied_only_to_a_device(vllm: Modules) -> None:
     assert table.slot_mapping.cpu is table.slot_mapping.gpu
 
 
-def test_splits(vllm: Modules) -> None:
-    """Both splits are replaced; vLLM's own function counts short extends as prefills."""
-    start(vllm)
-    split = function_of(vllm, "split_decodes_and_prefills")
-    assert (1, 1, 1, 3) == split(make_metadata())
-    assert "vLLM's" == split(make_metadata(), treat_short_extends_as_decodes=False)
-    three_way = function_of(vllm, "split_decodes_prefills_and_extends")
-    assert (1, 0, 1, 1, 0, 3) == three_way(make_metadata())
-
-
-def test_virtual_batches(vllm: Modules) -> None:
-    """A chunk of 2 each: metadata of vLLM's class, and the same rows of another group's table."""
+def test_splits_and_virtual_batches(vllm: Modules) -> None:
+    """Chunks of 2 each: metadata of vLLM's class, and the same rows of another group's table."""
     start(vllm)
     metadata = make_metadata()
+    split = function_of(vllm, "split_decodes_and_prefills")
+    assert (1, 1, 1, 3) == split(metadata)
+    assert "vLLM's" == split(metadata, treat_short_extends_as_decodes=False)
+    three_way = function_of(vllm, "split_decodes_prefills_and_extends")
+    assert (1, 0, 1, 1, 0, 3) == three_way(metadata)
     make = function_of(vllm, "make_local_attention_virtual_batches")
     virtual, make_block_table = make(2, metadata, 2)
     assert type(metadata) is type(virtual)
@@ -370,18 +364,15 @@ def test_micro_batches(vllm: Modules) -> None:
     split = function_of(vllm, "split_attn_metadata")
     metadata = make_metadata(causal=False, is_prefilling=torch.tensor([False, True]))
     first, second = split(slices, metadata)
-    assert ([0, 1, 3], [0, 1]) == (
-        first.query_start_loc.tolist(),
-        second.query_start_loc.tolist(),
-    )
-    assert ([5, 2], [3]) == (first.seq_lens.tolist(), second.seq_lens.tolist())
+    assert ([0, 1, 3], [5, 2]) == (first.query_start_loc.tolist(), first.seq_lens.tolist())
+    assert ([0, 1], [3]) == (second.query_start_loc.tolist(), second.seq_lens.tolist())
     assert [True] == second.is_prefilling.tolist()
     assert not second.causal
     assert "vLLM's" == split(slices, make_metadata(encoder_seq_lens=torch.tensor([1, 1])))
 
 
-def test_convolutions(vllm: Modules) -> None:
-    """Two sequences of 9 and 1 tokens have three programs; a GPU is left to vLLM."""
+def test_other_functions(vllm: Modules) -> None:
+    """Convolutions, the lengths of ranks and block sizes; what `fast` lacks is left to vLLM."""
     start(vllm)
     compute = function_of(vllm, "compute_causal_conv1d_metadata")
     starts = torch.tensor([0, 9, 10], dtype=torch.int32)
@@ -390,10 +381,6 @@ def test_convolutions(vllm: Modules) -> None:
     assert [0, 0, 1, -1] == batch_ptr[:4].tolist()
     assert "vLLM's" == compute(starts, device=torch.device("cuda"))
 
-
-def test_lengths_of_ranks(vllm: Modules) -> None:
-    """Lengths are of all ranks or of one; a rank in a tensor and int64 lengths are left to vLLM."""
-    start(vllm)
     get = function_of(vllm, "get_dcp_local_seq_lens")
     seq_lens = torch.tensor([5, 8], dtype=torch.int32)
     assert [[3, 2], [4, 4]] == get(seq_lens, 2).tolist()
@@ -401,73 +388,60 @@ def test_lengths_of_ranks(vllm: Modules) -> None:
     assert "vLLM's" == get(seq_lens, 2, torch.tensor(1, dtype=torch.int32))
     assert "vLLM's" == get(seq_lens.long(), 2)
 
-
-def test_block_sizes(vllm: Modules) -> None:
-    """A backend is queried with its own spec for the block sizes that it supports."""
-
-    class Backend:
-        """A backend that supports the sizes in its spec."""
-
-        @staticmethod
-        def get_supported_kernel_block_sizes(spec: list[int]) -> list[int]:
-            """Return the sizes."""
-            return spec
-
-    start(vllm)
+    backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda spec: spec)
     select = function_of(vllm, "select_common_block_size")
-    assert 32 == select(64, [Backend, Backend], [[16, 32], [32, 64]])
+    assert 32 == select(64, [backend, backend], [[16, 32], [32, 64]])
 
 
 # The methods of a step.
 
 
-def make_buffer(size: int, dtype: torch.dtype) -> SimpleNamespace:
-    """Make a buffer like vLLM's on a CPU, with stale values."""
-    memory = torch.full((size,), 9).to(dtype)
-    return SimpleNamespace(cpu=memory, gpu=memory, np=memory.numpy())
-
-
-class Builder:
-    """A metadata builder that counts its builds."""
+class Group:
+    """An attention group of one layer, which is its own builder."""
 
     supports_update_block_table = True
 
-    def __init__(self) -> None:
-        self.num_built = 0
-
-    def update_block_table(self, metadata: Any, table: torch.Tensor, slots: torch.Tensor) -> Any:  # noqa: ANN401
-        """Return the arguments as metadata."""
-        return SimpleNamespace(of=metadata, table=table, slots=slots)
-
-
-class Group:
-    """An attention group of one layer."""
-
     def __init__(self, layer: str, spec: str) -> None:
         self.layer_names, self.kv_cache_spec = [layer], spec
-        self.builder = Builder()
+        self.num_built = 0
 
-    def get_metadata_builder(self) -> Builder:
-        """Return the builder."""
-        return self.builder
+    def get_metadata_builder(self) -> Group:
+        return self
 
-    def build_metadata(self, metadata: Any) -> Any:  # noqa: ANN401
-        """Count, and return the batch."""
-        self.builder.num_built += 1
+    def build_metadata(self, metadata: Any) -> Any:
+        self.num_built += 1
         return metadata
 
     def map_to_kernel_block_table(self, table: torch.Tensor) -> torch.Tensor:
-        """Return the table."""
         return table
 
+    def update_block_table(self, metadata: Any, table: torch.Tensor, slots: torch.Tensor) -> Any:
+        return SimpleNamespace(of=metadata, table=table, slots=slots)
 
-def make_runner(vllm: Modules, **others: Any) -> Any:  # noqa: ANN401  # the stand-in's class
-    """Make a runner for up to 3 requests, with a decode at position 4 and a chunk of a prompt."""
-    tables = [make_table(vllm), make_table(vllm)]
-    tables[1].block_table.cpu += 10
-    groups = vars(vllm["vllm.v1.worker.block_table"])["MultiGroupBlockTable"](block_tables=tables)
-    groups.commit_block_table = lambda num_reqs: [t.commit_block_table(num_reqs) for t in tables]
-    groups_by_index = _Indexed(groups)
+
+class Tables:
+    """The tables of two groups, indexed by group."""
+
+    def __init__(self, vllm: Modules) -> None:
+        self._tables = [make_table(vllm), make_table(vllm)]
+        self._tables[1].block_table.cpu += 10
+        groups = class_of(vllm, "MultiGroupBlockTable")(block_tables=self._tables)
+        self.compute_slot_mapping = groups.compute_slot_mapping
+
+    def commit_block_table(self, num_reqs: int) -> None:
+        for table in self._tables:
+            table.commit_block_table(num_reqs)
+
+    def __getitem__(self, index: int) -> SimpleNamespace:
+        blocks = self._tables[index].block_table.cpu
+        return SimpleNamespace(get_device_tensor=lambda num_reqs: blocks[:num_reqs])
+
+
+def make_runner(vllm: Modules, **others: Any) -> Any:
+    """Make a runner for up to 3 requests, with a decode at position 4 and a chunk of a prompt.
+
+    Its buffers have stale values.
+    """
     batch = SimpleNamespace(
         num_reqs=2,
         req_ids=["a", "b"],
@@ -475,7 +449,7 @@ def make_runner(vllm: Modules, **others: Any) -> Any:  # noqa: ANN401  # the sta
         num_prompt_tokens=np.array([2, 5, 7], dtype=np.int32),
         num_tokens_no_spec=np.array([5, 5, 7], dtype=np.int32),
         token_ids_cpu=np.arange(24, dtype=np.int32).reshape(3, 8),
-        block_table=groups_by_index,
+        block_table=Tables(vllm),
         req_prompt_embeds={},
         prev_req_id_to_index=None,
         prev_sampled_token_ids=None,
@@ -492,18 +466,21 @@ def make_runner(vllm: Modules, **others: Any) -> Any:  # noqa: ANN401  # the sta
         "model_config": SimpleNamespace(rswa_window=None, is_encoder_decoder=False),
         "cache_config": SimpleNamespace(use_replayssm=False, kv_sharing_fast_prefill=False),
     }
-    sizes = {
-        "query_start_loc": (4, torch.int32),
-        "num_scheduled_tokens": (3, torch.int32),
-        "req_indices": (6, torch.int64),
-        "query_pos": (6, torch.int64),
-        "input_ids": (6, torch.int32),
-        "discard_request_mask": (3, torch.bool),
-        "num_accepted_tokens": (3, torch.int32),
-        "prev_positions": (3, torch.int64),
-    }
-    return vars(vllm["vllm.v1.worker.gpu_model_runner"])["GPUModelRunner"](
-        **{name: make_buffer(*size) for name, size in sizes.items()},
+    buffers = {}
+    for name, size, dtype in (
+        ("query_start_loc", 4, torch.int32),
+        ("num_scheduled_tokens", 3, torch.int32),
+        ("req_indices", 6, torch.int64),
+        ("query_pos", 6, torch.int64),
+        ("input_ids", 6, torch.int32),
+        ("discard_request_mask", 3, torch.bool),
+        ("num_accepted_tokens", 3, torch.int32),
+        ("prev_positions", 3, torch.int64),
+    ):
+        memory = torch.full((size,), 9).to(dtype)
+        buffers[name] = SimpleNamespace(cpu=memory, gpu=memory, np=memory.numpy())
+    return class_of(vllm, "GPUModelRunner")(
+        **buffers,
         **usual | others,
         input_batch=batch,
         arange_np=np.arange(6),
@@ -515,21 +492,9 @@ def make_runner(vllm: Modules, **others: Any) -> Any:  # noqa: ANN401  # the sta
     )
 
 
-class _Indexed:
-    """The tables of all groups, indexed by group."""
-
-    def __init__(self, groups: Any) -> None:  # noqa: ANN401  # the stand-in's class
-        self._groups = groups
-        self.commit_block_table = groups.commit_block_table
-        self.compute_slot_mapping = groups.compute_slot_mapping
-
-    def __getitem__(self, index: int) -> SimpleNamespace:
-        blocks = self._groups.block_tables[index].block_table.cpu
-        return SimpleNamespace(get_device_tensor=lambda num_reqs: blocks[:num_reqs])
-
-
 STEP = SimpleNamespace(total_num_scheduled_tokens=4)
 TOKENS = np.array([1, 3], dtype=np.int32)
+SLOTS = {0: torch.tensor([14, 16, 17, 18]), 1: torch.tensor([34, 36, 37, 38])}
 
 
 def test_inputs_of_a_step(vllm: Modules) -> None:
@@ -552,6 +517,38 @@ def test_inputs_of_a_step(vllm: Modules) -> None:
     assert [-1, -1, 9] == runner.prev_positions.cpu.tolist()
 
 
+def test_metadata_of_a_step(vllm: Modules) -> None:
+    """Metadata is built for one of the groups with equal specs, and updated for the other."""
+    start(vllm)
+    runner = make_runner(vllm)
+    runner._prepare_inputs(STEP, TOKENS)
+    for times in (1, 2):
+        by_layer, speculated = runner._build_attention_metadata(4, 2, 3, slot_mappings=SLOTS)
+        assert speculated is None
+        assert [times, 0] == [group.num_built for [group] in runner.attn_groups]
+    built, updated = by_layer["full"], by_layer["also full"]
+    expected = make_metadata(is_prefilling=torch.tensor([False, True]), positions=POSITIONS)
+    for name, value in vars(expected).items():
+        actual = getattr(built, name)
+        assert torch.equal(value, actual) if torch.is_tensor(value) else value == actual, name
+    assert built is updated.of
+    assert [[15, 16, 17], [18, 19, 10]] == updated.table.tolist()
+    assert SLOTS[1] is updated.slots
+
+
+def test_groups_with_other_specs_or_builders_share_nothing(vllm: Modules) -> None:
+    """Such groups build their own metadata, as do builders that cannot update a block table."""
+    start(vllm)
+    runner = make_runner(vllm)
+    third, fourth = Group("sliding", "other spec"), Group("fixed", "other spec")
+    fourth.supports_update_block_table = False
+    runner.attn_groups = [[Group("full", "spec"), third], [fourth]]
+    runner._prepare_inputs(STEP, TOKENS)
+    by_layer, _ = runner._build_attention_metadata(4, 2, 3, slot_mappings=SLOTS)
+    assert ["full", "sliding", "fixed"] == list(by_layer)
+    assert [1, 1, 1] == [group.num_built for pair in runner.attn_groups for group in pair]
+
+
 @pytest.mark.parametrize(
     "unusual",
     [
@@ -563,82 +560,43 @@ def test_inputs_of_a_step(vllm: Modules) -> None:
     ids=str,
 )
 def test_unusual_inputs_are_left_to_vllm(vllm: Modules, unusual: dict[str, Any]) -> None:
-    """Speculation, LoRA and the like, and steps with tokens on the device, are left to vLLM."""
     start(vllm)
     assert "vLLM's" == make_runner(vllm, **unusual)._prepare_inputs(STEP, TOKENS)
-    overlapped = make_runner(vllm)
-    overlapped.input_batch.prev_sampled_token_ids = torch.tensor([[1]])
-    assert "vLLM's" == overlapped._prepare_inputs(STEP, TOKENS)
-
-
-def test_metadata_of_a_step(vllm: Modules) -> None:
-    """Metadata is built for one of the groups with equal specs, and updated for the other."""
-    start(vllm)
-    runner = make_runner(vllm)
-    runner._prepare_inputs(STEP, TOKENS)
-    slots = {0: torch.tensor([14, 16, 17, 18]), 1: torch.tensor([34, 36, 37, 38])}
-    for step in (1, 2):
-        by_layer, speculated = runner._build_attention_metadata(4, 2, 3, slot_mappings=slots)
-        assert speculated is None
-        assert [step, 0] == [group.builder.num_built for [group] in runner.attn_groups]
-    built, updated = by_layer["full"], by_layer["also full"]
-    assert [0, 1, 4] == built.query_start_loc.tolist() == built.query_start_loc_cpu.tolist()
-    assert [5, 3] == built.seq_lens.tolist() == built.seq_lens_cpu_upper_bound.tolist()
-    assert (2, 4, 3, 5) == (
-        built.num_reqs,
-        built.num_actual_tokens,
-        built.max_query_len,
-        built.max_seq_len,
-    )
-    assert [False, True] == built.is_prefilling.tolist()
-    assert [4, 0, 1, 2] == built.positions.tolist()
-    assert [[5, 6, 7], [8, 9, 0]] == built.block_table_tensor.tolist()
-    assert slots[0] is built.slot_mapping
-    assert built is updated.of
-    assert [[15, 16, 17], [18, 19, 10]] == updated.table.tolist()
-    assert slots[1] is updated.slots
-
-
-def test_groups_with_other_specs_or_builders_share_nothing(vllm: Modules) -> None:
-    """Such groups build their own metadata, as do builders that cannot update a block table."""
-    start(vllm)
-    runner = make_runner(vllm)
-    third, fourth = Group("sliding", "other spec"), Group("fixed", "other spec")
-    runner.attn_groups = [[Group("full", "spec"), third], [fourth]]
-    fourth.builder.supports_update_block_table = False
-    runner._prepare_inputs(STEP, TOKENS)
-    slots = {0: torch.tensor([14, 16, 17, 18]), 1: torch.tensor([34, 36, 37, 38])}
-    by_layer, _ = runner._build_attention_metadata(4, 2, 3, slot_mappings=slots)
-    assert ["full", "sliding", "fixed"] == list(by_layer)
-    assert [1, 1, 1] == [group.builder.num_built for pair in runner.attn_groups for group in pair]
 
 
 @pytest.mark.parametrize(
-    "unusual",
+    ("runner", "arguments"),
     [
-        {"num_tokens_padded": 8},
-        {"num_reqs_padded": 4},
-        {"for_cudagraph_capture": True},
-        {"ubatch_slices": [SimpleNamespace()]},
+        ({}, {"num_tokens_padded": 8}),
+        ({}, {"num_reqs_padded": 4}),
+        ({}, {"for_cudagraph_capture": True}),
+        ({}, {"ubatch_slices": [SimpleNamespace()]}),
+        ({"dcp_world_size": 2}, {}),
+        ({"speculative_config": SimpleNamespace()}, {}),
     ],
     ids=str,
 )
-def test_unusual_metadata_is_left_to_vllm(vllm: Modules, unusual: dict[str, Any]) -> None:
-    """Padding, graph capture, micro-batches, context parallelism and encoders are left to vLLM."""
+def test_unusual_metadata_is_left_to_vllm(
+    vllm: Modules, runner: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    start(vllm)
+    build = make_runner(vllm, **runner)._build_attention_metadata
+    assert "vLLM's" == build(4, 2, 3, slot_mappings=SLOTS, **arguments)
+
+
+def test_tokens_on_the_device_and_encoders_are_left_to_vllm(vllm: Modules) -> None:
     start(vllm)
     runner = make_runner(vllm)
-    assert "vLLM's" == runner._build_attention_metadata(4, 2, 3, slot_mappings={}, **unusual)
-    runner.dcp_world_size = 2
-    assert "vLLM's" == runner._build_attention_metadata(4, 2, 3, slot_mappings={})
-    runner = make_runner(vllm)
+    runner.input_batch.prev_sampled_token_ids = torch.tensor([[1]])
+    assert "vLLM's" == runner._prepare_inputs(STEP, TOKENS)
     runner.attn_groups[1][0].kv_cache_spec = type("EncoderOnlyAttentionSpec", (), {})()
-    assert "vLLM's" == runner._build_attention_metadata(4, 2, 3, slot_mappings={})
+    assert "vLLM's" == runner._build_attention_metadata(4, 2, 3, slot_mappings=SLOTS)
 
 
 def test_a_cpu_builder_updates_a_copy(vllm: Modules) -> None:
-    """A CPU builder updates a copy, so that the other group's metadata does not change."""
+    """The other group's metadata does not change."""
     start(vllm)
-    builder = vars(vllm["vllm.v1.attention.backends.cpu_attn"])["CPUAttentionMetadataBuilder"]()
+    builder = class_of(vllm, "CPUAttentionMetadataBuilder")()
     metadata = SimpleNamespace(block_table="a", slot_mapping="b", seq_lens="c")
     updated = builder.update_block_table(metadata, "d", "e")
     assert SimpleNamespace(block_table="d", slot_mapping="e", seq_lens="c") == updated

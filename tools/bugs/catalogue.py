@@ -12,12 +12,6 @@ An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
                                                     # for bugs that the simulator cannot show
     message = "slots"                               # a pattern that the failure matches; optional
     missed_by = { native = "Numba wraps it." }      # the other targets that miss it, and why
-
-An entry of the function `replay` is a bug that the replay of the default trace must catch:
-
-    [replay."BlockTables.move_row: rows change places"]
-    model = "llama-3.1-8b"                          # whose replay; this is the default
-    num_speculative_tokens = 2                      # drafts of each decode; default: 0
 """
 
 from __future__ import annotations
@@ -52,8 +46,6 @@ class Bug:
         caught_by: The kind of check that must catch it, or the name of the law.
         message: A pattern that a line of the failure must match.
         missed_by: The targets that do not catch it, and why, where kernels run on several.
-        model: The model whose replay must catch it, if the function is `replay`.
-        num_speculative_tokens: The draft tokens of each decode of that replay.
     """
 
     function: str
@@ -67,8 +59,6 @@ class Bug:
     caught_by: str = "same answer"
     message: str = ""
     missed_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    model: str = "llama-3.1-8b"
-    num_speculative_tokens: int = 0
 
     @property
     def name(self) -> str:

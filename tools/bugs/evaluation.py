@@ -7,9 +7,8 @@ import functools
 import importlib
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.law_checks import LawViolation
@@ -17,23 +16,12 @@ from conformance.contracts.check import FAILURES, Check
 from conformance.coverage.goals import COVERAGE
 from conformance.generation.profiles import Profile
 from conformance.messages.mismatch import Mismatch
-from conformance.model_runner.twins import Twins
 from conformance.targets.target import TARGETS
-from conformance.traffic.engine import TraceEngine, servable
-from conformance.traffic.settings import Settings
-from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.values.differences import Verdict
-from conformance.zoo.models import get_model
 from tools.bugs.catalogue import Bug
 
 PATCH_ERRORS = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError", "AttributeError")
 """Exceptions that a broken patch raises, in place of the bug that it should plant."""
-
-REPLAY: Final = "replay"
-"""The `function` of bugs that a replay must catch."""
-
-NUM_REPLAYED_STEPS: Final = 150
-"""The number of steps within which a replay must catch a bug."""
 
 
 class NamedCheck(NamedTuple):
@@ -69,9 +57,8 @@ class Catch:
     """The first failure.
 
     Attributes:
-        test: The test that failed, as pytest names it; for a replay, the model.
-        number: The number of the example that failed, in that test, counted from 1; for a replay,
-            the number of the step.
+        test: The test that failed, as pytest names it.
+        number: The number of the example that failed, in that test, counted from 1.
         drawn: The same number, plus all examples of the tests that passed before.
         error: The exception.
     """
@@ -152,7 +139,7 @@ def checks_that_catch(bug: Bug) -> list[NamedCheck]:
 
 
 def find(bug: Bug, profile: Profile, *, by_any_check: bool = False) -> Catch | None:
-    """Plant a bug, and run the checks (or the replay) that must catch it until one fails.
+    """Plant a bug, and run the checks that must catch it until one fails.
 
     Args:
         bug: The bug.
@@ -165,33 +152,9 @@ def find(bug: Bug, profile: Profile, *, by_any_check: bool = False) -> Catch | N
     Raises:
         ValueError: The patch does not apply, or there is no check.
     """
-    if bug.function == REPLAY:
-        with bug.planted():
-            return first_mismatch(bug.model, bug.num_speculative_tokens)
     checks = checks_of(bug.function, bug.target) if by_any_check else checks_that_catch(bug)
     with bug.planted():
         return first_failure(checks, bug.target, profile)
-
-
-def first_mismatch(model: str, num_speculative_tokens: int = 0) -> Catch | None:
-    """Replay the default trace until the twins differ.
-
-    Args:
-        model: The name of a model of the zoo.
-        num_speculative_tokens: The draft tokens of each decode.
-
-    Returns:
-        The first difference; None if there is none.
-    """
-    settings = Settings(num_speculative_tokens=num_speculative_tokens)
-    requests = servable(read_trace(DEFAULT_TRACE), model, settings)
-    twins = Twins(get_model(model), settings)
-    steps = TraceEngine(requests, get_model(model), settings)
-    for number, step in enumerate(islice(steps, NUM_REPLAYED_STEPS), start=1):
-        mismatch = twins.execute(step)
-        if mismatch is not None:
-            return Catch(f"replay of {model}", number, number, AssertionError(mismatch.line))
-    return None
 
 
 def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -> Catch | None:

@@ -7,8 +7,10 @@ other fields and is converted.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Final
 
@@ -21,7 +23,6 @@ from conformance.adapters.deviation import Deviation
 from conformance.adapters.vllm import places
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
-from conformance.adapters.vllm.spec_limits import check_memory, check_uniform
 
 METADATA: Final = "CommonAttentionMetadata"
 
@@ -215,6 +216,8 @@ class VllmAdapter(Adapter):
 
 TOKENS_OF_A_STEP: Final = "max_num_batched_tokens"
 SHARE: Final = "gpu_memory_utilization"
+DCP: Final = "decode_context_parallel_size"
+PCP: Final = "prefill_context_parallel_size"
 
 
 class _Layer:
@@ -251,7 +254,7 @@ def _of_object(member: str) -> Callable[..., Any]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if member == "max_memory_usage_bytes":
-            check_memory(self, *args, **kwargs)
+            _check_memory(self, *args, **kwargs)
         found = getattr(self, member)
         return found(*args, **kwargs) if callable(found) else found
 
@@ -259,10 +262,10 @@ def _of_object(member: str) -> Callable[..., Any]:
 
 
 def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of a method that compares specs, which first calls `check_uniform`."""
+    """Return a wrapper of a method that compares specs, which first calls `_check_uniform`."""
 
     def call(specs: Mapping[str, Any]) -> Any:
-        check_uniform(specs.values())
+        _check_uniform(specs.values())
         return found(specs)
 
     return call
@@ -286,3 +289,51 @@ def _most_logits(ours: Any) -> int | None:
         return None
     requests = torch.bucketize(indices[:number].cpu(), ours.query_start_loc_cpu[1:], right=True)
     return int(torch.bincount(requests, minlength=1).max())
+
+
+# KV cache specs for which some releases have other rules than ours: their memory depends on options
+# that releases added, dropped or count differently.
+
+
+def _check_memory(spec: Any, vllm_config: Any) -> None:
+    """Check that vLLM computes `max_memory_usage_bytes` of a spec by our rules.
+
+    Raises:
+        Unsupported: It does not.
+    """
+    for inner in getattr(spec, "kv_cache_specs", {}).values():
+        _check_memory(inner, vllm_config)
+    kind = [base.__name__ for base in type(spec).__mro__]
+    parallel = getattr(vllm_config, "parallel_config", None)
+    if "SlidingWindowSpec" in kind and getattr(parallel, DCP, 1) != 1:
+        raise Unsupported("decode context parallelism with sliding windows")
+    if "FullAttentionSpec" in kind and getattr(parallel, PCP, 1) != 1:
+        names = places.find("FullAttentionSpec").max_memory_usage_bytes.__code__.co_names
+        if PCP not in names:
+            raise Unsupported(
+                "prefill context parallelism, which does not divide the cache since 0.28"
+            )
+    if "MambaSpec" in kind:
+        _check_mode(spec, vllm_config.cache_config.mamba_cache_mode)
+
+
+def _check_mode(spec: Any, mode: str) -> None:
+    config = importlib.import_module("vllm.config.cache")
+    modes = typing.get_args(getattr(config, "MambaCacheMode", typing.Literal["all"]))
+    if mode not in modes:
+        raise Unsupported(f"the mode {mode!r} of Mamba's cache")
+    names = type(spec).max_memory_usage_bytes.__code__.co_names
+    counts_more = "mamba_cache_mode" in names and spec.num_speculative_blocks
+    if mode == "all" and counts_more:
+        raise Unsupported("speculative blocks in mode 'all', which vLLM adds to those of a request")
+
+
+def _check_uniform(specs: Iterable[Any]) -> None:
+    """Check that vLLM decides by our rules whether specs are uniform.
+
+    Raises:
+        Unsupported: Recent releases also compare the pages of Mamba layers.
+    """
+    pages = {spec.page_size_bytes for spec in specs if type(spec).__name__ == "MambaSpec"}
+    if len(pages) > 1 and hasattr(places.find("KVCacheSpec"), "has_layer_views"):
+        raise Unsupported("Mamba layers with unequal page sizes, which are not uniform since 0.32")

@@ -30,21 +30,13 @@ COMMANDS: Final = {
     "conformance": Command(
         "conformance.__main__", "compare an implementation with the reference", "conformance"
     ),
-    "replay": Command(
-        "kvtwin.replay", "replay a trace of requests in reference and fast", "replay"
+    "bench": Command("kvtwin.bench.command_line", "time fast and a baseline", "bench"),
+    "nightly": Command(
+        "kvtwin.nightly.command_line",
+        "repeat the conformance run with new inputs for hours",
+        "nightly",
     ),
-    "plan": Command("kvtwin.plan", "compute how many requests fit into GPU memory", "plan"),
-    "bench": Command("kvtwin.bench.command_line", "time fast, reference and a baseline", "bench"),
-    "fuzz": Command(
-        "kvtwin.fuzz.command_line", "test an implementation with random inputs for hours", "fuzz"
-    ),
-    "engines": Command(
-        "kvtwin.engines.__main__", "run the conformance tests on releases of vLLM", "engines"
-    ),
-    "kernels": Command(
-        "kvtwin.kernels.command_line", "compile all CUDA kernels without a GPU", "kernels"
-    ),
-    "soak": Command("kvtwin.soak", "replay with random faults, and watch the memory", "soak"),
+    "kernels": Command("kvtwin.kernels", "compile all CUDA kernels without a GPU", "kernels"),
     "vectors": Command("kvtwin.vectors", "write test vectors as JSON, for any language", "vectors"),
 }
 """The commands by name. A command and its extra have the same name."""

@@ -9,10 +9,9 @@ import json
 import os
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from conformance.name_lists import names_in
 from kvtwin.machine import num_cores
@@ -115,23 +114,6 @@ class Parser(argparse.ArgumentParser):
     def add_workers(self, description: str) -> None:
         """Add `--workers`, whose default is the number of cores that this process may use."""
         self.add_number("--workers", f"{description}, by default one for each core", num_cores())
-
-
-class RenamedOption(argparse.Action):
-    """The old name of an option: it sets the value of the new one, and warns."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,  # noqa: ANN401  # of any option
-        option_string: str | None = None,
-    ) -> None:
-        """Set the value of the new option."""
-        del parser
-        new = self.dest.replace("_", "-")
-        warnings.warn(f"{option_string} is now --{new}", DeprecationWarning, stacklevel=2)
-        setattr(namespace, self.dest, values)
 
 
 def write_json(value: object, path: Path) -> None:

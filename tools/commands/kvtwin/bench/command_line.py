@@ -1,44 +1,54 @@
-"""The benchmark's command line."""
+"""The command line of `kvtwin bench`: the table, the JSON, the check of a run, the picture."""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import json
+import math
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import numba
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 from tqdm import tqdm
 
 import fast
 from conformance.name_lists import near
 from conformance.targets.implementations import Implementation, load_implementation
 from conformance.targets.target import Target
-from kvtwin.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
-from kvtwin.bench.bounds import ENGINE, ENGINE_SIZES, check_bounds
-from kvtwin.bench.growth import COPY_BASELINE, GROWTH_SIZES, draw, plain_copy
-from kvtwin.bench.jobs import JOBS, Job
-from kvtwin.bench.measuring import BASELINE, Row, WrongAnswerError, measure
-from kvtwin.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
-from kvtwin.bench.record import Record, grown, read_record
-from kvtwin.bench.startup import first_calls, import_seconds
-from kvtwin.bench.step import TORCH_ADD, make_step
-from kvtwin.bench.tables import make_console, print_grown, print_record
-from kvtwin.bench.timing import Spin, time_in_turn
+from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, make_batch
+from kvtwin.bench.measure import Row, WrongAnswerError, measure
 from kvtwin.machine import cpu_model
-from kvtwin.parser import Parser, RenamedOption, new_file, redirect_stdout_for_json, write_json
+from kvtwin.parser import Parser, new_file, redirect_stdout_for_json, write_json
 
-QUICK_SIZES = (1, 64, 1024)
-ENGINE_BLOCKS = 25
-STEP_SIZE = 256
-NUM_OF_TRACE = 4
-"""Batches that are cut from a trace."""
+SCHEMA: Final = 2
+"""The version of the JSON."""
+
+ENGINE: Final = "vllm"
+"""The baseline that is an engine: it is timed on mixed batches only."""
+
+MAX_GROWN: Final = 1.5
+"""The factor by which a ratio to the baseline may grow from one run to another."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A run of the benchmark."""
+
+    command: str
+    date: str
+    machine: dict[str, str]
+    baseline: str
+    device: str
+    rows: list[Row]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,66 +56,164 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
     with parser.reporting_errors():
-        jobs = _picked(options.functions)
+        jobs = _pick(options.functions)
         stored = None if options.check is None else read_record(options.check)
-        baseline = _load_baseline(options)
-        with_engine = options.baseline == ENGINE
-        if with_engine:
-            batches = [make_batch("mixed", num_reqs) for num_reqs in ENGINE_SIZES]
-        else:
-            batches = all_batches(
-                KINDS,
-                QUICK_SIZES if options.quick else SIZES,
-                options.trace,
-                1 if options.quick else NUM_OF_TRACE,
-            )
+        baseline = _load_baseline(options.baseline, options.adapter)
     if options.png is not None:
-        # Before an hour's work.
-        from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415
-
-        formats = FigureCanvasBase.get_supported_filetypes()
-        if options.png.suffix[1:] not in {"", *formats}:
-            parser.error(f"argument --png: {options.png} is none of {', '.join(formats)}")
-    if options.device == "cuda" and not torch.cuda.is_available():
+        import matplotlib  # noqa: F401, ICN001, PLC0415  # that it is missing is reported at once
+    is_on_gpu = options.device == "cuda"
+    if is_on_gpu and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
-    torch.set_num_threads(1)
+    targets = [Target("fast", device=options.device)]
+    targets += [] if is_on_gpu else [Target("baseline", baseline, "cpu")]
+    kinds = ("mixed",) if options.baseline == ENGINE else KINDS
+    batches = [make_batch(kind, size) for kind in kinds for size in SIZES]
     fast.warmup()
-    command = shlex.join(["kvtwin", "bench", *(sys.argv[1:] if arguments is None else arguments)])
-    bench = Bench(command, jobs, Target(BASELINE, baseline, "cpu"), options.device)
+    rows = []
     try:
-        if with_engine:
-            bench.compare(batches)
-        else:
-            grows = options.png is not None or not options.quick
-            bench.run(batches, quick=options.quick, grows=grows)
+        for job in tqdm(jobs, unit="function", disable=None, file=sys.stderr):
+            rows += [row for batch in batches if (row := measure(job, batch, targets))]
     except WrongAnswerError as error:
         print(f"WRONG: {error}")
         return 1
-    record = bench.record
+    if not rows:
+        print(f"nothing was timed: {baseline.name} has none of these functions")
+        return 1
+    versions = {"Python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"NumPy": np.__version__, "numba": numba.__version__}
+    gpu = {"GPU": torch.cuda.get_device_name()} if is_on_gpu else {}
+    record = Record(
+        command=shlex.join(["kvtwin", "bench", *(arguments or sys.argv[1:])]),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        machine={"cpu": cpu_model(), **versions, **gpu},
+        baseline=baseline.module.__name__,
+        device=options.device,
+        rows=rows,
+    )
     if options.json is not None:
-        write_json(record.to_json(), options.json)
+        write_json({"schema": SCHEMA, **dataclasses.asdict(record)}, options.json)
     if options.png is not None:
-        draw(record.growth, options.png, f"{command}, {record.date}")
+        draw(record, options.png)
     with redirect_stdout_for_json(options.json):
-        console = make_console()
-        print_record(record, console, shows_all=options.all)
-        if stored is not None:
-            lines, num_compared = grown(stored, record)
-            print_grown(lines, num_compared, console)
-            return 1 if lines or not num_compared else 0
-    return 0 if all(bound.holds for bound in check_bounds(record)) else 1
+        show(record)
+        return 0 if stored is None else int(not is_as_fast(stored, record))
 
 
-def _picked(functions: str | None) -> list[Job]:
-    """Return the jobs of the given functions.
+def read_record(path: Path) -> Record:
+    """Read a run that `--json` wrote.
 
     Raises:
-        KeyError: There is no such function.
+        OSError: The file cannot be read.
+        ValueError: It is not a run, or has another version.
     """
-    if functions is None:
-        return list(JOBS)
+    try:
+        content = json.loads(path.read_text())
+        if content.pop("schema") != SCHEMA:
+            raise ValueError(f"{path} is a record of another version")
+        return Record(**{**content, "rows": [Row(**row) for row in content["rows"]]})
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a record of kvtwin.bench: {error!r}") from error
+
+
+def show(record: Record) -> None:
+    """Print a line for each function: its times for mixed batches, its ratios over all batches."""
+    title = "host / device" if record.device == "cuda" else "fast / baseline, and their ratio"
+    table = Table(title=f"µs for a mixed batch of so many requests: {title}; ?: times vary")
+    table.add_column("function")
+    for name in (*(f"{size:,}" for size in SIZES), "mean ratio, all batches", "worst"):
+        table.add_column(name, justify="right")
+    for function, rows in by_function(record.rows).items():
+        mixed = {row.num_reqs: row for row in rows if row.kind == "mixed"}
+        cells = [_cell(mixed[size]) if size in mixed else "-" for size in SIZES]
+        table.add_row(function, *cells, *summary(rows))
+    mean, worst = summary(record.rows)
+    table.add_section()
+    table.add_row("all", *["" for _ in SIZES], mean, worst)
+    console = Console()
+    console = console if console.is_terminal else Console(width=150)
+    machine = "; ".join(f"{name} {value}" for name, value in record.machine.items())
+    print(f"{record.command}, {record.date}\n{machine}; one thread; baseline: {record.baseline}")
+    console.print(table)
+
+
+def by_function(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each function."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.function, []).append(row)
+    return found
+
+
+def summary(rows: Iterable[Row]) -> tuple[str, str]:
+    """Return the geometric mean of the ratios to the baseline, and the worst, as text."""
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    if not ratios:
+        return "-", "-"
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    return f"{mean:.2f}", f"{max(ratios):.2f}"
+
+
+def format_us(microseconds: float | None) -> str:
+    """Format a time: below 10 µs with two decimals, else without."""
+    if microseconds is None:
+        return "-"
+    return f"{microseconds:.2f}" if microseconds < 10 else f"{microseconds:,.0f}"
+
+
+def _cell(row: Row) -> str:
+    other = row.baseline_us if row.device_us is None else row.device_us
+    ratio = "" if row.ratio is None else f"  {row.ratio:.2f}"
+    return f"{format_us(row.fast_us)} / {format_us(other)}{'' if row.is_steady else '?'}{ratio}"
+
+
+def is_as_fast(old: Record, new: Record) -> bool:
+    """Print each ratio to the baseline that has grown by half; return whether none has."""
+    before = {(row.function, row.kind, row.num_reqs): row.ratio for row in old.rows}
+    num_compared = num_grown = 0
+    for row in new.rows:
+        was, now = before.get((row.function, row.kind, row.num_reqs)), row.ratio
+        if was is None or now is None:
+            continue
+        num_compared += 1
+        if now > MAX_GROWN * was:
+            num_grown += 1
+            where = f"{row.function}, {row.kind}, {row.num_reqs} requests"
+            print(f"GROWN: {where}: {now:.2f} times the baseline, {was:.2f} before")
+    print(f"{num_compared} ratios compared with the stored run, {num_grown} have grown by half")
+    return num_compared > 0 and not num_grown
+
+
+def draw(record: Record, path: Path) -> None:
+    """Plot the time for mixed batches over the number of requests, for each function."""
+    import matplotlib as mpl  # noqa: PLC0415  # only where a picture is requested
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    functions = by_function(row for row in record.rows if row.kind == "mixed")
+    height = -(-len(functions) // 3)
+    figure, axes = plt.subplots(height, 3, figsize=(12.6, 2.5 * height), squeeze=False)
+    for axis in axes.flat[len(functions) :]:
+        axis.set_axis_off()
+    for axis, (function, rows) in zip(axes.flat, functions.items(), strict=False):
+        for name, style in (("fast", "o-"), ("baseline", "s--"), ("device", "^:")):
+            times = [(row.num_reqs, us) for row in rows if (us := getattr(row, f"{name}_us"))]
+            if times:
+                axis.loglog(*zip(*times, strict=True), style, label=name)
+        axis.set_title(function, fontsize=8)
+        axis.set_xlabel("requests")
+        axis.set_ylabel("µs")
+    axes[0, 0].legend(frameon=False)
+    figure.suptitle(f"{record.command}, {record.date}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _pick(functions: str | None) -> list[Job]:
+    """Return the jobs of the given functions, by default all."""
     picked = []
-    for name in functions.split(","):
+    for name in functions.split(",") if functions is not None else ():
         found = [
             job for job in JOBS if name in {job.name, job.function, job.function.split(".")[-1]}
         ]
@@ -113,205 +221,53 @@ def _picked(functions: str | None) -> list[Job]:
             known = near(name, list(dict.fromkeys(job.function for job in JOBS)))
             raise KeyError(f"argument --functions: {name!r} is not timed; try {known}")
         picked += found
-    return picked
+    return picked or list(JOBS)
 
 
-def _load_baseline(options: argparse.Namespace) -> Implementation:
-    """Load the baseline that the options select."""
+def _load_baseline(name: str, adapter: str | None) -> Implementation:
     try:
-        found = load_implementation(options.baseline, options.adapter)
+        found = load_implementation(name, adapter)
     except ValueError as error:
         raise ValueError(str(error).replace("--impl", "--baseline")) from error
-    if options.baseline != ENGINE or options.adapter is not None:
+    if name != ENGINE or adapter is not None:
         return found
-    from kvtwin.baselines.vllm import VllmBaseline  # noqa: PLC0415  # after vLLM is prepared
+    from kvtwin.bench.vllm import VllmBaseline  # noqa: PLC0415  # after vLLM is prepared
 
     return Implementation(found.name, found.module, VllmBaseline(found.module))
 
 
 def _make_parser() -> Parser:
-    """Make the parser of the command line."""
     parser = Parser(
         prog="kvtwin bench",
-        description="Time every hot function of fast against reference and a baseline.",
+        description="Time every hot function of fast against a baseline.",
         examples=(
-            "--quick",
-            "--functions compute_slot_mappings --all",
-            "--json run.json --png growth.png",
+            "--functions compute_slot_mappings",
+            "--json run.json --png times.png",
+            "--check run.json",
             "--baseline vllm --json engine.json",
         ),
         statuses={
-            0: "all results are right, and all times and sizes are within their bounds",
-            1: "a result is wrong, a time or a size is above its bound, or --check fails",
+            0: "all results are right; with --check, no ratio to the baseline has grown by half",
+            1: "a result is wrong, or a ratio has grown",
         },
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer sizes and repetitions: about a minute")
     add("--functions", metavar="a,b", help="time only these functions")
     add(
         "--baseline",
         metavar="MODULE",
         default="kvtwin.baselines",
-        help="the baseline: a module, a file, or vllm (the installed engine, on mixed batches only)"
-        "; default: %(default)s",
+        help="a module, a file, or vllm (the installed engine); default: %(default)s",
     )
-    add("--peer", dest="baseline", action=RenamedOption, help=argparse.SUPPRESS)
     add("--adapter", metavar="MODULE", help="the baseline's adapter, as in the conformance run")
-    add(
-        "--trace", type=Path, metavar="FILE.csv", help="trace of requests; default: the bundled one"
-    )
     add(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where fast runs; default: %(default)s",
+        help="where fast runs: on a GPU, the times of host and device, without a baseline",
     )
-    add("--all", action="store_true", help="print every function on every batch")
-    parser.add_json("all measurements")
+    parser.add_json("all times")
     add("--png", type=new_file, metavar="FILE", help="plot times against the number of requests")
-    add(
-        "--check",
-        type=Path,
-        metavar="FILE",
-        help="fail if a ratio to the baseline is more than 1.5 times that of an earlier run, whose "
-        "JSON this is",
-    )
+    check = "fail if a ratio to the baseline is more than 1.5 times that of a run stored by --json"
+    add("--check", type=Path, metavar="FILE", help=check)
     return parser
-
-
-class Bench:
-    """A run of the benchmark.
-
-    Args:
-        command: The command line.
-        jobs: The functions to time.
-        baseline: The implementation that `fast` is compared with, on the host.
-        device: Where `fast` runs.
-
-    Attributes:
-        record: What was measured.
-    """
-
-    def __init__(self, command: str, jobs: Sequence[Job], baseline: Target, device: str) -> None:
-        self.jobs = jobs
-        self.baseline = baseline
-        self.target = Target("fast", device=device)
-        self.spin = Spin()
-        self.record = Record(
-            command=command,
-            date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            machine=describe_machine(device),
-            baseline=baseline.implementation.module.__name__,
-            device=device,
-            torch_add_us=self._torch_add(),
-        )
-
-    def run(self, batches: Sequence[Batch], *, quick: bool, grows: bool) -> None:
-        """Run all measurements.
-
-        Raises:
-            WrongAnswerError: An implementation returns another result than `reference`.
-        """
-        if self.target.device == "cuda":
-            from kvtwin.bench.device import measure_on_device  # noqa: PLC0415  # needs a GPU
-
-            self.record.device_rows = measure_on_device(self.jobs, batches, self.target)
-            self._measure_memory(device_memory)
-            return
-        work = [(job, batch) for job in self.jobs for batch in batches]
-        self.record.rows = self._measure(
-            work, num_blocks=3 if quick else 9, with_reference=not quick
-        )
-        if grows:
-            batches = [make_batch("mixed", num_reqs) for num_reqs in GROWTH_SIZES]
-            growing = [(job.in_place(), batch) for job in self.jobs for batch in batches]
-            self.record.growth = self._measure(
-                growing, num_blocks=5, with_reference=False, with_copy=True
-            )
-        self._measure_memory(measure_memory)
-        if quick or len(self.jobs) < len(JOBS):
-            return
-        # The yardstick is timed in turn with the step: the machine is equally fast for both.
-        step = make_step(make_batch("mixed", STEP_SIZE), self.target)
-        calls = {"fast": step, TORCH_ADD: make_torch_add()}
-        timing = time_in_turn(calls, self.spin, num_blocks=25)
-        self.record.step_us = {name: taken.median_us for name, taken in timing.items()}
-        self.record.import_seconds = import_seconds()
-        self.record.first_calls = first_calls()
-
-    def compare(self, batches: Sequence[Batch]) -> None:
-        """Measure only the functions that `fast` and the baseline both have.
-
-        Raises:
-            WrongAnswerError: One of them returns another result than `reference`.
-        """
-        work = [(job, batch) for job in self.jobs for batch in batches]
-        rows = self._measure(work, num_blocks=ENGINE_BLOCKS, with_reference=False)
-        self.record.rows = [row for row in rows if BASELINE in row.timings]
-
-    def _measure(
-        self,
-        work: Sequence[tuple[Job, Batch]],
-        *,
-        num_blocks: int,
-        with_reference: bool,
-        with_copy: bool = False,
-    ) -> list[Row]:
-        """Measure jobs on batches; skip a job that has no call for a batch."""
-        rows = []
-        for job, batch in tqdm(work, unit="row", disable=None, file=sys.stderr):
-            beside = {}
-            if with_copy and job.rows:
-                beside[COPY_BASELINE] = plain_copy(batch.num_reqs, job.rows)
-            row = measure(
-                job,
-                batch,
-                [self.target, self.baseline],
-                self.spin,
-                num_blocks=num_blocks,
-                with_reference=with_reference,
-                beside=beside,
-            )
-            if row is not None:
-                rows.append(row)
-        return rows
-
-    def _measure_memory(self, measure_call: Callable[[Callable[[], Any]], Allocated]) -> None:
-        """Measure what each function allocates for a large mixed batch."""
-        batch = make_batch("mixed", 1024)
-        for job in self.jobs:
-            prepared = job.prepare(batch, self.target)
-            if prepared is None:
-                continue
-            allocated = measure_call(prepared.call)
-            allowed = allowed_scratch(batch.num_reqs + batch.num_tokens)
-            self.record.memory[job.name] = (
-                allocated.result_bytes,
-                allocated.scratch_bytes,
-                allowed,
-            )
-
-    def _torch_add(self) -> float:
-        """Return the time of adding two small tensors, in microseconds."""
-        timing = time_in_turn({TORCH_ADD: make_torch_add()}, self.spin, num_blocks=15)
-        return timing[TORCH_ADD].median_us
-
-
-def make_torch_add() -> Callable[[], Any]:
-    """Return the yardstick of whole steps: a call that adds two small tensors."""
-    a, b = torch.ones(256), torch.ones(256)
-    return lambda: torch.add(a, b)
-
-
-def describe_machine(device: str) -> dict[str, str]:
-    """Return the CPU, the versions of the packages, and the GPU."""
-    described = {
-        "cpu": cpu_model(),
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "NumPy": np.__version__,
-        "numba": numba.__version__,
-    }
-    if device == "cuda":
-        described["GPU"] = torch.cuda.get_device_name()
-    return described

@@ -1,331 +1,401 @@
-"""The hot functions, each with the call that is timed."""
+"""The hot functions, with their calls for the batches that are timed."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import ml_dtypes
 import numpy as np
+import torch
 
 import reference
 from conformance.targets.target import Target
-from kvtwin.bench.batches import BLOCK_SIZE, MAX_CONTEXT, NUM_GROUPS, Batch
-from kvtwin.bench.calls import array_of, host_array_of, make, prepare, result_of
-from kvtwin.bench.inputs import (
-    EMBED_DIM,
-    append_arguments,
-    build_arguments,
-    embeddings,
-    make_metadata,
-    make_tables,
-    reorder_call,
-    rows_of,
-)
 
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Call: TypeAlias = Callable[[], Any]
+
+KINDS: Final = ("decode", "speculative", "mixed", "prefill")
+SIZES: Final = (8, 256, 1024)
+"""The numbers of requests in the timed batches."""
+
+MAX_CONTEXT: Final = 8000
+BLOCK_SIZE: Final = 16
+NUM_COLUMNS: Final = MAX_CONTEXT // BLOCK_SIZE
+NUM_GROUPS: Final = 4  # KV cache groups, each with blocks of `BLOCK_SIZE`
+NUM_DRAFTS: Final = 3  # draft tokens of a speculative decode
+TOKEN_BUDGET: Final = 8192  # the tokens of a step that prefills share
+MIN_CHUNK: Final = 16  # the least tokens of a prefill, on average
+MAX_NUM_REQS: Final = 1024  # rows of block tables, however few requests a batch has
+EMBED_DIM: Final = 4096
+BIG_CHUNK, SMALL_CHUNK = 8192, 512  # positions in a chunk of local attention
 DCP_SIZE: Final = 4
-IN_PLACE: Final = ", out="
-"""The suffix of the names of jobs that write to an `out`."""
-
-BIG_CHUNK, SMALL_CHUNK = 8192, 512
-"""Positions in a chunk of local attention."""
-
-TABLE_ROW_BYTES: Final = 4 * MAX_CONTEXT // BLOCK_SIZE
-"""The bytes of a row of an int32 block table."""
-
-MEAN_CONTEXT: Final = 3500
-"""The mean tokens of the batches' requests; blocks after a context are not copied."""
-
-GAP: Final = 64
-"""Bytes between two rows of a plain copy; without a gap it would copy them in one piece."""
-
-
-class Rows(NamedTuple):
-    """The rows that a call copies.
-
-    Attributes:
-        per_request: Rows per request.
-        num_bytes: Bytes that are copied of each row.
-        apart: Bytes from the start of a row to that of the next.
-    """
-
-    per_request: int
-    num_bytes: int
-    stride_bytes: int
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A prepared call, which can be repeated.
+class Batch:
+    """One step's batch, in batch order: decodes, then extends, then prefills."""
 
-    Attributes:
-        call: The call, without arguments.
-        observe: Makes the call and returns its effect as `reference` would, for comparison. It may
-            be called once, before the call is timed.
+    kind: str
+    num_reqs: int
+    num_tokens: int
+    decode_threshold: int  # the most new tokens of a decode
+    query_lens: Array  # int32[num_reqs], new tokens
+    num_computed_tokens: Array  # int32[num_reqs], tokens in the cache before the step
+    seq_lens: Array  # int32[num_reqs]
+    starts: Array  # int32[num_reqs + 1], each request's first token, then their number
+    positions: Array  # int64[num_tokens]
+    num_blocks: Array  # int64[num_reqs]
+    block_ids: Array  # int32[all blocks], the blocks of one request after another, from a pool
+    block_table: Array  # int32[num_reqs, NUM_COLUMNS]
+    arrival: Array  # int64[num_reqs], in order of arrival: some are out of batch order
+    rows: Array  # bfloat16[num_reqs, EMBED_DIM], placeholders of embeddings
+    is_embed: Array  # bool[num_reqs], half of the placeholders
+
+
+def make_batch(kind: str, num_reqs: int) -> Batch:
+    """Make a batch of a kind, the same one in each call.
+
+    All decode; all verify draft tokens; three of four decode, and the rest compute a further or a
+    first chunk of their prompt; all compute their first. Prompt chunks share `TOKEN_BUDGET`.
     """
+    random = np.random.default_rng([KINDS.index(kind), num_reqs])
+    threshold = 1 + NUM_DRAFTS if kind == "speculative" else 1
+    query_lens = np.full(num_reqs, threshold)
+    num_chunks = {"mixed": -(-num_reqs // 4), "prefill": num_reqs}.get(kind, 0)
+    if num_chunks:
+        longest = max(2 * TOKEN_BUDGET // num_chunks, 2 * MIN_CHUNK)
+        lengths = random.integers(threshold + 1, min(longest, MAX_CONTEXT) + 1, num_chunks)
+        query_lens[num_reqs - num_chunks :] = lengths
+    computed = random.integers(1, MAX_CONTEXT - query_lens + 1, num_reqs)
+    num_first = num_reqs if kind == "prefill" else num_chunks // 2
+    computed[num_reqs - num_first :] = 0
+    seq_lens = computed + query_lens
+    starts = np.concatenate([[0], np.cumsum(query_lens)])
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], query_lens)
+    num_blocks = -(-seq_lens // BLOCK_SIZE)
+    ids = np.random.default_rng([0, num_reqs]).permutation(int(num_blocks.sum()))
+    block_table = np.zeros((num_reqs, NUM_COLUMNS), np.int32)
+    block_table[np.arange(NUM_COLUMNS) < num_blocks[:, None]] = ids + 1
+    arrival = np.arange(num_reqs)
+    moved = np.flatnonzero(np.random.default_rng([0, num_reqs]).random(num_reqs) < 0.2)
+    arrival[moved] = np.random.default_rng([0, num_reqs]).permutation(moved)
+    random = np.random.default_rng(num_reqs)
+    is_embed = random.random(num_reqs) < 0.5
+    is_embed[0] = True  # an item has an embedding
+    rows = random.integers(0, 2**14, (num_reqs, EMBED_DIM), np.uint16)
+    return Batch(
+        kind=kind,
+        num_reqs=num_reqs,
+        num_tokens=int(starts[-1]),
+        decode_threshold=threshold,
+        query_lens=query_lens.astype(np.int32),
+        num_computed_tokens=computed.astype(np.int32),
+        seq_lens=seq_lens.astype(np.int32),
+        starts=starts.astype(np.int32),
+        positions=np.repeat(computed, query_lens) + within,
+        num_blocks=num_blocks,
+        block_ids=(ids + 1).astype(np.int32),
+        block_table=block_table,
+        arrival=arrival,
+        rows=rows.view(ml_dtypes.bfloat16),
+        is_embed=is_embed,
+    )
 
-    call: Callable[[], Any]
-    observe: Callable[[], Any]
+
+class Prepared(NamedTuple):
+    """A call that can be repeated, and its result in the form of `reference`'s, for comparison."""
+
+    call: Call
+    observe: Call  # makes the call; may be called once, before the call is timed
 
 
 @dataclass(frozen=True)
 class Job:
-    """A hot function, and how its calls are prepared and compared with bounds.
-
-    Attributes:
-        function: The function, or the method written `Class.method`.
-        prepare: Prepares the call for a batch; returns None if the batch allows no such call.
-        variant: The suffix of the function's name in tables.
-        is_copier: Whether it mainly copies, or calls other code, which limits its ratio to a
-            baseline.
-        rows: Roughly the rows that it copies for each request; None: no long rows. Rows outgrow
-            the caches, so the bound of growth is that of a plain copy of such rows.
-        prepare_in_place: Prepares a call that writes to the caller's `out`, if growth is measured
-            with that: a new result of 32 MiB would be new pages in each call.
-    """
+    """A hot function, or a method as `Class.method`."""
 
     function: str
-    prepare: Callable[[Batch, Target], Prepared | None]
-    variant: str = ""
-    is_copier: bool = False
-    rows: Rows | None = None
-    prepare_in_place: Callable[[Batch, Target], Prepared | None] | None = None
+    prepare: Callable[[Batch, Target], Prepared]
+    variant: str = ""  # the suffix of the function's name in tables
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
         return self.function + self.variant
 
-    def in_place(self) -> Job:
-        """Return the job with which growth is measured."""
-        if self.prepare_in_place is None:
-            return self
-        return dataclasses.replace(self, variant=IN_PLACE, prepare=self.prepare_in_place)
 
+def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Prepared:
+    """Prepare a call with copies of NumPy arrays and objects of `reference`, as a target's.
 
-def _prepared(
-    target: Target,
-    function: str,
-    *args: Any,
-    observe: Callable[[Any], Any] | None = None,
-    **kwargs: Any,
-) -> Prepared:
-    call = prepare(target, function, *args, **kwargs)
-
-    def observed() -> Any:
-        answer = result_of(target, function, call(), kwargs)
-        return answer if observe is None else observe(answer)
-
-    return Prepared(call, observed)
-
-
-def _hints(target: Target, **hints: Any) -> dict[str, Any]:
-    """Return keywords with which `fast` need not synchronise; other implementations get none."""
-    return hints if target.name == "fast" and target.device != "cpu" else {}
-
-
-def _split(batch: Batch, target: Target) -> Prepared:
-    return _prepared(
-        target,
-        "split_decodes_and_prefills",
-        common_attn_metadata=make_metadata(batch, target),
-        decode_threshold=batch.decode_threshold,
-        require_uniform=batch.decode_threshold > 1,
-    )
-
-
-def _split_extends(batch: Batch, target: Target) -> Prepared:
-    return _prepared(
-        target,
-        "split_decodes_prefills_and_extends",
-        common_attn_metadata=make_metadata(batch, target),
-        decode_threshold=batch.decode_threshold,
-    )
-
-
-def _reorder(batch: Batch, target: Target, **options: int) -> Prepared:
-    ours, once = reorder_call(batch, target, does_swap=True, **options)
-    _, call = reorder_call(batch, target, does_swap=False, **options)
-    return Prepared(call, lambda: (once(), list(ours.req_ids)))
-
-
-def _create_slices(batch: Batch, target: Target) -> Prepared | None:
-    if batch.num_tokens < 2:
-        return None
-    return _prepared(
-        target,
-        "create_ubatch_slices",
-        num_scheduled_tokens=batch.query_lens.copy(),  # NumPy in every implementation
-        split_points=batch.num_tokens // 2,
-    )
-
-
-def _split_metadata(batch: Batch, target: Target) -> Prepared | None:
-    if batch.num_tokens < 2:
-        return None
-    slices = [
-        make(target, "UBatchSlice", **vars(half))
-        for half in reference.create_ubatch_slices(batch.query_lens, batch.num_tokens // 2)
-    ]
-    return _prepared(
-        target,
-        "split_attn_metadata",
-        ubatch_slices=slices,
-        common_attn_metadata=make_metadata(batch, target),
-    )
-
-
-def _local_attention(chunk_size: int) -> Callable[[Batch, Target], Prepared]:
-    def prepare(batch: Batch, target: Target) -> Prepared:
-        given = (chunk_size, make_metadata(batch, target), BLOCK_SIZE)
-        return _prepared(target, "make_local_attention_virtual_batches", *given)
-
-    return prepare
-
-
-def _fast_prefill(batch: Batch, target: Target) -> Prepared:
-    last_tokens = batch.starts[1:].astype(np.int64) - 1
-    changes = {
-        "logits_indices_padded": array_of(target, last_tokens),
-        "num_logits_indices": batch.num_reqs,
+    Only the target's function is timed. If an adapter has a method `prepare(function, *args,
+    **kwargs)`, that makes the call.
+    """
+    adapter: Any = target.implementation.adapter
+    renamed, done = adapter.parameters.get(function, {}), dict[Any, Any]()
+    given = [adapter.theirs(_convert(value, "", target, done)) for value in args]
+    named = {
+        renamed.get(name, name): adapter.theirs(_convert(value, name, target, done))
+        for name, value in kwargs.items()
     }
-    return _prepared(
-        target,
-        "make_kv_sharing_fast_prefill_common_attn_metadata",
-        make_metadata(batch, target, **changes),
-        **_hints(target, logits_indices_cpu=host_array_of(target, last_tokens)),
-    )
+    call: Call
+    if hasattr(adapter, "prepare"):
+        call = adapter.prepare(function, *given, **named)
+    else:
+        found = target.find(function)
+        call = lambda: found(*given, **named)  # noqa: E731  # one of two
+    return Prepared(call, lambda: adapter.result(function, call(), kwargs))
 
 
-def _conv1d(batch: Batch, target: Target) -> Prepared:
-    hints = _hints(target, query_start_loc_p_cpu=host_array_of(target, batch.starts))
-    starts = array_of(target, batch.starts)
-    return _prepared(target, "compute_causal_conv1d_metadata", starts, **hints)
+def _convert(value: Any, name: str, target: Target, done: dict[Any, Any]) -> Any:
+    """Convert an argument; an array named `cpu` or `*_cpu` stays on the host.
+
+    An array that is passed twice, as a field and its `_cpu`, is one tensor if both are on the host.
+    """
+    if target.device is None or name in {"np", "num_scheduled_tokens"}:
+        return value
+    if isinstance(value, np.ndarray):
+        where = "cpu" if name == "cpu" or name.endswith("_cpu") else target.device
+        if (id(value), where) not in done:
+            is_bfloat16 = value.dtype == ml_dtypes.bfloat16
+            copied = torch.from_numpy((value.view(np.uint16) if is_bfloat16 else value).copy())
+            copied = copied.view(torch.bfloat16) if is_bfloat16 else copied
+            done[id(value), where] = copied.to(where)
+        return done[id(value), where]
+    first = isinstance(value, list | tuple) and value and value[0]
+    if isinstance(first, np.ndarray | reference.UBatchSlice):
+        return type(value)(_convert(each, name, target, done) for each in value)
+    class_name = type(value).__name__
+    if class_name in {"SimpleNamespace", "CommonAttentionMetadata", "UBatchSlice"}:
+        fields = {name: _convert(each, name, target, done) for name, each in vars(value).items()}
+        adapter = target.implementation.adapter
+        make = adapter.new if target.implementation.offers(class_name) else adapter.made
+        is_plain = class_name == "SimpleNamespace"
+        return SimpleNamespace(**fields) if is_plain else make(class_name, **fields)
+    return value
 
 
-def _local_lengths(batch: Batch, target: Target) -> Prepared:
-    lens = array_of(target, batch.seq_lens)
-    return _prepared(target, "get_dcp_local_seq_lens", lens, DCP_SIZE, 1, BLOCK_SIZE)
+def _metadata(batch: Batch, **changes: Any) -> reference.CommonAttentionMetadata:
+    fields: dict[str, Any] = {
+        "query_start_loc": batch.starts,
+        "query_start_loc_cpu": batch.starts,
+        "seq_lens": batch.seq_lens,
+        "seq_lens_cpu": batch.seq_lens,
+        "num_computed_tokens_cpu": batch.num_computed_tokens,
+        "num_reqs": batch.num_reqs,
+        "num_actual_tokens": batch.num_tokens,
+        "max_query_len": int(batch.query_lens.max()),
+        "max_seq_len": int(batch.seq_lens.max()),
+        "block_table_tensor": batch.block_table,
+        "slot_mapping": np.arange(batch.num_tokens),
+    }
+    return reference.CommonAttentionMetadata(**fields, **changes)
 
 
-def _slots(batch: Batch, target: Target) -> Prepared:
-    arrays = (batch.block_table, batch.starts, batch.positions)
-    given = [array_of(target, array) for array in arrays]
-    return _prepared(target, "compute_slot_mapping", *given, BLOCK_SIZE)
+def _tables(batch: Batch, target: Target) -> Any:
+    """Return block tables of `NUM_GROUPS` groups that hold a batch, row by row."""
+    sizes = (MAX_NUM_REQS, max(batch.num_tokens, TOKEN_BUDGET), MAX_CONTEXT)
+    device, is_pinned = target.device or "cpu", target.device == "cuda"
+    groups = [BLOCK_SIZE] * NUM_GROUPS
+    tables = target.find("BlockTables")(groups, *sizes, device, pin_memory=is_pinned)
+    new = _new_blocks(np.arange(batch.num_reqs), batch.num_blocks, batch.block_ids.tolist())
+    target.find("BlockTables.append_block_ids")(tables, *new)
+    return tables
 
 
-def _scatter(batch: Batch, target: Target, *, is_in_place: bool = False) -> Prepared:
-    rows, mask = embeddings(batch)
-    out = {"out": rows_of(target, np.zeros_like(rows))} if is_in_place else {}
-    given = (rows_of(target, rows[mask]), array_of(target, mask))
-    return _prepared(target, "scatter_mm_placeholders", *given, **out)
-
-
-def _gather(batch: Batch, target: Target, *, is_in_place: bool = False) -> Prepared:
-    rows, mask = embeddings(batch)
-    out = {"out": rows_of(target, np.zeros_like(rows[mask]))} if is_in_place else {}
-    hints = {} if is_in_place else _hints(target, num_embeds=int(mask.sum()))
-    given = (rows_of(target, rows), array_of(target, mask))
-    return _prepared(target, "gather_mm_placeholders", *given, **hints, **out)
-
-
-def _build(batch: Batch, target: Target) -> Prepared:
-    return _prepared(target, "build_attn_metadata", **build_arguments(batch, target))
-
-
-def _build_bounded(batch: Batch, target: Target) -> Prepared:
-    bounds = {"max_query_len": batch.query_lens.max(), "max_seq_len": batch.seq_lens.max()}
-    bounds = {name: int(bound) for name, bound in bounds.items()}
-    return _prepared(target, "build_attn_metadata", **build_arguments(batch, target), **bounds)
+def _new_blocks(rows: Array, counts: Array, ids: list[int]) -> list[Any]:
+    """Return the arguments that overwrite rows of all groups with these blocks."""
+    ends = [0, *np.cumsum(counts).tolist()]
+    return [rows.tolist(), [ends] * NUM_GROUPS, [ids] * NUM_GROUPS, [True] * len(rows)]
 
 
 def _append(batch: Batch, target: Target) -> Prepared:
-    tables = make_tables(batch, target)
-    call = prepare(target, "BlockTables.append_block_ids", tables, *append_arguments(batch))
-    everyone = array_of(target, np.arange(batch.num_reqs, dtype=np.int32))
-    gather = prepare(target, "BlockTables.gather_block_tables", tables, everyone)
-    return Prepared(call, lambda: (call(), gather()))
+    """Append a step's new blocks; rows are overwritten, so that each call does the same."""
+    tables = _tables(batch, target)
+    counts = batch.num_blocks - -(-batch.num_computed_tokens.astype(np.int64) // BLOCK_SIZE)
+    rows = np.flatnonzero(counts)
+    new = _new_blocks(rows, counts[rows], list(range(1, int(counts.sum()) + 1)))
+    call = prepare(target, "BlockTables.append_block_ids", tables, *new).call
+    gather = _gather_rows(tables, target, np.arange(batch.num_reqs))
+    return Prepared(call, lambda: (call(), gather.observe()))
 
 
-def _gather_tables(batch: Batch, target: Target) -> Prepared:
+def _gather_rows(tables: Any, target: Target, order: Array) -> Prepared:
+    return prepare(target, "BlockTables.gather_block_tables", tables, order.astype(np.int32))
+
+
+def _gather(batch: Batch, target: Target) -> Prepared:
     """Gather alternately in one order and its reverse, so that most of several rows change."""
-    tables = make_tables(batch, target)
-    gather = "BlockTables.gather_block_tables"
-    orders = (batch.arrival.astype(np.int32), batch.arrival[::-1].astype(np.int32))
-    both = [prepare(target, gather, tables, array_of(target, order)) for order in orders]
-    turns = cycle(both)
+    tables = _tables(batch, target)
+    both = [_gather_rows(tables, target, order) for order in (batch.arrival, batch.arrival[::-1])]
+    turns = cycle([prepared.call for prepared in both])
 
-    def in_turn() -> Any:
+    def gather() -> Any:
         return next(turns)()
 
     # Both calls return views of the same memory: the second overwrites the first's result.
-    return Prepared(in_turn, lambda: [deepcopy(result_of(target, gather, call())) for call in both])
+    return Prepared(gather, lambda: [deepcopy(each.observe()) for each in both])
 
 
 def _slots_of_all(batch: Batch, target: Target) -> Prepared:
-    tables = make_tables(batch, target)
-    everyone = array_of(target, np.arange(batch.num_reqs, dtype=np.int32))
-    prepare(target, "BlockTables.gather_block_tables", tables, everyone)()
-    starts, positions = array_of(target, batch.starts), array_of(target, batch.positions)
-    return _prepared(target, "BlockTables.compute_slot_mappings", tables, starts, positions)
+    tables = _tables(batch, target)
+    _gather_rows(tables, target, np.arange(batch.num_reqs)).call()
+    given = (tables, batch.starts, batch.positions)
+    return prepare(target, "BlockTables.compute_slot_mappings", *given)
 
+
+class _InputBatch:
+    """A runner's input batch in order of arrival, whose swaps take almost no time.
+
+    In timed calls they do nothing, so that each call starts from the same order.
+    """
+
+    def __init__(self, batch: Batch, *, does_swap: bool) -> None:
+        order = batch.arrival
+        self.req_ids = [f"request-{i}" for i in order.tolist()]
+        self.num_computed_tokens_cpu = batch.num_computed_tokens[order].astype(np.int32)
+        is_decode = batch.query_lens <= batch.decode_threshold
+        prompts = np.where(is_decode, batch.num_computed_tokens, batch.seq_lens)
+        self.num_prompt_tokens = prompts[order].astype(np.int32)
+        self._does_swap = does_swap
+
+    def swap_states(self, i: int, j: int) -> None:
+        if self._does_swap:
+            ids = self.req_ids
+            ids[i], ids[j] = ids[j], ids[i]
+            for counts in (self.num_computed_tokens_cpu, self.num_prompt_tokens):
+                counts[[i, j]] = counts[[j, i]]
+
+
+def _reorder(batch: Batch, target: Target, **options: int) -> Prepared:
+    scheduled = {f"request-{i}": n for i, n in enumerate(batch.query_lens.tolist())}
+    given = (SimpleNamespace(num_scheduled_tokens=scheduled), batch.decode_threshold)
+    swapped = _InputBatch(batch, does_swap=True)
+    once, call = (
+        prepare(target, _REORDER, requests, *given, **options).call
+        for requests in (swapped, _InputBatch(batch, does_swap=False))
+    )
+    return Prepared(call, lambda: (once(), list(swapped.req_ids)))
+
+
+class _Builder:
+    """A builder that takes no time: it returns its input."""
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
+        del common_prefix_len
+        return common_attn_metadata
+
+
+def _build(batch: Batch, target: Target, *, has_bounds: bool = False) -> Prepared:
+    def buffer(values: Array) -> SimpleNamespace:
+        return SimpleNamespace(cpu=values, gpu=values.copy(), np=values)
+
+    longest = int(batch.query_lens.max()), int(batch.seq_lens.max())
+    bounds = dict(zip(("max_query_len", "max_seq_len"), longest, strict=True))
+    groups = [SimpleNamespace(layer_names=[f"layers.{i}.attn"]) for i in range(NUM_GROUPS)]
+    return prepare(
+        target,
+        "build_attn_metadata",
+        attn_metadata_builders=[_Builder() for _ in groups],
+        num_reqs=batch.num_reqs,
+        num_tokens=batch.num_tokens,
+        query_start_loc=buffer(batch.starts),
+        seq_lens=buffer(batch.seq_lens),
+        num_computed_tokens_cpu=batch.num_computed_tokens,
+        block_tables=tuple(batch.block_table.copy() for _ in groups),
+        slot_mappings=np.tile(np.arange(batch.num_tokens), (NUM_GROUPS, 1)),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+        **(bounds if has_bounds else {}),
+    )
+
+
+def _job(
+    function: str,
+    arguments: Callable[[Batch], list[Any] | dict[str, Any]],
+    variant: str = "",
+    hints: Callable[[Batch], dict[str, Any]] | None = None,
+) -> Job:
+    """Make a job from its arguments by position or by name.
+
+    `hints` are keywords with which `fast` need not synchronise with a GPU; others do not get them.
+    """
+
+    def prepare_call(batch: Batch, target: Target) -> Prepared:
+        given, hinted = arguments(batch), {}
+        if hints is not None and target.device == "cuda":
+            hinted = hints(batch)
+        if isinstance(given, dict):
+            return prepare(target, function, **given, **hinted)
+        return prepare(target, function, *given, **hinted)
+
+    return Job(function, prepare_call, variant)
+
+
+def _last_tokens(batch: Batch) -> Array:
+    return batch.starts[1:].astype(np.int64) - 1
+
+
+_REORDER: Final = "reorder_batch_to_split_decodes_and_prefills"
+_LOCAL: Final = "make_local_attention_virtual_batches"
 
 JOBS: Final = (
     Job("BlockTables.append_block_ids", _append),
-    Job(
-        "BlockTables.gather_block_tables",
-        _gather_tables,
-        is_copier=True,
-        rows=Rows(NUM_GROUPS, 4 * MEAN_CONTEXT // BLOCK_SIZE, TABLE_ROW_BYTES),
-    ),
+    Job("BlockTables.gather_block_tables", _gather),
     Job("BlockTables.compute_slot_mappings", _slots_of_all),
-    Job("compute_slot_mapping", _slots),
-    Job("build_attn_metadata", _build, is_copier=True),
-    Job("build_attn_metadata", _build_bounded, " (bounds given)", is_copier=True),
-    Job("split_decodes_and_prefills", _split),
-    Job("split_decodes_prefills_and_extends", _split_extends),
-    Job("reorder_batch_to_split_decodes_and_prefills", _reorder, is_copier=True),
-    Job(
-        "reorder_batch_to_split_decodes_and_prefills",
-        partial(_reorder, regions=4),
-        ", 4 regions",
-        is_copier=True,
+    _job("compute_slot_mapping", lambda b: [b.block_table, b.starts, b.positions, BLOCK_SIZE]),
+    Job("build_attn_metadata", _build),
+    Job("build_attn_metadata", partial(_build, has_bounds=True), " (bounds given)"),
+    _job(
+        "split_decodes_and_prefills",
+        lambda b: {
+            "common_attn_metadata": _metadata(b),
+            "decode_threshold": b.decode_threshold,
+            "require_uniform": b.decode_threshold > 1,
+        },
     ),
-    Job("create_ubatch_slices", _create_slices, is_copier=True),
-    Job("split_attn_metadata", _split_metadata),
-    Job(
-        "make_local_attention_virtual_batches",
-        _local_attention(BIG_CHUNK),
-        f", chunk {BIG_CHUNK}",
-        # Whole rows of the block table: contexts are shorter than a chunk.
-        rows=Rows(1, TABLE_ROW_BYTES, 4 * BIG_CHUNK // BLOCK_SIZE),
+    _job(
+        "split_decodes_prefills_and_extends",
+        lambda b: {
+            "common_attn_metadata": _metadata(b),
+            "decode_threshold": b.decode_threshold,
+        },
     ),
-    Job(
-        "make_local_attention_virtual_batches",
-        _local_attention(SMALL_CHUNK),
-        f", chunk {SMALL_CHUNK}",
+    Job(_REORDER, _reorder),
+    Job(_REORDER, partial(_reorder, regions=4), ", 4 regions"),
+    _job(
+        "create_ubatch_slices",
+        lambda b: {"num_scheduled_tokens": b.query_lens, "split_points": b.num_tokens // 2},
     ),
-    Job("make_kv_sharing_fast_prefill_common_attn_metadata", _fast_prefill),
-    Job("compute_causal_conv1d_metadata", _conv1d),
-    Job("get_dcp_local_seq_lens", _local_lengths),
-    Job(
-        "scatter_mm_placeholders",
-        _scatter,
-        is_copier=True,
-        rows=Rows(1, 2 * EMBED_DIM, 2 * EMBED_DIM + GAP),
-        prepare_in_place=partial(_scatter, is_in_place=True),
+    _job(
+        "split_attn_metadata",
+        lambda b: {
+            "ubatch_slices": reference.create_ubatch_slices(b.query_lens, b.num_tokens // 2),
+            "common_attn_metadata": _metadata(b),
+        },
     ),
-    Job(
+    _job(_LOCAL, lambda b: [BIG_CHUNK, _metadata(b), BLOCK_SIZE], f", chunk {BIG_CHUNK}"),
+    _job(_LOCAL, lambda b: [SMALL_CHUNK, _metadata(b), BLOCK_SIZE], f", chunk {SMALL_CHUNK}"),
+    _job(
+        "make_kv_sharing_fast_prefill_common_attn_metadata",
+        lambda b: [
+            _metadata(b, logits_indices_padded=_last_tokens(b), num_logits_indices=b.num_reqs)
+        ],
+        hints=lambda b: {"logits_indices_cpu": _last_tokens(b)},
+    ),
+    _job(
+        "compute_causal_conv1d_metadata",
+        lambda b: [b.starts],
+        hints=lambda b: {"query_start_loc_p_cpu": b.starts},
+    ),
+    _job("get_dcp_local_seq_lens", lambda b: [b.seq_lens, DCP_SIZE, 1, BLOCK_SIZE]),
+    _job("scatter_mm_placeholders", lambda b: [b.rows[b.is_embed], b.is_embed]),
+    _job(
         "gather_mm_placeholders",
-        _gather,
-        is_copier=True,
-        # Half of the placeholders stand for an embedding.
-        rows=Rows(1, EMBED_DIM, EMBED_DIM + GAP),
-        prepare_in_place=partial(_gather, is_in_place=True),
+        lambda b: [b.rows, b.is_embed],
+        hints=lambda b: {"num_embeds": int(b.is_embed.sum())},
     ),
 )
-"""Every hot function, in the order of spec and tables."""
+"""Every hot function, in the order of the tables."""

@@ -3,7 +3,7 @@
     python -m kvtwin.bench.launches
 
 The kernel takes four tensors and an int, and does nothing. On a machine without a GPU the driver
-does nothing either (`kvtwin.bench.no_driver`), so the time excludes what a real driver takes.
+does nothing either (`no_driver.c`), so the time excludes what a real driver takes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,89 @@ if __name__ == "__main__":
 
     run("kvtwin.bench.launches", "bench,cuda")
 
+import ctypes
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+import fast.launch
+from fast import direct_launch, numba_cuda
 from fast.kernels.cuda import Kernel, cuda
 from fast.launch import launch_blocks
 from fast.launchers import LAUNCHERS, launched_by
-from kvtwin.bench.device import host_cost_us
-from kvtwin.bench.no_driver import NoDriver
-from kvtwin.bench.timing import Spin, time_in_turn
+from kvtwin.bench.measure import host_cost_us, time_in_turn
 
 SIGNATURE: Final = "void(int32[:, ::1], int64[::1], int32[::1], int64[::1], int64)"
+MAX_WORDS: Final = 64
+STREAM: Final = 0x6000
+"""The handle that stands for torch's current stream."""
+
+TYPES: Final = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8"}
+
+
+class NoDriver:
+    """A CUDA driver that does nothing, in place of this process's; CPU tensors look like CUDA's.
+
+    Raises:
+        RuntimeError: There is a GPU, or no C compiler.
+    """
+
+    def __init__(self) -> None:
+        compiler = shutil.which("cc")
+        if torch.cuda.is_available():
+            raise RuntimeError("there is a GPU here, which has its own driver")
+        if compiler is None:
+            raise RuntimeError("a driver that does nothing must be compiled, but there is no cc")
+        source = Path(__file__).with_name("no_driver.c")
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder, "libcuda.so.1")
+            name = f"-Wl,-soname,{library.name}"
+            flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", name]
+            subprocess.run([compiler, *flags, "-o", library, source], check=True)  # noqa: S603  # our own
+            # Loading a library of this name returns the one that is loaded.
+            self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        _fake_cuda_tensors()
+
+    def note(self, num_words: int) -> None:
+        """Record `num_words` argument words of each launch from now on; clear the last one's."""
+        self._global(ctypes.c_int, "num_words").value = num_words
+        self._global(ctypes.c_int64 * MAX_WORDS, "words")[:] = [0] * MAX_WORDS
+
+    def last(self, num_words: int) -> tuple[Any, ...]:
+        """Return the last launch: its grid, its threads, its stream, and its argument words."""
+        return (
+            tuple(self._global(ctypes.c_uint * 3, "launched_grid")),
+            tuple(self._global(ctypes.c_uint * 3, "launched_block")),
+            self._global(ctypes.c_int64, "launched_stream").value,
+            tuple(self._global(ctypes.c_int64 * MAX_WORDS, "words"))[:num_words],
+        )
+
+    def _global(self, kind: Any, name: str) -> Any:
+        return kind.in_dll(self._library, name)
+
+
+def _fake_cuda_tensors() -> None:
+    """Make torch report that its tensors are on a GPU, in Python, which takes as long as in C."""
+
+    def describe(tensor: torch.Tensor) -> dict[str, Any]:
+        return {
+            "shape": tuple(tensor.shape),
+            "typestr": TYPES[tensor.dtype],
+            "strides": None,
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+    torch.Tensor.get_device = lambda _: 0  # type: ignore[method-assign, assignment]
+    torch.Tensor.__cuda_array_interface__ = property(describe)  # type: ignore[assignment]
+    fast.launch.current_device = lambda: 0  # type: ignore[attr-defined]
+    direct_launch.current_stream = lambda _: STREAM  # type: ignore[attr-defined]
+    numba_cuda.current_stream = lambda _: STREAM  # type: ignore[attr-defined]
 
 
 def do_nothing(table: Any, positions: Any, requests: Any, slots: Any, block_size: Any) -> None:
@@ -53,9 +123,6 @@ def main() -> int:
     left_out = "" if is_on_gpu else ", a driver's part left out"
     for name in LAUNCHERS:
         with launched_by(name):
-            if is_on_gpu:
-                cost_us = host_cost_us(launch)
-            else:
-                cost_us = time_in_turn({name: launch}, Spin())[name].median_us
+            cost_us = host_cost_us(launch) if is_on_gpu else min(time_in_turn([launch])[0])
         print(f"host cost of a launch, {name}: {cost_us:.1f} us{left_out}")
     return 0

@@ -1,0 +1,439 @@
+"""Baselines: the hot functions in vectorised NumPy, and in torch where that is usual.
+
+`fast` is timed against them. Each is written as an experienced engineer would write it for the
+host, with tricks that cost nothing (views, early returns, preallocated buffers) and without
+`fast`'s checks: they expect valid input. `kvtwin bench` compares their results with `reference`'s
+before it times them. They use `fast`'s classes of batches and micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fast import CommonAttentionMetadata, UBatchSlice
+
+
+class BlockTables:
+    def __init__(
+        self,
+        block_sizes: list[int],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        device: object,
+        pin_memory: bool,
+    ) -> None:
+        del device, pin_memory
+        self.block_sizes = block_sizes
+        self.max_num_reqs = max_num_reqs
+        widths = [-(-max_model_len // size) for size in block_sizes]
+        self._tables = [np.zeros((max_num_reqs, width), np.int32) for width in widths]
+        self._num_blocks = [np.zeros(max_num_reqs, np.int64) for _ in widths]
+        self._views = [torch.from_numpy(table) for table in self._tables]
+        self._gathered = [torch.zeros_like(view) for view in self._views]
+        size = len(widths), max_num_batched_tokens
+        self._slots = torch.full(size, -1, dtype=torch.int64, device="cpu")
+        # The rows and tokens that the last step filled: only these are cleared.
+        self._num_rows = self._num_tokens = 0
+
+    def append_block_ids(
+        self,
+        req_indices: list[int],
+        cu_num_new_blocks: list[list[int]],
+        new_block_ids: list[list[int]],
+        overwrite: list[bool],
+    ) -> None:
+        groups = zip(self._tables, self._num_blocks, cu_num_new_blocks, new_block_ids, strict=True)
+        for table, num_blocks, ends, ids in groups:
+            new_ids = np.array(ids, np.int32)
+            for i, row in enumerate(req_indices):
+                used = 0 if overwrite[i] else num_blocks[row]
+                count = ends[i + 1] - ends[i]
+                table[row, used : used + count] = new_ids[ends[i] : ends[i + 1]]
+                table[row, used + count : num_blocks[row]] = 0
+                num_blocks[row] = used + count
+
+    def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        num_reqs = len(idx_mapping)
+        is_padded = idx_mapping < 0
+        rows = idx_mapping.clamp(min=0)
+        padded = is_padded.nonzero().squeeze(1) if is_padded.any() else None
+        for view, gathered in zip(self._views, self._gathered, strict=True):
+            torch.index_select(view, 0, rows, out=gathered[:num_reqs])
+            if num_reqs < self._num_rows:
+                gathered[num_reqs : self._num_rows].zero_()
+            if padded is not None:
+                gathered.index_fill_(0, padded, 0)
+        self._num_rows = num_reqs
+        return tuple(gathered[:num_reqs] for gathered in self._gathered)
+
+    def compute_slot_mappings(
+        self, query_start_loc: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        starts, where = query_start_loc.numpy(), positions.numpy()
+        num_tokens = int(starts[-1])
+        request = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        slots = self._slots.numpy()
+        for group, size in enumerate(self.block_sizes):
+            table, here = self._gathered[group].numpy(), where[:num_tokens]
+            block, offset = np.divmod(here, size)
+            np.multiply(table[request, block], size, out=slots[group, :num_tokens], casting="safe")
+            slots[group, :num_tokens] += offset
+        if num_tokens < self._num_tokens:
+            slots[:, num_tokens : self._num_tokens] = -1
+        self._num_tokens = num_tokens
+        return self._slots[:, : len(where)]
+
+
+def compute_slot_mapping(
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_size: int,
+    *,
+    kernel_block_size: int | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_kv_cache_interleave_size: int = 1,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    table, starts, where = block_table.numpy(), query_start_loc.numpy(), positions.numpy()
+    if out is None:
+        out = torch.empty(len(where), dtype=torch.int64, device=positions.device)
+    slots = out.numpy()
+    num_tokens = int(starts[-1])
+    request = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    where = where[:num_tokens]
+    kernel_size = block_size if kernel_block_size is None else kernel_block_size
+    if cp_world_size == 1:
+        column = where // kernel_size
+        slots[:num_tokens] = table[request, column] * np.int64(kernel_size) + where % kernel_size
+    else:
+        interleave = cp_kv_cache_interleave_size
+        virtual_size = block_size * cp_world_size
+        inner = where % virtual_size
+        is_mine = inner // interleave % cp_world_size == cp_rank
+        offset = inner // (cp_world_size * interleave) * interleave + inner % interleave
+        column = where // virtual_size * (block_size // kernel_size) + offset // kernel_size
+        slot = table[request, np.where(is_mine, column, 0)] * np.int64(kernel_size)
+        slots[:num_tokens] = np.where(is_mine, slot + offset % kernel_size, -1)
+    slots[num_tokens:] = -1
+    return out[: len(positions)]
+
+
+def build_attn_metadata(
+    attn_metadata_builders: list[Any],
+    num_reqs: int,
+    num_tokens: int,
+    query_start_loc: Any,
+    seq_lens: Any,
+    num_computed_tokens_cpu: torch.Tensor,
+    block_tables: Any,
+    slot_mappings: Any,
+    kv_cache_config: Any,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
+) -> dict[str, Any]:
+    starts_cpu = query_start_loc.cpu[: num_reqs + 1]
+    lens_cpu = seq_lens.cpu[:num_reqs]
+    starts, lens = query_start_loc.gpu[: num_reqs + 1], seq_lens.gpu[:num_reqs]
+    computed = num_computed_tokens_cpu[:num_reqs]
+    if max_query_len is None:
+        max_query_len = int(np.diff(starts_cpu.numpy()).max(initial=0))
+    if max_seq_len is None:
+        max_seq_len = int(lens_cpu.numpy().max(initial=0))
+    built = {}
+    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+        metadata = CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts_cpu,
+            seq_lens=lens,
+            seq_lens_cpu=lens_cpu,
+            num_computed_tokens_cpu=computed,
+            num_reqs=num_reqs,
+            num_actual_tokens=num_tokens,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            block_table_tensor=block_tables[i],
+            slot_mapping=slot_mappings[i],
+        )
+        for_group = attn_metadata_builders[i].build(
+            common_prefix_len=0, common_attn_metadata=metadata
+        )
+        for name in group.layer_names:
+            built[name] = for_group
+    return built
+
+
+def split_decodes_and_prefills(
+    common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
+) -> tuple[int, int, int, int]:
+    metadata = common_attn_metadata
+    num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
+    # The bound implies that all are decodes, so no array is read.
+    if metadata.max_query_len <= decode_threshold and not require_uniform:
+        return num_reqs, 0, num_tokens, 0
+    starts = metadata.query_start_loc_cpu.numpy()
+    query_lens = np.diff(starts)
+    is_prefill = query_lens > decode_threshold
+    if require_uniform:
+        used = query_lens[query_lens > 0]
+        if len(used):
+            is_prefill |= (query_lens > 0) & (query_lens != used[0])
+    if not is_prefill.any():
+        return num_reqs, 0, num_tokens, 0
+    first = int(is_prefill.argmax())
+    num_decode_tokens = int(starts[first])
+    return first, num_reqs - first, num_decode_tokens, num_tokens - num_decode_tokens
+
+
+def split_decodes_prefills_and_extends(
+    common_attn_metadata: Any, decode_threshold: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    metadata = common_attn_metadata
+    num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
+    if metadata.max_query_len <= decode_threshold:
+        return num_reqs, 0, 0, num_tokens, 0, 0
+    starts = metadata.query_start_loc_cpu.numpy()
+    is_long = np.diff(starts) > decode_threshold
+    if not is_long.any():
+        return num_reqs, 0, 0, num_tokens, 0, 0
+    first = int(is_long.argmax())
+    is_prefill = is_long & (metadata.num_computed_tokens_cpu.numpy() == 0)
+    first_prefill = int(is_prefill.argmax()) if is_prefill.any() else num_reqs
+    num_decode_tokens = int(starts[first])
+    end = int(starts[first_prefill]) if first_prefill < num_reqs else num_tokens
+    return (
+        first,
+        first_prefill - first,
+        num_reqs - first_prefill,
+        num_decode_tokens,
+        end - num_decode_tokens,
+        num_tokens - end,
+    )
+
+
+def reorder_batch_to_split_decodes_and_prefills(
+    input_batch: Any, scheduler_output: Any, decode_threshold: int = 1, *, regions: int = 3
+) -> bool:
+    req_ids = input_batch.req_ids
+    num_reqs = len(req_ids)
+    scheduled = scheduler_output.num_scheduled_tokens
+    num_tokens = np.fromiter(map(scheduled.__getitem__, req_ids), np.int64, num_reqs)
+    computed = input_batch.num_computed_tokens_cpu[:num_reqs]
+    if regions == 3:
+        region = np.where(num_tokens <= decode_threshold, 0, np.where(computed > 0, 1, 2))
+    else:
+        in_prompt = computed < input_batch.num_prompt_tokens[:num_reqs]
+        short = np.where(in_prompt, 1, 0)
+        region = np.where(computed == 0, 3, np.where(num_tokens > decode_threshold, 2, short))
+    misplaced = np.flatnonzero(region != np.sort(region))
+    if len(misplaced) == 0:
+        return False
+    # The misplaced, sorted by region, take the free places from the front.
+    order = misplaced[np.argsort(region[misplaced], kind="stable")]
+    source = dict(zip(misplaced.tolist(), order.tolist(), strict=True))
+    for first in source:
+        place = first
+        while source[place] != first:
+            other = source[place]
+            input_batch.swap_states(place, other)
+            source[place] = place
+            place = other
+        source[place] = place
+    return True
+
+
+def create_ubatch_slices(
+    num_scheduled_tokens: np.ndarray[Any, Any], split_points: int | list[int]
+) -> list[UBatchSlice]:
+    points = split_points if isinstance(split_points, list) else [split_points]
+    ends = np.cumsum(num_scheduled_tokens)
+    cuts = [0, *points, int(ends[-1])]
+    first = np.searchsorted(ends, cuts[:-1], side="right").tolist()
+    last = np.searchsorted(ends, cuts[1:], side="left").tolist()
+    return [
+        UBatchSlice(slice(r0, r1 + 1), slice(t0, t1))
+        for r0, r1, t0, t1 in zip(first, last, cuts[:-1], cuts[1:], strict=True)
+    ]
+
+
+def split_attn_metadata(
+    ubatch_slices: list[Any], common_attn_metadata: Any
+) -> list[CommonAttentionMetadata]:
+    return [_cut(part, common_attn_metadata) for part in ubatch_slices]
+
+
+def _cut(part: Any, metadata: Any) -> CommonAttentionMetadata:
+    requests, tokens = part.request_slice, part.token_slice
+    r0, r1, t0, t1 = requests.start, requests.stop, tokens.start, tokens.stop
+    old_starts = metadata.query_start_loc_cpu[r0 : r1 + 1]
+    starts = old_starts.clamp(t0, t1) - t0
+    seq_lens = metadata.seq_lens_cpu[r0:r1].clone()
+    computed = metadata.num_computed_tokens_cpu[r0:r1].clone()
+    # Only the first and the last request can be cut.
+    end = int(old_starts[-1])
+    if end > t1:
+        seq_lens[-1] -= end - t1
+    begin = int(old_starts[0])
+    if begin < t0:
+        computed[0] += t0 - begin
+    encoder = metadata.encoder_seq_lens
+    query_lens = starts.diff()
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens,
+        num_computed_tokens_cpu=computed,
+        num_reqs=r1 - r0,
+        num_actual_tokens=t1 - t0,
+        max_query_len=int(query_lens.max()) or metadata.max_query_len,
+        max_seq_len=metadata.max_seq_len,
+        block_table_tensor=metadata.block_table_tensor[r0:r1],
+        slot_mapping=metadata.slot_mapping[t0:t1],
+        causal=metadata.causal,
+        encoder_seq_lens=None if encoder is None else encoder[r0:r1],
+    )
+
+
+def make_local_attention_virtual_batches(
+    attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
+) -> CommonAttentionMetadata:
+    metadata = common_attn_metadata
+    starts = metadata.query_start_loc_cpu.numpy()
+    seq_lens = metadata.seq_lens_cpu.numpy().astype(np.int64)
+    query_lens = np.diff(starts).astype(np.int64)
+    begins = seq_lens - query_lens  # the first new position
+    first_chunk = np.maximum(np.minimum(begins, seq_lens - 1), 0) // attn_chunk_size
+    num_chunks = np.maximum(seq_lens - 1, 0) // attn_chunk_size - first_chunk + 1
+    ends = np.cumsum(num_chunks)
+    size = int(ends[-1]) if len(ends) else 0
+    request = np.repeat(np.arange(len(seq_lens)), num_chunks)
+    chunk = np.arange(size) - np.repeat(ends - num_chunks - first_chunk, num_chunks)
+    chunk_begin = chunk * attn_chunk_size
+    end = np.minimum(chunk_begin + attn_chunk_size, seq_lens[request])
+    local_query_lens = end - np.maximum(chunk_begin, begins[request])
+    local_seq_lens = (end - chunk_begin).astype(np.int32)
+    local_starts = np.zeros(size + 1, np.int32)
+    np.cumsum(local_query_lens, out=local_starts[1:])
+
+    columns = attn_chunk_size // block_size
+    table = metadata.block_table_tensor
+    column = (chunk * columns)[:, None] + np.arange(columns)
+    np.minimum(column, table.shape[1] - 1, out=column)
+    virtual_table = torch.from_numpy(table.numpy()[request[:, None], column])
+    starts_cpu, lens_cpu = torch.from_numpy(local_starts), torch.from_numpy(local_seq_lens)
+    computed = (local_seq_lens - local_query_lens).astype(np.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts_cpu,
+        query_start_loc_cpu=starts_cpu,
+        seq_lens=lens_cpu,
+        seq_lens_cpu=lens_cpu,
+        num_computed_tokens_cpu=torch.from_numpy(computed),
+        num_reqs=size,
+        num_actual_tokens=metadata.num_actual_tokens,
+        max_query_len=int(local_query_lens.max()) if size else 0,
+        max_seq_len=int(local_seq_lens.max()) if size else 0,
+        block_table_tensor=virtual_table,
+        slot_mapping=metadata.slot_mapping,
+    )
+
+
+def make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata: Any) -> Any:
+    metadata = common_attn_metadata
+    indices = metadata.logits_indices_padded
+    if indices is None or metadata.max_query_len == 1:
+        return metadata
+    num_logits = int(metadata.num_logits_indices)
+    indices = indices.numpy()[:num_logits]
+    starts = np.searchsorted(indices, metadata.query_start_loc_cpu.numpy()).astype(np.int32)
+    starts_cpu = torch.from_numpy(starts)
+    return CommonAttentionMetadata(
+        query_start_loc=starts_cpu,
+        query_start_loc_cpu=starts_cpu,
+        seq_lens=metadata.seq_lens,
+        seq_lens_cpu=metadata.seq_lens_cpu,
+        num_computed_tokens_cpu=metadata.num_computed_tokens_cpu,
+        num_reqs=metadata.num_reqs,
+        num_actual_tokens=num_logits,
+        max_query_len=int(np.diff(starts).max()),
+        max_seq_len=metadata.max_seq_len,
+        block_table_tensor=metadata.block_table_tensor,
+        slot_mapping=metadata.slot_mapping,
+    )
+
+
+BLOCK_M = 8
+MIN_PROGRAMS = 1024
+
+
+def compute_causal_conv1d_metadata(
+    query_start_loc_p: torch.Tensor,
+) -> tuple[dict[int, dict[str, Any]], torch.Tensor, torch.Tensor]:
+    num_tokens = np.diff(query_start_loc_p.numpy())
+    nums = (num_tokens + (BLOCK_M - 1)) // BLOCK_M
+    ends = np.cumsum(nums)
+    total = int(ends[-1]) if len(ends) else 0
+    sequence = np.repeat(np.arange(len(nums)), nums)
+    program = (np.arange(total) - np.repeat(ends - nums, nums)).astype(np.int32)
+    length = 2 * max(MIN_PROGRAMS, total)
+    padded = np.full((2, length), -1, np.int32)
+    padded[0, :total] = sequence
+    padded[1, :total] = program
+    batch_ptr, token_chunk_offset_ptr = map(torch.from_numpy, padded)
+    described = {
+        "nums": torch.from_numpy(nums),
+        "tot": total,
+        "mlist": torch.from_numpy(sequence),
+        "mlist_len": total,
+        "offsetlist": torch.from_numpy(program),
+        "batch_ptr": batch_ptr,
+        "token_chunk_offset_ptr": token_chunk_offset_ptr,
+    }
+    return {BLOCK_M: described}, batch_ptr, token_chunk_offset_ptr
+
+
+def get_dcp_local_seq_lens(
+    seq_lens: torch.Tensor,
+    dcp_size: int = 1,
+    dcp_rank: int | None = None,
+    cp_kv_cache_interleave_size: int = 1,
+) -> torch.Tensor:
+    in_round = dcp_size * cp_kv_cache_interleave_size
+    rounds = torch.div(seq_lens, in_round, rounding_mode="floor")
+    rest = seq_lens - rounds * in_round
+    if dcp_rank is None:
+        first = torch.arange(dcp_size, dtype=torch.int32, device=seq_lens.device)
+        first *= cp_kv_cache_interleave_size
+        rounds, rest = rounds.unsqueeze(1), rest.unsqueeze(1) - first
+    else:
+        rest = rest - dcp_rank * cp_kv_cache_interleave_size
+    return rounds * cp_kv_cache_interleave_size + rest.clamp_(0, cp_kv_cache_interleave_size)
+
+
+def scatter_mm_placeholders(
+    embeds: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    if is_embed is None:
+        return embeds if out is None else out.copy_(embeds)
+    nan = float("nan")
+    if out is None:
+        out = embeds.new_full((len(is_embed), embeds.shape[1]), nan)
+    else:
+        out.fill_(nan)
+    out[is_embed] = embeds
+    return out
+
+
+def gather_mm_placeholders(
+    placeholders: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    if is_embed is None:
+        return placeholders if out is None else out.copy_(placeholders)
+    if out is None:
+        return placeholders[is_embed]
+    return torch.index_select(placeholders, 0, is_embed.nonzero().squeeze(1), out=out)

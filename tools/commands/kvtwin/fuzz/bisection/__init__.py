@@ -1,1 +1,0 @@
-"""Finds the commit that introduced a failure."""

@@ -1,5 +1,0 @@
-"""`python -m kvtwin.kernels`, as `kvtwin kernels`."""
-
-from kvtwin.commands import run_command
-
-run_command("kernels")

@@ -1,0 +1,1 @@
+"""A night: the conformance run, repeated with other seeds until the time is over."""

@@ -1,0 +1,5 @@
+"""`kvtwin nightly`."""
+
+from kvtwin.commands import run_command
+
+run_command("nightly")

@@ -1,1 +1,0 @@
-"""Mutation testing of `fast` with the conformance checks; `python -m tools.mutate`."""

@@ -1,0 +1,559 @@
+"""A model runner: model classes of `transformers`, served with a paged KV cache through `fast`.
+
+    python -m tools.runner
+
+serves random requests with three tiny models (random weights; nothing is downloaded), with
+continuous batching, chunked prefill and preemption, and compares each token with the one that the
+model's own `generate` gives for the request alone. The exit status is 1 if a token differs.
+
+It is written to be read, in the order of the file: attention and its metadata, the KV caches, a
+step (`ModelRunner`), the models, the engine's loop. Requests are scheduled by `conformance.engine`,
+which imports neither `fast` nor `reference`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import functools
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
+
+import fast
+from conformance.engine.arrivals import Arrivals
+from conformance.engine.block_pool import BlockPool
+from conformance.engine.cache_group import AttentionGroup
+from conformance.engine.input_batch import InputBatch
+from conformance.engine.request import Request
+from conformance.engine.scheduler import Scheduler
+from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.engine.settings import EngineSettings
+
+BLOCK_SIZE = 8
+VOCAB_SIZE = 512
+LONGEST_PROMPT, MAX_NEW_TOKENS = 200, 24
+# Small, so that prompts are computed in chunks, and every edge is near.
+SETTINGS = EngineSettings(
+    token_budget=64, max_num_seqs=10, max_model_len=LONGEST_PROMPT + MAX_NEW_TOKENS, padding=4
+)
+
+# ------------------------------------------------------------------------------------------------
+# Attention: what it reads of a batch, and how it writes and reads the cache.
+
+
+@dataclasses.dataclass
+class PagedMetadata(fast.AttentionMetadata):
+    """A batch, as the attention of a layer reads it."""
+
+    batch: fast.CommonAttentionMetadata
+    num_decodes: int  # the first requests, of at most one token each
+    window_left: int  # how many positions before its own a query sees; -1: all
+    scale: float
+
+
+class PagedBuilder(fast.AttentionMetadataBuilder[PagedMetadata]):
+    """Builds one `PagedMetadata` for all layers of a group."""
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], config: Any, device: Any
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, config, device)
+        self._init_reorder_batch_threshold(1)
+        per_layer = fast.get_per_layer_parameters(config, layer_names, PagedAttentionImpl)
+        self.parameters = fast.infer_global_hyperparameters(per_layer)
+        assert self.parameters.has_same_all_params, per_layer
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: fast.CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> PagedMetadata:
+        common = common_attn_metadata
+        num_decodes, *_ = fast.split_decodes_and_prefills(common, self.reorder_batch_threshold)
+        window_left, scale = self.parameters.window_left, self.parameters.sm_scale
+        return PagedMetadata(common, num_decodes, window_left, scale)
+
+
+class PagedBackend(fast.AttentionBackend):
+    """Paged attention in torch."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "PAGED_TORCH"
+
+    @staticmethod
+    def get_builder_cls() -> type[PagedBuilder]:
+        return PagedBuilder
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: str = "auto"
+    ) -> tuple[int, ...]:
+        return 2, num_blocks, block_size, num_kv_heads, head_size
+
+
+@functools.cache  # layers of one group must have the same class
+def make_chunked_backend(chunk_size: int) -> type[Any]:
+    """Make the backend of chunked local attention: each chunk becomes a request of its own."""
+
+    class ChunkedLocalBuilder(PagedBuilder):
+        def build(
+            self,
+            common_prefix_len: int,
+            common_attn_metadata: fast.CommonAttentionMetadata,
+            fast_build: bool = False,
+        ) -> PagedMetadata:
+            virtual = fast.make_local_attention_virtual_batches(
+                chunk_size, common_attn_metadata, self.kv_cache_spec.block_size
+            )
+            return super().build(common_prefix_len, virtual, fast_build)
+
+    return fast.subclass_attention_backend("ChunkedLocal", PagedBackend, ChunkedLocalBuilder)
+
+
+@dataclasses.dataclass
+class PagedAttentionImpl:
+    """The parameters of a layer's attention, which `fast` reads."""
+
+    scale: float
+    sliding_window: tuple[int, int] | None  # positions before and after its own
+    logits_soft_cap: None = None
+
+
+def write_to_cache(
+    key: Tensor,  # [num_tokens, num_kv_heads, head_size]
+    value: Tensor,
+    kv_cache: Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_size]
+    slot_mapping: Tensor,
+) -> None:
+    """Write keys and values into their slots."""
+    # Those of padding go to the null block: filtering them out would synchronise.
+    block_size = kv_cache.shape[2]
+    slots = slot_mapping.where(slot_mapping != fast.PAD_SLOT_ID, fast.NULL_BLOCK_ID * block_size)
+    kv_cache[0, slots // block_size, slots % block_size] = key
+    kv_cache[1, slots // block_size, slots % block_size] = value
+
+
+def attend(query: Tensor, kv_cache: Tensor, metadata: PagedMetadata) -> Tensor:
+    """Attend over the cache; [num_tokens, num_heads, head_size], zeros for padding."""
+    output = torch.zeros_like(query)
+    starts = metadata.batch.query_start_loc_cpu.tolist()
+    if starts[metadata.num_decodes]:
+        tokens = slice(0, starts[metadata.num_decodes])
+        output[tokens] = _attend_to_decodes(query[tokens], kv_cache, metadata)
+    for request in range(metadata.num_decodes, len(starts) - 1):
+        tokens = slice(starts[request], starts[request + 1])
+        if tokens.start < tokens.stop:
+            output[tokens] = _attend_to_request(query[tokens], kv_cache, metadata, request)
+    return output
+
+
+def _attend_to_decodes(query: Tensor, kv_cache: Tensor, metadata: PagedMetadata) -> Tensor:
+    """Attend for all requests of one token together, with tables as wide as the longest."""
+    batch, num_decodes = metadata.batch, metadata.num_decodes
+    counts = batch.query_start_loc[: num_decodes + 1].diff()  # 0 for padding
+    requests = torch.arange(num_decodes, device=query.device)
+    requests = torch.repeat_interleave(requests, counts, output_size=len(query))
+    num_blocks = -(-batch.max_seq_len // kv_cache.shape[2])
+    keys, values = kv_cache[:, batch.block_table_tensor[requests, :num_blocks]].flatten(2, 3)
+    positions = batch.seq_lens[requests].unsqueeze(1) - 1
+    return _attend(query.unsqueeze(1), keys, values, positions, metadata).squeeze(1)
+
+
+def _attend_to_request(
+    query: Tensor, kv_cache: Tensor, metadata: PagedMetadata, request: int
+) -> Tensor:
+    """Attend for one request's tokens, which are the last of its sequence."""
+    seq_len = int(metadata.batch.seq_lens_cpu[request])
+    blocks = metadata.batch.block_table_tensor[request, : -(-seq_len // kv_cache.shape[2])]
+    keys, values = kv_cache[:, blocks].flatten(1, 2)
+    positions = torch.arange(seq_len - len(query), seq_len, device=query.device)
+    return _attend(query, keys, values, positions, metadata)
+
+
+def _attend(
+    query: Tensor,  # [..., num_queries, num_heads, head_size]
+    keys: Tensor,  # [..., num_keys, num_kv_heads, head_size], from position 0
+    values: Tensor,
+    positions: Tensor,  # [..., num_queries]
+    metadata: PagedMetadata,
+) -> Tensor:
+    distances = positions.unsqueeze(-1) - torch.arange(keys.shape[-3], device=query.device)
+    is_seen = distances >= 0
+    if metadata.window_left >= 0:
+        is_seen &= distances <= metadata.window_left
+    # Values that no query sees may be NaN, which a weight of 0 would not hide.
+    values = values.where(is_seen.any(-2)[..., None, None], 0.0)
+    grouped = query.unflatten(-2, (keys.shape[-2], -1))
+    scores = torch.einsum("...qhgd,...khd->...hgqk", grouped, keys) * metadata.scale
+    weights = scores.where(is_seen[..., None, None, :, :], -torch.inf).softmax(-1)
+    return torch.einsum("...hgqk,...khd->...qhgd", weights, values).flatten(-3, -2)
+
+
+# ------------------------------------------------------------------------------------------------
+# Layers and KV caches.
+
+
+class AttentionLayer:
+    """An attention layer of the model, with the attributes that `fast` reads."""
+
+    attn_type = fast.AttentionType.DECODER
+    kv_sharing_target_layer_name = None
+
+    def __init__(self, attention: nn.Module) -> None:
+        config: Any = attention.config
+        layer_types = getattr(config, "layer_types", None)  # absent if all layers are alike
+        layer_type = layer_types[attention.layer_idx] if layer_types else "full_attention"
+        self.num_kv_heads, self.head_size = config.num_key_value_heads, attention.head_dim
+        is_sliding, is_chunked = (f"{k}_attention" == layer_type for k in ("sliding", "chunked"))
+        self.sliding_window = config.sliding_window if is_sliding else None
+        self.attention_chunk_size = config.attention_chunk_size if is_chunked else None
+        window = (self.sliding_window - 1, 0) if is_sliding else None
+        self.impl = PagedAttentionImpl(attention.scaling, window)
+        self.kv_cache: list[Tensor] = []  # `fast` binds it
+
+    def get_attn_backend(self) -> type[Any]:
+        chunk_size = self.attention_chunk_size
+        return PagedBackend if chunk_size is None else make_chunked_backend(chunk_size)
+
+
+def make_specs(config: fast.VllmConfig) -> dict[str, fast.KVCacheSpec]:
+    """Make the KV cache spec of each layer."""
+    specs = fast.get_kv_cache_spec(config, torch.float32)  # of full attention and windows
+    for name, layer in config.compilation_config.static_forward_context.items():
+        if layer.attention_chunk_size is not None:
+            specs[name] = fast.ChunkedLocalAttentionSpec(
+                BLOCK_SIZE,
+                layer.num_kv_heads,
+                layer.head_size,
+                torch.float32,
+                layer.attention_chunk_size,
+            )
+    return specs
+
+
+def make_kv_cache_config(specs: dict[str, fast.KVCacheSpec]) -> fast.KVCacheConfig:
+    """Divide layers into groups of one spec, which share one pool of blocks.
+
+    A group has as many layers as the rarest spec. The k-th layers of all groups share a tensor: a
+    block has the same bytes in each, and belongs to the group that took it.
+    """
+    by_spec: dict[fast.KVCacheSpec, list[str]] = {}
+    for name, spec in specs.items():
+        by_spec.setdefault(spec, []).append(name)
+    size = min(map(len, by_spec.values()))
+    groups = [
+        fast.KVCacheGroupSpec(names[k : k + size], spec)
+        for spec, names in by_spec.items()
+        for k in range(0, len(names), size)
+    ]
+    # Two of the longest sequences fit, so that blocks run out and requests are preempted. Block 0
+    # is the null block.
+    blocks_per_sequence = AttentionGroup(BLOCK_SIZE).num_blocks(SETTINGS.max_model_len)
+    num_blocks = 1 + 2 * len(groups) * blocks_per_sequence
+    page_size_bytes = groups[0].kv_cache_spec.page_size_bytes
+    shared = [[g.layer_names[k] for g in groups if k < len(g.layer_names)] for k in range(size)]
+    tensors = [fast.KVCacheTensor(num_blocks * page_size_bytes, names) for names in shared]
+    return fast.KVCacheConfig(num_blocks, tensors, groups)
+
+
+# ------------------------------------------------------------------------------------------------
+# A step.
+
+
+class ModelRunner:
+    """Executes the scheduler's steps."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.device = model, model.device
+        names = [f"model.layers.{i}.self_attn.attn" for i in range(len(model.model.layers))]
+        self.layers = {
+            name: AttentionLayer(layer.self_attn)
+            for name, layer in zip(names, model.model.layers, strict=True)
+        }
+        vllm_config = fast.VllmConfig(
+            model_config=fast.ModelConfig(max_model_len=SETTINGS.max_model_len),
+            cache_config=fast.CacheConfig(block_size=BLOCK_SIZE),
+            parallel_config=fast.ParallelConfig(),
+            scheduler_config=fast.SchedulerConfig(
+                max_num_batched_tokens=SETTINGS.token_budget, max_num_seqs=SETTINGS.max_num_seqs
+            ),
+            compilation_config=fast.CompilationConfig(static_forward_context=self.layers),
+        )
+        self.config = make_kv_cache_config(make_specs(vllm_config))
+        backends, self.builders = fast.init_attn_backend(self.config, vllm_config, self.device)
+        fast.init_kv_cache([], self.layers, self.config, backends, self.device)
+        max_num_reqs = SETTINGS.padded(SETTINGS.max_num_seqs)
+        max_num_tokens = SETTINGS.padded(SETTINGS.token_budget)
+        is_cuda = self.device.type == "cuda"
+        self.tables = fast.BlockTables(
+            [BLOCK_SIZE] * len(self.builders),
+            max_num_reqs,
+            max_num_tokens,
+            SETTINGS.max_model_len,
+            self.device,
+            pin_memory=is_cuda,
+        )
+        self.row_of: dict[str, int] = {}  # in the block tables; a request keeps its row
+        self.free_rows = list(range(max_num_reqs))
+        self.batch = InputBatch(max_num_reqs)
+
+        def make_buffer(size: int, dtype: torch.dtype) -> fast.CpuGpuBuffer:
+            return fast.CpuGpuBuffer(size, dtype=dtype, device=self.device, pin_memory=is_cuda)
+
+        self.input_ids = make_buffer(max_num_tokens, torch.int64)
+        self.positions = make_buffer(max_num_tokens, torch.int64)
+        self.query_start_loc = make_buffer(max_num_reqs + 1, torch.int32)
+        self.seq_lens = make_buffer(max_num_reqs, torch.int32)
+        self.num_computed_tokens = make_buffer(max_num_reqs, torch.int32)
+        self.idx_mapping = make_buffer(max_num_reqs, torch.int32)
+
+        AttentionInterface.register("kvtwin_paged", paged_attention)
+        AttentionMaskInterface.register("kvtwin_paged", lambda *_args, **_kwargs: None)
+        model.set_attn_implementation("kvtwin_paged")
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> dict[str, int]:
+        """Compute a step, and return the next token of each request that is up to date."""
+        self._update_block_tables(step)
+        self.batch.update(step)
+        threshold = min(builder.reorder_batch_threshold for builder in self.builders)
+        fast.reorder_batch_to_split_decodes_and_prefills(self.batch, step, threshold)
+        query_lens = self._prepare_inputs(step)
+        # As for a CUDA graph: padding has row -1, no tokens, and its tokens have slot -1.
+        num_reqs = SETTINGS.padded(len(query_lens))
+        num_tokens = SETTINGS.padded(int(query_lens.sum()))
+        block_tables = self.tables.gather_block_tables(self.idx_mapping.copy_to_gpu(num_reqs))
+        slot_mappings = self.tables.compute_slot_mappings(
+            self.query_start_loc.copy_to_gpu(num_reqs + 1), self.positions.copy_to_gpu(num_tokens)
+        )
+        self.seq_lens.copy_to_gpu(num_reqs)
+        attn_metadata = fast.build_attn_metadata(
+            self.builders,
+            num_reqs,
+            num_tokens,
+            self.query_start_loc,
+            self.seq_lens,
+            self.num_computed_tokens.cpu,
+            block_tables,
+            slot_mappings,
+            self.config,
+        )
+        logits = self.model(
+            input_ids=self.input_ids.copy_to_gpu(num_tokens).unsqueeze(0),
+            position_ids=self.positions.gpu[:num_tokens].unsqueeze(0),
+            logits_to_keep=torch.from_numpy(query_lens.cumsum() - 1).to(self.device),
+            use_cache=False,
+            # It passes these on to `paged_attention`.
+            layers=list(self.layers.values()),
+            attn_metadata=[attn_metadata[name] for name in self.layers],
+        ).logits[0]
+        # The host waits for the device here; the next step may overwrite the buffers.
+        sampled = zip(self.batch.req_ids, logits.argmax(-1).tolist(), strict=True)
+        return {req_id: token for req_id, token in sampled if req_id in step.sampled_req_ids}
+
+    def _update_block_tables(self, step: SchedulerOutput) -> None:
+        for req_id in step.removed_req_ids:
+            row = self.row_of.pop(req_id)
+            self.free_rows.append(row)
+            self.tables.clear_row(row)
+        for req_id in step.admitted_req_ids:
+            self.row_of[req_id] = self.free_rows.pop()
+        new_block_ids: list[list[int]] = [[] for _ in self.builders]
+        cu_num_new_blocks = [[0] for _ in self.builders]
+        for ids_by_group in step.new_block_ids.values():
+            for group, ids in enumerate(ids_by_group):
+                new_block_ids[group] += ids
+                cu_num_new_blocks[group].append(len(new_block_ids[group]))
+        rows = [self.row_of[req_id] for req_id in step.new_block_ids]
+        overwrite = [req_id in step.admitted_req_ids for req_id in step.new_block_ids]
+        self.tables.append_block_ids(rows, cu_num_new_blocks, new_block_ids, overwrite)
+
+    def _prepare_inputs(self, step: SchedulerOutput) -> npt.NDArray[np.int32]:
+        """Write the batch into the host's half of the buffers; return tokens by request."""
+        req_ids = self.batch.req_ids
+        num_reqs = len(req_ids)
+        query_lens = np.array([step.num_scheduled_tokens[r] for r in req_ids], np.int32)
+        computed = self.batch.num_computed_tokens_cpu[:num_reqs]
+        num_tokens = int(query_lens.sum())
+        starts = self.query_start_loc.np
+        starts[1 : num_reqs + 1] = query_lens.cumsum()
+        starts[num_reqs + 1 :] = num_tokens
+        for buffer, values, padding in (
+            (self.idx_mapping, [self.row_of[r] for r in req_ids], -1),
+            (self.num_computed_tokens, computed, 0),
+            (self.seq_lens, computed + query_lens, 0),
+        ):
+            buffer.np[:num_reqs], buffer.np[num_reqs:] = values, padding
+        offsets = np.arange(num_tokens) - starts[:num_reqs].repeat(query_lens)
+        self.positions.np[:num_tokens] = computed.repeat(query_lens) + offsets
+        self.input_ids.np[:num_tokens] = np.concatenate([step.token_ids[r] for r in req_ids])
+        self.input_ids.np[num_tokens:] = 0
+        return query_lens
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, num_heads, num_tokens, head_size]
+    key: Tensor,
+    value: Tensor,
+    _attention_mask: Tensor | None,
+    *,
+    layers: list[AttentionLayer],
+    attn_metadata: list[PagedMetadata],
+    **_kwargs: object,
+) -> tuple[Tensor, None]:
+    """Write the keys and values of a layer into its cache, and attend; `transformers` calls it."""
+    layer, metadata = layers[module.layer_idx], attn_metadata[module.layer_idx]
+    [kv_cache] = layer.kv_cache
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    write_to_cache(key, value, kv_cache, metadata.batch.slot_mapping)
+    return attend(query, kv_cache, metadata).unsqueeze(0), None
+
+
+# ------------------------------------------------------------------------------------------------
+# Models and requests, and the engine's loop.
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    # Large against the usual 0.02: attention is sharp, so that one wrong key changes tokens.
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    # Requests end at their maximum number of new tokens.
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "num_hidden_layers": 4},
+    # Two layers with a sliding window to each full one: three KV cache groups.
+    "gemma": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 4,
+    },
+    # Two layers of chunked local attention to each full one, and experts.
+    "llama-chunked": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 6,
+        "no_rope_layer_interval": 3,
+        "attention_chunk_size": 32,
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+        "attn_temperature_tuning": False,  # it counts positions from 0 in each call
+    },
+}
+
+
+def make_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """Make a tiny model with random weights."""
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**SIZES | MODELS[name])).eval()
+
+
+# Next to the edges of blocks, windows, chunks and steps; long and short alternate.
+PROMPT_LENS = (1, 200, 33, 129, 16, 64, 7, 24, 128, 2, 32, 65, 9, 17, 31, 63, 25, 8, 23, 15)
+
+
+def make_requests(count: int, seed: int = 0) -> list[tuple[int, Request]]:
+    """Make requests, each with the step in which it arrives; many arrive together."""
+    draw = random.Random(seed)  # noqa: S311  # prompts are not secrets
+    requests, step = [], 0
+    for number in range(count):
+        step += draw.choice([0, 0, 0, 1, 4])
+        prompt_len = PROMPT_LENS[number % len(PROMPT_LENS)]
+        prompt = [draw.randrange(VOCAB_SIZE) for _ in range(prompt_len)]
+        request = Request(f"request-{number}", prompt, draw.randint(1, MAX_NEW_TOKENS))
+        requests.append((step, request))
+    return requests
+
+
+@torch.inference_mode()
+def generate(model: PreTrainedModel, request: Request) -> list[int]:
+    """Return the new tokens of a request that the model's own `generate` gives."""
+    prompt = torch.tensor([request.prompt_token_ids], device=model.device)
+    tokens = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=request.max_new_tokens,
+        do_sample=False,
+    )
+    return tokens[0, prompt.shape[1] :].tolist()
+
+
+def serve(
+    model: PreTrainedModel, requests: list[tuple[int, Request]]
+) -> tuple[dict[str, list[int]], str]:
+    """Serve requests, and return the new tokens of each by its ID, and the counts of the run."""
+    requests = copy.deepcopy(requests)
+    arrivals = Arrivals(requests)
+    runner = ModelRunner(copy.deepcopy(model))
+    groups = [AttentionGroup(BLOCK_SIZE)] * len(runner.builders)
+    scheduler = Scheduler(SETTINGS, groups, BlockPool(runner.config.num_blocks))
+    num_steps = 0
+    while arrivals or scheduler.has_requests:
+        for request in arrivals.receive(is_idle=not scheduler.has_requests):
+            scheduler.add_request(request)
+        step = scheduler.schedule()
+        next_tokens = runner.execute(step)
+        scheduler.update_from_output(step, {r: [token] for r, token in next_tokens.items()})
+        arrivals.clock += 1
+        num_steps += 1
+    tokens = {request.request_id: request.output_token_ids for _, request in requests}
+    return tokens, f"{num_steps} steps, {scheduler.num_preemptions} preemptions"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve requests with each model, and compare each token; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.runner", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", choices=MODELS, action="append", help="default: all")
+    parser.add_argument("--requests", type=int, default=24, help="default: 24")
+    parser.add_argument("--device", default="cpu", help="default: cpu")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    # Tokens are compared exactly, so float32 products must not be computed in TF32.
+    torch.set_float32_matmul_precision("highest")
+    fast.warmup()
+    status = 0
+    for name in options.model or MODELS:
+        model = make_model(name).to(options.device)
+        requests = make_requests(options.requests)
+        expected = {request.request_id: generate(model, request) for _, request in requests}
+        tokens, counts = serve(model, requests)
+        different = [req_id for req_id in expected if tokens[req_id] != expected[req_id]]
+        verdict = f"{', '.join(different)}: generate differs" if different else "all equal"
+        print(f"{name}: {sum(map(len, tokens.values()))} tokens in {counts}, {verdict}")
+        status |= bool(different)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
