@@ -21,6 +21,9 @@ from fast.launch import launch_blocks, uses_kernels
 from fast.pinned import upload
 from fast.table_memory import TableMemory
 
+MAX_TRIES = 100
+"""How often an append is planned again because another thread changed the rows meanwhile."""
+
 
 class RequestRows(TableMemory):
     """The block IDs of request slots.
@@ -44,9 +47,12 @@ class RequestRows(TableMemory):
         plan = pack_lists(*lists, len(self.block_sizes))
         if plan is NOTHING:
             return
-        while plan is None or not self._execute_plan(plan, len(req_indices)):
+        for _ in range(MAX_TRIES):
+            if plan is not None and self._execute_plan(plan, len(req_indices)):
+                return
             # Raises, unless only the types were unusual, or another thread changes the rows.
             plan = self._check_appended(*lists)
+        raise RuntimeError(f"other threads changed the rows in each of {MAX_TRIES} tries")
 
     def _execute_plan(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
         """Execute an append plan; return False, with nothing written, if its values are invalid."""

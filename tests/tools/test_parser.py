@@ -105,7 +105,7 @@ def test_json_has_stdout_for_itself(
     ("arguments", "status", "printed"),
     [
         (["vector"], 2, "kvtwin: there is no command 'vector'; try vectors"),
-        ([], 0, "\n  bench        time fast, reference and a baseline\n"),
+        ([], 0, "\n  bench        time fast and a baseline\n"),
         (["--version"], 0, "kvtwin 0."),
     ],
 )
