@@ -154,20 +154,6 @@ INTERRUPTS: Final = _Interrupts()
 """The Ctrl-C handler of this process."""
 
 
-@contextlib.contextmanager
-def starting_workers() -> Iterator[None]:
-    """Make the processes that are started inside ignore Ctrl-C, which a terminal sends to all.
-
-    This process ends them. Otherwise each would print a traceback. Inside, this process ignores
-    Ctrl-C too.
-    """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _report(program: str, message: str) -> None:
     """Write a line to stderr, past Python's buffers: a signal handler may interrupt their use."""
     with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from conformance.checks.poisoned_cache import PoisonedCache
 from conformance.contracts.check import Check
 from conformance.strategies.batch import Batch, Layout
 from conformance.strategies.dense_layer import NO_REQUEST, Layer
-from tools.bugs.catalogue import read_catalogue
+from tests.bugs.catalogue import read_catalogue
 
 LAWS = {
     check.body.__name__: check

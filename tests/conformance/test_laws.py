@@ -28,7 +28,7 @@ from conformance.strategies.batch import Batch, Layout
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import TARGETS, Target
 from conformance.values.call import Call
-from tools.bugs.catalogue import read_catalogue
+from tests.bugs.catalogue import read_catalogue
 
 OF_BATCHES = (
     *("attn_metadata", "batch_order", "block_table", "causal_conv1d", "context_parallel"),

@@ -16,7 +16,7 @@ from conformance.targets.simulated_launches import native_launches
 from conformance.targets.target import TARGETS
 from fast import numba_cuda
 from kvtwin.kernels import find_kernels
-from tools.bugs.evaluation import all_checks
+from tests.bugs.catalogue import all_checks
 
 pytest.importorskip("numba_cuda")
 

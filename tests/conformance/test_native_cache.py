@@ -15,7 +15,7 @@ from conformance.native.cache import Compiled
 from fast import numba_cuda
 from fast.kernels import block_table, cuda, multimodal
 from fast.kernels.cuda import Kernel
-from tools.bugs.catalogue import Bug
+from tests.bugs.catalogue import Bug
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from conformance.coverage.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of,
 from conformance.generation.profiles import PROFILES
 from conformance.targets.target import TARGETS, Target
 from conformance.vectors.drawing import drawn as examples_of
-from tools.bugs.evaluation import all_checks
+from tests.bugs.catalogue import all_checks
 
 AXIS = Axis(lambda number: number)
 

@@ -50,7 +50,6 @@ LINES = {
     ),
     "kvtwin.bench": Line("--functions get_dcp_local_seq_lens", "matplotlib", "bench"),
     "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
-    "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
     "kvtwin.kernels": Line("--arch sm_90", "rich", "kernels", needs="numba_cuda"),
     "kvtwin.nightly": Line(
         "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
@@ -319,39 +318,6 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
     status, out, err = ended(process)
     assert (130, 1) == (status, err.count("python -m conformance: interrupted\n")), out + err
     assert "1 passed" in out
-
-
-def has_processes(group: int) -> bool:
-    """Return whether any process of a group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_ctrl_c_ends_workers_too() -> None:
-    """Ctrl-C in a terminal reaches all processes: one line is printed, and no process is left."""
-    arguments = ("-m", "tools.bugs", "--functions", "compute_slot_mapping", "--workers", "2")
-    process = subprocess.Popen(  # noqa: S603  # our own
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    begun = process.stderr.read(1)  # of the progress bar: the workers are started
-    time.sleep(1)
-    os.killpg(process.pid, signal.SIGINT)
-    status, _, err = ended(process)
-    assert (130, False) == (status, "Traceback" in begun + err), err
-    assert 1 == err.count("python -m tools.bugs: interrupted\n")
-    deadline = time.monotonic() + 60
-    while has_processes(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not has_processes(process.pid)
 
 
 def test_characters_that_ascii_lacks(tmp_path: Path) -> None:

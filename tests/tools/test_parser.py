@@ -16,10 +16,7 @@ import pytest
 from kvtwin.commands import COMMANDS, main
 from kvtwin.parser import STDOUT, Parser, redirect_stdout_for_json, write_json
 
-MODULES = [
-    *(command.module for name, command in COMMANDS.items() if name != "conformance"),
-    "tools.bugs.command_line",
-]
+MODULES = [command.module for name, command in COMMANDS.items() if name != "conformance"]
 
 
 @pytest.mark.parametrize("module", MODULES)

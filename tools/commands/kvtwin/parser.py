@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from conformance.name_lists import names_in
-from kvtwin.machine import num_cores
 
 STATUSES: Final = {
     2: "the command line is wrong, or a package is missing",
@@ -110,10 +109,6 @@ class Parser(argparse.ArgumentParser):
             metavar="FILE",
             help=f"print {what} as JSON, and everything else to stderr; with FILE, write it there",
         )
-
-    def add_workers(self, description: str) -> None:
-        """Add `--workers`, whose default is the number of cores that this process may use."""
-        self.add_number("--workers", f"{description}, by default one for each core", num_cores())
 
 
 def write_json(value: object, path: Path) -> None:

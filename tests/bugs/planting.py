@@ -25,25 +25,11 @@ from fast import numba_cuda
 from fast._native import compiler
 from fast.kernels import cuda
 
-IS_FUNCTION: Final = 1  # CO_OPTIMIZED
-"""The flag of a function's code object; those of classes and modules lack it."""
-
-MISSING: Final = object()
-"""The old value of a name that the module did not have."""
+IS_FUNCTION: Final = 1  # CO_OPTIMIZED: code of classes and modules lacks it
+MISSING: Final = object()  # the old value of a name that the module did not have
 
 
-def edit(source: str, old: str, new: str, within: str = "") -> str:
-    """Return a source with one piece replaced.
-
-    Args:
-        source: The source.
-        old: The piece, which must occur exactly once.
-        new: What replaces it.
-        within: The function or class that has it once, such as `Class.method`; empty: the source.
-
-    Raises:
-        ValueError: The piece does not occur exactly once: update the bug to the changed code.
-    """
+def edit(source: str, old: str, new: str, within: str) -> str:
     begin, end = _find_definition(source, within) if within else (0, len(source))
     count = source.count(old, begin, end)
     if count != 1:
@@ -68,15 +54,7 @@ def _find_definition(source: str, name: str) -> tuple[int, int]:
 
 @contextmanager
 def planted(module: ModuleType, source: str) -> Iterator[None]:
-    """Run a module with another source until the end of the block.
-
-    Args:
-        module: The module.
-        source: The other source.
-
-    Raises:
-        ValueError: The source compiles to the same code, or its change cannot be planted.
-    """
+    """Run a module with another source until the end of the block."""
     path = f"<{module.__name__} with a bug, {hash(source)}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     with pytest.MonkeyPatch.context() as patch:
@@ -149,7 +127,7 @@ def _replace_code(
     patch: pytest.MonkeyPatch, module: ModuleType, old: CodeType, new: CodeType
 ) -> None:
     """Replace the code of an existing function, and recompile the loops that contain it."""
-    functions = functions_of(module).get((old.co_qualname, old.co_firstlineno), [])
+    functions = _functions_of(module).get((old.co_qualname, old.co_firstlineno), [])
     if not functions:
         raise ValueError(f"{old.co_qualname} is not there")
     for function in functions:
@@ -180,18 +158,17 @@ def _compile_uncached(loop: Any, suffix: str = "", **options: bool) -> Any:  # n
     """Compile a loop without numba's disk cache, which would return the unpatched one."""
     from numba import njit  # noqa: PLC0415  # numba takes 0.3 s to import
 
-    bound = compiler._bind(loop.py_func, suffix)  # noqa: SLF001  # as Compiled does
-    return njit(loop.signature, error_model="numpy", nogil=loop._nogil, **options)(bound)  # noqa: SLF001  # likewise
+    bound = compiler._bind(loop.py_func, suffix)  # as Compiled does
+    return njit(loop.signature, error_model="numpy", nogil=loop._nogil, **options)(bound)
 
 
-_Functions: TypeAlias = dict[tuple[str, int], list[FunctionType]]
+_Functions: TypeAlias = dict[tuple[str, int], list[FunctionType]]  # by name and first line
 
 _FUNCTIONS: Final[dict[str, _Functions]] = {}
 """The functions of modules, by file. Cached: scanning all objects of a process takes 0.15 s."""
 
 
-def functions_of(module: ModuleType) -> _Functions:
-    """Return the functions that a module's source defines, by qualified name and first line."""
+def _functions_of(module: ModuleType) -> _Functions:
     if str(module.__file__) not in _FUNCTIONS:
         package = sys.modules[module.__name__.partition(".")[0]]
         folder = str(Path(str(package.__file__)).parent)
