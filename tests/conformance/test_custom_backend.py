@@ -18,7 +18,7 @@ from conformance.zoo.deployment import (
     first_memory_difference,
     observe,
 )
-from conformance.zoo.models import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer, Model, Serving
+from conformance.zoo.models import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Layer, Model
 
 STRIDE_ORDER = (1, 3, 0, 2, 4)  # a 3-cycle, which is not its own inverse
 ZIGZAG = replace(
@@ -36,7 +36,6 @@ FULL_LAYER = Layer(
     num_query_heads=4,
     num_kv_heads=4,
     head_size=16,
-    scale=0.25,
 )
 PATTERN = (
     FULL_LAYER,
@@ -53,11 +52,11 @@ MODEL = Model(
         replace(LAYERS[3], name="model.layers.6.attn", kv_sharing_target=NAMES[3]),
         replace(LAYERS[1], name="model.layers.7.attn", kv_sharing_target=NAMES[1]),
     ),
-    max_context_tokens=2048,
+    max_model_len=2048,
     block_size=32,
+    num_speculative_tokens=2,
 )
 TENSORS = [[*NAMES[:3], "model.layers.7.attn"], [*NAMES[3:], "model.layers.6.attn"]]
-SERVING = Serving(model=MODEL, num_speculative_tokens=2)
 NUM_BLOCKS, PAGE_BYTES = 6, 2 * 32 * 4 * 16 * 2
 
 
@@ -69,7 +68,7 @@ def _zigzag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deploy_in(target: Target) -> Deployment:
-    return deploy(target, SERVING, len(TENSORS) * NUM_BLOCKS * PAGE_BYTES)
+    return deploy(target, MODEL, len(TENSORS) * NUM_BLOCKS * PAGE_BYTES)
 
 
 @pytest.fixture(params=[REFERENCE, TARGETS["host"]], ids=lambda target: target.name)
@@ -120,12 +119,11 @@ def test_layers_share_what_they_should(deployed: tuple[Target, Deployment]) -> N
 
 
 def test_builders_are_each_group_s_own(deployed: tuple[Target, Deployment]) -> None:
-    """Builders have their layers' windows, and are of their backend's class."""
+    """Builders are of their backend's class."""
     _, engine = deployed
-    [builders] = engine.builders
+    builders = engine.builders
     backends_of = [engine.attn_backends[name] for name in NAMES[:3]]
     assert [cls.get_builder_cls() for cls in backends_of] == [type(one) for one in builders]
     assert "ChunkedLocalAttentionZIGZAGBackend" == backends_of[2].__name__
-    assert [-1, 63, -1] == [common.window_left for _, common in engine.parameters]
     assert [3, 3, 3] == [builder.reorder_batch_threshold for builder in builders]
     assert [NAMES[0], NAMES[3], "model.layers.6.attn"] == builders[0].layer_names
