@@ -17,12 +17,11 @@ from conformance.values.differences import Difference
 from conformance.values.views import first_view_difference
 from conformance.zoo.deployment import (
     Deployment,
-    build_metadata,
     deploy,
     first_memory_difference,
     observe,
 )
-from conformance.zoo.groups import block_bytes, make_groups, shared_kv_cache_layers
+from conformance.zoo.groups import block_bytes, make_groups
 from conformance.zoo.models import FULL, MODELS, SLIDING_WINDOW
 
 
@@ -88,7 +87,7 @@ def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool)
         deployment = ONE_BLOCK.deploy(twin, model)
         with twin.running(checked=checked):
             step = make_step(twin, deployment)
-            results.append(build_metadata(twin, deployment, **step))
+            results.append(twin.call("build_attn_metadata", deployment.builders, **step))
         assert sorted(deployment.layers) == sorted(results[-1])
         handed_in.append({name: step[name] for name in ("block_tables", "slot_mappings")})
     check_none(first_difference(results[0], results[1], "metadata", target.device or "cpu"))
@@ -151,57 +150,8 @@ def make_step(target: Target, deployment: Deployment) -> dict[str, Any]:
         "num_computed_tokens_cpu": on_host.array(num_computed),
         "block_tables": block_tables,
         "slot_mappings": slot_mappings,
+        "kv_cache_config": deployment.kv_cache_config,
     }
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> None:
-    """Allocating, reshaping, sharing and binding step by step equals `init_kv_cache`."""
-    for twin in (REFERENCE, target):
-        deployment = THREE_BLOCKS.deploy(twin, model)
-        config = deployment.kv_cache_config
-        with in_layout(twin, THREE_BLOCKS.layout):
-            raw = twin.call("_allocate_kv_cache", config, twin.device)
-            caches = twin.call(
-                "_reshape_kv_cache",
-                config,
-                raw,
-                deployment.attn_backends,
-                deployment.kernel_block_sizes,
-            )
-        at_once, one_by_one = (dict(sorted(c.items())) for c in (deployment.kv_caches, caches))
-        check_none(first_view_difference(at_once, one_by_one, {}, {}))
-        order = names_in_order(deployment.kv_caches, deployment.runner_kv_caches)
-        shared = shared_kv_cache_layers(deployment.model)
-        twin.call("initialize_kv_cache_for_kv_sharing", shared, config.kv_cache_groups, caches)
-        assert all(caches[layer] is caches[owner] for layer, owner in shared.items())
-        bound: list[Any] = []
-        twin.call("bind_kv_cache", caches, deployment.layers, bound, MODELS[model].num_attn_module)
-        assert all(deployment.layers[name].kv_cache[0] is caches[name] for name in caches)
-        assert [shared.get(name, name) for name in order] == names_in_order(caches, bound)
-
-
-def names_in_order(caches: dict[str, Any], runner_kv_caches: list[Any]) -> list[str]:
-    """Return the layer of each of a runner's caches; the owner, if several layers share it."""
-    names = {id(cache): name for name, cache in reversed(caches.items())}
-    return [names[id(cache)] for cache in runner_kv_caches]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_caches_are_bound_by_layer(target: Target, model: str) -> None:
-    """Caches in reverse order are bound in ascending order of layers, and of modules in a layer."""
-    deployment = ONE_BLOCK.deploy(target, model)
-    backwards = dict(reversed(deployment.kv_caches.items()))
-    bound: list[Any] = []
-    target.call("bind_kv_cache", backwards, deployment.layers, bound, MODELS[model].num_attn_module)
-    ascending = sorted(backwards, key=numbers_in)
-    assert len(ascending) == len(bound)
-    assert all(backwards[name] is cache for name, cache in zip(ascending, bound, strict=True))
-
-
-def numbers_in(layer_name: str) -> list[int]:
-    """Return the numbers between the dots of a name: of the layer, and of a module in it."""
-    return [int(part) for part in layer_name.split(".") if part.isdigit()]
 
 
 PLAIN = [

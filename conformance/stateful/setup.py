@@ -135,7 +135,6 @@ class Setup:
             name=f"model.layers.{number}.self_attn.attn",
             kind=kind,
             backend=ANY_BLOCK_SIZE,
-            num_query_heads=1,
             num_kv_heads=1,
             head_size=self.common_block_size // block_size,
             sliding_window=block_size + 1 if kind == SLIDING_WINDOW else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -124,7 +124,16 @@ def deploy(
     groups = make_groups(target, model) if groups is None else groups
     kv_cache_config = make_kv_cache_config(target, model, groups, memory_bytes)
     attn_groups = [
-        [_make_attn_group(target, group_spec, vllm_config, layers)]
+        [
+            target.call(
+                "AttentionGroup.create_with_metadata_builders",
+                layers[group_spec.layer_names[0]].get_attn_backend(),
+                list(group_spec.layer_names),
+                group_spec.kv_cache_spec,
+                vllm_config,
+                target.device,
+            )
+        ]
         for group_spec in kv_cache_config.kv_cache_groups
     ]
     attn_backends, builders = target.call(
@@ -154,38 +163,6 @@ def deploy(
         kernel_block_sizes=kernel_block_sizes,
         runner_kv_caches=runner_kv_caches,
     )
-
-
-def build_metadata(
-    target: Target,
-    deployment: Deployment,
-    *,
-    num_reqs: int,
-    num_tokens: int,
-    query_start_loc: Answer,
-    seq_lens: Answer,
-    num_computed_tokens_cpu: Answer,
-    block_tables: Sequence[Answer],
-    slot_mappings: Sequence[Answer],
-) -> dict[str, Answer]:
-    """Build the metadata of a step for each layer, by name.
-
-    The arguments are those of `build_attn_metadata`; there is a table and a slot mapping for each
-    KV cache group.
-    """
-    built: dict[str, Answer] = target.call(
-        "build_attn_metadata",
-        deployment.builders,
-        num_reqs,
-        num_tokens,
-        query_start_loc,
-        seq_lens,
-        num_computed_tokens_cpu,
-        list(block_tables),
-        list(slot_mappings),
-        deployment.kv_cache_config,
-    )
-    return built
 
 
 def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
@@ -235,17 +212,4 @@ def _make_layer(target: Target, layer: Layer, backend: Answer) -> StateLayer:
         head_size=layer.head_size,
         sliding_window=layer.sliding_window,
         kv_sharing_target_layer_name=layer.kv_sharing_target,
-    )
-
-
-def _make_attn_group(
-    target: Target, group_spec: Answer, vllm_config: Answer, layers: dict[str, StateLayer]
-) -> Answer:
-    return target.call(
-        "AttentionGroup.create_with_metadata_builders",
-        layers[group_spec.layer_names[0]].get_attn_backend(),
-        list(group_spec.layer_names),
-        group_spec.kv_cache_spec,
-        vllm_config,
-        target.device,
     )

@@ -33,8 +33,7 @@ class Layer:
     name: str  # of the module, with `.attn` appended where the engine has a submodule for it
     kind: str  # one of the constants above
     backend: str = "FLASH_ATTN"  # the engine's name for what computes it
-    num_query_heads: int = 0  # 0 in Mamba layers, as are the next two
-    num_kv_heads: int = 0  # 1 for a latent
+    num_kv_heads: int = 0  # 1 for a latent; 0 in Mamba layers, as is the next one
     head_size: int = 0  # elements of a key, of a value, or of the latent with its rotary part
     sliding_window: int | None = None  # keys that a query attends to, its own included; None: all
     attention_chunk_size: int | None = None  # tokens of a chunk of chunked local attention
