@@ -282,7 +282,7 @@ def test_examples_are_the_same_each_time() -> None:
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
-    [("dev", (3, 1, 1, 1)), ("default", (20, 5, 5, 1)), ("nightly", (1000, 250, 100, 25))],
+    [("dev", (3, 1, 1, 1)), ("default", (20, 5, 5, 1)), ("nightly", (40, 10, 10, 2))],
 )
 def test_profiles_say_how_many_examples(name: str, numbers: tuple[int, ...]) -> None:
     """A profile sets the number of examples on host and simulator, of small and large sizes."""
