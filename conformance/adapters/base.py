@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import operator
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
@@ -108,24 +107,6 @@ class Adapter:
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        if "namespace" not in vars(cls):
-            return
-        warnings.warn(
-            "Adapter.namespace is deprecated: override `function` and `new`, or extend FastAdapter",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-
-        def function(self: Any, name: str) -> Any:
-            found = operator.attrgetter(name)(self.namespace())
-            return found.fget if isinstance(found, property) else found
-
-        old: Any = cls
-        old.function = function
-        old.new = lambda self, name, **fields: getattr(self.namespace(), name)(**fields)
 
     def find(self, name: str) -> Any:
         """Return the implementation's current object for our name, which may be `Class.method`.

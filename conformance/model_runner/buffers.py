@@ -38,11 +38,11 @@ class Buffers(BatchBuffers):
 
         super().__init__(settings, make_buffer)
         self._target = target
-        serving = deployment.serving
-        num_tokens = serving.max_num_batched_tokens
+        model = deployment.model
+        num_tokens = model.max_num_batched_tokens
         self.config = make_vllm_config(
             target,
-            serving,
+            model,
             parallel={
                 "tensor_parallel_size": NUM_TP_RANKS,
                 "decode_context_parallel_size": NUM_CP_RANKS,
@@ -62,7 +62,7 @@ class Buffers(BatchBuffers):
             [group.block_size for group in deployment.groups],
             self.max_num_reqs,
             self.max_num_tokens,
-            serving.max_model_len,
+            model.max_model_len,
             target.device,
             pin_memory=False,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.model_runner.buffers import Buffers
 from conformance.targets.target import Answer, Target
-from conformance.zoo.deployment import Deployment, build_metadata
+from conformance.zoo.deployment import Deployment
 
 
 def build_for_layers(
@@ -21,9 +21,9 @@ def build_for_layers(
     Returns:
         The distinct objects that were built, and the index of the one that each layer gets.
     """
-    of_layers = build_metadata(
-        target,
-        deployment,
+    of_layers: dict[str, Answer] = target.call(
+        "build_attn_metadata",
+        deployment.builders,
         num_reqs=metadata[0].num_reqs,
         num_tokens=metadata[0].num_actual_tokens,
         query_start_loc=buffers.query_start_loc,
@@ -31,6 +31,7 @@ def build_for_layers(
         num_computed_tokens_cpu=buffers.num_computed_tokens.cpu,
         block_tables=[of_group.block_table_tensor for of_group in metadata],
         slot_mappings=[of_group.slot_mapping for of_group in metadata],
+        kv_cache_config=deployment.kv_cache_config,
     )
     numbers: dict[int, int] = {}
     built: list[Answer] = []

@@ -10,7 +10,7 @@ from conformance.engine.settings import EngineSettings
 from conformance.targets.target import Target
 from conformance.zoo.deployment import Deployment, deploy
 from conformance.zoo.groups import CacheGroup, block_bytes
-from conformance.zoo.models import CHUNKED_LOCAL, SLIDING_WINDOW, Layer, Model, Serving
+from conformance.zoo.models import CHUNKED_LOCAL, SLIDING_WINDOW, Layer, Model
 
 ANY_BLOCK_SIZE = "ANY_BLOCK_SIZE"
 """The backend whose kernels work on blocks of any size."""
@@ -121,16 +121,13 @@ class Setup:
         model = Model(
             name="of the stateful test",
             layers=tuple(layer for group in self.groups for layer in group.layers),
-            max_context_tokens=self.max_model_len,
-        )
-        serving = Serving(
-            model=model,
+            max_model_len=self.max_model_len,
             max_num_batched_tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,
             num_speculative_tokens=self.num_speculative_tokens,
         )
         memory_bytes = self.num_blocks * block_bytes(target, self.groups)
-        return deploy(target, serving, memory_bytes, self.groups)
+        return deploy(target, model, memory_bytes, self.groups)
 
     def _layer(self, number: int, kind: str, block_size: int) -> Layer:
         """Make the layer of a group."""
@@ -138,11 +135,8 @@ class Setup:
             name=f"model.layers.{number}.self_attn.attn",
             kind=kind,
             backend=ANY_BLOCK_SIZE,
-            dtype="bfloat16",
-            num_query_heads=1,
             num_kv_heads=1,
             head_size=self.common_block_size // block_size,
-            scale=1.0,
             sliding_window=block_size + 1 if kind == SLIDING_WINDOW else None,
             attention_chunk_size=CHUNK_BLOCKS * block_size if kind == CHUNKED_LOCAL else None,
         )

@@ -1,8 +1,8 @@
 """Attention backends with metadata builders, as subclasses of an implementation's classes.
 
 The builders prepare what their kind of layer needs with the implementation's functions: virtual
-batches for chunked local attention, the encoder's lengths for cross attention, and the split into
-decodes and prefills if the backend computes them separately.
+batches for chunked local attention, and the split into decodes and prefills if the backend computes
+them separately.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import new_class
 from typing import Any
 
 from conformance.targets.target import Answer, Target
-from conformance.zoo.models import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, FULL
+from conformance.zoo.models import CHUNKED_LOCAL, ENCODER_ONLY, FULL
 
 BYTES_OF_FP8_DS_MLA = 656
 """Bytes of a token: 512 float8s, 4 float32 scales, 64 bfloat16s."""
@@ -50,14 +49,13 @@ class BackendInfo:
         """
         if not self.axes:
             raise NotImplementedError(f"{self.name} works on states, whose shapes are in the spec")
-        is_packed = cache_dtype_str == "fp8_ds_mla"
         lengths = {
             "keys and values": 2,
             "blocks": num_blocks,
             "tokens": block_size,
             "heads": num_kv_heads,
             "head": head_size,
-            "latent": BYTES_OF_FP8_DS_MLA if is_packed else head_size,
+            "latent": BYTES_OF_FP8_DS_MLA if cache_dtype_str == "fp8_ds_mla" else head_size,
         }
         return tuple(lengths[axis] for axis in self.axes)
 
@@ -66,22 +64,8 @@ with Path(__file__).with_name("backends.toml").open("rb") as _file:
     BACKENDS = {name: BackendInfo(name=name, **t) for name, t in tomllib.load(_file).items()}
 """The backends, by name."""
 
-_PREFIXES = {
-    CHUNKED_LOCAL: "ChunkedLocalAttention",
-    CROSS: "CrossAttention",
-    ENCODER_ONLY: "EncoderOnlyAttention",
-}
+_PREFIXES = {CHUNKED_LOCAL: "ChunkedLocalAttention", ENCODER_ONLY: "EncoderOnlyAttention"}
 """Prefixes of backend names, for the kinds of layers that have a metadata builder of their own."""
-
-
-@dataclass(frozen=True)
-class AttentionImpl:
-    """The `impl` of an attention layer: the parameters that a backend computes it with."""
-
-    scale: float
-    sliding_window: tuple[int, int]  # keys to the left and to the right; -1: all
-    logits_soft_cap: float | None
-    sinks: Any  # float32[num_query_heads]; None: there are none
 
 
 class Backends:
@@ -99,7 +83,18 @@ class Backends:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._metadata_class = _make_metadata_class(target)
+        self._metadata_class = target.call(
+            "subclass_attention_metadata",
+            "Zoo",
+            target.find("AttentionMetadata"),
+            [
+                ("backend", str, ""),
+                ("common", object, None),
+                ("common_prefix_len", int, 0),
+                ("fast_build", bool, False),
+                ("decodes_and_prefills", object, None),
+            ],
+        )
         self._made: dict[tuple[str, str], Answer] = {}
 
     def get(self, name: str, kind: str) -> Answer:
@@ -134,81 +129,43 @@ def _make_backend_class(target: Target, info: BackendInfo, builder: Answer) -> A
         methods["get_supported_kernel_block_sizes"] = get_block_sizes
     if info.has_layouts:
         methods["get_kv_cache_stride_order"] = get_stride_order
-    namespace: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
-    base = target.find("AttentionBackend")
-    return new_class(f"{info.name}Backend", (base,), exec_body=lambda body: body.update(namespace))
+    namespace = {name: staticmethod(method) for name, method in methods.items()}
+    return type(f"{info.name}Backend", (target.find("AttentionBackend"),), namespace)
 
 
 def _make_builder_class(
     target: Target, info: BackendInfo, kind: str, metadata_class: Answer
 ) -> Answer:
     """Make the class of a backend's builders for layers of a kind, which build `metadata_class`."""
-    base = target.find("AttentionMetadataBuilder")
+    base: Any = target.find("AttentionMetadataBuilder")
 
-    def init(
-        self: Answer, kv_cache_spec: Answer, layer_names: list[str], config: Answer, device: object
-    ) -> None:
-        base.__init__(self, kv_cache_spec, layer_names, config, device)
-        threshold = 1 if info.reorders else None
-        base._init_reorder_batch_threshold(self, threshold, supports_spec_as_decode=True)  # noqa: SLF001  # public for builders
+    class Builder(base):  # type: ignore[misc]  # the implementation's class
+        compared = ("kv_cache_spec", "layer_names", "reorder_batch_threshold")
 
-    def build(
-        self: Answer,
-        common_prefix_len: int,
-        common_attn_metadata: Answer,
-        fast_build: bool = False,
-    ) -> Answer:
-        common = _of_kind(target, kind, self, common_attn_metadata)
-        split = None
-        if self.reorder_batch_threshold is not None:
-            split = target.lookup("split_decodes_and_prefills")(
-                common, self.reorder_batch_threshold
+        def __init__(self, *args: Answer) -> None:
+            super().__init__(*args)
+            threshold = 1 if info.reorders else None
+            self._init_reorder_batch_threshold(threshold, supports_spec_as_decode=True)
+
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: Answer, fast_build: bool = False
+        ) -> Answer:
+            common = common_attn_metadata
+            if kind == CHUNKED_LOCAL:
+                spec = self.kv_cache_spec
+                make = target.lookup("make_local_attention_virtual_batches")
+                common = make(spec.attention_chunk_size, common, spec.block_size)
+            elif kind == ENCODER_ONLY:
+                common = dataclasses.replace(common, causal=False)
+            threshold = self.reorder_batch_threshold
+            split = target.lookup("split_decodes_and_prefills")
+            return metadata_class(
+                backend=info.name,
+                common=common,
+                common_prefix_len=common_prefix_len,
+                fast_build=fast_build,
+                decodes_and_prefills=None if threshold is None else split(common, threshold),
             )
-        return metadata_class(
-            backend=info.name,
-            common=common,
-            common_prefix_len=common_prefix_len,
-            fast_build=fast_build,
-            decodes_and_prefills=split,
-        )
 
-    namespace: dict[str, Answer] = {
-        "__init__": init,
-        "build": build,
-        "compared": ("kv_cache_spec", "layer_names", "reorder_batch_threshold"),
-    }
-    name = f"{info.name}MetadataBuilder"
-    return new_class(name, (base,), exec_body=lambda body: body.update(namespace))
-
-
-def _make_metadata_class(target: Target) -> Answer:
-    """Make the class of the built metadata, a dataclass that extends `AttentionMetadata`."""
-    fields = [
-        ("backend", str, ""),
-        ("common", object, None),
-        ("common_prefix_len", int, 0),
-        ("fast_build", bool, False),
-        ("decodes_and_prefills", object, None),
-    ]
-    base = target.find("AttentionMetadata")
-    return target.call("subclass_attention_metadata", "Zoo", base, fields)
-
-
-def _of_kind(target: Target, kind: str, builder: Answer, common: Answer) -> Answer:
-    """Return the batch's metadata as layers of a kind need it."""
-    if kind == CHUNKED_LOCAL:
-        spec = builder.kv_cache_spec
-        make = target.lookup("make_local_attention_virtual_batches")
-        return make(spec.attention_chunk_size, common, spec.block_size)
-    if kind == ENCODER_ONLY:
-        return dataclasses.replace(common, causal=False)
-    if kind == CROSS:
-        num_tokens = builder.vllm_config.scheduler_config.max_num_encoder_input_tokens
-        return dataclasses.replace(
-            common,
-            causal=False,
-            seq_lens=common.seq_lens.clip(max=1) * num_tokens,  # padding attends to nothing
-            seq_lens_cpu=common.seq_lens_cpu.clip(max=1) * num_tokens,
-            max_seq_len=num_tokens,
-        )
-    return common
+    Builder.__name__ = f"{info.name}MetadataBuilder"
+    return Builder

@@ -1,24 +1,18 @@
-"""A model deployed in an implementation: caches and their views, backends, builders, parameters."""
+"""A model deployed in an implementation: caches and their views, backends, builders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from conformance.targets.target import Answer, Target
 from conformance.values.differences import Difference
 from conformance.values.views import first_view_difference
-from conformance.zoo.backends import AttentionImpl, Backends
-from conformance.zoo.groups import (
-    CacheGroup,
-    make_groups,
-    make_kv_cache_config,
-)
-from conformance.zoo.models import CROSS, ENCODER_ONLY, MAMBA, Layer, Serving
+from conformance.zoo.backends import Backends
+from conformance.zoo.groups import CacheGroup, make_groups, make_kv_cache_config
+from conformance.zoo.models import CROSS, ENCODER_ONLY, MAMBA, Layer, Model
 
 _TYPES = {CROSS: "ENCODER_DECODER", ENCODER_ONLY: "ENCODER_ONLY"}
 """The names in `AttentionType` of kinds other than decoder attention."""
@@ -44,7 +38,6 @@ class AttentionLayer(StateLayer):
     num_kv_heads: int
     head_size: int
     sliding_window: int | None
-    impl: AttentionImpl
     kv_sharing_target_layer_name: str | None
 
 
@@ -52,17 +45,16 @@ class AttentionLayer(StateLayer):
 class Deployment:
     """What an engine has after it has started."""
 
-    serving: Serving
+    model: Model
     groups: tuple[CacheGroup, ...]
     vllm_config: Answer
     kv_cache_config: Answer
     layers: dict[str, StateLayer]  # the forward context, with caches bound
-    attn_groups: list[list[Answer]]  # for each KV cache group, by backend and spec
+    attn_groups: list[list[Answer]]  # one in the list of each KV cache group
     attn_backends: dict[str, Answer]  # by layer
-    builders: list[list[Answer]]  # for each round of `build_metadata`, one for each KV cache group
+    builders: list[Answer]  # one for each KV cache group
     kernel_block_sizes: list[int]  # of each KV cache group that is not encoder-only
     runner_kv_caches: list[Answer]  # in the order of layers
-    parameters: list[tuple[dict[str, Answer], Answer]]  # of attention groups: by layer, in common
 
     @property
     def kv_caches(self) -> dict[str, Answer]:
@@ -72,7 +64,7 @@ class Deployment:
 
 def make_vllm_config(
     target: Target,
-    serving: Serving,
+    model: Model,
     *,
     parallel: Mapping[str, Answer] = MappingProxyType({}),
     scheduler: Mapping[str, Answer] = MappingProxyType({}),
@@ -81,32 +73,29 @@ def make_vllm_config(
     """Return the engine's `VllmConfig`; keywords override or add fields of three of its parts."""
     return target.call(
         "VllmConfig",
-        model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
+        model_config=target.call("ModelConfig", max_model_len=model.max_model_len),
         cache_config=target.call(
             "CacheConfig",
-            block_size=serving.model.block_size,
-            **({"mamba_cache_mode": "none"} if serving.is_hybrid else {}),
+            block_size=model.block_size,
+            **({"mamba_cache_mode": "none"} if model.is_hybrid else {}),
         ),
-        parallel_config=target.call(
-            "ParallelConfig",
-            **{"tensor_parallel_size": serving.tensor_parallel_size, **parallel},
-        ),
+        parallel_config=target.call("ParallelConfig", **parallel),
         scheduler_config=target.call(
             "SchedulerConfig",
-            max_num_batched_tokens=serving.max_num_batched_tokens,
-            max_num_seqs=serving.max_num_seqs,
-            **{"max_num_encoder_input_tokens": serving.model.encoder_tokens, **scheduler},
+            max_num_batched_tokens=model.max_num_batched_tokens,
+            max_num_seqs=model.max_num_seqs,
+            **{"max_num_encoder_input_tokens": model.encoder_tokens, **scheduler},
         ),
         compilation_config=target.call("CompilationConfig", **compilation),
         speculative_config=target.call(
-            "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
+            "SpeculativeConfig", num_speculative_tokens=model.num_speculative_tokens
         ),
     )
 
 
 def deploy(
     target: Target,
-    serving: Serving,
+    model: Model,
     memory_bytes: int,
     groups: tuple[CacheGroup, ...] | None = None,
 ) -> Deployment:
@@ -114,32 +103,42 @@ def deploy(
 
     Args:
         target: The implementation.
-        serving: The model, and how it is served.
-        memory_bytes: The memory of each device for its caches.
+        model: The model.
+        memory_bytes: The memory for its caches.
         groups: Its KV cache groups; None for those of `make_groups`.
 
     Example:
         >>> from conformance.targets.target import REFERENCE
         >>> from conformance.zoo.models import MODELS
-        >>> serving = Serving(model=MODELS["gpt-oss-20b"], tensor_parallel_size=8)
-        >>> deployment = deploy(REFERENCE, serving, 2**20)
+        >>> deployment = deploy(REFERENCE, MODELS["gpt-oss-20b"], 2**23)
         >>> deployment.kv_caches["model.layers.0.self_attn.attn"].shape
-        (21, 2, 16, 1, 64)
+        (21, 2, 16, 8, 64)
     """
     backends = Backends(target)
     layers = {
         layer.name: _make_layer(target, layer, backends.get(layer.backend, layer.kind))
-        for layer in serving.layers
+        for layer in model.layers
     }
     compilation = {"static_forward_context": layers}
-    vllm_config = make_vllm_config(target, serving, compilation=compilation)
-    groups = make_groups(target, serving) if groups is None else groups
-    kv_cache_config = make_kv_cache_config(target, serving, groups, memory_bytes)
+    vllm_config = make_vllm_config(target, model, compilation=compilation)
+    groups = make_groups(target, model) if groups is None else groups
+    kv_cache_config = make_kv_cache_config(target, model, groups, memory_bytes)
     attn_groups = [
-        _make_attn_groups(target, group_spec, vllm_config, layers)
+        [
+            target.call(
+                "AttentionGroup.create_with_metadata_builders",
+                layers[group_spec.layer_names[0]].get_attn_backend(),
+                list(group_spec.layer_names),
+                group_spec.kv_cache_spec,
+                vllm_config,
+                target.device,
+            )
+        ]
         for group_spec in kv_cache_config.kv_cache_groups
     ]
-    attn_backends, builders = _make_builders(target, kv_cache_config, vllm_config, attn_groups)
+    attn_backends, builders = target.call(
+        "init_attn_backend", kv_cache_config, vllm_config, target.device
+    )
     kernel_block_sizes = target.call("prepare_kernel_block_sizes", kv_cache_config, attn_groups)
     runner_kv_caches: list[Answer] = []
     target.call(
@@ -150,10 +149,10 @@ def deploy(
         attn_backends,
         target.device,
         kernel_block_sizes=kernel_block_sizes,
-        num_attn_module=serving.model.num_attn_module,
+        num_attn_module=model.num_attn_module,
     )
     return Deployment(
-        serving=serving,
+        model=model,
         groups=groups,
         vllm_config=vllm_config,
         kv_cache_config=kv_cache_config,
@@ -163,54 +162,7 @@ def deploy(
         builders=builders,
         kernel_block_sizes=kernel_block_sizes,
         runner_kv_caches=runner_kv_caches,
-        parameters=_parameters(target, kv_cache_config, vllm_config, layers),
     )
-
-
-def build_metadata(
-    target: Target,
-    deployment: Deployment,
-    *,
-    num_reqs: int,
-    num_tokens: int,
-    query_start_loc: Answer,
-    seq_lens: Answer,
-    num_computed_tokens_cpu: Answer,
-    block_tables: Sequence[Answer],
-    slot_mappings: Sequence[Answer],
-) -> dict[str, Answer]:
-    """Build the metadata of a step for each layer, by name.
-
-    `build_attn_metadata` takes one builder for each KV cache group. If a group has several
-    `AttentionGroup`s, it is called in rounds, the `i`-th with the `i`-th builder of each group.
-
-    The arguments are those of `build_attn_metadata`; there is a table and a slot mapping for each
-    KV cache group.
-    """
-    rounds: list[dict[str, Answer]] = [
-        target.call(
-            "build_attn_metadata",
-            builders,
-            num_reqs,
-            num_tokens,
-            query_start_loc,
-            seq_lens,
-            num_computed_tokens_cpu,
-            list(block_tables),
-            list(slot_mappings),
-            deployment.kv_cache_config,
-        )
-        for builders in deployment.builders
-    ]
-    if len(rounds) == 1:
-        return rounds[0]
-    return {
-        name: built[name]
-        for number, built in enumerate(rounds)
-        for attn_groups in deployment.attn_groups
-        if number < len(attn_groups)
-        for name in attn_groups[number].layer_names
-    }
 
 
 def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
@@ -227,7 +179,6 @@ def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
         "attn_groups": deployment.attn_groups,
         "builders": deployment.builders,
         "kernel_block_sizes": deployment.kernel_block_sizes,
-        "parameters": deployment.parameters,
         "caches": {
             name: [
                 (tuple(view.shape), view.dtype)
@@ -254,80 +205,11 @@ def first_memory_difference(expected: Deployment, actual: Deployment) -> Differe
 def _make_layer(target: Target, layer: Layer, backend: Answer) -> StateLayer:
     if layer.kind == MAMBA:
         return StateLayer(backend)
-    window = (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
-    sinks = target.array(np.zeros(layer.num_query_heads, np.float32)) if layer.has_sinks else None
     return AttentionLayer(
         backend=backend,
         attn_type=target.find(f"AttentionType.{_TYPES.get(layer.kind, 'DECODER')}"),
         num_kv_heads=layer.num_kv_heads,
         head_size=layer.head_size,
         sliding_window=layer.sliding_window,
-        impl=AttentionImpl(layer.scale, window, layer.logits_soft_cap, sinks),
         kv_sharing_target_layer_name=layer.kv_sharing_target,
     )
-
-
-def _make_attn_groups(
-    target: Target, group_spec: Answer, vllm_config: Answer, layers: dict[str, StateLayer]
-) -> list[Answer]:
-    """Sort the layers of a KV cache group by backend and spec, and make builders for each."""
-    inner = getattr(group_spec.kv_cache_spec, "kv_cache_specs", {})
-    sorted_layers: dict[tuple[Answer, Answer], list[str]] = {}
-    for name in group_spec.layer_names:
-        key = layers[name].get_attn_backend(), inner.get(name, group_spec.kv_cache_spec)
-        sorted_layers.setdefault(key, []).append(name)
-    return [
-        target.call(
-            "AttentionGroup.create_with_metadata_builders",
-            backend,
-            names,
-            spec,
-            vllm_config,
-            target.device,
-        )
-        for (backend, spec), names in sorted_layers.items()
-    ]
-
-
-def _make_builders(
-    target: Target,
-    kv_cache_config: Answer,
-    vllm_config: Answer,
-    attn_groups: list[list[Answer]],
-) -> tuple[dict[str, Answer], list[list[Answer]]]:
-    """Return the backend of each layer, and the builders of each round."""
-    num_rounds = max(len(groups) for groups in attn_groups)
-    if num_rounds == 1:
-        attn_backends, builders = target.call(
-            "init_attn_backend", kv_cache_config, vllm_config, target.device
-        )
-        return attn_backends, [builders]
-    attn_backends = {
-        name: group.backend
-        for groups in attn_groups
-        for group in groups
-        for name in group.layer_names
-    }
-    return attn_backends, [
-        [
-            target.method(groups[min(number, len(groups) - 1)], "get_metadata_builder")
-            for groups in attn_groups
-        ]
-        for number in range(num_rounds)
-    ]
-
-
-def _parameters(
-    target: Target,
-    kv_cache_config: Answer,
-    vllm_config: Answer,
-    layers: dict[str, StateLayer],
-) -> list[tuple[dict[str, Answer], Answer]]:
-    """Return the parameters of each group's attention layers, and those that all have in common."""
-    found = []
-    for group in kv_cache_config.kv_cache_groups:
-        names = [name for name in group.layer_names if isinstance(layers[name], AttentionLayer)]
-        if names:
-            by_layer = target.call("get_per_layer_parameters", vllm_config, names, AttentionImpl)
-            found.append((by_layer, target.call("infer_global_hyperparameters", by_layer)))
-    return found

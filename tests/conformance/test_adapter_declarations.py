@@ -1,10 +1,9 @@
 """Declarations of an adapter: what its implementation lacks, and which checks are skipped."""
 
-# ruff: noqa: ANN401  # methods of an adapter take what is ours, and what is not
+# methods of an adapter take what is ours, and what is not
 
 from __future__ import annotations
 
-import inspect
 import re
 import types
 import warnings
@@ -21,9 +20,7 @@ from hypothesis import strategies as st
 import fast
 from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
 from conformance.cases.compared import check_of
-from conformance.checks.registry import contracts
 from conformance.contracts.check import property_check
-from conformance.contracts.evaluation import check_answers
 from conformance.coverage.presets import MINIMAL
 from conformance.execution.invocations import CallVariant, Invocation
 from conformance.generation.profiles import PROFILES
@@ -125,17 +122,6 @@ def test_a_value_that_is_not_supported_has_a_reason() -> None:
         function(lengths, 2, 0)
 
 
-def test_a_default_may_be_a_value_that_is_not_supported() -> None:
-    """An engine with four regions does not support calls that leave the default of three."""
-    name = "reorder_batch_to_split_decodes_and_prefills"
-
-    class FourRegions(FastAdapter):
-        unsupported: ClassVar[Mapping[str, Any]] = {name: {"regions": lambda number: number != 4}}
-
-    with pytest.raises(Unsupported, match=f"regions of {name}"):
-        target_of(FourRegions).lookup(name)(None, None)
-
-
 def test_classes_of_exceptions_are_those_that_they_stand_for() -> None:
     """`exceptions` maps the implementation's classes to ours; messages stay."""
 
@@ -148,34 +134,6 @@ def test_classes_of_exceptions_are_those_that_they_stand_for() -> None:
     assert (ValueError, "dcp_size is 0") == (type(found), str(found))
     other = TypeError("no")
     assert other is Asserting(fast).refusal(FUNCTION, other)
-
-
-def test_an_adapter_says_which_values_are_taken() -> None:
-    """NumPy scalars and a caller's own objects are only passed to adapters that accept them."""
-    variant = CallVariant(has_numpy_scalars=True, has_own_objects=True)
-
-    class Plain(Adapter):
-        pass
-
-    for adapter, expected in ((FastAdapter, True), (Plain, False)):
-        made = variant.supported_by(target_of(adapter))
-        assert (expected, expected) == (made.has_numpy_scalars, made.has_own_objects)
-
-
-def test_a_method_may_be_overridden_without_noting_what_it_did() -> None:
-    """A list is not written back into if an override of `theirs` does not record it."""
-    seen = []
-
-    class Own(Adapter):
-        def theirs(self, ours: object, done: object = None) -> object:
-            del done
-            seen.append(ours)
-            return ours
-
-    module = types.ModuleType("engine")
-    module.extract_layer_index = len  # type: ignore[attr-defined]
-    assert 1 == Own(module).function("extract_layer_index")([5])
-    assert [[5]] == seen
 
 
 def test_warnings_while_it_is_imported_are_ignored(tmp_path: Path) -> None:
@@ -202,32 +160,6 @@ def test_an_idle_step_that_is_invalid_is_not_made(*, validates: bool) -> None:
         Invocation(target_of(adapter, module), example.call, variant).answer()
     assert len(examples) < len(calls)  # lengths of 0 are valid where no token is computed
     assert validates == (len(calls) == 2 * len(examples))
-
-
-METHODS = [name for name, value in vars(Adapter).items() if inspect.isfunction(value)]
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("_")])
-def test_each_method_of_an_adapter_may_be_overridden(name: str) -> None:
-    """An override that does extra work and then calls the original method still works."""
-    seen = []
-
-    class Engine(Adapter):
-        unsupported: ClassVar[Mapping[str, Any]] = {SPLIT: {"ubatch_slices": lambda _: False}}
-
-        def ubatch_slice(self, ours: Any) -> Any:
-            return self.module.UBatchSlice(ours.request_slice, ours.token_slice)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(name)
-        return getattr(Engine, name)(self, *args, **kwargs)
-
-    target = target_of(type("Own", (Engine,), {name: method}))
-    [example] = drawn(check_of(f"conformance.test_ubatch:test_{SPLIT}").examples(MINIMAL), 1, "own")
-    check_answers(contracts()[SPLIT], target, example.call, CallVariant(is_positional=True), seed=0)
-    with pytest.raises(TypeError, match="ubatch_slices"):
-        target.call(SPLIT, 5, None)
-    assert seen or name in {"dtype", "made", "tensor"}  # this call has none of them
 
 
 @pytest.mark.parametrize("takes", [True, False])

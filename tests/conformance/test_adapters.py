@@ -302,26 +302,3 @@ def test_lists_are_handed_on_and_written_back() -> None:
         adapter.function("bind_kv_cache")(entries)
         assert len(before) + 1 == len(entries)
         assert entries[0] is before[0]
-
-
-def test_a_namespace_of_its_own_is_deprecated() -> None:
-    """A deprecated `Adapter.namespace` is still used to look up our names."""
-    with pytest.warns(DeprecationWarning, match="Adapter.namespace is deprecated: override"):
-
-        class Old(Adapter):
-            def namespace(self) -> types.ModuleType:
-                return self.module
-
-    implementation = Implementation("fast", fast, Old(fast))
-    assert fast.compute_slot_mapping is implementation.function("compute_slot_mapping")
-    made = implementation.adapter.new("PassConfig", enable_sp=True)
-    assert (fast.PassConfig, True) == (type(made), made.enable_sp)
-    with pytest.raises(Absent, match="needs compute_slots, which fast lacks"):
-        implementation.function("compute_slots")
-
-
-def test_numpy_is_not_translated() -> None:
-    """Arrays, numbers, slices, None and text are passed to the engine unchanged."""
-    adapter = engine_adapter.EngineAdapter(engine_style)
-    for value in (np.arange(3), 3, slice(0, 2), None, "text"):
-        assert adapter.theirs(value) is value

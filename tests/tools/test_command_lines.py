@@ -50,7 +50,12 @@ LINES = {
     ),
     "kvtwin.bench": Line("--functions get_dcp_local_seq_lens", "matplotlib", "bench"),
     "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
+<<<<<<< HEAD
     "kvtwin.kernels": Line("--arch sm_90", "rich", "kernels", needs="numba_cuda"),
+=======
+    "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
+    "kvtwin.kernels": Line("--arch sm_90", "torch", "kernels", needs="numba_cuda"),
+>>>>>>> w-small
     "kvtwin.nightly": Line(
         "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
         "hypothesis",

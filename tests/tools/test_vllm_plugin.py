@@ -25,7 +25,6 @@ from kvtwin_vllm import (
     REPLACEMENTS,
     functions,
     read_selection,
-    step,  # noqa: F401  # it fills REPLACEMENTS
 )
 from tests import vllm_stand_in
 
@@ -143,7 +142,7 @@ def test_functions_are_replaced_when_a_worker_is_initialized(
         assert functions.split_decodes_and_prefills is worker.split
         assert "vLLM's" == ORIGINALS["split_decodes_and_prefills"](None)
     [line] = caplog.messages
-    assert line.startswith(f"{LOGGED}fast replaces 22 functions: BlockTable.commit_block_table, ")
+    assert line.startswith(f"{LOGGED}fast replaces 17 functions: BlockTable.compute_slot_mapping, ")
     assert sorted(REPLACEMENTS) == list(ORIGINALS)
 
 
@@ -250,17 +249,13 @@ def test_functions_are_deselected(
 # Results of the replacements.
 
 
-def make_table(vllm: Modules, *, gpu: bool = False, mode: str = "TOKEN_TO_KV_SLOT") -> Any:
+def make_table(vllm: Modules, mode: str = "TOKEN_TO_KV_SLOT") -> Any:
     """Make vLLM's table of a group, of three requests of three blocks each and six tokens."""
     blocks = torch.tensor([[5, 6, 7], [8, 9, 0], [0, 0, 0]], dtype=torch.int32)
-    slots = torch.zeros(6, dtype=torch.int64)
-    on_device = SimpleNamespace(is_cpu=False) if gpu else blocks.clone()
     return class_of(vllm, "BlockTable")(
         slot_mapping_mode=SimpleNamespace(name=mode),
-        block_table=SimpleNamespace(cpu=blocks, gpu=on_device),
-        slot_mapping=SimpleNamespace(cpu=slots, np=slots.numpy(), gpu=slots.clone()),
-        max_num_reqs=3,
-        max_num_batched_tokens=6,
+        block_table=SimpleNamespace(gpu=blocks),
+        slot_mapping=SimpleNamespace(gpu=torch.zeros(6, dtype=torch.int64)),
         block_size=2,
         dcp_world_size=1,
         dcp_rank=0,
@@ -273,49 +268,13 @@ POSITIONS = torch.tensor([4, 0, 1, 2])
 
 
 def test_slots(vllm: Modules) -> None:
-    """The slots of groups are written, and -1 after them; Mamba groups and GPUs are vLLM's."""
+    """The slots of a group are written, and -1 after them; those of Mamba groups are vLLM's."""
     start(vllm)
-    tables = [make_table(vllm), make_table(vllm, mode="NONE"), make_table(vllm)]
-    tables[2].block_table.cpu += 10
-    groups = class_of(vllm, "MultiGroupBlockTable")(block_tables=tables)
-    for _ in range(2):  # the second time, the buffers are known
-        groups.compute_slot_mapping(2, STARTS, POSITIONS)
-        assert [14, 16, 17, 18, -1, -1] == tables[0].slot_mapping.gpu.tolist()
-        assert [0] * 6 == tables[1].slot_mapping.gpu.tolist()
-        assert [34, 36, 37, 38, -1, -1] == tables[2].slot_mapping.gpu.tolist()
-    alone = make_table(vllm)
-    alone.compute_slot_mapping(2, STARTS, POSITIONS)
-    assert [14, 16, 17, 18, -1, -1] == alone.slot_mapping.gpu.tolist()
-    on_gpu = class_of(vllm, "MultiGroupBlockTable")(block_tables=[make_table(vllm, gpu=True)])
-    on_gpu.compute_slot_mapping(2, STARTS, POSITIONS)
-    assert [0] * 6 == on_gpu.block_tables[0].slot_mapping.np.tolist()
-
-
-@pytest.mark.parametrize(
-    ("num_reqs", "num_tokens", "message"),
-    [
-        (4, 4, "num_reqs is 4, but query_start_loc has 4 entries, and block_table has 3 rows"),
-        (2, 7, "positions has 7 entries, expected at most 6"),
-        (2, 3, "positions has 3 entries, fewer than query_start_loc says"),
-    ],
-)
-def test_slots_are_never_written_outside(
-    vllm: Modules, num_reqs: int, num_tokens: int, message: str
-) -> None:
-    start(vllm)
-    groups = class_of(vllm, "MultiGroupBlockTable")(block_tables=[make_table(vllm)])
-    with pytest.raises(ValueError) as raised:  # noqa: PT011  # the message is compared
-        groups.compute_slot_mapping(num_reqs, STARTS, torch.zeros(num_tokens, dtype=torch.int64))
-    assert message == str(raised.value)
-
-
-def test_a_table_is_copied_only_to_a_device(vllm: Modules) -> None:
-    """On a CPU the host and device tensors become the same, so nothing is copied."""
-    start(vllm)
-    table = make_table(vllm)
-    table.commit_block_table(2)
-    assert table.block_table.cpu is table.block_table.gpu
-    assert table.slot_mapping.cpu is table.slot_mapping.gpu
+    table, of_states = make_table(vllm), make_table(vllm, mode="NONE")
+    table.compute_slot_mapping(2, STARTS, POSITIONS)
+    assert [14, 16, 17, 18, -1, -1] == table.slot_mapping.gpu.tolist()
+    of_states.compute_slot_mapping(2, STARTS, POSITIONS)
+    assert [0] * 6 == of_states.slot_mapping.gpu.tolist()
 
 
 def test_splits_and_virtual_batches(vllm: Modules) -> None:
@@ -391,213 +350,3 @@ def test_other_functions(vllm: Modules) -> None:
     backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda spec: spec)
     select = function_of(vllm, "select_common_block_size")
     assert 32 == select(64, [backend, backend], [[16, 32], [32, 64]])
-
-
-# The methods of a step.
-
-
-class Group:
-    """An attention group of one layer, which is its own builder."""
-
-    supports_update_block_table = True
-
-    def __init__(self, layer: str, spec: str) -> None:
-        self.layer_names, self.kv_cache_spec = [layer], spec
-        self.num_built = 0
-
-    def get_metadata_builder(self) -> Group:
-        return self
-
-    def build_metadata(self, metadata: Any) -> Any:
-        self.num_built += 1
-        return metadata
-
-    def map_to_kernel_block_table(self, table: torch.Tensor) -> torch.Tensor:
-        return table
-
-    def update_block_table(self, metadata: Any, table: torch.Tensor, slots: torch.Tensor) -> Any:
-        return SimpleNamespace(of=metadata, table=table, slots=slots)
-
-
-class Tables:
-    """The tables of two groups, indexed by group."""
-
-    def __init__(self, vllm: Modules) -> None:
-        self._tables = [make_table(vllm), make_table(vllm)]
-        self._tables[1].block_table.cpu += 10
-        groups = class_of(vllm, "MultiGroupBlockTable")(block_tables=self._tables)
-        self.compute_slot_mapping = groups.compute_slot_mapping
-
-    def commit_block_table(self, num_reqs: int) -> None:
-        for table in self._tables:
-            table.commit_block_table(num_reqs)
-
-    def __getitem__(self, index: int) -> SimpleNamespace:
-        blocks = self._tables[index].block_table.cpu
-        return SimpleNamespace(get_device_tensor=lambda num_reqs: blocks[:num_reqs])
-
-
-def make_runner(vllm: Modules, **others: Any) -> Any:
-    """Make a runner for up to 3 requests, with a decode at position 4 and a chunk of a prompt.
-
-    Its buffers have stale values.
-    """
-    batch = SimpleNamespace(
-        num_reqs=2,
-        req_ids=["a", "b"],
-        num_computed_tokens_cpu=np.array([4, 0, 7], dtype=np.int32),
-        num_prompt_tokens=np.array([2, 5, 7], dtype=np.int32),
-        num_tokens_no_spec=np.array([5, 5, 7], dtype=np.int32),
-        token_ids_cpu=np.arange(24, dtype=np.int32).reshape(3, 8),
-        block_table=Tables(vllm),
-        req_prompt_embeds={},
-        prev_req_id_to_index=None,
-        prev_sampled_token_ids=None,
-    )
-    usual = {
-        "speculative_config": None,
-        "num_accepted_tokens_event": None,
-        "lora_config": None,
-        "uses_mrope": False,
-        "enable_prompt_embeds": False,
-        "_pp_recv_work": None,
-        "dcp_world_size": 1,
-        "is_mm_prefix_lm": False,
-        "model_config": SimpleNamespace(rswa_window=None, is_encoder_decoder=False),
-        "cache_config": SimpleNamespace(use_replayssm=False, kv_sharing_fast_prefill=False),
-    }
-    buffers = {}
-    for name, size, dtype in (
-        ("query_start_loc", 4, torch.int32),
-        ("num_scheduled_tokens", 3, torch.int32),
-        ("req_indices", 6, torch.int64),
-        ("query_pos", 6, torch.int64),
-        ("input_ids", 6, torch.int32),
-        ("discard_request_mask", 3, torch.bool),
-        ("num_accepted_tokens", 3, torch.int32),
-        ("prev_positions", 3, torch.int64),
-    ):
-        memory = torch.full((size,), 9).to(dtype)
-        buffers[name] = SimpleNamespace(cpu=memory, gpu=memory, np=memory.numpy())
-    return class_of(vllm, "GPUModelRunner")(
-        **buffers,
-        **usual | others,
-        input_batch=batch,
-        arange_np=np.arange(6),
-        num_computed_tokens=torch.full((3,), 9, dtype=torch.int32),
-        seq_lens=torch.full((3,), 9, dtype=torch.int32),
-        optimistic_seq_lens_cpu=torch.full((3,), 9, dtype=torch.int32),
-        positions=torch.full((6,), 9),
-        attn_groups=[[Group("full", "spec")], [Group("also full", "spec")]],
-    )
-
-
-STEP = SimpleNamespace(total_num_scheduled_tokens=4)
-TOKENS = np.array([1, 3], dtype=np.int32)
-SLOTS = {0: torch.tensor([14, 16, 17, 18]), 1: torch.tensor([34, 36, 37, 38])}
-
-
-def test_inputs_of_a_step(vllm: Modules) -> None:
-    """Every buffer that vLLM fills is filled, over the same range as in vLLM."""
-    start(vllm)
-    runner = make_runner(vllm)
-    logits_indices, speculated, num_sampled = runner._prepare_inputs(STEP, TOKENS)
-    assert ([0, 3], None, 1) == (logits_indices.tolist(), speculated, num_sampled)
-    assert torch.int32 == logits_indices.dtype
-    assert [0, 1, 4, 4] == runner.query_start_loc.cpu.tolist()
-    assert [1, 3, 9] == runner.num_scheduled_tokens.cpu.tolist()
-    assert [4, 0, 9] == runner.num_computed_tokens.tolist()
-    assert [5, 3, 0] == runner.seq_lens.tolist() == runner.optimistic_seq_lens_cpu.tolist()
-    assert [0, 1, 1, 1, 9, 9] == runner.req_indices.cpu.tolist()
-    assert [0, 0, 1, 2, 9, 9] == runner.query_pos.cpu.tolist()
-    assert [4, 0, 1, 2, 9, 9] == runner.positions.tolist()
-    assert [4, 8, 9, 10, 9, 9] == runner.input_ids.cpu.tolist()
-    assert [False, True, True] == runner.discard_request_mask.cpu.tolist()
-    assert [1, 1, 1] == runner.num_accepted_tokens.cpu.tolist()
-    assert [-1, -1, 9] == runner.prev_positions.cpu.tolist()
-
-
-def test_metadata_of_a_step(vllm: Modules) -> None:
-    """Metadata is built for one of the groups with equal specs, and updated for the other."""
-    start(vllm)
-    runner = make_runner(vllm)
-    runner._prepare_inputs(STEP, TOKENS)
-    for times in (1, 2):
-        by_layer, speculated = runner._build_attention_metadata(4, 2, 3, slot_mappings=SLOTS)
-        assert speculated is None
-        assert [times, 0] == [group.num_built for [group] in runner.attn_groups]
-    built, updated = by_layer["full"], by_layer["also full"]
-    expected = make_metadata(is_prefilling=torch.tensor([False, True]), positions=POSITIONS)
-    for name, value in vars(expected).items():
-        actual = getattr(built, name)
-        assert torch.equal(value, actual) if torch.is_tensor(value) else value == actual, name
-    assert built is updated.of
-    assert [[15, 16, 17], [18, 19, 10]] == updated.table.tolist()
-    assert SLOTS[1] is updated.slots
-
-
-def test_groups_with_other_specs_or_builders_share_nothing(vllm: Modules) -> None:
-    """Such groups build their own metadata, as do builders that cannot update a block table."""
-    start(vllm)
-    runner = make_runner(vllm)
-    third, fourth = Group("sliding", "other spec"), Group("fixed", "other spec")
-    fourth.supports_update_block_table = False
-    runner.attn_groups = [[Group("full", "spec"), third], [fourth]]
-    runner._prepare_inputs(STEP, TOKENS)
-    by_layer, _ = runner._build_attention_metadata(4, 2, 3, slot_mappings=SLOTS)
-    assert ["full", "sliding", "fixed"] == list(by_layer)
-    assert [1, 1, 1] == [group.num_built for pair in runner.attn_groups for group in pair]
-
-
-@pytest.mark.parametrize(
-    "unusual",
-    [
-        {"speculative_config": SimpleNamespace()},
-        {"lora_config": SimpleNamespace()},
-        {"uses_mrope": True},
-        {"enable_prompt_embeds": True},
-    ],
-    ids=str,
-)
-def test_unusual_inputs_are_left_to_vllm(vllm: Modules, unusual: dict[str, Any]) -> None:
-    start(vllm)
-    assert "vLLM's" == make_runner(vllm, **unusual)._prepare_inputs(STEP, TOKENS)
-
-
-@pytest.mark.parametrize(
-    ("runner", "arguments"),
-    [
-        ({}, {"num_tokens_padded": 8}),
-        ({}, {"num_reqs_padded": 4}),
-        ({}, {"for_cudagraph_capture": True}),
-        ({}, {"ubatch_slices": [SimpleNamespace()]}),
-        ({"dcp_world_size": 2}, {}),
-        ({"speculative_config": SimpleNamespace()}, {}),
-    ],
-    ids=str,
-)
-def test_unusual_metadata_is_left_to_vllm(
-    vllm: Modules, runner: dict[str, Any], arguments: dict[str, Any]
-) -> None:
-    start(vllm)
-    build = make_runner(vllm, **runner)._build_attention_metadata
-    assert "vLLM's" == build(4, 2, 3, slot_mappings=SLOTS, **arguments)
-
-
-def test_tokens_on_the_device_and_encoders_are_left_to_vllm(vllm: Modules) -> None:
-    start(vllm)
-    runner = make_runner(vllm)
-    runner.input_batch.prev_sampled_token_ids = torch.tensor([[1]])
-    assert "vLLM's" == runner._prepare_inputs(STEP, TOKENS)
-    runner.attn_groups[1][0].kv_cache_spec = type("EncoderOnlyAttentionSpec", (), {})()
-    assert "vLLM's" == runner._build_attention_metadata(4, 2, 3, slot_mappings=SLOTS)
-
-
-def test_a_cpu_builder_updates_a_copy(vllm: Modules) -> None:
-    """The other group's metadata does not change."""
-    start(vllm)
-    builder = class_of(vllm, "CPUAttentionMetadataBuilder")()
-    metadata = SimpleNamespace(block_table="a", slot_mapping="b", seq_lens="c")
-    updated = builder.update_block_table(metadata, "d", "e")
-    assert SimpleNamespace(block_table="d", slot_mapping="e", seq_lens="c") == updated
-    assert SimpleNamespace(block_table="a", slot_mapping="b", seq_lens="c") == metadata

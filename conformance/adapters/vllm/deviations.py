@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import enum
-import inspect
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.adapters.vllm.places import find
 from conformance.values.call import Call
 
 SPEC: Final = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
@@ -46,17 +41,6 @@ def _deviations() -> Iterator[Deviation]:
     )
     several = {"ubatch_slices": [WHOLE], "common_attn_metadata": METADATA}
     yield Deviation("split_attn_metadata", reason, Call("split_attn_metadata", several), views)
-    make = _found("_make_metadata_with_slice")
-    if make is not None and "max_seq_len" not in make.__code__.co_names:
-        yield from _exact_maxima()
-    if _found("map_to_kernel_blocks") is not None:
-        same = {"block_ids": np.array([1], np.int32), "blocks_per_kv_block": 1}
-        yield Deviation(
-            "map_to_kernel_blocks",
-            "unchanged block IDs are not copied: the caller writes them to its table",
-            Call("map_to_kernel_blocks", same),
-            r"result = block_ids itself, or a view of it, but should be new memory",
-        )
     layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
     yield Deviation(
         "infer_global_hyperparameters",
@@ -79,33 +63,12 @@ def _deviations() -> Iterator[Deviation]:
         Call("UniformTypeKVCacheSpecs.from_specs", {"specs": specs}),
         held,
     )
-    kind: Any = inspect.signature(find("MambaSpec")).parameters["mamba_type"].default
-    if isinstance(kind, enum.Enum):
-        yield Deviation(
-            "MambaSpec",
-            "mamba_type is an enum",
-            Call("MambaSpec", STATES),
-            r"mamba_type\)? = MambaAttentionBackendEnum",
-        )
-
-
-def _found(name: str) -> Any:
-    """Return vLLM's object for our name, or None."""
-    with contextlib.suppress(AttributeError):
-        return find(name)
-    return None
-
-
-def _exact_maxima() -> Iterator[Deviation]:
-    longest = r"\.max_seq_len = \d+, but should be \d+"
-    reason = "the longest sequence of a micro-batch is computed; it is not the bound of the batch"
-    metadata = dataclasses.replace(METADATA, max_seq_len=4)
-    one = {"ubatch_slice": WHOLE, "attn_metadata": metadata}
-    call = Call("_make_metadata_with_slice", one)
-    yield Deviation("_make_metadata_with_slice", reason, call, longest)
-    several = {"ubatch_slices": [WHOLE], "common_attn_metadata": metadata}
-    call = Call("split_attn_metadata", several)
-    yield Deviation("split_attn_metadata", reason, call, longest)
+    yield Deviation(
+        "MambaSpec",
+        "mamba_type is an enum",
+        Call("MambaSpec", STATES),
+        r"mamba_type\)? = MambaAttentionBackendEnum",
+    )
 
 
 DEVIATIONS: Final = tuple(_deviations())

@@ -6,10 +6,7 @@ other fields and is converted.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -26,9 +23,9 @@ from conformance.adapters.vllm.deviations import DEVIATIONS
 
 METADATA: Final = "CommonAttentionMetadata"
 
-FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+FIELDS: Final[Mapping[str, str]] = {
     **{
-        name: (name,)
+        name: name
         for name in (
             "query_start_loc",
             "query_start_loc_cpu",
@@ -45,14 +42,10 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "dcp_local_seq_lens",
         )
     },
-    "seq_lens_cpu": ("seq_lens_cpu_upper_bound", "_seq_lens_cpu", "seq_lens_cpu"),
-    "num_computed_tokens_cpu": ("_num_computed_tokens_cpu", "num_computed_tokens_cpu"),
-    "encoder_seq_lens": ("encoder_seq_lens_cpu",),
+    "seq_lens_cpu": "seq_lens_cpu_upper_bound",
+    "encoder_seq_lens": "encoder_seq_lens_cpu",
 }
-"""Our fields of the metadata, with vLLM's names for each; that of the newest release first."""
-
-KNOWN: Final = inspect.signature(places.find(METADATA)).parameters
-"""The fields of the metadata in this release."""
+"""vLLM's name of each of our fields of the metadata that it has."""
 
 COUNTS: Final = ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len")
 """Fields that may be NumPy scalars or 0-dimensional tensors."""
@@ -81,20 +74,14 @@ def _ends_before_it_starts(tokens: slice) -> bool:
     return bool(tokens.stop < tokens.start)
 
 
-def _has_8_bit_floats(tokens: Any) -> bool:
-    return "float8" in str(tokens.dtype)
-
-
 class VllmAdapter(Adapter):
     """Converts objects of vLLM, which does not validate its input."""
 
     validates = False
-    lacks = frozenset(name for name, theirs in FIELDS.items() if not KNOWN.keys() & set(theirs))
+    lacks = frozenset({"num_computed_tokens_cpu"})
     parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        **{
-            name: {field: field for field in inspect.signature(cls).parameters}
-            for name, cls in ((name, getattr(reference, name)) for name in CALLED_BY_NAME)
-        },
+        name: {field: field for field in inspect.signature(getattr(reference, name)).parameters}
+        for name in CALLED_BY_NAME
     }
     unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
         "CpuGpuBuffer": {"pin_memory": bool},
@@ -102,9 +89,7 @@ class VllmAdapter(Adapter):
         "UBatchSlice": dict.fromkeys(("request_slice", "token_slice"), _ends_before_it_starts),
         "bind_kv_cache": {"num_attn_module": _is_none},
         "extract_layer_index": {"num_attn_module": _is_none},
-        "gather_mm_placeholders": {"out": is_given, "placeholders": _has_8_bit_floats},
         "get_dcp_local_seq_lens": {"out": is_given},
-        "scatter_mm_placeholders": {"out": is_given, "embeds": _has_8_bit_floats},
     }
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
 
@@ -127,8 +112,6 @@ class VllmAdapter(Adapter):
         if name in places.OTHER_BASES:
             raise Unsupported(places.OTHER_BASES[name])
         found = self.find(name)
-        if name == "MultipleOf" and found.__eq__ is object.__eq__:
-            raise Unsupported("sizes that are compared by identity, before 0.32")
         is_own = isinstance(found, type) and not self.is_data(name) and name not in self.parameters
         return found if is_own else super().function(name)
 
@@ -144,8 +127,8 @@ class VllmAdapter(Adapter):
         known = inspect.signature(cls).parameters
         for name in fields.keys() - known:
             raise Unsupported(f"{name} of {class_name}")
-        if "state_content_bytes" in known and fields.get("cache_dtype_str") == "fp8_ds_mla":
-            raise Unsupported("the format fp8_ds_mla, whose size the layers compute since 0.28")
+        if fields.get("cache_dtype_str") == "fp8_ds_mla":
+            raise Unsupported("the format fp8_ds_mla, whose size the layers compute")
         return cls(**{name: _plain(value) for name, value in fields.items()})
 
     def theirs(self, ours: Any, done: dict[int, Any] | None = None) -> Any:
@@ -163,17 +146,11 @@ class VllmAdapter(Adapter):
         return super().result(function, theirs, arguments)
 
     def metadata(self, ours: Any) -> Any:
-        """Return vLLM's metadata, with the fields that its class has in this release."""
+        """Return vLLM's metadata."""
         if type(ours).__name__ != METADATA:
             return ours
-        fields = {
-            known: _plain(getattr(ours, name))
-            for name, theirs in FIELDS.items()
-            for known in theirs
-            if known in KNOWN
-        }
-        if "max_logits_per_req" in KNOWN:
-            fields["max_logits_per_req"] = _most_logits(ours)
+        fields = {theirs: _plain(getattr(ours, name)) for name, theirs in FIELDS.items()}
+        fields["max_logits_per_req"] = _most_logits(ours)
         made = self.find(METADATA)(**fields)
         made.converted_from = ours  # if it is returned unchanged, ours is
         return made
@@ -184,17 +161,16 @@ class VllmAdapter(Adapter):
             return theirs
         if hasattr(theirs, "converted_from"):
             return theirs.converted_from
-        fields = {name: _first_given(theirs, names) for name, names in FIELDS.items()}
+        fields = {name: getattr(theirs, known) for name, known in FIELDS.items()}
         fields |= {name: int(fields[name]) for name in COUNTS}
         if fields["seq_lens_cpu"] is None:
             fields["seq_lens_cpu"] = supplied(theirs.seq_lens)
-        if fields["num_computed_tokens_cpu"] is None:
-            computed = theirs.seq_lens - theirs.query_start_loc.diff()
-            fields["num_computed_tokens_cpu"] = supplied(computed, is_known=False)
+        computed = theirs.seq_lens - theirs.query_start_loc.diff()
+        fields["num_computed_tokens_cpu"] = supplied(computed, is_known=False)
         return self.made(METADATA, **fields)
 
     def layer(self, ours: Any) -> Any:
-        """Return a layer that binds its cache, as recent releases require."""
+        """Return a layer that binds its cache, as vLLM requires."""
         if hasattr(ours, "kv_cache") and not hasattr(ours, "bind_kv_cache"):
             return _Layer(ours)
         return ours
@@ -206,7 +182,7 @@ class VllmAdapter(Adapter):
         if hasattr(made, SHARE):
             made.gpu_memory_utilization = float(made.gpu_memory_utilization)
         scheduler = getattr(ours, "scheduler_config", None)
-        if scheduler is not None:  # recent releases read it
+        if scheduler is not None:
             made.max_in_flight_tokens = getattr(made.scheduler_config, TOKENS_OF_A_STEP, None)
         return made
 
@@ -221,32 +197,20 @@ PCP: Final = "prefill_context_parallel_size"
 
 
 class _Layer:
-    """A layer with `bind_kv_cache`; setting its cache sets ours, which is in a list.
-
-    Until 0.16 vLLM sets the cache in a list, then without one, and since 0.28 calls the method.
-    """
+    """A layer with `bind_kv_cache`; setting its cache sets ours, which is in a list."""
 
     def __init__(self, ours: Any) -> None:
         object.__setattr__(self, "_ours", ours)
 
     def bind_kv_cache(self, cache: Any) -> None:
-        """Bind the cache, as lists of one cache for each virtual engine."""
+        """Bind the cache."""
         self._ours.kv_cache = [cache]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_alone = name == "kv_cache" and not _binds_lists()
-        setattr(self._ours, name, [value] if is_alone else value)
+        setattr(self._ours, name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ours, name)
-
-
-@functools.cache
-def _binds_lists() -> bool:
-    """Return whether vLLM sets a layer's cache as a list of one."""
-    cache, layer = object(), SimpleNamespace(kv_cache=None)
-    places.find("bind_kv_cache")({"layers.0": cache}, {"layers.0": layer}, [])
-    return isinstance(layer.kv_cache, list)
 
 
 def _of_object(member: str) -> Callable[..., Any]:
@@ -271,12 +235,6 @@ def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _first_given(theirs: Any, names: Sequence[str]) -> Any:
-    """Return the first of these attributes that exists and is not None."""
-    values = (getattr(theirs, name, None) for name in names if name in KNOWN)
-    return next((value for value in values if value is not None), None)
-
-
 def _plain(value: Any) -> Any:
     """Return Python's number in place of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
@@ -289,10 +247,6 @@ def _most_logits(ours: Any) -> int | None:
         return None
     requests = torch.bucketize(indices[:number].cpu(), ours.query_start_loc_cpu[1:], right=True)
     return int(torch.bincount(requests, minlength=1).max())
-
-
-# KV cache specs for which some releases have other rules than ours: their memory depends on options
-# that releases added, dropped or count differently.
 
 
 def _check_memory(spec: Any, vllm_config: Any) -> None:
@@ -308,32 +262,17 @@ def _check_memory(spec: Any, vllm_config: Any) -> None:
     if "SlidingWindowSpec" in kind and getattr(parallel, DCP, 1) != 1:
         raise Unsupported("decode context parallelism with sliding windows")
     if "FullAttentionSpec" in kind and getattr(parallel, PCP, 1) != 1:
-        names = places.find("FullAttentionSpec").max_memory_usage_bytes.__code__.co_names
-        if PCP not in names:
-            raise Unsupported(
-                "prefill context parallelism, which does not divide the cache since 0.28"
-            )
-    if "MambaSpec" in kind:
-        _check_mode(spec, vllm_config.cache_config.mamba_cache_mode)
-
-
-def _check_mode(spec: Any, mode: str) -> None:
-    config = importlib.import_module("vllm.config.cache")
-    modes = typing.get_args(getattr(config, "MambaCacheMode", typing.Literal["all"]))
-    if mode not in modes:
-        raise Unsupported(f"the mode {mode!r} of Mamba's cache")
-    names = type(spec).max_memory_usage_bytes.__code__.co_names
-    counts_more = "mamba_cache_mode" in names and spec.num_speculative_blocks
-    if mode == "all" and counts_more:
-        raise Unsupported("speculative blocks in mode 'all', which vLLM adds to those of a request")
+        raise Unsupported("prefill context parallelism, which does not divide the cache")
+    if "MambaSpec" in kind and vllm_config.cache_config.mamba_cache_mode == "all":
+        raise Unsupported("the mode 'all' of Mamba's cache")
 
 
 def _check_uniform(specs: Iterable[Any]) -> None:
     """Check that vLLM decides by our rules whether specs are uniform.
 
     Raises:
-        Unsupported: Recent releases also compare the pages of Mamba layers.
+        Unsupported: It also compares the pages of Mamba layers.
     """
     pages = {spec.page_size_bytes for spec in specs if type(spec).__name__ == "MambaSpec"}
-    if len(pages) > 1 and hasattr(places.find("KVCacheSpec"), "has_layer_views"):
-        raise Unsupported("Mamba layers with unequal page sizes, which are not uniform since 0.32")
+    if len(pages) > 1:
+        raise Unsupported("Mamba layers with unequal page sizes")

@@ -2,8 +2,9 @@
 
 `fast` is timed against them. Each is written as an experienced engineer would write it for the
 host, with tricks that cost nothing (views, early returns, preallocated buffers) and without
-`fast`'s checks: they expect valid input. `kvtwin bench` compares their results with `reference`'s
-before it times them. They use `fast`'s classes of batches and micro-batches.
+`fast`'s checks: they expect valid input, and have no options that are not timed. `kvtwin bench`
+compares their results with `reference`'s before it times them. They use `fast`'s classes of batches
+and micro-batches.
 """
 
 from __future__ import annotations
@@ -58,15 +59,10 @@ class BlockTables:
 
     def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
         num_reqs = len(idx_mapping)
-        is_padded = idx_mapping < 0
-        rows = idx_mapping.clamp(min=0)
-        padded = is_padded.nonzero().squeeze(1) if is_padded.any() else None
         for view, gathered in zip(self._views, self._gathered, strict=True):
-            torch.index_select(view, 0, rows, out=gathered[:num_reqs])
+            torch.index_select(view, 0, idx_mapping, out=gathered[:num_reqs])
             if num_reqs < self._num_rows:
                 gathered[num_reqs : self._num_rows].zero_()
-            if padded is not None:
-                gathered.index_fill_(0, padded, 0)
         self._num_rows = num_reqs
         return tuple(gathered[:num_reqs] for gathered in self._gathered)
 
@@ -398,42 +394,20 @@ def compute_causal_conv1d_metadata(
 
 
 def get_dcp_local_seq_lens(
-    seq_lens: torch.Tensor,
-    dcp_size: int = 1,
-    dcp_rank: int | None = None,
-    cp_kv_cache_interleave_size: int = 1,
+    seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int, cp_kv_cache_interleave_size: int
 ) -> torch.Tensor:
     in_round = dcp_size * cp_kv_cache_interleave_size
     rounds = torch.div(seq_lens, in_round, rounding_mode="floor")
     rest = seq_lens - rounds * in_round
-    if dcp_rank is None:
-        first = torch.arange(dcp_size, dtype=torch.int32, device=seq_lens.device)
-        first *= cp_kv_cache_interleave_size
-        rounds, rest = rounds.unsqueeze(1), rest.unsqueeze(1) - first
-    else:
-        rest = rest - dcp_rank * cp_kv_cache_interleave_size
+    rest = rest - dcp_rank * cp_kv_cache_interleave_size
     return rounds * cp_kv_cache_interleave_size + rest.clamp_(0, cp_kv_cache_interleave_size)
 
 
-def scatter_mm_placeholders(
-    embeds: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    if is_embed is None:
-        return embeds if out is None else out.copy_(embeds)
-    nan = float("nan")
-    if out is None:
-        out = embeds.new_full((len(is_embed), embeds.shape[1]), nan)
-    else:
-        out.fill_(nan)
+def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor) -> torch.Tensor:
+    out = embeds.new_full((len(is_embed), embeds.shape[1]), float("nan"))
     out[is_embed] = embeds
     return out
 
 
-def gather_mm_placeholders(
-    placeholders: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    if is_embed is None:
-        return placeholders if out is None else out.copy_(placeholders)
-    if out is None:
-        return placeholders[is_embed]
-    return torch.index_select(placeholders, 0, is_embed.nonzero().squeeze(1), out=out)
+def gather_mm_placeholders(placeholders: torch.Tensor, is_embed: torch.Tensor) -> torch.Tensor:
+    return placeholders[is_embed]

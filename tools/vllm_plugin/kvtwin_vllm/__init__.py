@@ -4,7 +4,7 @@ vLLM calls `register` in each of its processes, before a worker exists. Nothing 
 loop of `fast` is compiled, until the worker has registered its kernels: to register them, vLLM
 inspects all imported modules, and fails at those of llvmlite, which numba imports.
 
-`functions` replaces functions of vLLM, `step` the methods that prepare a step on a CPU.
+`functions` has the replacements.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def register() -> None:
     import vllm  # noqa: PLC0415  # tests import this module without vLLM
     from vllm.logger import init_logger  # noqa: PLC0415
 
-    from kvtwin_vllm import functions, step  # noqa: F401, PLC0415  # these fill REPLACEMENTS
+    from kvtwin_vllm import functions  # noqa: F401, PLC0415  # it fills REPLACEMENTS
 
     logger = init_logger("vllm.kvtwin")  # vLLM shows what is logged below its own name
     selection = read_selection(REPLACEMENTS, os.environ.get(VARIABLE, ""))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import platform
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import numba
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with parser.reporting_errors():
         jobs = _pick(options.functions)
         stored = None if options.check is None else read_record(options.check)
-        baseline = _load_baseline(options.baseline, options.adapter)
+        baseline = _load_baseline(options.baseline)
     if options.png is not None:
         import matplotlib  # noqa: F401, ICN001, PLC0415  # that it is missing is reported at once
     is_on_gpu = options.device == "cuda"
@@ -79,13 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rows:
         print(f"nothing was timed: {baseline.name} has none of these functions")
         return 1
-    versions = {"Python": platform.python_version(), "torch": torch.__version__}
-    versions |= {"NumPy": np.__version__, "numba": numba.__version__}
     gpu = {"GPU": torch.cuda.get_device_name()} if is_on_gpu else {}
     record = Record(
         command=shlex.join(["kvtwin", "bench", *(arguments or sys.argv[1:])]),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine={"cpu": cpu_model(), **versions, **gpu},
+        machine={"CPU": cpu_model(), "torch": torch.__version__, **gpu},
         baseline=baseline.module.__name__,
         device=options.device,
         rows=rows,
@@ -104,7 +99,7 @@ def read_record(path: Path) -> Record:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not a run, or has another version.
+        ValueError: It is not a run of this version.
     """
     try:
         content = json.loads(path.read_text())
@@ -212,24 +207,23 @@ def draw(record: Record, path: Path) -> None:
 
 def _pick(functions: str | None) -> list[Job]:
     """Return the jobs of the given functions, by default all."""
-    picked = []
-    for name in functions.split(",") if functions is not None else ():
-        found = [
-            job for job in JOBS if name in {job.name, job.function, job.function.split(".")[-1]}
-        ]
-        if not found:
-            known = near(name, list(dict.fromkeys(job.function for job in JOBS)))
-            raise KeyError(f"argument --functions: {name!r} is not timed; try {known}")
-        picked += found
-    return picked or list(JOBS)
+    if functions is None:
+        return list(JOBS)
+    known = {job.function: job.function.split(".")[-1] for job in JOBS}
+    for name in functions.split(","):
+        if name not in {*known, *known.values()}:
+            nearest = near(name, list(known))
+            raise KeyError(f"argument --functions: {name!r} is not timed; try {nearest}")
+    names = set(functions.split(","))
+    return [job for job in JOBS if names & {job.function, known[job.function]}]
 
 
-def _load_baseline(name: str, adapter: str | None) -> Implementation:
+def _load_baseline(name: str) -> Implementation:
     try:
-        found = load_implementation(name, adapter)
+        found = load_implementation(name)
     except ValueError as error:
         raise ValueError(str(error).replace("--impl", "--baseline")) from error
-    if name != ENGINE or adapter is not None:
+    if name != ENGINE:
         return found
     from kvtwin.bench.vllm import VllmBaseline  # noqa: PLC0415  # after vLLM is prepared
 
@@ -259,7 +253,6 @@ def _make_parser() -> Parser:
         default="kvtwin.baselines",
         help="a module, a file, or vllm (the installed engine); default: %(default)s",
     )
-    add("--adapter", metavar="MODULE", help="the baseline's adapter, as in the conformance run")
     add(
         "--device",
         choices=("cpu", "cuda"),
