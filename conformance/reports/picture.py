@@ -6,7 +6,7 @@ A picture is drawn in the process of the failing test, and sent to the one that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import accumulate, groupby
 from typing import Any, Final, NamedTuple
@@ -45,6 +45,10 @@ class Mark(NamedTuple):
     request: int | None = None
     token: int | None = None  # in the batch
     column: int | None = None  # of the block table
+
+    def has(self, token: int, column: int | None) -> bool:
+        """Return whether a token of the request, which lies in a column, is marked."""
+        return self.token in {None, token} and self.column in {None, column}
 
 
 class _Contents(NamedTuple):
@@ -93,7 +97,8 @@ def pictures_of(call: Call, difference: Difference | None = None) -> list[str]:
     shown = _of_batch(call.source) if isinstance(call.source, Batch) else _of_arguments(call)
     if shown is None:
         return []
-    return [_drawn(shown, None if difference is None else mark_of(call, difference), "The batch")]
+    mark = None if difference is None else mark_of(call, difference)
+    return [_drawn(shown, mark, "The batch")]
 
 
 def mark_of(call: Call, difference: Difference) -> Mark | None:
@@ -177,20 +182,22 @@ def _drawn(shown: _Contents, mark: Mark | None, title: str) -> str:
         framed = next((i for i in range(number) if starts[i] <= mark.token < starts[i + 1]), None)
     first = max(0 if framed is None else framed - MAX_ROWS + 1, 0)
     last = min(first + MAX_ROWS, number)
-    rows: list[tuple[str, list[_Cell]]] = [(f"{first} more", [])] if first else []
+    rows: dict[str, list[_Cell]] = {f"{first} more": []} if first else {}
     for i in range(first, last):
-        mark_here = mark if framed == i else None
-        rows.append((f"request {i}", list(_cells(shown, i, starts[i], mark_here))))
+        label = f"▸ request {i}" if framed == i else f"request {i}"
+        rows[label] = list(_cells(shown, i, starts[i], mark if framed == i else None))
     if last < number:
-        rows.append((f"{number - last} more", []))
-    if shown.num_padding_tokens:
-        tokens = range(starts[-1], starts[-1] + shown.num_padding_tokens)
-        padding = [_Cell("padding", i, "padding", None, mark == Mark(token=i)) for i in tokens]
-        rows.append(("padding", padding[:MAX_CELLS]))
+        rows[f"{number - last} more "] = []
+    tokens = range(starts[-1], starts[-1] + shown.num_padding_tokens)[:MAX_CELLS]
+    if tokens:
+        rows["padding"] = [
+            _Cell("padding", i, f"padding token {i}", None, mark == Mark(token=i)) for i in tokens
+        ]
+    if layout is not None:
+        title += f", block size {layout.block_size}"
     if layout is not None and layout.cp_world_size > 1:
         title += f", rank {layout.cp_rank} of {layout.cp_world_size}, other ranks' tokens grey"
-    is_whole = mark is not None and mark.token is None and mark.column is None
-    return _svg(rows, title, f"request {framed}" if is_whole else "")
+    return _svg(rows, title)
 
 
 def _cells(shown: _Contents, i: int, start: int, mark: Mark | None) -> Iterator[_Cell]:
@@ -208,8 +215,7 @@ def _cells(shown: _Contents, i: int, start: int, mark: Mark | None) -> Iterator[
         column = None if shown.layout is None else _column(shown.layout, position)
         block = row[column] if column is not None and column < len(row) else None
         is_new = position >= context
-        is_token = mark is not None and is_new and mark.token == token
-        is_wrong = is_token or (mark is not None and column is not None and mark.column == column)
+        is_wrong = mark is not None and mark.has(token, column)
         said = f"new token {token}" if is_new else "context"
         said += f", position {position}" + ("" if block is None else f", block {block}")
         yield _Cell("new" if is_new else "context", position, said, block, is_wrong)
@@ -228,24 +234,22 @@ def _column(layout: Layout, position: int) -> int | None:
     return virtual * layout.blocks_per_kv_block + offset // kernel
 
 
-def _svg(rows: Sequence[tuple[str, Sequence[_Cell]]], title: str, framed: str) -> str:
-    blocks = dict.fromkeys(cell.block for _, cells in rows for cell in cells)
+def _svg(rows: Mapping[str, Sequence[_Cell]], title: str) -> str:
+    blocks = dict.fromkeys(cell.block for cells in rows.values() for cell in cells)
     blocks.pop(None, None)
     hues = {block: HUES[i % len(HUES)] for i, block in enumerate(blocks)}
-    parts, width, counts = [], LEFT + 100, []
-    for i, (label, cells) in enumerate(rows):
-        kinds = [cell.kind for cell in cells]
-        said = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds) if kind != "gap"]
-        if not label.endswith(" more"):
-            counts.append(f"{label}: {', '.join(said) or 'no tokens'}")
+    parts = [f'<text class="title" x="2" y="14">{escape(title)}</text>']
+    width, counts, height = 640, [], 26
+    for label, cells in rows.items():
         drawn, right = _drawn_row(label, cells, hues)
-        width = max(width, right)
-        if label == framed:
-            drawn += f'<rect class="wrong" x="2" y="-4" width="{right}" height="{ROW}" rx="6"/>'
-        parts.append(f'<g transform="translate(0 {4 + i * ROW})">{drawn}</g>')
-    size = f'width="{width + 8}" height="{4 + ROW * len(rows)}"'
+        parts.append(f'<g transform="translate(0 {height})">{drawn}</g>')
+        width, height = max(width, right), height + ROW
+        kinds = [cell.kind for cell in cells]
+        said = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+        counts.append(f"{label}: {', '.join(said) or 'no tokens'}")
     about = escape(f"{title}. {'; '.join(counts)}")
-    return "\n".join([f'<svg {size} role="img" aria-label="{about}">', *parts, "</svg>"])
+    head = f'<svg width="{width + 8}" height="{height}" role="img" aria-label="{about}">'
+    return "\n".join([head, *parts, "</svg>"])
 
 
 def _drawn_row(label: str, cells: Sequence[_Cell], hues: dict[Any, int]) -> tuple[str, int]:
@@ -269,7 +273,7 @@ def _drawn_row(label: str, cells: Sequence[_Cell], hues: dict[Any, int]) -> tupl
             width = x - GAP - first
             parts.append(f'<rect x="{first}" y="34" width="{width}" height="4"{style}/>')
             parts.append(_text(str(block), first, 49, width))
-    if not cells and not label.endswith(" more"):
+    if not cells and "request" in label:
         parts.append(_text("no tokens", x, 19, 72))
     return "".join(parts), x
 

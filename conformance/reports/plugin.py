@@ -71,8 +71,10 @@ class Reporting:
         """Write the reports, after all other hooks."""
         result = yield
         if not self.config.getoption("collectonly"):
+            names = {code.value: code.name.lower().replace("_", " ") for code in pytest.ExitCode}
+            status = names.get(int(session.exitstatus), f"status {int(session.exitstatus)}")
             seconds = round(time.perf_counter() - self.clock, 3)
-            ended = {"seconds": seconds, "exit_status": status_words(session.exitstatus)}
+            ended = {"seconds": seconds, "exit_status": status}
             record = record_of(self.run, self.coverage, {**self.about, **ended})
             try:
                 write_reports(record, self.folder)
@@ -88,13 +90,3 @@ class Reporting:
             terminalreporter.write_line(f"no report: {self.report_error}", red=True)
         else:
             terminalreporter.write_line(f"report: {self.folder / 'report.html'}")
-
-
-def status_words(status: int) -> str:
-    """Describe an exit status; `pytest.exit` may set any.
-
-    >>> status_words(1), status_words(77)
-    ('tests failed', 'status 77')
-    """
-    names = {code.value: code.name.lower().replace("_", " ") for code in pytest.ExitCode}
-    return names.get(int(status), f"status {int(status)}")

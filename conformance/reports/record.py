@@ -18,10 +18,7 @@ from conformance.targets.target import Target
 SCHEMA_VERSION: Final = "2.0"
 """The first number changes if old readers would misread it, the second if something is added."""
 
-PACKAGES: Final = (
-    *("kvtwin", "torch", "numpy", "ml_dtypes", "numba", "numba-cuda"),
-    *("hypothesis", "pytest", "pytest-xdist"),
-)
+PACKAGES: Final = "kvtwin torch numpy ml_dtypes numba numba-cuda hypothesis pytest pytest-xdist"
 """Packages whose versions a report lists, if they are installed."""
 
 
@@ -118,12 +115,11 @@ def versions() -> dict[str, str]:
     ['python', 'kvtwin']
     """
     found = {"python": f"{platform.python_version()} ({platform.python_implementation()})"}
-    for name in PACKAGES:
+    for name in PACKAGES.split():
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            if name == "kvtwin":
-                found[name] = "not installed"
+            found |= {name: "not installed"} if name == "kvtwin" else {}
     found["machine"] = f"{platform.platform()}, {os.cpu_count()} cores"
     if torch.cuda.is_available():
         found["GPU"] = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"

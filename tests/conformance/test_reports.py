@@ -165,13 +165,11 @@ def test_collecting_leaves_an_earlier_report_alone(runner: Runner) -> None:
     assert [] == list(Path("out").iterdir())
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
-def test_a_wrong_function(runner: Runner, workers: tuple[str, ...]) -> None:
+def test_a_wrong_function_in_workers(runner: Runner) -> None:
     runner.pytester.makepyfile(wrong=WRONG)
     Path("conftest.py").unlink()  # the package has its own
-    options = ["--impl", "wrong.py", "--functions", "compute_slot_mapping", "--profile", "dev"]
-    options += [*OPTIONS, *workers, "test_slots.py"]
-    options += ["-k", "test_compute_slot_mapping and minimal and not laws"]
+    options = ["--impl", "wrong.py", "--profile", "brief", *OPTIONS, "-n", "2"]
+    options += ["test_slots.py::test_compute_slot_mapping[host-minimal]"]
     command = [sys.executable, "-m", "pytest", *arguments_for_pytest(options)]
     assert pytest.ExitCode.TESTS_FAILED == runner.pytester.run(*command).ret
     [failure] = record()["failures"]
@@ -207,7 +205,7 @@ SLOTS = Call(
 def drawn(picture: str) -> dict[str, str]:
     """Return the tokens of each row: c(ontext), n(ew), p(adding); ! after a frame, . for a gap."""
     found = {}
-    for row in ET.fromstring(picture):  # noqa: S314  # our own
+    for row in ET.fromstring(picture).findall("g"):  # noqa: S314  # our own
         letters = ""
         for part in row:
             if part.tag == "g":
@@ -222,7 +220,7 @@ def drawn(picture: str) -> dict[str, str]:
 
 def blocks_of(picture: str, row: int = 0) -> list[int]:
     """Return the block of each token of a row that has one, from its tooltip."""
-    titles = [str(found.text) for found in ET.fromstring(picture)[row].iter("title")]  # noqa: S314
+    titles = [str(found.text) for found in ET.fromstring(picture)[row + 1].iter("title")]  # noqa: S314
     return [int(title.rpartition("block ")[2]) for title in titles if "block" in title]
 
 
@@ -233,7 +231,7 @@ def value_at(path: str, *index: int) -> Difference:
 @pytest.mark.parametrize("call", [SLOTS, dataclasses.replace(SLOTS, source=BATCH)])
 def test_requests_are_rows_and_tokens_are_cells(call: Call) -> None:
     [picture] = pictures_of(call, value_at("result", 3))
-    expected = {"request 0": "cccnn", "request 1": "", "request 2": "ccnn!n", "padding": "p"}
+    expected = {"request 0": "cccnn", "request 1": "", "▸ request 2": "ccnn!n", "padding": "p"}
     assert expected == drawn(picture)
     assert [[4, 4, 9, 9, 7], [4, 4, 5, 5, 6]] == [blocks_of(picture, row) for row in (0, 2)]
 
@@ -242,9 +240,11 @@ def test_the_difference_is_framed() -> None:
     metadata = BATCH.metadata()
     call = Call("CommonAttentionMetadata.unpadded", {"self": metadata}, BATCH)
     assert "p!" == drawn(pictures_of(SLOTS, value_at("result", 5))[0])["padding"]
-    assert "ccnnn!" == drawn(pictures_of(call, value_at("result.seq_lens", 2))[0])["request 2"]
+    assert (
+        "c!c!n!n!n!" == drawn(pictures_of(call, value_at("result.seq_lens", 2))[0])["▸ request 2"]
+    )
     [picture] = pictures_of(call, value_at("result.block_table_tensor", 2, 1))
-    assert "ccn!n!n" == drawn(picture)["request 2"]
+    assert "ccn!n!n" == drawn(picture)["▸ request 2"]
     virtual = dataclasses.replace(call, function="make_local_attention_virtual_batches")
     assert mark_of(virtual, value_at("result.seq_lens", 2)) is None
     assert mark_of(call, value_at("memory around seq_lens", 2)) is None
@@ -268,9 +268,11 @@ def test_long_rows_and_many_requests_are_cut_around_the_mark() -> None:
     call = dataclasses.replace(SLOTS, source=batch)
     [picture] = pictures_of(call, value_at("result", 30))
     rows = drawn(picture)
-    assert ["15 more", "request 15", "request 30", "9 more"] == [[*rows][i] for i in (0, 1, 16, 17)]
-    assert rows["request 30"].startswith(".ccc")
-    assert rows["request 30"].endswith("ccn!")
+    assert ["15 more", "request 15", "▸ request 30", "9 more "] == [
+        [*rows][i] for i in (0, 1, 16, 17)
+    ]
+    assert rows["▸ request 30"].startswith(".ccc")
+    assert rows["▸ request 30"].endswith("ccn!")
     assert 16 * 32 == picture.count("<title>")
 
 
