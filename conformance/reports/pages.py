@@ -42,14 +42,10 @@ def headline(record: Mapping[str, Any]) -> str:
         if failing:
             which = ", ".join(sorted(failing)) if len(failing) <= 3 else f"{len(failing)} functions"
             return f"{names}: {finding.plural} of {which}"
-    if record["run"]["errors"]:
-        return f"{names}: the run has errors"
-    if record["unreached"]:
-        return f"{names}: coverage goals were not reached"
     number = len({name for name, cell in cells if cell["state"] in {"conforms", "deviates"}})
     count = f"{number} {'function conforms' if number == 1 else 'functions conform'}"
     status = record["run"]["exit_status"]
-    return f"{names}: {count}" if status == "ok" else f"{names}: {count}; the run ended: {status}"
+    return f"{names}: {count}" if status == "ok" else f"{names}: {status}; {count}"
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:

