@@ -47,7 +47,7 @@ exit status:
 The options of the run are in the section "conformance" among pytest's options:
 """
 
-NEEDED = ("hypothesis", "jinja2", "markupsafe", "ml_dtypes")
+NEEDED = ("hypothesis", "jinja2", "ml_dtypes")
 """Packages that the run imports. pytest prints a traceback for a missing one."""
 
 

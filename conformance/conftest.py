@@ -25,7 +25,6 @@ from conformance.plugin.explain import explain, list_names
 from conformance.plugin.failure_hooks import WHERE, FailureHooks
 from conformance.plugin.options import add_options, header_lines, run_of_options
 from conformance.plugin.supervision import Supervisor, why_unsupervised
-from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
 from conformance.results.failure_summary import FailureSummary
 from conformance.results.outcomes import properties_of
@@ -53,10 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not run.unsupervised:
         supervisor = Supervisor(config, COVERAGE, hooks.shrink_budgets)
         manager.register(supervisor, "conformance-supervisor")
-    try:
-        manager.register(Reporting(config, run, COVERAGE), "conformance-reports")
-    except OSError as error:
-        raise pytest.UsageError(f"--report cannot be written: {error}") from error
+    folder = config.getoption("--report")
+    if folder is not None and not hasattr(config, "workerinput"):
+        try:
+            manager.register(Reporting(config, run, COVERAGE, folder), "conformance-reports")
+        except OSError as error:
+            raise pytest.UsageError(f"--report cannot be written: {error}") from error
     torch.set_num_threads(1)
 
 
@@ -65,10 +66,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     name = config.getoption("--explain")
     if name is None and not config.getoption("--list"):
         return None
-    config._do_configure()  # noqa: SLF001  # as pytest's own --markers does, to use its cache
+    config._do_configure()  # noqa: SLF001  # as pytest's own --markers does
     try:
         run = config.stash[RUN]
-        lines = list_names(run.implementations) if name is None else explain(name, recall(config))
+        lines = list_names(run.implementations) if name is None else explain(name)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     writer = config.get_terminal_writer()
@@ -158,8 +159,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if CHECKED in item.stash:
         check, target = item.stash[CHECKED]
         COVERAGE.expect(check.function, check.goals)
-        for name, axis in check.axes.items():
-            COVERAGE.axes.setdefault(check.function, {})[name] = axis.to_record()
         item.user_properties += [
             ("function", check.function),
             ("target", target.name),

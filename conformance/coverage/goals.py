@@ -46,8 +46,6 @@ class Coverage:
         unsupported: The examples of a function on a target that were not tried, by the reason.
         launches: The number of kernels that a function's checks launched in the simulator.
         expected: The goals that a function's checks must reach.
-        axes: The size axes of a function by name: `bands`, each of which is a goal, the `last` size
-            that is tried, and `why` it is the last.
 
     >>> coverage = Coverage()
     >>> coverage.expect("f", ["empty", "long"])
@@ -62,7 +60,6 @@ class Coverage:
         self.unsupported: Counter[tuple[str, str, str]] = Counter()
         self.launches: Counter[str] = Counter()
         self.expected: dict[str, list[str]] = {}
-        self.axes: dict[str, dict[str, Any]] = {}
 
     def expect(self, function: str, goals: Iterable[str]) -> None:
         """Require that the checks of a function reach some goals."""
@@ -102,7 +99,6 @@ class Coverage:
             self.launches[function] += number
         for function, names in record["expected"].items():
             self.expect(function, names)
-        self.axes.update(record["axes"])
 
     def take(self) -> dict[str, Any]:
         """Return the counts as plain values, and reset them to zero.
@@ -125,7 +121,6 @@ class Coverage:
             "unsupported": [[*key, number] for key, number in self.unsupported.items()],
             "launches": [[*item] for item in self.launches.items()],
             "expected": self.expected,
-            "axes": self.axes,
         }
 
 

@@ -62,10 +62,6 @@ class Axis:
         """Return the bands that a run must reach."""
         return list(dict.fromkeys(map(band_of, self.sizes(0))))
 
-    def to_record(self) -> dict[str, Any]:
-        """Return its data for reports, as plain values."""
-        return {"bands": self.bands(), "last": self.last, "why": self.why}
-
 
 def of_ints(size: Callable[[Any], int], first: int = 0) -> Axis:
     """Return the axis of an int without an upper bound, up to one that exceeds 64 bits."""

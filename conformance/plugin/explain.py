@@ -1,4 +1,4 @@
-"""`--explain FUNCTION` describes a function and its coverage; `--list` has a line for each."""
+"""`--explain FUNCTION` describes a function and its checks; `--list` has a line for each."""
 
 from __future__ import annotations
 
@@ -57,12 +57,11 @@ def entries() -> Mapping[str, Entry]:
     return found
 
 
-def explain(name: str, last_run: Mapping[str, Any]) -> list[str]:
+def explain(name: str) -> list[str]:
     """Describe a function, in lines.
 
     Args:
         name: A function of `reference`, a method as `Class.method`, or another name with checks.
-        last_run: The coverage of the last run by function, from `reports.last_run.recall`.
 
     Raises:
         ValueError: The function is unknown; the message has similar names.
@@ -73,7 +72,7 @@ def explain(name: str, last_run: Mapping[str, Any]) -> list[str]:
         raise ValueError(_unknown(name, known))
     lines = [*_describe_definition(name, definition), ""]
     if name in known:
-        return lines + list(_describe_entry(known[name], last_run.get(name)))
+        return lines + list(_describe_entry(known[name]))
     methods = [other for other in known if other.startswith(f"{name}.")]
     owner = name.partition(".")[0]
     if methods:
@@ -193,7 +192,7 @@ def _unquoted(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=returned)
 
 
-def _describe_entry(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
+def _describe_entry(entry: Entry) -> Iterator[str]:
     laws = [(check.law, check.description) for _, check in entry.checks if check.law]
     if laws:
         yield from (
@@ -208,7 +207,7 @@ def _describe_entry(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[st
     ]
     if stated:
         yield from ("Checks", *_columns(stated), "")
-    yield from _describe_goals(entry, last)
+    yield from _describe_goals(entry)
     yield from ("", "Where", *_columns(_places(entry)))
 
 
@@ -216,43 +215,21 @@ def _on_a_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _describe_goals(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the invalid inputs and the coverage goals, each with its number of examples."""
+def _describe_goals(entry: Entry) -> Iterator[str]:
+    """Yield the invalid inputs and the coverage goals."""
     names = dict.fromkeys(goal for _, check in entry.checks for goal in check.goals)
-    reached = None if last is None else last["goals"]
     invalid_inputs = {
         invalid.goal: invalid for contract in entry.contracts for invalid in contract.invalid_inputs
     }
-    refused = [one for one in names if one in invalid_inputs]
+    refused = [invalid_inputs[one] for one in names if one in invalid_inputs]
     others = [one for one in names if one not in invalid_inputs]
-    if last is None:
-        yield "Last run: this function has not been run yet, so there are no counts."
-    else:
-        states = ", ".join(f"{state} on {target}" for target, state in last["states"].items())
-        date = str(last["date"]).replace("T", " ").replace("+00:00", " UTC")
-        tested = f"{date}, profile {last['profile']}, {' and '.join(last['implementations'])}"
-        yield f"Last run: {tested}; {states}; {last['examples']:,} examples."
     if refused:
-        rows = [
-            (
-                _count(reached, one) + invalid_inputs[one].name,
-                _describe_invalid_input(invalid_inputs[one]),
-            )
-            for one in refused
-        ]
-        yield from ("", f"Refused ({len(refused)})", *_columns(rows))
+        rows = [(one.name, _describe_invalid_input(one)) for one in refused]
+        yield from (f"Refused ({len(refused)})", *_columns(rows))
+    if refused and others:
+        yield ""
     if others:
-        yield from ("", f"Coverage goals ({len(others)})")
-        yield from (f"  {_count(reached, one)}{one}" for one in others)
-    if reached is not None and not names.keys() <= reached.keys():
-        yield from ("", "-: not reached, and some tests were not in that run")
-
-
-def _count(reached: Mapping[str, int] | None, goal: str) -> str:
-    """Return how often a coverage goal was reached, as a prefix of its name."""
-    if reached is None:
-        return ""
-    return f"{reached.get(goal, '-'):>6}  " if reached.get(goal) != 0 else " never  "
+        yield from (f"Coverage goals ({len(others)})", *(f"  {one}" for one in others))
 
 
 def _describe_invalid_input(invalid: InvalidInput) -> str:

@@ -17,7 +17,7 @@ from conformance.execution.crashes import RERUN, Crash, NotTriedError, propertie
 from conformance.execution.gpu_context import ContextLostError
 from conformance.generation.shrinking import SHRINK_NOTE, WARNING, ShrinkBudgets
 from conformance.messages.formatting import INDENT, printable, shortened
-from conformance.reports.failure import describe_failure
+from conformance.reports.picture import pictures_of_failure
 from conformance.reproduction.files import (
     attach_reproduction,
     forget_reproduction,
@@ -110,8 +110,8 @@ class FailureHooks:
         ]
         if RERUN.process_end is not None:
             item.user_properties += properties_of_end(RERUN.process_end)
-        if self._reports:
-            item.user_properties.append(("failure", describe_failure(failure, error)))
+        if self._reports and failure is not None:
+            item.user_properties.append(("pictures", pictures_of_failure(*failure[1:])))
         if isinstance(check, CaseCheck):
             if check.path is not None:
                 item.user_properties.append(("replay", replay_command(check.path, target)))

@@ -105,7 +105,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--explain",
         metavar="FUNCTION",
-        help="print a function's definition, laws, invalid inputs and coverage, and run nothing",
+        help="print a function's definition, laws, invalid inputs and goals, and run nothing",
     )
     group.addoption(
         "--list",

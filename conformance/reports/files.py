@@ -1,4 +1,4 @@
-"""The files of a report, written in place of those of an earlier run."""
+"""Writes the files of a report over those of an earlier run; `kvtwin nightly` uses it too."""
 
 from __future__ import annotations
 
@@ -12,40 +12,19 @@ CONTROLS = dict.fromkeys({*range(32)} - set(map(ord, "\t\n\r")), "\ufffd")
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder of the reports, and verify that it can be written.
-
-    Raises:
-        OSError: It cannot.
-    """
+    """Make the folder of the reports; raise `OSError` if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+    tempfile.TemporaryFile(dir=folder).close()
 
 
-def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write files into a folder, each whole or not at all.
-
-    Args:
-        texts: The contents of each file, by its name. A lone surrogate, which a message may contain
-            and UTF-8 cannot encode, becomes a question mark; a control character becomes U+FFFD.
-        folder: The folder, which is made if it is missing.
-
-    Returns:
-        The files.
-    """
-    paths = [folder / name for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        replace_file(path, text.translate(CONTROLS))
-    return paths
+def write_files(texts: Mapping[str, str], folder: Path) -> None:
+    """Write files, by name, into a folder; control characters become U+FFFD."""
+    for name, text in texts.items():
+        replace_file(folder / name, text.translate(CONTROLS))
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
-
-    Args:
-        path: The file, whose folder is made if it is missing.
-        text: The contents; lone surrogates are replaced by question marks.
-    """
+    """Write a file, whole or not at all; lone surrogates become question marks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

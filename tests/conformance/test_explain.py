@@ -1,4 +1,4 @@
-"""`--explain FUNCTION`: the description of a function, and the counts of its coverage goals."""
+"""`--explain FUNCTION`: the description of a function, its checks and coverage goals."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ import pytest
 
 import reference
 from conformance.__main__ import arguments_for_pytest
-from conformance.coverage.goals import Coverage
-from conformance.generation.profiles import PROFILES
 from conformance.plugin.explain import entries, explain
-from conformance.reports.last_run import recall, remember
-from conformance.results.run import Run
 from conformance.targets.implementations import NAMES
-from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]
-LAST = {
-    "create_ubatch_slices": {
-        "date": "2026-11-21T22:35:05+00:00",
-        "profile": "nightly",
-        "states": {"host": "conforms", "sim": "fails"},
-        "implementations": ["mine"],
-        "examples": 1250,
-        "goals": {"no split point": 1015, "a request cut in two": 0},
-    }
-}
 
 
 def test_a_function_is_explained() -> None:
     """Signature, docstring, laws, checks, invalid inputs, coverage goals, and their places."""
-    lines = explain("create_ubatch_slices", {})
+    lines = explain("create_ubatch_slices")
     assert "create_ubatch_slices(" == lines[0]
     assert "    num_scheduled_tokens: IntArray," in lines
     doc = str(reference.create_ubatch_slices.__doc__).splitlines()[0]
@@ -42,7 +27,6 @@ def test_a_function_is_explained() -> None:
         "  split_partitions          The parts together read and write what the",
         "  same answer    create_ubatch_slices answers valid calls as reference does.",
         "  a split point is 0                          ValueError naming split_points\n",
-        "Last run: this function has not been run yet",
         "\n  a request cut at both ends\n",
         "conformance/test_ubatch_slices.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
@@ -52,47 +36,19 @@ def test_a_function_is_explained() -> None:
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
 
 
-def test_the_last_run_is_shown() -> None:
-    """Date, profile, targets and states of the last run come first; each goal has a count."""
-    lines = explain("create_ubatch_slices", LAST)
-    [head] = [line for line in lines if line.startswith("Last run")]
-    assert head == (
-        "Last run: 2026-11-21 22:35:05 UTC, profile nightly, mine; conforms on host, fails on sim; "
-        "1,250 examples."
-    )
-    assert "    1015  no split point" in lines
-    assert "   never  a request cut in two" in lines
-    assert "       -  int64" in lines
-    assert "-: not reached, and some tests were not in that run" in lines
-
-
-def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
-    """If some tests of a function did not run, an unreached goal is `-` instead of `never`."""
-    config, name = pytester.parseconfigure(), "create_ubatch_slices"
-    coverage = Coverage()
-    coverage.expect(name, ["no split point", "int64"])
-    coverage.count(name, "host", ["no split point"])
-    run = Run([TARGETS["host"]], PROFILES["dev"])
-    run.note(pytest.TestReport("n", ("", 0, ""), {}, "passed", None, "call"), name, "host")
-    for partial, line in ((set(), "   never  int64"), ({name}, "       -  int64")):
-        run.partial = partial
-        remember(config, run, coverage, "2026-11-21T22:35:05+00:00")
-        assert line in explain(name, recall(config))
-
-
 def test_a_method_is_explained() -> None:
     """A method with checks is described like a function; any other by the checked class."""
-    lines = explain("CommonAttentionMetadata.unpadded", {})
+    lines = explain("CommonAttentionMetadata.unpadded")
     assert lines[0].startswith("CommonAttentionMetadata.unpadded(")
     assert any("unpadding_removes_nothing" in line for line in lines)
-    last = explain("BlockTables.append_block_ids", {})[-1]
+    last = explain("BlockTables.append_block_ids")[-1]
     assert "Checked with its class: --explain BlockTables" == last
 
 
 def test_everything_that_is_checked_or_public_is_explained() -> None:
     """Functions, methods, classes, constants and the stateful test can all be explained."""
     for name in [*entries(), *reference.__all__]:
-        lines = explain(name, {})
+        lines = explain(name)
         assert lines[0].startswith(name)
 
 
@@ -107,7 +63,7 @@ def test_everything_that_is_checked_or_public_is_explained() -> None:
 def test_an_unknown_name_is_reported_with_similar_names(name: str, near: str) -> None:
     """An unknown name is a one-line error with similar names."""
     with pytest.raises(ValueError, match=f"function '{name}' is unknown; see --list .*") as raised:
-        explain(name, {})
+        explain(name)
     assert near in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -142,23 +98,15 @@ def test_a_list_has_each_name_and_whether_it_is_offered(pytester: pytest.Pyteste
 
 
 def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
-    """`--explain` works from anywhere and shows the last run; a typo is a usage error."""
+    """`--explain` works from anywhere; a typo is a usage error."""
 
     def run(*arguments: str) -> pytest.RunResult:
         given = arguments_for_pytest(["--target", "host", "--profile", "dev", *arguments])
         return pytester.run(sys.executable, "-m", "pytest", *given)
 
-    few = ("test_sequence_parallel.py", "-k", "is_residual_scattered_for_sp and minimal")
-    assert pytest.ExitCode.OK == run(*few).ret
     result = run("--explain", "is_residual_scattered_for_sp")
     assert pytest.ExitCode.OK == result.ret
-    result.stdout.fnmatch_lines(
-        [
-            "is_residual_scattered_for_sp(*",
-            "Last run: *, profile dev, fast; conforms on host; * examples.",
-            "Coverage goals (*)",
-        ]
-    )
+    result.stdout.fnmatch_lines(["is_residual_scattered_for_sp(*", "Coverage goals (*)"])
     result.stdout.no_fnmatch_line("*test session starts*")
     result = run("--explain", "is_residual")
     assert pytest.ExitCode.USAGE_ERROR == result.ret

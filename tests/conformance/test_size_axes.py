@@ -57,7 +57,7 @@ def test_an_axis_that_ends_early_says_why() -> None:
     """An axis that does not reach the last band needs a reason."""
     with pytest.raises(ValueError, match="ends at 4097 needs a reason, `why`"):
         Axis(len, 4097)
-    assert "slow" == Axis(len, 4097, "slow").to_record()["why"]
+    assert "slow" == Axis(len, 4097, "slow").why
 
 
 def test_a_run_draws_every_size_once() -> None:
