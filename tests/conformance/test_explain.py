@@ -9,25 +9,10 @@ import pytest
 
 import reference
 from conformance.__main__ import arguments_for_pytest
-from conformance.coverage.goals import Coverage
-from conformance.generation.profiles import PROFILES
 from conformance.plugin.explain import entries, explain
-from conformance.reports.last_run import recall, remember
-from conformance.results.run import Run
 from conformance.targets.implementations import NAMES
-from conformance.targets.target import TARGETS
 
 pytest_plugins = ["pytester"]
-LAST = {
-    "create_ubatch_slices": {
-        "date": "2026-11-21T22:35:05+00:00",
-        "profile": "nightly",
-        "states": {"host": "conforms", "sim": "fails"},
-        "implementations": ["mine"],
-        "examples": 1250,
-        "goals": {"no split point": 1015, "a request cut in two": 0},
-    }
-}
 
 
 def test_a_function_is_explained() -> None:
@@ -50,43 +35,6 @@ def test_a_function_is_explained() -> None:
     ):
         assert part in text, part
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
-
-
-def test_the_last_run_is_shown() -> None:
-    """Date, profile, targets and states of the last run come first; each goal has a count."""
-    lines = explain("create_ubatch_slices", LAST)
-    [head] = [line for line in lines if line.startswith("Last run")]
-    assert head == (
-        "Last run: 2026-11-21 22:35:05 UTC, profile nightly, mine; conforms on host, fails on sim; "
-        "1,250 examples."
-    )
-    assert "    1015  no split point" in lines
-    assert "   never  a request cut in two" in lines
-    assert "       -  int64" in lines
-    assert "-: not reached, and some tests were not in that run" in lines
-
-
-def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
-    """If some tests of a function did not run, an unreached goal is `-` instead of `never`."""
-    config, name = pytester.parseconfigure(), "create_ubatch_slices"
-    coverage = Coverage()
-    coverage.expect(name, ["no split point", "int64"])
-    coverage.count(name, "host", ["no split point"])
-    run = Run([TARGETS["host"]], PROFILES["dev"])
-    run.note(pytest.TestReport("n", ("", 0, ""), {}, "passed", None, "call"), name, "host")
-    for partial, line in ((set(), "   never  int64"), ({name}, "       -  int64")):
-        run.partial = partial
-        remember(config, run, coverage, "2026-11-21T22:35:05+00:00")
-        assert line in explain(name, recall(config))
-
-
-def test_a_method_is_explained() -> None:
-    """A method with checks is described like a function; any other by the checked class."""
-    lines = explain("CommonAttentionMetadata.unpadded", {})
-    assert lines[0].startswith("CommonAttentionMetadata.unpadded(")
-    assert any("unpadding_removes_nothing" in line for line in lines)
-    last = explain("BlockTables.append_block_ids", {})[-1]
-    assert "Checked with its class: --explain BlockTables" == last
 
 
 def test_everything_that_is_checked_or_public_is_explained() -> None:
@@ -139,27 +87,3 @@ def test_a_list_has_each_name_and_whether_it_is_offered(pytester: pytest.Pyteste
     result = run("--impl", "nowhere")
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines(["ERROR: --impl 'nowhere' cannot be imported: *"])
-
-
-def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
-    """`--explain` works from anywhere and shows the last run; a typo is a usage error."""
-
-    def run(*arguments: str) -> pytest.RunResult:
-        given = arguments_for_pytest(["--target", "host", "--profile", "dev", *arguments])
-        return pytester.run(sys.executable, "-m", "pytest", *given)
-
-    few = ("test_sequence_parallel.py", "-k", "is_residual_scattered_for_sp and minimal")
-    assert pytest.ExitCode.OK == run(*few).ret
-    result = run("--explain", "is_residual_scattered_for_sp")
-    assert pytest.ExitCode.OK == result.ret
-    result.stdout.fnmatch_lines(
-        [
-            "is_residual_scattered_for_sp(*",
-            "Last run: *, profile dev, fast; conforms on host; * examples.",
-            "Coverage goals (*)",
-        ]
-    )
-    result.stdout.no_fnmatch_line("*test session starts*")
-    result = run("--explain", "is_residual")
-    assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: function 'is_residual' is unknown; *"])
