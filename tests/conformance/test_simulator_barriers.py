@@ -1,4 +1,4 @@
-"""The simulator's barriers and warp operations: what they return, and when they are refused."""
+"""The simulator's barriers: when they are refused."""
 
 from typing import Any, TypeAlias
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from conformance.simulator import BarrierError, UninitializedReadError, simulate
+from conformance.simulator import BarrierError, simulate
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -20,14 +20,6 @@ def synchronize_in_two_branches() -> None:
         cuda.syncthreads()
     else:
         cuda.syncthreads()
-
-
-def exchange_or_vote() -> None:
-    """Shuffle in the first lane, and vote in the others."""
-    if cuda.laneid == 0:
-        cuda.shfl_sync(FULL, 1, 0)
-    else:
-        cuda.ballot_sync(FULL, 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -71,54 +63,9 @@ def test_a_thread_that_returns_while_others_wait_is_refused(seed: int) -> None:
             lambda: cuda.syncwarp((0b101, 0b011, 0b110)[cuda.laneid]),
             r"waits at .* 0x00000005; thread .* waits at .* 0x00000003; thread .* waits at",
         ),
-        (
-            exchange_or_vote,
-            r"waits at shfl_sync of lanes 0xffffffff; thread .* waits at ballot_sync of lanes 0xf",
-        ),
     ],
 )
 def test_threads_that_cannot_meet_are_reported(kernel: Any, message: str) -> None:  # noqa: ANN401  # a kernel
     """Threads that wait at different places, or with masks that do not match, are reported."""
     with pytest.raises(BarrierError, match=message):
         simulate(kernel, 1, 3, ())
-
-
-def test_lanes_that_have_returned_take_no_part() -> None:
-    """A warp operation does not wait for threads that have returned, and cannot read them."""
-
-    def kernel(out: Array, src: int) -> None:
-        lane = cuda.laneid
-        if lane >= 3:
-            return
-        out[lane] = cuda.shfl_sync(FULL, lane * 10, src)
-
-    out = np.zeros(3, np.int64)
-    simulate(kernel, 1, 8, (out, 2))
-    assert [20] * 3 == out.tolist()
-    with pytest.raises(UninitializedReadError, match="a shuffle reads lane 5, which does not"):
-        simulate(kernel, 1, 8, (out, 5))
-
-
-def test_a_compaction_is_right_in_every_order() -> None:
-    """A compaction, the usual use of warp operations, is right with every seed."""
-
-    def compact(keep: Array, out: Array, count: Array) -> None:
-        i = cuda.grid(1)
-        is_selected = i < keep.size and keep[min(i, keep.size - 1)]
-        ballot = cuda.ballot_sync(FULL, is_selected)
-        base = 0
-        if cuda.laneid == 0:
-            base = cuda.atomic.add(count, 0, cuda.popc(ballot))
-        base = cuda.shfl_sync(FULL, base, 0)
-        if is_selected:
-            out[base + cuda.popc(ballot & cuda.lanemask_lt())] = i
-
-    keep = np.random.default_rng(1).random(150) < 0.5
-    orders = set()
-    for seed in range(4):
-        out, count = np.full(150, -1), np.zeros(1, np.int64)
-        simulate(compact, 5, 32, (keep, out, count), seed=seed)
-        assert keep.sum() == count[0]
-        assert np.flatnonzero(keep).tolist() == sorted(out[: count[0]])
-        orders.add(tuple(out))
-    assert len(orders) > 1

@@ -306,7 +306,7 @@ def test_the_list_is_whole() -> None:
             dotted = ".".join(path.relative_to(root).with_suffix("").parts)
             found.add(dotted.removesuffix(".__main__"))
         elif '__name__ == "__main__"' in text:  # each is started by another module or script
-            assert path.name in {"gpu_versions.py", "own_process.py"}
+            assert path.name in {"gpu_versions.py", "runner.py"}
     found.remove("tools.gpu_versions")  # it fails without a GPU, as intended
     assert set(LINES) == found
     assert set(COMMANDS) <= {name.removeprefix("kvtwin.") for name in LINES}
