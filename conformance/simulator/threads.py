@@ -1,8 +1,8 @@
 """Schedules the blocks and threads of a simulated launch.
 
-Every thread of a block runs in a greenlet until it synchronises: at a barrier, of
-its block or its warp, or after an atomic operation (so that other threads can run between two of them). Then
-the threads that can continue do so. Blocks run one after another. The seed decides both orders.
+Every thread of a block runs in a greenlet until it synchronises: at a barrier, of its block or its
+warp, or after an atomic operation (so that other threads can run between two of them). Then the
+threads that can continue do so. Blocks run one after another. The seed decides both orders.
 """
 
 import dataclasses
