@@ -116,9 +116,6 @@ class CudaNamespace(Namespace):
     def threadfence(self) -> None:
         """Do nothing: a fence alone orders no accesses (see `history`)."""
 
-    threadfence_block = threadfence
-    threadfence_system = threadfence
-
     # The barrier of the warp.
 
     def syncwarp(self, mask: int = _ALL_LANES) -> None:
