@@ -25,7 +25,7 @@ def test_imports_have_an_order(package: str) -> None:
         packages = set().union(*map(packages_of, imported))
         order.add(name, *imported, *(packages - packages_of(name) - {name}))
     order.prepare()  # CycleError names the modules of a cycle
-    assert len(graph.modules) > 20
+    assert len(graph.modules) > 5
 
 
 def test_a_test_module_needs_no_other() -> None:

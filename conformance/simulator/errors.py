@@ -6,8 +6,8 @@ class RaceError(Exception):
 
 
 class BarrierError(Exception):
-    """Not all threads reached the same barrier or warp operation, or one passed a wrong mask."""
+    """Not all threads reached the same barrier, or one passed a wrong mask."""
 
 
 class UninitializedReadError(Exception):
-    """A read of shared or local memory that was never written, or of a lane outside a shuffle."""
+    """A read of shared or local memory that was never written."""

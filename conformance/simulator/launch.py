@@ -33,11 +33,11 @@ def simulate(
         threads: How many threads in each block, in up to three dimensions, 1024 at most.
         args: NumPy arrays, torch tensors on the CPU and numbers, one for each parameter. Arrays
             are read and written in place.
-        seed: Decides the order of the blocks, and that of the threads, again after every barrier,
-            warp operation and atomic operation.
+        seed: Decides the order of the blocks, and that of the threads, again after every barrier
+            and atomic operation.
 
     Raises:
-        BarrierError: Not all threads reach a barrier or warp operation, or they reach different
+        BarrierError: Not all threads reach a barrier, or they reach different
             ones.
         IndexError: An index is negative, or past the end of its array.
         NotImplementedError: The kernel uses a feature that the simulator lacks.

@@ -67,12 +67,6 @@ class Unsigned(int):
         return Unsigned(_UNSIGNED_LIMIT - 1 - self)
 
 
-class Int32(int):
-    """A signed integer known to have 32 bits: the result of a ballot, whose bits popc counts."""
-
-    __slots__ = ()
-
-
 class Cast:
     """A number type as kernels use it: called on a value, or given as the dtype of an array.
 

@@ -1,8 +1,8 @@
 """Schedules the blocks and threads of a simulated launch.
 
-Every thread of a block runs in a greenlet until it synchronises: at a barrier, in a warp
-operation, or after an atomic operation (so that other threads can run between two of them). Then
-the threads that can continue do so. Blocks run one after another. The seed decides both orders.
+Every thread of a block runs in a greenlet until it synchronises: at a barrier, of its block or its
+warp, or after an atomic operation (so that other threads can run between two of them). Then the
+threads that can continue do so. Blocks run one after another. The seed decides both orders.
 """
 
 import dataclasses
@@ -53,17 +53,13 @@ class WarpWait:
     """A thread waits for the threads of its warp that are in its mask.
 
     Attributes:
-        operation: The name of the warp operation; all threads must wait in the same one.
         mask: Bit i is lane i; all threads must pass the same mask.
-        value: The value that the thread passes, for the others to read.
     """
 
-    operation: str
     mask: int
-    value: object = None
 
     def __str__(self) -> str:
-        return f"{self.operation} of lanes 0x{self.mask:08x}"
+        return f"syncwarp of lanes 0x{self.mask:08x}"
 
 
 Wait: TypeAlias = BarrierWait | WarpWait
@@ -78,8 +74,8 @@ class Thread:
         number: Its number in the block, x running fastest.
         lane: Its lane in its warp.
         moment: Its current moment, for the order of its accesses.
-        waiting: The barrier or warp operation that it waits for; None if it can continue.
-        reply: The result of its wait: the values that threads passed, by number or lane.
+        waiting: The barrier that it waits for; None if it can continue.
+        reply: The result of its wait: the values that threads passed, by number.
         has_ended: Whether it has returned.
         worker: The greenlet that it runs in; None until it runs.
     """
@@ -111,7 +107,7 @@ class Thread:
     def wait(self, wait: Wait | None) -> dict[int, Any]:
         """Let other threads run until this wait has ended; only once if it is None.
 
-        Call it in this thread. It returns the values that the threads passed, by number or lane.
+        Call it in this thread. It returns the values that the threads passed, by number.
         """
         self.waiting = wait
         self.block.machine.scheduler.switch()
@@ -213,7 +209,7 @@ class Block:
         """Run all threads to their ends.
 
         Raises:
-            BarrierError: Not all threads reach a barrier or a warp operation, or not the same one.
+            BarrierError: Not all threads reach a barrier, or not the same one.
             Exception: Any exception of a thread; its message has the kernel, block and thread.
         """
         ready = list(self.threads)
@@ -229,26 +225,22 @@ class Block:
             ready = ready or self._release_warps() or self._release_barrier()
 
     def _release_warps(self) -> list[Thread]:
-        """Release the threads of the warp operations that all lanes have reached; return them."""
-        groups: dict[tuple[int, int], list[tuple[Thread, WarpWait]]] = {}
+        """Release the threads whose lanes have all reached their syncwarp; return them."""
+        groups: dict[tuple[int, int], list[Thread]] = {}
         for thread in self.threads:
             if isinstance(thread.waiting, WarpWait):
                 key = (thread.number // WARP_SIZE, thread.waiting.mask)
-                groups.setdefault(key, []).append((thread, thread.waiting))
+                groups.setdefault(key, []).append(thread)
         released: list[Thread] = []
         for (warp, mask), waits in groups.items():
             lanes = self.threads[warp * WARP_SIZE : (warp + 1) * WARP_SIZE]
             named = [each for each in lanes if mask >> each.lane & 1 and not each.has_ended]
             if len(named) != len(waits):
                 continue  # some lanes have not reached it
-            operations = {wait.operation for _, wait in waits}
-            if len(operations) > 1:
-                raise BarrierError(f"{self._where()}: {_describe(named)}")
-            _exchange(named, {thread.lane: wait.value for thread, wait in waits})
-            if operations == {"syncwarp"}:
-                moments = join_warp([each.moment for each in named])
-                for thread, moment in zip(named, moments, strict=True):
-                    thread.moment = moment
+            _exchange(named, {})
+            moments = join_warp([each.moment for each in named])
+            for thread, moment in zip(named, moments, strict=True):
+                thread.moment = moment
             released += named
         return released
 

@@ -24,9 +24,6 @@ from reference import PAD_SLOT_ID
 
 LAST_BLOCK_ID = 2**31 - 1
 
-FIRST_BLOCK_IDS = (1, 2**31 - 1000, LAST_BLOCK_ID, LAST_BLOCK_ID - 2)
-"""Ids of a session's first block; 1 follows the largest int32."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Operation:

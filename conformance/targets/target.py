@@ -273,16 +273,12 @@ def default_targets(implementation: Implementation = FAST) -> list[str]:
 
 
 def choose_targets(
-    names: str | None,
-    implementations: Sequence[Implementation] = (FAST,),
-    *,
-    runs_here: bool = True,
+    names: str | None, implementations: Sequence[Implementation] = (FAST,)
 ) -> list[Target]:
     """Return the targets that a comma-separated list names, the default ones for None.
 
     Each implementation is tested on each target. With several, the names are
-    `implementation:target`. Unless `runs_here`, the checks run on other machines, and `cuda` needs
-    no GPU here.
+    `implementation:target`.
 
     Raises:
         ValueError: An unknown target, an empty list, `cuda` without a GPU, `sim` or `native` for an
@@ -304,7 +300,7 @@ def choose_targets(
         for name in default_targets(implementation) if chosen is None else chosen:
             if name not in TARGETS:
                 raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
-            if name == "cuda" and runs_here and not torch.cuda.is_available():
+            if name == "cuda" and not torch.cuda.is_available():
                 raise ValueError("target 'cuda' needs a GPU, but torch finds none")
             package, extra = NEEDS.get(name, ("", ""))
             if implementation.is_fast and package and find_spec(package) is None:

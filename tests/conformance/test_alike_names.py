@@ -13,12 +13,6 @@ from conformance.coverage.presets import MINIMAL
 from conformance.vectors.drawing import drawn
 
 
-@pytest.mark.parametrize("condition", ALIKE)
-def test_names_are_different(condition: str) -> None:
-    """However much they look alike, a hundred names are a hundred names."""
-    assert len({ALIKE[condition](number) for number in range(100)}) == 100
-
-
 def test_names_look_alike() -> None:
     """The names of each kind are all equal to an implementation that compares too little."""
     same = {

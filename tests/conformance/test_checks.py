@@ -21,7 +21,7 @@ from conformance.contracts.contract import Contract, InvalidInput
 from conformance.contracts.evaluation import exception_of
 from conformance.contracts.sessions import SessionMismatch, construct, session_check
 from conformance.coverage.goals import COVERAGE
-from conformance.generation.profiles import PROFILES, Kind
+from conformance.generation.profiles import PROFILES
 from conformance.invalid_inputs.changes import replaced
 from conformance.messages.mismatch import Mismatch
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
@@ -250,18 +250,6 @@ def _with_hint(
     return honest(seq_lens, dcp_size, dcp_rank)
 
 
-def test_a_refusal_shows_what_else_it_must() -> None:
-    """The report of a message without the other required value names both required values."""
-    [invalid] = LOCAL_LENGTHS.invalid_inputs
-    shown, silent = (
-        dataclasses.replace(LOCAL_LENGTHS, invalid_inputs=[dataclasses.replace(invalid, also=also)])
-        for also in ("2", "977")
-    )
-    passes(same_refusal(shown), target_of(honest))
-    lines = failure(same_refusal(silent), target_of(honest))
-    assert "ValueError naming dcp_rank and 977 (the rank is outside)" in lines[2]
-
-
 def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
     """Return a contract whose calls have a hint, with one invalid hint."""
     invalid = InvalidInput(
@@ -389,22 +377,3 @@ def test_the_nightly_run_is_another_every_time(monkeypatch: pytest.MonkeyPatch) 
     """Two nightly runs draw different examples, even if `CI` makes Hypothesis deterministic."""
     monkeypatch.setenv("CI", "true")
     assert seen("nightly") != seen("nightly")
-
-
-@pytest.mark.parametrize(
-    ("profile", "kind", "is_simulated", "examples"),
-    [
-        ("dev", Kind.SAME_ANSWER, False, 25),
-        ("default", Kind.SAME_ANSWER, False, 200),
-        ("default", Kind.SAME_ANSWER, True, 50),
-        ("default", Kind.LAW, False, 50),
-        ("default", Kind.SAME_REFUSAL, False, 25),
-        ("nightly", Kind.SAME_REFUSAL, True, 25),
-    ],
-)
-def test_profiles(profile: str, kind: Kind, examples: int, *, is_simulated: bool) -> None:
-    """A profile sets the number of examples of a check; nothing is stored between runs."""
-    settings = PROFILES[profile].settings(kind, simulated=is_simulated)
-    assert examples == settings.max_examples
-    assert settings.deadline is None
-    assert settings.database is None

@@ -31,7 +31,6 @@ from conformance.conditions import sequences
 from conformance.conditions.condition_checks import CONDITIONS, condition_checks
 from conformance.conditions.interference import most_different
 from conformance.conditions.interleaving import (
-    at_each_line,
     check_interleaved_calls,
     check_parallel_calls,
     parallel_scenarios,
@@ -349,22 +348,6 @@ def test_memory_is_filled_again_after_an_error() -> None:
     invocation.check_unchanged(frozenset())
 
 
-def test_each_line_is_looked_at_once() -> None:
-    """The callback runs before each line of the package, and only once for a line in a loop."""
-    packages, seen = {__name__.partition(".")[0]}, []
-
-    def count() -> int:
-        total = 0
-        for number in range(3):
-            total += number
-        return total
-
-    assert 3 == at_each_line(count, lambda: seen.append(1), packages)
-    assert 4 == len(seen)
-    at_each_line(count, lambda: seen.append(1), {"fast"})
-    assert 4 == len(seen)
-
-
 def test_a_lock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """An implementation that lets one thread in at a time is right, and does not hang."""
     original: Any = fast.get_dcp_local_seq_lens
@@ -421,26 +404,3 @@ def test_immutable_objects_may_be_kept() -> None:
     mutable = reference.CacheConfig()
     value = [Verdict.VALUE, int, drawn, reference.KVCacheSpec(16), mutable, torch.zeros(1)]
     assert ["value[4]", "value[5]"] == [path for path, _ in _watched(value, "value")]
-
-
-def test_the_report_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report names the condition under which the answer differs."""
-
-    def get_dcp_local_seq_lens(seq_lens: torch.Tensor, dcp_size: int) -> torch.Tensor:
-        found = reference.get_dcp_local_seq_lens(seq_lens.numpy(), dcp_size)
-        return torch.zeros(found.shape, dtype=torch.int32).copy_(torch.from_numpy(found))
-
-    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", get_dcp_local_seq_lens)
-    found = failures_of(mode_scenarios)
-    assert ["with another default device"] == [*found]
-    assert "on host, with another default device: wrong value" in str(found)
-    assert "result.device = meta, but should be cpu" in str(found)
-
-
-def test_answers_are_copied() -> None:
-    """The expected answer is a copy: reusing the memory of the arguments does not change it."""
-    starts = np.array([0, 3, 4], np.int32)
-    call = Call("reshape_query_for_spec_decode", {"query": np.zeros((2, 1, 1)), "batch_size": 2})
-    expected = KnownAnswer.of(contracts()[call.function], call)
-    call.arguments["query"][:] = starts[1]
-    assert 0 == expected.answer.max()

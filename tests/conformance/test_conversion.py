@@ -7,7 +7,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -156,57 +155,6 @@ def test_scribbling_leaves_nothing() -> None:
     assert ids == inner == []
 
 
-def test_owners_are_found() -> None:
-    """`owner` names the argument that has an object or its memory, and is None for new memory."""
-    metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
-    converter = Converter(FAST, "cpu")
-    converted = converter.convert(metadata, "metadata")
-    assert converter.tracker.owner(converted) == "metadata"
-    assert converter.tracker.owner(converted.slot_mapping[1:]) == "metadata.slot_mapping"
-    assert converter.tracker.owner(converted.slot_mapping.clone()) is None
-    assert converter.tracker.owner(converted.slot_mapping[:0]) is None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Named(Factory):
-    """A factory of classes with a name and the target's implementation."""
-
-    name: str
-
-    def make(self, converter: Converter) -> type:
-        """Return a class."""
-        return type(self.name, (), {"implementation": converter.implementation})
-
-
-def test_a_factory_makes_one_object() -> None:
-    """A factory that occurs several times makes one object for the target."""
-    drawn = _Named("FlashBackend")
-    converted = Converter(FAST, "cpu").convert(
-        {"a": [drawn], "b": (drawn, _Named("Other"))}, "backends"
-    )
-    assert converted["a"][0] is converted["b"][0]
-    assert converted["a"][0].implementation is FAST
-    assert converted["b"][1].__name__ == "Other"
-
-
-@pytest.mark.parametrize(
-    "dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
-)
-def test_dtypes_are_the_targets_own(dtype: type[np.generic]) -> None:
-    """A dtype becomes torch's, or stays NumPy's; an array of it keeps its bytes."""
-    name = np.dtype(dtype).name
-    assert getattr(torch, name) is Converter(FAST, "cpu").convert(np.dtype(dtype), "dtype")
-    assert np.dtype(dtype) == Converter(REFERENCE.implementation, None).convert(
-        np.dtype(dtype), "dtype"
-    )
-    array = np.array([1.5, -0.0], dtype)
-    converter = Converter(FAST, "cpu")
-    converted = converter.convert(array, "x")
-    assert converted.dtype is getattr(torch, name)
-    assert converted.tolist() == array.tolist()
-    assert converter.tracker.changed(frozenset()) is None
-
-
 @dataclasses.dataclass(frozen=True)
 class _Layer(Factory):
     """A layer without a cache."""
@@ -276,21 +224,3 @@ def test_numpy_scalars_keep_what_is_shared() -> None:
     others = [second, changed.arguments["one"], changed.hints["hint"]]
     assert type(first.token_slice.stop) is np.int32
     assert all(other is first for other in others)
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (lambda x: x.append(4), "list(x) = [0, 1, 2], but should be [0, 1]"),
-        (lambda x: x.pop(), "list(x) = [0], but should be [0, 1]"),
-        (lambda x: x.__setitem__(1, object()), "x[1] = another object, but should be as it was"),
-        (list.reverse, "x[0] = another object, but should be as it was"),
-    ],
-)
-def test_a_changed_list_is_reported(change: Callable[[list[Any]], object], line: str) -> None:
-    """A list that became longer or shorter, or holds something else, is reported."""
-    converter = Converter(FAST, "cpu")
-    change(converter.convert(["a", 300], "x"))
-    difference = converter.tracker.changed(frozenset())
-    assert difference is not None
-    assert line == difference.line

@@ -36,15 +36,6 @@ def test_a_function_is_explained() -> None:
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
 
 
-def test_a_method_is_explained() -> None:
-    """A method with checks is described like a function; any other by the checked class."""
-    lines = explain("CommonAttentionMetadata.unpadded")
-    assert lines[0].startswith("CommonAttentionMetadata.unpadded(")
-    assert any("unpadding_removes_nothing" in line for line in lines)
-    last = explain("BlockTables.append_block_ids")[-1]
-    assert "Checked with its class: --explain BlockTables" == last
-
-
 def test_everything_that_is_checked_or_public_is_explained() -> None:
     """Functions, methods, classes, constants and the stateful test can all be explained."""
     for name in [*entries(), *reference.__all__]:
@@ -95,19 +86,3 @@ def test_a_list_has_each_name_and_whether_it_is_offered(pytester: pytest.Pyteste
     result = run("--impl", "nowhere")
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines(["ERROR: --impl 'nowhere' cannot be imported: *"])
-
-
-def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
-    """`--explain` works from anywhere; a typo is a usage error."""
-
-    def run(*arguments: str) -> pytest.RunResult:
-        given = arguments_for_pytest(["--target", "host", "--profile", "dev", *arguments])
-        return pytester.run(sys.executable, "-m", "pytest", *given)
-
-    result = run("--explain", "is_residual_scattered_for_sp")
-    assert pytest.ExitCode.OK == result.ret
-    result.stdout.fnmatch_lines(["is_residual_scattered_for_sp(*", "Coverage goals (*)"])
-    result.stdout.no_fnmatch_line("*test session starts*")
-    result = run("--explain", "is_residual")
-    assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: function 'is_residual' is unknown; *"])

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from small_runs import HEAD, Runner
 
 import fast
-from conformance import test_config, test_kv_layout
-from conformance.arrays.guard_bands import guarded, poisoned
-from conformance.checks.contract_checks import ValidExample, same_answer, same_refusal
+from conformance.arrays.guard_bands import guarded
+from conformance.checks.contract_checks import ValidExample, same_answer
 from conformance.checks.law_checks import law_checks
 from conformance.checks.registry import find_contract
 from conformance.conditions.condition_checks import condition_checks
@@ -31,19 +30,14 @@ from conformance.contracts.sessions import SessionMismatch
 from conformance.execution.invocations import PLAIN, CallVariant
 from conformance.generation.profiles import PROFILES, Kind
 from conformance.messages.formatting import WIDTH
-from conformance.messages.mismatch import Mismatch
 from conformance.results.failure_text import MAX_LINES, difference_of, failure_text
 from conformance.results.run import Run
 from conformance.strategies.batch import Batch, Layout
-from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.block_table import Operation, Session
-from conformance.strategies.kv_layout import Step
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import TARGETS, Target
 from conformance.values.call import Call
-from conformance.values.comparison import first_difference
 from conformance.values.differences import Difference, Verdict
-from reference import PerLayerParameters
 
 pytest_plugins = ["pytester"]
 
@@ -99,13 +93,6 @@ def long_life(number: int) -> Session:
     """Return a session of block tables: one row, and gathers of it."""
     again = [Operation.gathering([0])] * number
     return Session(BLOCKS, (Operation.appending([0], [[[7]]], [True]), *again))
-
-
-def parameters() -> Call:
-    """Return a call of `infer_global_hyperparameters`, with a layer that differs in one field."""
-    params = {f"layers.{i}.attn": PerLayerParameters(1023, None, 0.125) for i in range(40)}
-    params["layers.33.attn"] = PerLayerParameters(1023, None, 0.125, has_sinks=True)
-    return Call("infer_global_hyperparameters", {"per_layer_params": params})
 
 
 def contract_of(call: Call) -> Contract:
@@ -182,37 +169,6 @@ def test_a_wrong_number_deep_in_a_large_array() -> None:
     assert len(lines) < 28
 
 
-def test_a_wrong_dtype() -> None:
-    """The difference names both dtypes."""
-    assert [
-        "get_dcp_local_seq_lens on host: wrong dtype",
-        "    result.dtype = torch.int64, but should be torch.int32",
-        "called with",
-        "    seq_lens = [5, 8]  (int32)",
-        "    dcp_size = 2",
-        "    dcp_rank = 0",
-        "    defaults: cp_kv_cache_interleave_size = 1",
-    ] == text_of_answer(lengths(), lambda right, *_: right().long())
-
-
-def test_a_result_in_the_memory_of_an_argument() -> None:
-    """The report names the argument whose memory the result shares."""
-    lines = text_of_answer(lengths().replacing(dcp_size=1), lambda _, seq_lens, *__: seq_lens)
-    assert [
-        "get_dcp_local_seq_lens on host: wrong object or memory",
-        "    result = seq_lens itself, or a view of it, but should be new memory",
-    ] == lines[:2]
-
-
-def test_a_changed_argument() -> None:
-    """The report says that it was an argument, and what it held."""
-    lines = text_of_answer(lengths(), lambda right, seq_lens, *_: (right(), seq_lens.zero_())[0])
-    assert [
-        "get_dcp_local_seq_lens on host: changes an argument that it must not change",
-        "    seq_lens[0] = 0, but should be 5  (request 0)",
-    ] == lines[:2]
-
-
 def test_a_changed_setting_of_the_process() -> None:
     """A changed process setting is found after a whole test, so the report has no call."""
 
@@ -243,89 +199,6 @@ def test_a_long_session() -> None:
     ] == lines[:5]
     assert "    gather_block_tables(idx_mapping=[0]), 199 times" == lines[-1]
     assert len(lines) == 8
-
-
-def test_a_history_of_a_setting() -> None:
-    """A history ends with the step that is answered wrong; each step is what a caller writes."""
-    steps = (Step("set", "HND"), Step("environment", "NHD"), Step("set"), Step("get"), Step("get"))
-    check = dataclasses.replace(
-        test_kv_layout.test_the_layout_in_force, examples=lambda _: st.just(steps)
-    )
-    stays: list[object] = [None]
-
-    def stay(_: object, layout: str | None = None) -> None:
-        stays[0] = layout or stays[0]
-        fast.kv_layout._KV_CACHE_LAYOUT_OVERRIDE = stays[0]  # type: ignore[assignment]
-
-    try:
-        lines = text_of(check, planted("set_kv_cache_layout", stay))
-    finally:
-        fast.set_kv_cache_layout(None)
-    assert [
-        "get_kv_cache_layout on host: wrong value",
-        "    _KV_CACHE_LAYOUT_OVERRIDE after [2] = 'HND', but should be None",
-        "called with",
-        "    history = (",
-        "        [0] set_kv_cache_layout('HND')",
-        "        [1] os.environ['VLLM_KV_CACHE_LAYOUT'] = 'NHD'",
-        "        [2] set_kv_cache_layout(None)",
-        "    )",
-    ] == lines
-
-
-def test_a_default_of_a_configuration() -> None:
-    """A wrong default is reported by its field, and strings have quotes."""
-
-    @dataclasses.dataclass(kw_only=True)
-    class CacheConfig:
-        block_size: int = 16
-        gpu_memory_utilization: float = 0.9
-        mamba_cache_mode: str = "all"
-
-    check = dataclasses.replace(
-        test_config.test_cache_config, examples=lambda _: st.just({"block_size"})
-    )
-    module = ModuleType("mine")
-    vars(module).update({**vars(fast), "CacheConfig": CacheConfig})
-    assert [
-        "CacheConfig on host: wrong value",
-        "    the object.mamba_cache_mode = 'all', but should be 'none'",
-        "called with",
-        "    block_size = 'the block_size'",
-    ] == text_of(check, Target("host", Implementation("mine", module)))
-
-
-def test_memory_that_nobody_wrote() -> None:
-    """A poisoned `out` is described, not printed, and an element left unwritten is pointed out."""
-    out = poisoned((7,), np.int64)
-    lines = text_of_answer(slots(BATCH).replacing(out=out), lambda _, *arguments: arguments[-1][:6])
-    assert [
-        "compute_slot_mapping on host: wrong value",
-        "    result[0] = -6148914691236517206, but should be 19",
-        "    (request 0, token 0 of its 2, the value of uninitialized memory)",
-        "    6 of 6 elements differ",
-        "called with",
-        "    block_size = 2",
-        "    out = uninitialized memory of shape (7,), filled with 0xAA  (int64)",
-        "    defaults: cp_world_size = 1, cp_rank = 0, cp_kv_cache_interleave_size = 1",
-        "    request  tokens  block_table  positions",
-    ] == lines[:9]
-
-
-def test_a_long_value_is_cut_in_a_line() -> None:
-    """The last line of a run has the expected value, however long the returned one is."""
-    difference = Difference(
-        Verdict.OUTCOME, "the call", None, f"returned {'1' * 999}", "raise KeyError"
-    )
-    line = difference_of(Mismatch(lengths(), "host", difference), None)
-    assert re.fullmatch(r"the call returned 1{151}\.\.\., but should raise KeyError", line)
-
-
-def test_a_text_has_quotes() -> None:
-    """Strings are quoted, so that "None" is not None and an empty string is visible."""
-    assert "result = '', but should be None" == getattr(first_difference(None, ""), "line", "")
-    found = first_difference(["none"], ["None"])
-    assert "result[0] = 'None', but should be 'none'" == getattr(found, "line", "")
 
 
 def test_an_exception() -> None:
@@ -363,123 +236,6 @@ def test_a_call_with_zeros_is_shown_itself() -> None:
         "    split_points = [1]",
         "Raised in",
     ] == lines[:6]
-
-
-def test_a_single_number_is_explained() -> None:
-    """The definition of a result that is a single value follows the difference."""
-    call = Call("extract_layer_index", {"layer_name": "layers.3.attn"})
-    assert [
-        "extract_layer_index on host: wrong value",
-        "    result = 4, but should be 3",
-        "    definition of the result: The index.",
-        "called with",
-        "    layer_name = 'layers.3.attn'",
-    ] == text_of_answer(call, lambda right, *_: right() + 1)[:5]
-
-
-def test_what_changed_as_it_should_is_shown() -> None:
-    """If only the result is wrong, the report shows the correct changes to the arguments."""
-    batch = InputBatch(["a", "b"], guarded([0, 1], np.int32), guarded([9, 9], np.int32))
-    arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput({"a": 9, "b": 1})}
-    call = Call("reorder_batch_to_split_decodes_and_prefills", arguments)
-    assert [
-        "    result = False, but should be True",
-        "    definition of the result: Whether any request moved.",
-        "    req_ids after the call is correct: ['b', 'a']",
-        "    num_computed_tokens_cpu after the call is correct: [1, 0]",
-        "called with",
-    ] == text_of_answer(call, lambda right, *_: not right())[1:6]
-
-
-def test_variants_that_do_not_matter_are_left_out() -> None:
-    """A difference that also occurs in a plain call is reported as one of a plain call."""
-    lines = text_of_answer(lengths(), lambda right, *_: right() + 1, CallVariant(True, True))
-    assert [
-        "get_dcp_local_seq_lens on host: wrong value",
-        "    result[0] = 4, but should be 3",
-        "    2 of 2 elements differ; result[0:2]:",
-        "    got       [4, 5]",
-        "    expected  [3, 4]",
-        "called with",
-    ] == lines[:6]
-
-
-def test_a_tuple_of_numbers_is_shown_whole() -> None:
-    """All numbers of a result with names are shown, got and expected."""
-    found = first_difference((1, 2), (1, 3), ("num_decodes", "num_prefills"))
-    assert found is not None
-    assert found.context == (
-        "got       num_decodes 1, num_prefills 3",
-        "expected  num_decodes 1, num_prefills 2",
-    )
-
-
-REFUSALS: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-
-
-def refusal(*expected: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that registers the expected report of a wrong refusal."""
-
-    def decorate(change: Callable[..., Any]) -> Callable[..., Any]:
-        REFUSALS[change.__name__] = change, list(expected)
-        return change
-
-    return decorate
-
-
-@refusal("create_ubatch_slices on host: no error for an invalid call")
-def accepts(right: Callable[[], Any], *_: object) -> object:
-    """Accept what must be refused."""
-    try:
-        return right()
-    except (TypeError, ValueError):
-        return []
-
-
-@refusal("create_ubatch_slices on host: wrong error")
-def raises_another_class(right: Callable[[], Any], *_: object) -> object:
-    """Raise an exception of another class."""
-    try:
-        return right()
-    except (TypeError, ValueError) as error:
-        raise IndexError(str(error)) from None
-
-
-@refusal("create_ubatch_slices on host: wrong error message")
-def names_no_element(right: Callable[[], Any], *_: object) -> object:
-    """Raise an exception whose message does not name the element."""
-    try:
-        return right()
-    except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("[", " ")) from None
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_a_wrong_refusal(name: str) -> None:
-    """A missing error, another class and another message have titles of their own."""
-    change, expected = REFUSALS[name]
-    lines = text_of(
-        same_refusal(contract_of(micro_batches())), planted("create_ubatch_slices", change)
-    )
-    assert expected == lines[:1]
-    assert any(line.startswith("    but should") for line in lines[1:4]), lines
-
-
-def test_a_field_of_a_nested_object() -> None:
-    """Of forty layers the first is shown in full, and the others by what differs."""
-
-    def change(right: Callable[[], Any], *_: object) -> object:
-        return dataclasses.replace(right(), has_same_window_lefts=False)
-
-    lines = text_of_answer(parameters(), change)
-    assert [
-        "infer_global_hyperparameters on host: wrong value",
-        "    result.has_same_window_lefts = False, but should be True",
-        "called with",
-        "    per_layer_params = {",
-    ] == lines[:4]
-    assert lines[4].startswith("        'layers.0.attn': PerLayerParameters(window_left=1023, ")
-    assert "        'layers.1.attn': as ['layers.0.attn']" in lines
 
 
 def test_results_have_the_names_of_the_definition() -> None:

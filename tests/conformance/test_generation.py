@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.control import current_build_context
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
-from hypothesis.statistics import collector
 
 from conformance.checks.registry import contracts
 from conformance.coverage.presets import MINIMAL
@@ -75,20 +74,6 @@ def test_a_failure_is_shrunk() -> None:
         run_examples(test, DIGITS, OPTIONS, 0)
 
 
-def test_a_failure_is_raised_as_it_is_without_shrinking() -> None:
-    """Without shrinking a failure is raised at once: no other example runs."""
-    seen = []
-
-    def test(example: int) -> None:
-        seen.append(example)
-        assert example < 3
-
-    options = hypothesis.settings(OPTIONS, phases=[hypothesis.Phase.generate])
-    with pytest.raises(AssertionError):
-        run_examples(test, DIGITS, options, 0)
-    assert [number for number in seen if number >= 3] == seen[-1:]
-
-
 def test_a_failure_that_occurs_once_is_a_failure() -> None:
     """A failure that does not recur is raised with a note, since Hypothesis did not see it."""
     failing = iter([None] * 7 + [ValueError("the eighth call")])
@@ -120,22 +105,3 @@ def test_rejected_examples(modulus: int) -> None:
     else:
         with pytest.raises(hypothesis.errors.FailedHealthCheck):
             run_examples(test, strategy, OPTIONS, 0)
-
-
-def test_statistics_are_noted() -> None:
-    """Hypothesis' collector gets the statistics of the examples, as from Hypothesis itself."""
-    found: list[Any] = []
-    with collector.with_value(found.append):  # type: ignore[arg-type]  # typed as None
-        run_examples(lambda example: None, DIGITS, OPTIONS, 0)  # noqa: ARG005  # by name
-        hypothesis.seed(0)(OPTIONS(hypothesis.given(example=DIGITS)(_passes)))()
-    ours, theirs = found
-    assert theirs.keys() - {"reuse-phase"} == ours.keys()
-    assert theirs["stopped-because"] == ours["stopped-because"]
-    ours, theirs = (one["generate-phase"] for one in found)
-    assert theirs.keys() == ours.keys()
-    assert len(theirs["test-cases"]) == len(ours["test-cases"])
-    assert theirs["test-cases"][0].keys() == ours["test-cases"][0].keys()
-
-
-def _passes(example: int) -> None:
-    del example

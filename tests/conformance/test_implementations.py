@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import conformance
 import fast
 from conformance.__main__ import arguments_for_pytest
 from conformance.cases.compared import check_of
-from conformance.checks.registry import checked_functions, choose_functions, modules_about
+from conformance.checks.registry import checked_functions, modules_about
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.implementations import (
@@ -135,17 +134,6 @@ def test_several_make_one_table(run: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("my-plumbing.py", "my_plumbing"), ("plumbing.v2.py", "plumbing_v2"), ("2nd.py", "_2nd")],
-)
-def test_a_file_need_not_be_called_like_a_module(name: str, module: str, loaded: Loader) -> None:
-    """A file whose name is no identifier gets a module name that is one."""
-    found = loaded(name, "from fast import compute_slot_mapping\n")
-    assert (module, module) == (found.name, found.module.__name__)
-    assert found.module is load_implementation(found.file).module
-
-
 def test_a_file_that_exits_is_a_one_line_error(loaded: Loader) -> None:
     """`sys.exit` at import is an error, and does not end the run."""
     with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
@@ -191,23 +179,6 @@ def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch)
         lengths_on(load_implementation("fast"))
 
 
-def test_names_are_cleaned() -> None:
-    """Blanks and duplicates in a list are dropped; an empty list is refused."""
-    assert ["stateful test"] == choose_functions("a runner's life")  # its former name
-    names = choose_functions(" get_dcp_local_seq_lens, CpuGpuBuffer,get_dcp_local_seq_lens,")
-    assert ["get_dcp_local_seq_lens", "CpuGpuBuffer"] == names
-    assert ["host"] == [target.name for target in choose_targets("host, host")]
-    with pytest.raises(ValueError, match=r"--functions ' ,' contains no name"):
-        choose_functions(" ,")
-    with pytest.raises(
-        ValueError, match=r"--target ',' contains no name; there are host, sim, native, cuda"
-    ):
-        choose_targets(",")
-    with pytest.raises(ValueError, match="function 'e' is unknown") as refused:
-        choose_functions("e")
-    assert 5 == len(str(refused.value).partition("such as ")[2].split(", "))
-
-
 def test_a_module_names_the_functions_that_it_checks() -> None:
     """A module that does not name a function has no checks of it, and need not be imported."""
     checked = {module: checked_functions([module]) for module in HARNESS.glob("test_*.py")}
@@ -248,14 +219,3 @@ def test_a_file_that_hides_a_package_is_named(pytester: pytest.Pytester) -> None
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     [line] = result.stderr.lines
     assert line.startswith(f"python -m conformance: {pytester.path / 'reference.py'} hides the")
-
-
-def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fast` may be imported from a folder of PYTHONPATH."""
-
-    def version(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", version)
-    [found] = load_implementations([])
-    assert "(no version)" == found.version

@@ -6,11 +6,9 @@ import importlib
 import pkgutil
 
 import pytest
-import torch
 
 import fast.kernels
 from conformance import test_large_launches as large
-from conformance.targets.simulated_launches import launches_seen, simulated_launches
 from fast.kernels.cuda import KERNELS
 
 
@@ -30,13 +28,3 @@ def test_launches_have_long_rows_and_many_requests(function: str) -> None:
     assert [64, 128] == [launches.threads for launches in made]
     assert all(launches.row > launches.threads for launches in made)
     assert max(launches.num_reqs for launches in made) > 64
-
-
-def test_the_threads_of_a_launch_can_be_given() -> None:
-    """A block of the simulator has the threads that are given."""
-    seen = []
-    table, starts = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
-    with simulated_launches(0, threads=64), launches_seen(lambda *one: seen.append(one)):
-        fast.compute_slot_mapping(table, starts, torch.tensor([0]), 2)
-    [(kernel, threads, _)] = seen
-    assert (kernel.name, threads) == ("compute_slot_mapping", 64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -71,15 +70,6 @@ def test_each_law_is_obeyed_and_broken() -> None:
     assert LAWS.keys() <= {bug.caught_by for bug in read_catalogue()}
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=lambda law: law.name)
-def test_laws_can_be_read(law: object) -> None:
-    """A law's statement is one sentence, and its coverage goals carry its name."""
-    assert LAWS[law.name] is law
-    assert re.fullmatch(r"[A-Z][^.]*\.", law.statement)
-    assert law.goals
-    assert all(name.startswith(f"{law.name}: ") for name in law.goals)
-
-
 def _positions(reader: Reader, call: Call) -> Iterator[Access]:
     slots = reader.answer(call).tolist()
     yield Access(writes=frozenset(enumerate(slots)))
@@ -143,38 +133,6 @@ def test_a_violation_is_reported(function: object, how: str) -> None:
         "    dcp_rank = 0",
         "    defaults: dcp_size = 1, cp_kv_cache_interleave_size = 1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"laws": ("slots_are_distinct", "murphys")},
-            "has unknown laws murphys; expected each at most once of slots_are_distinct, ",
-        ),
-        ({"laws": ("ranks_partition",) * 2}, "has a law twice in .*; expected each at most once"),
-        ({"interpretation": None}, "get_dcp_local_seq_lens has laws, but no interpretation"),
-    ],
-)
-def test_bad_lists_of_laws_are_refused(fields: dict[str, object], message: str) -> None:
-    """Unknown laws, duplicates, and laws without an interpretation are refused."""
-    with pytest.raises(ValueError, match=message):
-        law_checks(dataclasses.replace(TOY, **fields))
-
-
-def test_sizes_without_examples_make_no_test() -> None:
-    """A law has no test of a size for which it has no examples."""
-    sizes = {check.law: check.sizes(TARGETS["host"]) for check in law_checks(TOY)}
-    assert {"slots_are_distinct": ["minimal", "real"], "padding_adds_nothing": ["minimal"]} == sizes
-
-
-def test_checks_are_found_by_name() -> None:
-    """The checks of a module are those under names that begin with `test_`, laws one by one."""
-    checks = checks_in({"test_toy": TOY, "toy": TOY, "test_other": 3})
-    found = [(name, check.law) for name, check in checks]
-    assert ("test_toy", "") == found[0]
-    assert [("test_toy_laws", law) for law in TOY.laws] == [pair for pair in found if pair[1]]
-    assert all(name.startswith("test_toy") for name, _ in found)
 
 
 @pytest.mark.parametrize(

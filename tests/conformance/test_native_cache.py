@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,21 +49,6 @@ def test_a_kernel_is_compiled_once() -> None:
     assert len(set(first)) == compiler.count == len(cases)
     assert first == [cache.load_or_compile(*case, compiler) for case in cases]
     assert len(cases) == compiler.count
-
-
-def test_processes_wait_for_each_other() -> None:
-    """A process that needs a kernel that another is compiling does not compile it."""
-    compiler, found = Compiler(), []
-
-    def load() -> None:
-        found.append(cache.load_or_compile(block_table.move_row, "sm_90", compiler))
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (1, 1, 4) == (compiler.count, len(set(found)), len(found))
 
 
 def change_constant(patch: pytest.MonkeyPatch) -> Kernel:
@@ -118,25 +102,6 @@ def test_what_has_changed_is_compiled_again(
     assert 1 == len(list(folder.glob("*.native")))
 
 
-@pytest.mark.parametrize("kernel", cuda.KERNELS, ids=lambda kernel: kernel.name)
-def test_a_fingerprint_has_no_address(kernel: Kernel) -> None:
-    """An address would differ in each process, and the kernel would be compiled again."""
-    assert " at 0x" not in repr(cache.describe_function(kernel.py_func, frozenset()))
-
-
-def test_without_bytecode_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If Python writes no bytecode, stored code is used, but new code is not stored."""
-    compiler = Compiler()
-    stored = cache.load_or_compile(block_table.move_row, "sm_90", compiler)
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    assert stored == cache.load_or_compile(block_table.move_row, "sm_90", compiler)
-    assert 1 == compiler.count
-    for _ in range(2):
-        cache.load_or_compile(block_table.swap_rows, "sm_90", compiler)
-    assert 3 == compiler.count
-    assert 1 == len(list(folder.glob("*.native")))
-
-
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"damaged\0as\0well"])
 def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
     """A damaged file is never run: the kernel is compiled again."""
@@ -172,15 +137,3 @@ def test_other_kernels_are_not_kept(folder: Path) -> None:
             cache.load_or_compile(kernel, "sm_90", compiler)
     assert 4 == compiler.count
     assert not folder.exists()
-
-
-def test_where_nothing_can_be_written_each_process_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a writable folder each process compiles, which is slower but no error."""
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(cache, "FOLDER", tmp_path / "file" / "kept")
-    compiler = Compiler()
-    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
-    cache.load_or_compile(block_table.move_row, "sm_90", compiler)
-    assert 2 == compiler.count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -212,34 +211,6 @@ def test_a_misaligned_access_is_described() -> None:
 def test_each_kind_is_tested() -> None:
     """Every kind of fault is a case here."""
     assert {*Kind} == {kind for *_, kind, _ in CASES.values()} | {Kind.MISALIGNED}
-
-
-def test_a_fault_has_attributes() -> None:
-    """The exception has the values of its message as attributes."""
-    with pytest.raises(NativeFault) as raised:
-        run(declare(store_past_end), 32, 2)
-    fault = raised.value
-    assert ("x", 128, 4, 0) == (fault.array, fault.offset, fault.size, fault.thread)
-    assert (1, 0, 0) == fault.block
-    first = store_past_end.__code__.co_firstlineno
-    assert first + 4 == fault.line
-
-
-def test_nothing_leaks() -> None:
-    """After 10,000 faults, most with threads that wait at a barrier, no more memory is used."""
-    kernels = [(declare(CASES[case][0]), *CASES[case][1:3]) for case in CASES if case != "endless"]
-
-    def fail(times: int) -> None:
-        for number in range(times):
-            kernel, n, grid = kernels[number % len(kernels)]
-            with pytest.raises(NativeFault):
-                run(kernel, n, grid, seed=number)
-
-    fail(1000)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fail(10_000)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 4096, f"{grown} KiB"
 
 
 def test_after_a_fault_launches_are_right() -> None:

@@ -10,7 +10,7 @@ from hypothesis.internal.conjecture import engine
 
 from conformance.contracts.check import Check, property_check
 from conformance.generation.profiles import Profile
-from conformance.generation.shrinking import MIN_SECONDS, ShrinkBudgets
+from conformance.generation.shrinking import ShrinkBudgets
 from conformance.targets.target import TARGETS, Target
 
 FEW = Profile("few", 100, 100)
@@ -47,20 +47,3 @@ def test_the_tests_of_a_function_share_a_budget() -> None:
     assert second < first
     assert 2 == budgets.allowance("g")
     assert before == engine.MAX_SHRINKING_SECONDS
-
-
-def test_a_user_of_a_failed_function_is_hardly_shrunk() -> None:
-    """A test that used a function which failed before is hardly shrunk; so is a stateful test."""
-    budgets = ShrinkBudgets(8)
-    budgets.charge("Tables.append", 1)
-    assert MIN_SECONDS == budgets.allowance("g", ["h", "Tables"])
-    assert 4 == budgets.allowance("g", ["h"])
-    assert 3.5 == budgets.allowance("Tables.gather", ["Tables"])
-    assert seconds_of(budgets, "machine", uses_all=True) < 3
-
-
-def test_without_a_budget_a_moment_is_left() -> None:
-    """However many tests of a function fail, each is shrunk a little."""
-    budgets = ShrinkBudgets(1)
-    budgets.charge("f", 100)
-    assert MIN_SECONDS == budgets.allowance("f")

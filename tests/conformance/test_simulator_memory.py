@@ -59,23 +59,6 @@ def test_shared_memory_is_blank_again_in_the_next_block() -> None:
             simulate(kernel, 2, 1, (np.zeros(2),), seed=seed)
 
 
-def test_shared_arrays_are_distinguished_by_their_calls() -> None:
-    """Two calls on one line make two arrays, and a call in a loop makes one."""
-
-    def kernel(out: Array) -> None:
-        a, b = cuda.shared.array(1, np.int64), cuda.shared.array(1, np.int64)
-        a[0], b[0] = 10, 20
-        for i in range(2):
-            c = cuda.shared.array(1, np.int64)
-            if i == 0:
-                c[0] = 30
-        out[0] = a[0] + b[0] + c[0]
-
-    out = np.zeros(1, np.int64)
-    simulate(kernel, 1, 1, (out,))
-    assert [60] == out.tolist()
-
-
 def test_local_memory_is_each_threads_own() -> None:
     """A local array does not race, and an element that its thread has not stored is blank."""
 

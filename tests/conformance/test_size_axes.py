@@ -12,8 +12,8 @@ from hypothesis.strategies._internal.strategies import SampledFromStrategy
 from conformance.checks.contract_checks import along_axes
 from conformance.contracts.check import Check, property_check
 from conformance.coverage.goals import COVERAGE
-from conformance.coverage.presets import MINIMAL, Preset
-from conformance.coverage.size_axes import BANDS, EDGES, NO_AXES, Axis, band_of, presets_of_axes
+from conformance.coverage.presets import Preset
+from conformance.coverage.size_axes import BANDS, NO_AXES, Axis, band_of, presets_of_axes
 from conformance.generation.profiles import PROFILES
 from conformance.targets.target import TARGETS, Target
 from conformance.vectors.drawing import drawn as examples_of
@@ -35,29 +35,6 @@ def toy(drawn: list[int], *, ignores_axis: bool = False) -> Check:
         drawn.append(number)
 
     return along_axes(note, {"number": AXIS}, lambda number: number)
-
-
-@pytest.mark.parametrize("turn", range(3))
-def test_each_band_and_edge_has_a_size(turn: int) -> None:
-    """There is a size in each band, one next to each edge, and the last."""
-    sizes = AXIS.sizes(turn)
-    assert set(BANDS.values()) == set(map(band_of, sizes))
-    assert 65_537 == sizes[-1]
-    for edge in EDGES:
-        assert edge > 65_537 or {edge - 1, edge, edge + 1} & set(sizes)
-
-
-def test_all_neighbours_of_an_edge_are_drawn_by_turns() -> None:
-    """Three turns draw all sizes next to an edge: one less, the edge, and one more."""
-    sizes = {size for turn in range(3) for size in AXIS.sizes(turn)}
-    assert {edge + step for edge in EDGES if edge < 65_536 for step in (-1, 0, 1)} < sizes
-
-
-def test_an_axis_that_ends_early_says_why() -> None:
-    """An axis that does not reach the last band needs a reason."""
-    with pytest.raises(ValueError, match="ends at 4097 needs a reason, `why`"):
-        Axis(len, 4097)
-    assert "slow" == Axis(len, 4097, "slow").why
 
 
 def test_a_run_draws_every_size_once() -> None:
@@ -90,12 +67,6 @@ def test_a_random_run_draws_from_the_whole_range() -> None:
     assert bands.count("17 to 255") > 5 < bands.count("256 to 65,535")
     assert {0, 65_536, 65_537} <= set(drawn)
     assert max(drawn) == 65_537
-
-
-def test_other_presets_draw_the_usual_sizes() -> None:
-    """A preset that is not large along an axis leaves its sizes as they are."""
-    usual = st.just(3)
-    assert usual is MINIMAL.sizes("number", usual)
 
 
 @pytest.mark.parametrize("function", ["create_ubatch_slices", "split_attn_metadata"])

@@ -278,18 +278,3 @@ def test_examples_are_the_same_each_time() -> None:
     assert first
     assert first == reached(few)
     assert first != reached(dataclasses.replace(few, seed=1))
-
-
-@pytest.mark.parametrize(
-    ("name", "numbers"),
-    [("dev", (3, 1, 1, 1)), ("default", (20, 5, 5, 1)), ("nightly", (40, 10, 10, 2))],
-)
-def test_profiles_say_how_many_examples(name: str, numbers: tuple[int, ...]) -> None:
-    """A profile sets the number of examples on host and simulator, of small and large sizes."""
-    options = [
-        PROFILES[name].stateful_settings(simulated=simulated, large=large)
-        for simulated in (False, True)
-        for large in (False, True)
-    ]
-    assert numbers == tuple(option.max_examples for option in options)
-    assert {31} == {option.stateful_step_count for option in options}

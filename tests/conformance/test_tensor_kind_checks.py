@@ -23,9 +23,6 @@ from conformance.messages.mismatch import Mismatch
 from conformance.targets.implementations import Implementation
 from conformance.targets.target import TARGETS, Target
 from conformance.targets.tensor_kinds import (
-    ARRAYS,
-    TENSORS,
-    NoSuchKindError,
     OfKind,
     PlainSubclass,
 )
@@ -35,8 +32,6 @@ from conformance.vectors.drawing import drawn
 
 FUNCTION = "get_dcp_local_seq_lens"
 CALL = Call(FUNCTION, {"seq_lens": guarded([3, 5], np.int32), "dcp_size": 2, "dcp_rank": 0})
-KINDS_OF_TENSORS = [("rows", kind) for kind in TENSORS]
-KINDS_OF_ARRAYS = [("num_scheduled_tokens", kind) for kind in ARRAYS]
 CONTRACT = Contract(FUNCTION, lambda _: st.just(CALL), {}, has_arrays=True)
 
 
@@ -134,25 +129,3 @@ def test_a_tensor_is_replaced_in_one_place_or_in_all() -> None:
         replaced, _ = next(OtherTensor(call, 1, 0, is_everywhere, checked=False).calls())
         kinds.append([isinstance(value, OfKind) for value in replaced.arguments.values()])
     assert [[True, True], [False, True]] == kinds
-
-
-@pytest.mark.parametrize(("path", "kind"), [*KINDS_OF_TENSORS, *KINDS_OF_ARRAYS])
-def test_each_kind_can_be_made(path: str, kind: str) -> None:
-    """Each kind is made from some array of the usual dtypes."""
-    made = 0
-    for dtype in (np.int32, np.float32):
-        try:
-            TARGETS["host"].converter().convert(OfKind(kind, np.ones((2, 3), dtype), path), path)
-        except NoSuchKindError:
-            continue
-        made += 1
-    assert made
-
-
-@pytest.mark.parametrize("kind", ["neg view", "conj view"])
-def test_lazy_views_have_the_same_values(kind: str) -> None:
-    """A lazy negation or conjugate has the original values, also of complex numbers."""
-    values = torch.tensor([1 + 2j, -3.5 - 0.25j])
-    viewed = TENSORS[kind](values)
-    assert viewed.is_neg() or viewed.is_conj()
-    assert torch.equal(values, viewed)

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import torch
 
 from fast import CpuGpuBuffer
@@ -32,20 +31,3 @@ def test_pins_where_it_can() -> None:
     """Without a GPU nothing can be pinned, and that is not an error."""
     buffer = CpuGpuBuffer(2, dtype=torch.int64, device=torch.device("cpu"), pin_memory=True)
     assert buffer.cpu.is_pinned() == torch.cuda.is_available()
-
-
-@pytest.mark.parametrize(
-    ("size", "changes", "error", "message"),
-    [
-        ((2,), {"dtype": np.int32}, TypeError, "^dtype must be a supported dtype, got NumPy dty"),
-        ((2,), {"device": 0}, TypeError, "device must be a device"),
-        ((2,), {"device": "nowhere"}, ValueError, "device is 'nowhere'"),
-    ],
-)
-def test_refuses(
-    size: tuple[int, ...], changes: dict[str, object], error: type[Exception], message: str
-) -> None:
-    """An invalid argument is refused by its name."""
-    arguments = {"dtype": torch.int32, "device": "cpu", "pin_memory": False, **changes}
-    with pytest.raises(error, match=message):
-        CpuGpuBuffer(*size, **arguments)

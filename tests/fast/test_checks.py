@@ -63,31 +63,6 @@ def test_checks_takes_a_bool() -> None:
         fast.checks(1)  # type: ignore[arg-type]  # that is the test
 
 
-@pytest.mark.parametrize("value", [True, 1.0, None, "1", np.bool_(True), torch.tensor(1)])
-def test_what_is_no_int(value: object) -> None:
-    """A bool, a float or a tensor is not an int, and the message names the argument."""
-    with pytest.raises(TypeError, match="block_size must be an int"):
-        _checks.check_int("block_size", value)
-
-
-@pytest.mark.parametrize("value", [np.int32(3), np.uint8(3), 3])
-def test_ints_become_pythons(value: object) -> None:
-    """NumPy integers are accepted, and converted to Python ints."""
-    assert type(_checks.check_int("block_size", value)) is int
-
-
-def test_ints_of_any_size() -> None:
-    """A Python int that no int64 holds is out of range, not an overflow."""
-    with pytest.raises(IndexError, match=r"req_indices\[1\] is 1267650600228229401496703205376"):
-        _checks.check_ints("req_indices", [0, 2**100], 0, 7, IndexError)
-
-
-def test_ints_refuse_bools() -> None:
-    """A list of ints holds no bool, however far back."""
-    with pytest.raises(TypeError, match=r"split_points\[2\] must be an int, got True of bool"):
-        _checks.check_ints("split_points", [1, 2, True], 0, 7)
-
-
 def test_strided_values_are_checked_where_they_stand() -> None:
     """The index in a message is that of the view."""
     values = np.array([0, -9, 5, -9, 4, -9])[::2]

@@ -5,13 +5,11 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
 
-import pytest
 import torch
 
 import fast
-from conformance.execution.actors import Actor, actors
+from conformance.execution.actors import actors
 from conformance.execution.interrupts import Interrupter
 
 
@@ -40,46 +38,6 @@ def test_an_interrupted_block_keeps_no_other_thread_waiting() -> None:
         fast.checks(enabled=False)  # a block that was never entered has switched the process
         at += 1
     assert at > 100
-    assert not refuses()
-
-
-def test_blocks_begin_at_the_same_time() -> None:
-    """Two threads between making a block and entering it leave no trace in one another."""
-    with actors(3) as (one, two, outside):
-        first = one.do(lambda: fast.checks(enabled=True))
-        second = two.do(lambda: fast.checks(enabled=True))
-        one.do(first.__enter__)
-        two.do(second.__enter__)
-        assert one.do(refuses)
-        assert two.do(refuses)
-        one.do(lambda: first.__exit__(None, None, None))
-        assert two.do(refuses)
-        two.do(lambda: second.__exit__(None, None, None))
-        assert (False, False, False) == tuple(each.do(refuses) for each in (one, two, outside))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_blocks_in_any_order(seed: int) -> None:
-    """Threads that enter and leave blocks in any order are each checked by their own blocks."""
-    chance = random.Random(seed)  # noqa: S311  (no secret)
-    with actors(4) as threads:
-        blocks: dict[Actor, list[tuple[bool, Any]]] = {actor: [] for actor in threads}
-        for _ in range(40):
-            actor = chance.choice(threads)
-            if blocks[actor] and chance.random() < 0.45:
-                _, block = blocks[actor].pop()
-                fault = chance.choice([(None, None, None), (KeyError, KeyError(), None)])
-                actor.do(lambda block=block, fault=fault: block.__exit__(*fault))
-            else:
-                enabled = chance.random() < 0.6
-                block = actor.do(lambda enabled=enabled: fast.checks(enabled).__enter__())
-                blocks[actor].append((enabled, block))
-            expected = [bool(held) and held[-1][0] for held in blocks.values()]
-            assert expected == [each.do(refuses) for each in threads]
-        for actor, held in blocks.items():
-            for _, block in reversed(held):
-                actor.do(lambda block=block: block.__exit__(None, None, None))
-        assert [False] * 4 == [each.do(refuses) for each in threads]
     assert not refuses()
 
 
@@ -137,22 +95,6 @@ def test_tasks_have_blocks_of_their_own() -> None:
 
     assert ([True, True, True, False], [False] * 4) == asyncio.run(run_both())
     assert not refuses()
-
-
-def test_a_plain_call_holds_for_all_threads() -> None:
-    """`fast.checks(True)` without `with` switches the mode of the process, outside of blocks."""
-    with actors(2) as (one, two):
-        block = one.do(lambda: fast.checks(enabled=False).__enter__())
-        try:
-            fast.checks(enabled=True)
-            assert (False, True) == (one.do(refuses), two.do(refuses))
-            with actors(1) as (new,):
-                assert new.do(refuses)
-            one.do(lambda: block.__exit__(None, None, None))
-            assert one.do(refuses)
-        finally:
-            fast.checks(enabled=False)
-        assert (False, False) == (one.do(refuses), two.do(refuses))
 
 
 def test_a_plain_call_inside_a_block() -> None:

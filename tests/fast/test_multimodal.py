@@ -45,29 +45,6 @@ def test_gather_takes_any_dtype(dtype: torch.dtype) -> None:
     assert placeholders[1::2].to(readable).tolist() == taken.to(readable).tolist()
 
 
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.uint8])
-@pytest.mark.parametrize("view", ["rows", "columns", "start", "transposed", "one", "same"])
-def test_strided_inputs(view: str, dtype: torch.dtype) -> None:
-    """Rows and masks may be views of something wider, at any address, or one row repeated."""
-    wide = torch.arange(2 * 12 * 40).view(24, 40).to(dtype)
-    placeholders = {
-        "rows": wide[::2],
-        "columns": wide[:12, 3:20],
-        "start": wide.view(-1)[1 : 1 + 12 * 16].view(12, 16),
-        "transposed": wide.T[:12, 1:9],
-        "one": wide[:12, 7:8],
-        "same": wide[:1].expand(12, 40),
-    }[view]
-    mask = make_mask("xx.x..xxx..x").repeat_interleave(3)[::3]
-    expected = placeholders[mask]
-    assert torch.equal(expected, gather(placeholders, mask, num_embeds=7))
-    if dtype != torch.uint8:
-        found = scatter(placeholders[:7], mask)
-        assert torch.equal(placeholders[:7], found[mask])
-        assert found[~mask].isnan().all()
-
-
 def test_misaligned_elements() -> None:
     """Elements at odd addresses, such as a file's, are moved by their bytes, on both paths."""
     raw = torch.arange(1, 1 + 5 * 3 * 8 + 1).byte().numpy()

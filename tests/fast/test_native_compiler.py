@@ -91,24 +91,6 @@ def test_checked_mode_has_its_own_code() -> None:
     assert loop._machine_code is code
 
 
-@pytest.mark.parametrize("checked", [False, True])
-def test_a_loop_is_compiled_when_first_called(checked: bool) -> None:
-    """The first call compiles what its mode runs, and no more."""
-    loop: Compiled[[int], int] = Compiled(lambda x: x + 1, "int64(int64)")
-    for checks in (checked, not checked):
-        assert (loop._bounds_checked if checks else loop._machine_code) is None
-        with fast.checks(checks):
-            assert loop.run(3) == 4
-    assert loop._machine_code is not None
-
-
-def test_declaring_registers() -> None:
-    """`warmup` compiles the loops that `compiled` declares."""
-    before = len(COMPILED)
-    run = compiled("int64(int64)")(lambda x: x)
-    assert [loop.run for loop in COMPILED[before:]] == [run]
-
-
 @pytest.mark.usefixtures("_new_warnings")
 def test_works_where_nothing_can_be_cached() -> None:
     """A function whose file numba cannot find is compiled without its cache, with a warning."""

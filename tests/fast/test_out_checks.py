@@ -1,11 +1,8 @@
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 
 import fast
-from fast.out_checks import _share_memory, check_rows_out
+from fast.out_checks import _share_memory
 
 LENS = torch.tensor([5, 8], dtype=torch.int32)
 EMBEDS = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -23,19 +20,6 @@ def test_sharing_is_detected_by_elements() -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_lengths_are_written() -> None:
-    """Lengths are in `out`, 0 after them, and what is returned is a view of it."""
-    out = torch.full((4,), 99, dtype=torch.int32)
-    found = fast.get_dcp_local_seq_lens(LENS, 2, 0, 2, out=out)
-    assert [3, 4, 0, 0] == out.tolist()
-    assert [3, 4] == found.tolist()
-    assert out.data_ptr() == found.data_ptr()
-    table = torch.full((3, 2), 99, dtype=torch.int32)
-    fast.get_dcp_local_seq_lens(LENS, 2, None, 2, out=table)
-    assert [[3, 2], [4, 4], [0, 0]] == table.tolist()
-
-
-@pytest.mark.usefixtures("path")
 def test_torch_counts_writes() -> None:
     """What is written to `out` counts as a write of torch, on the device path too."""
     starts, positions = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
@@ -46,61 +30,6 @@ def test_torch_counts_writes() -> None:
     fast.scatter_mm_placeholders(EMBEDS, MASK, out=rows)
     fast.gather_mm_placeholders(rows, MASK, out=embeds)
     assert all(out._version for out in (lengths, slots, rows, embeds))
-
-
-@pytest.mark.usefixtures("path")
-def test_rows_are_written() -> None:
-    """Rows are in `out`, which is returned; its length is the number of embeddings."""
-    out = torch.zeros(3, 2)
-    assert fast.scatter_mm_placeholders(EMBEDS, MASK, out=out) is out
-    assert [[1, 2], [3, 4]] == out[MASK].tolist()
-    assert out[1].isnan().all()
-    back = torch.zeros(2, 2)
-    assert fast.gather_mm_placeholders(out, MASK, out=back) is back
-    assert torch.equal(EMBEDS, back)
-    assert fast.gather_mm_placeholders(EMBEDS, None, out=back.zero_()) is back
-    assert torch.equal(EMBEDS, back)
-    needy = EMBEDS.clone().requires_grad_()
-    assert fast.scatter_mm_placeholders(needy, None, out=back.zero_()) is back
-    assert torch.equal(EMBEDS, back)
-    assert not back.requires_grad
-    rows = torch.from_numpy(np.arange(6, dtype=np.complex128).reshape(3, 2))
-    wide = torch.zeros(2, 2, dtype=torch.complex128)
-    with fast.checks(True):
-        fast.gather_mm_placeholders(rows, MASK, out=wide)
-    assert rows[MASK].tolist() == wide.tolist()
-
-
-@pytest.mark.parametrize(
-    ("out", "error", "message"),
-    [
-        ([0], TypeError, "^out must be an array, got list"),
-        (torch.zeros(2), TypeError, "^out must be int32, got float32"),
-        (LENS[:1], ValueError, r"out has shape \(1,\), expected \(2,\)$"),
-        (torch.zeros(3, 2)[:, :1].int(), ValueError, r"out has shape \(3, 1\), expected \(2,\)$"),
-        (LENS.repeat(2)[::2], ValueError, "^out is not contiguous, expected memory in one piece"),
-        (LENS.to("meta"), ValueError, "out is on meta, expected cpu"),
-    ],
-)
-def test_messages(out: Any, error: type[Exception], message: str) -> None:  # noqa: ANN401  # whatever a caller gives
-    """The message says what is wrong with `out`, and what it should be."""
-    with pytest.raises(error, match=message):
-        check_rows_out(out, torch.int32, (2,), (), LENS.device)
-
-
-def test_other_messages() -> None:
-    """An `out` that may have more rows may not be wider; computed views and leaves are refused."""
-    for shape in ((1, 2), (4, 3), (4,)):
-        with pytest.raises(ValueError, match=r"expected \(2, 2\) or more rows"):
-            check_rows_out(
-                torch.zeros(shape), torch.float32, (2, 2), (), LENS.device, may_be_longer=True
-            )
-    pair = torch.zeros(2, 1, dtype=torch.complex64).conj()
-    for view in (pair, pair.imag):
-        with pytest.raises(ValueError, match="expected memory in one piece"):
-            check_rows_out(view, view.dtype, (2, 1), (), pair.device)
-    with pytest.raises(ValueError, match="out requires a gradient"):
-        fast.scatter_mm_placeholders(EMBEDS, None, out=torch.zeros(2, 2, requires_grad=True))
 
 
 def test_an_input_is_refused_in_checked_mode() -> None:

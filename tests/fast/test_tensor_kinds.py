@@ -254,22 +254,6 @@ def test_kinds_of_fields_are_refused(name: str, field: str, kind: str) -> None:
     check_refused(name, field, lambda: READERS[name][0](metadata))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        ["query_start_loc_cpu"],
-        ["num_computed_tokens_cpu"],
-        ["query_start_loc_cpu", "num_computed_tokens_cpu"],
-    ],
-)
-def test_sparse_fields_of_decodes_are_refused(fields: list[str]) -> None:
-    """Sparse fields are refused also where the longest query decides without reading them."""
-    dense = make_metadata()
-    metadata = make_metadata(**{field: getattr(dense, field).to_sparse() for field in fields})
-    call = fast.split_decodes_prefills_and_extends
-    check_refused("", "|".join(fields), lambda: call(metadata, 2))
-
-
 @pytest.mark.parametrize("name", [name for name, (_, given) in CALLS.items() if "out" in given])
 @pytest.mark.usefixtures("path")
 def test_a_lazy_negation_as_out(name: str) -> None:
@@ -284,31 +268,6 @@ def test_a_lazy_negation_as_out(name: str) -> None:
         assert "out" in str(error)  # noqa: PT017  (either is right)
     else:
         assert torch.equal(expected, negated)
-
-
-@pytest.mark.parametrize("kind", ["COO", "nested", "jagged", "mkldnn"])
-@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors)")
-def test_encoder_outputs_are_dense(kind: str) -> None:
-    """One tensor for all items, or for one of them, is refused if it has no strides."""
-    made, item = (KINDS[kind](torch.ones(shape)) for shape in ((2, 3, 4), (3, 4)))
-    check_refused("", "mm_embeddings", lambda: fast.sanity_check_mm_encoder_outputs(made, 2))
-    check_refused("", "mm_embeddings", lambda: fast.sanity_check_mm_encoder_outputs([item], 1))
-
-
-@pytest.mark.parametrize("kind", ["COO", "nested", "jagged", "mkldnn"])
-@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors)")
-def test_reshaped_tensors_are_dense(kind: str) -> None:
-    """A tensor without strides cannot be viewed in another shape."""
-    query, output = (KINDS[kind](torch.ones(shape)) for shape in ((4, 2, 3), (2, 2, 2, 3)))
-    check_refused("", "query", lambda: fast.reshape_query_for_spec_decode(query, 2))
-    check_refused("", "attn_output", lambda: fast.reshape_attn_output_for_spec_decode(output))
-
-
-def test_sparse_slots_of_a_micro_batch_are_refused() -> None:
-    """Slots that torch cannot slice are refused by their name."""
-    slots = make_metadata().slot_mapping.to_sparse()
-    call = READERS["split_attn_metadata"][0]
-    check_refused("", "slot_mapping", lambda: call(make_metadata(slot_mapping=slots)))
 
 
 def test_indices_of_int32_without_memory() -> None:

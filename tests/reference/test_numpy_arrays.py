@@ -107,3 +107,11 @@ def test_entries_of_out_that_overlap(stride: int) -> None:
     assert not memory.any()
     slots_into(np.lib.stride_tricks.as_strided(memory[1:], (1,), (stride,)), 1)
     assert [0, 10, 0, 0] == memory.tolist()
+
+
+def test_an_out_that_is_read_only() -> None:
+    """It is refused, not written."""
+    out = np.zeros(2, np.int64)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^out is read-only"):
+        slots_into(out, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -61,15 +60,6 @@ def test_named_layers(twin: Any) -> None:
         twin.get_layers_from_vllm_config(config, int, ["a", "z"])
 
 
-def test_layers_are_a_mapping(twin: Any) -> None:
-    """A configuration without a mapping of layers is refused."""
-    for layers, got in ((twin.int32(1, 2), "array"), (None, "NoneType")):
-        with twin.refuses(f"TypeError: static_forward_context must be a mapping, got {got}"):
-            twin.get_layers_from_vllm_config(make_config(twin, layers), object)
-    with pytest.raises(AttributeError, match="static_forward_context"):
-        twin.get_layers_from_vllm_config(twin.VllmConfig(), int)
-
-
 def test_specs_of_layers(twin: Any) -> None:
     """A window makes a sliding window spec; other layers, and layers that share, are left out."""
     layers = {
@@ -88,25 +78,6 @@ def test_specs_of_layers(twin: Any) -> None:
         specs.items()
     )
     assert int is type(specs["1.attn"].sliding_window)
-
-
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    {
-        "ValueError: layer '0' has attn_type 'encoder_only', expected 'decoder'": {
-            "attn_type": "encoder_only"
-        },
-        "ValueError: num_kv_heads of layer '0' is 0, expected at least 1": {"num_kv_heads": 0},
-        "ValueError: head_size of layer '0' is 0, expected at least 1": {"head_size": 0},
-        "ValueError: sliding_window of layer '0' is 0, expected at least 1": {"sliding_window": 0},
-    }.items(),
-)
-def test_refusals_of_specs(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """A layer that is no decoder, and a size that is not positive, are refused by name."""
-    with twin.refuses(message):
-        twin.get_kv_cache_spec(
-            make_config(twin, {"0": make_layer(**changes)}), twin.dtype("float16")
-        )
 
 
 def test_what_specs_need_besides_layers(twin: Any) -> None:
@@ -193,42 +164,6 @@ def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
     assert (1, []) == (alone.num_calls, alone.workspaces)
 
 
-@pytest.mark.parametrize(
-    ("message", "group"),
-    {
-        "ValueError: kv_cache_groups[1].layer_names is empty, expected at least 1 layer": (
-            [],
-            FULL,
-        ),
-        (
-            "KeyError: kv_cache_groups[1].layer_names[1] is 'z', which static_forward_context lacks"
-        ): (["b", "z"], FULL),
-        (
-            "ValueError: kv_cache_groups[1].layer_names has layers of different backends: 'b' "
-            "has <class 'engine.ONEBackend'>, 'c' has <class 'engine.OTHERBackend'>"
-        ): (["b", "e", "c"], FULL),
-        (
-            "ValueError: kv_cache_groups[1].kv_cache_spec has several specs, but its layers "
-            "have one builder: 'b' has FULL, 'e' has NEAR"
-        ): (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
-        (
-            "KeyError: kv_cache_groups[1].kv_cache_spec has no spec of any of the group's "
-            "layers ['b', 'e']"
-        ): (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"c": FULL})),
-    }.items(),
-)
-def test_refusals_of_groups(twin: Any, group: tuple[Any, Any], message: str) -> None:
-    """A wrong group is refused, in these words, before the first builder is made."""
-    layers = layers_of(twin, {"a": BACKEND, "b": BACKEND, "c": OTHER, "e": BACKEND})
-    for name, spec in (("FULL", FULL), ("NEAR", NEAR)):
-        message = re.sub(rf"\b{name}\b", twin.lib._checks.show(twin.convert(spec)), message)
-    with twin.refuses(message):
-        twin.init_attn_backend(
-            groups_of(twin, (["a"], FULL), group), make_config(twin, layers), None
-        )
-    assert [] == twin.convert(BACKEND).get_builder_cls().made
-
-
 def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
     """Backends are distinguished by identity."""
     ours, theirs = (BackendClass("ONE", BuilderClass(), is_alike=True) for _ in range(2))
@@ -236,9 +171,3 @@ def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
     layers = layers_of(twin, {"a": ours, "b": theirs})
     with pytest.raises(ValueError, match="different backends"):
         twin.init_attn_backend(groups_of(twin, (["a", "b"], FULL)), make_config(twin, layers), None)
-
-
-def test_groups_are_a_list(twin: Any) -> None:
-    """Groups in another type than a list are refused."""
-    with twin.refuses("TypeError: kv_cache_config.kv_cache_groups must be a list, got tuple"):
-        twin.init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config(twin, {}), None)

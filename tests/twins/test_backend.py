@@ -148,53 +148,6 @@ def test_a_subclass_is_frozen_and_compares_as_its_base_does(twin: Any) -> None:
     no_dataclass().n = 5
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        ("backend", (7, Backend, Builder), "TypeError: name_prefix must be a str, got 7 of int"),
-        (
-            "backend",
-            ("Fast", "B", Builder),
-            "TypeError: attention_backend_cls must be a class, got 'B' of str",
-        ),
-        (
-            "backend",
-            ("Fast", Backend, None),
-            "TypeError: builder_cls must be a class, got None of NoneType",
-        ),
-        (
-            "metadata",
-            ("My\0", Plain, []),
-            "ValueError: name_prefix is 'My\\x00', expected no null character",
-        ),
-        (
-            "metadata",
-            ("F", Plain, [("n", int, 3), ("m", int)]),
-            "ValueError: fields[1] has 2 parts, expected 3: name, type and default",
-        ),
-        (
-            "metadata",
-            ("F", Plain, [("two words", int, 3)]),
-            "ValueError: fields[0][0] is 'two words', expected an identifier",
-        ),
-        (
-            "metadata",
-            ("F", Plain, [("class", int, 3)]),
-            "ValueError: fields[0][0] is 'class', expected an identifier",
-        ),
-        (
-            "metadata",
-            ("F", Plain, [("n", int, 3), ("m", int, 3), ("n", int, 4)]),
-            "ValueError: fields[2][0] is 'n', the same as fields[0][0]",
-        ),
-    ],
-)
-def test_refusals(twin: Any, kind: str, arguments: tuple[Any, ...], message: str) -> None:
-    """Each wrong argument is refused, in these words."""
-    with twin.refuses(message):
-        getattr(twin, f"subclass_attention_{kind}")(*arguments)
-
-
 class Alike(type):
     """Makes classes that equal all classes of their name."""
 

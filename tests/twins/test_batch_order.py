@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from conformance.strategies.batch_order import InputBatch
-from tests.twins.arrays import int64
 
 
 @pytest.mark.parametrize(
@@ -81,17 +80,6 @@ def test_split_in_three(
         counts = twin.split_decodes_prefills_and_extends(batch, threshold)
     assert expected == counts
     assert {int} == {type(count) for count in counts}
-
-
-def test_refusals_of_splits(twin: Any, make_batch: Any) -> None:
-    """The flag must be a bool, and the batch valid."""
-    batch = make_batch([1], [1])
-    with twin.refuses("TypeError: require_uniform must be a bool, got 1 of int"):
-        twin.split_decodes_and_prefills(batch, 1, 1)
-    batch.num_reqs = 2
-    for split in (twin.split_decodes_and_prefills, twin.split_decodes_prefills_and_extends):
-        with twin.refuses("ValueError: query_start_loc has 2 entries, expected num_reqs + 1 = 3"):
-            split(batch)
 
 
 def test_an_engine_s_own_metadata(twin: Any) -> None:
@@ -174,38 +162,6 @@ def test_three_regions_read_no_prompts(twin: Any) -> None:
     assert not reorder(twin, batch, [5])
     with pytest.raises(AttributeError, match="num_prompt_tokens"):
         reorder(twin, batch, [5], regions=4)
-
-
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    {
-        "KeyError: num_scheduled_tokens has no request 'b', which is req_ids[1]": {
-            "scheduled": {"a": 9}
-        },
-        (
-            "ValueError: num_scheduled_tokens of req_ids[1] is -1, expected 0 to "
-            "9223372036854775807"
-        ): {"scheduled": {"a": 9, "b": -1}},
-        "ValueError: num_computed_tokens_cpu has 1 entries, expected at least 2": {
-            "num_computed_tokens_cpu": int64(0)
-        },
-        "ValueError: num_prompt_tokens has 1 entries, expected at least 2": {
-            "num_prompt_tokens": int64(9)
-        },
-        "TypeError: num_scheduled_tokens must be a mapping, got list": {"scheduled": [1, 2]},
-        "TypeError: req_ids[1] must be hashable, got list": {"req_ids": ["a", ["b"]]},
-    }.items(),
-)
-def test_refusals_of_reorder(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message, and nothing moves."""
-    batch = make_requests("ab", [0, 3], [9, 2])
-    for name in changes.keys() - {"scheduled"}:
-        setattr(batch, name, changes[name])
-    scheduled = changes.get("scheduled", {"a": 9, "b": 1})
-    step = SimpleNamespace(num_scheduled_tokens=scheduled)
-    with twin.refuses(message):
-        twin.reorder_batch_to_split_decodes_and_prefills(batch, step, regions=4)
-    assert [] == batch.swaps
 
 
 def test_the_array_of_an_engine(twin: Any) -> None:

@@ -55,38 +55,6 @@ def test_select(twin: Any, manager: int, supported: list[list[Any]], expected: i
     assert type(selected) is int
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [0, True, "16", ForeignMultiple(0), ForeignMultiple("16")],
-    ids=lambda entry: type(entry).__name__,
-)
-def test_refusals_of_entries(twin: Any, entry: object) -> None:
-    """An entry that is neither a size nor a multiple is refused, even if nothing else reads it."""
-    where = r"attn_groups\[1\]\.backend\.get_supported_kernel_block_sizes\(\)\[1\] is "
-    with pytest.raises(ValueError, match=rf"^{where}.*, expected an int or a MultipleOf"):
-        twin.select_common_block_size(
-            32, [group(twin.MultipleOf(1)), group(twin.MultipleOf(1), entry)]
-        )
-
-
-def test_other_refusals_of_select(twin: Any) -> None:
-    """An invalid size, sizes without a common divisor, and other types are refused."""
-    with pytest.raises(ValueError, match=r"^kv_manager_block_size is 0"):
-        twin.select_common_block_size(0, [])
-    with twin.refuses(
-        "ValueError: kv_manager_block_size is 64, but attn_groups support no divisor of it in "
-        "common: they support [[48]]"
-    ):
-        twin.select_common_block_size(64, [group(48)])
-    with twin.refuses("TypeError: attn_groups must be a list, got tuple"):
-        twin.select_common_block_size(16, (group(16),))
-    backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: {16})
-    with pytest.raises(TypeError, match=r"\(\) must be a list or tuple, got set$"):
-        twin.select_common_block_size(16, [SimpleNamespace(backend=backend)])
-    tuples = SimpleNamespace(get_supported_kernel_block_sizes=lambda: (16,))
-    assert twin.select_common_block_size(16, [SimpleNamespace(backend=tuples)]) == 16
-
-
 def test_select_is_the_greatest(twin: Any) -> None:
     """No divisor that all support is greater than the answer, whether it is listed or not."""
     sizes = [4, 6, 16, 24, twin.MultipleOf(1), twin.MultipleOf(8), twin.MultipleOf(6)]
@@ -167,22 +135,3 @@ def test_prepare_with_an_engines_own_specs(twin: Any) -> None:
     sizes = twin.prepare_kernel_block_sizes(config(twin, mamba, attention), [[], [group(16)]])
     assert [16, 16] == sizes
     assert type(sizes[0]) is int
-
-
-def test_refusals_of_prepare(twin: Any) -> None:
-    """Missing lists, values that are no lists, and unknown kinds of specs are refused."""
-    with twin.refuses("ValueError: attn_groups has 1 lists, none for kv_cache_groups[2]"):
-        twin.prepare_kernel_block_sizes(config(twin, FULL, MAMBA, FULL), [[]])
-    with twin.refuses("TypeError: attn_groups must be a list, got dict"):
-        twin.prepare_kernel_block_sizes(config(twin, FULL), {0: []})
-    with twin.refuses("TypeError: attn_groups[0] must be a list, got tuple"):
-        twin.prepare_kernel_block_sizes(config(twin, FULL), [()])
-    unknown = twin.KVCacheSpec(16)
-    for spec in (unknown, twin.UniformTypeKVCacheSpecs(16, {"a": unknown})):
-        with pytest.raises(NotImplementedError, match=r"^kv_cache_groups\[1\] has a spec of class"):
-            twin.prepare_kernel_block_sizes(config(twin, MAMBA, spec), [[], []])
-    with twin.refuses(
-        "NotImplementedError: kv_cache_groups[0] has a spec of class str, expected AttentionSpec "
-        "or MambaSpec"
-    ):
-        twin.prepare_kernel_block_sizes(config(twin, ""), [])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-
-from tests.twins.arrays import int32, int64
 
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
@@ -167,121 +164,6 @@ def test_dummies_clear_everything(twin: Any) -> None:
     assert twin.shares_memory(whole, dummy)
     assert twin.shares_memory(slots, dummy_slots)
     assert [[[5, 6, 0, 0]]] == gather(twin, tables, 0)
-
-
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    {
-        "TypeError: req_indices must be a list, got tuple": {"req_indices": (0, 1)},
-        "TypeError: req_indices[1] must be an int, got 1.0 of float": {"req_indices": [0, 1.0]},
-        "IndexError: req_indices[1] is 4, expected 0 to 3": {"req_indices": [0, 4]},
-        "ValueError: req_indices[1] is 1, the same as req_indices[0]": {"req_indices": [1, 1]},
-        "ValueError: overwrite has 1 entries, expected 2": {"overwrite": [False]},
-        "TypeError: overwrite[1] must be a bool, got 1 of int": {"overwrite": [False, 1]},
-        "TypeError: cu_num_new_blocks[1] must be a list, got tuple": {
-            "cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]
-        },
-        "ValueError: cu_num_new_blocks has 1 entries, expected 2": {
-            "cu_num_new_blocks": [[0, 1, 3]]
-        },
-        "ValueError: cu_num_new_blocks[1] has 2 entries, expected 3": {
-            "cu_num_new_blocks": [[0, 1, 3], [0, 1]]
-        },
-        "ValueError: cu_num_new_blocks[0][0] is 2, expected 0": {
-            "cu_num_new_blocks": [[2, 2, 3], [0, 0, 1]]
-        },
-        "ValueError: cu_num_new_blocks[0][1] is 4, expected 0 to 3": {
-            "cu_num_new_blocks": [[0, 4, 3], [0, 0, 1]]
-        },
-        ("ValueError: cu_num_new_blocks[0][2] is 2, expected 3, the length of new_block_ids[0]"): {
-            "cu_num_new_blocks": [[0, 1, 2], [0, 0, 1]]
-        },
-        "ValueError: cu_num_new_blocks[0][2] is 1, less than 2 before it": {
-            "req_indices": [0, 1, 2],
-            "cu_num_new_blocks": [[0, 2, 1, 3], [0, 0, 1, 1]],
-            "overwrite": [False] * 3,
-        },
-        "ValueError: new_block_ids has 1 entries, expected 2": {"new_block_ids": [[5, 6, 7]]},
-        "ValueError: new_block_ids[1][0] is -1, expected 0 to 2147483647": {
-            "new_block_ids": [[5, 6, 7], [-1]]
-        },
-        "ValueError: new_block_ids[1] brings row 1 to 3 blocks, expected at most 2": {
-            "cu_num_new_blocks": [[0, 1, 3], [0, 0, 2]],
-            "new_block_ids": [[5, 6, 7], [8, 9]],
-        },
-    }.items(),
-)
-def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message, and no row changes."""
-    tables = make_tables(twin)
-    append(tables, 1, [1], [2])
-    kwargs: dict[str, Any] = {
-        "req_indices": [0, 1],
-        "cu_num_new_blocks": [[0, 1, 3], [0, 0, 1]],
-        "new_block_ids": [[5, 6, 7], [8]],
-        "overwrite": [False, np.False_],
-    }
-    with twin.refuses(message):
-        tables.append_block_ids(**twin.convert_all(kwargs | changes))
-    assert [[[0] * 4, [1, 0, 0, 0]], [[0] * 2, [2, 0]]] == gather(twin, tables, 0, 1)
-    tables.append_block_ids(**kwargs)
-    assert [[[5, 0, 0, 0], [1, 6, 7, 0]], [[0] * 2, [2, 8]]] == gather(twin, tables, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("message", "call"),
-    {
-        "IndexError: src is 4, expected 0 to 3": ("move_row", 4, 0),
-        "IndexError: dst is -1, expected 0 to 3": ("move_row", 0, -1),
-        "IndexError: a is 4, expected 0 to 3": ("swap_rows", 4, 4),
-        "IndexError: b is -1, expected 0 to 3": ("swap_rows", 0, -1),
-        "TypeError: b must be an int, got True of bool": ("swap_rows", 0, True),
-        "IndexError: r is 4, expected 0 to 3": ("clear_row", 4),
-        "ValueError: num_reqs is 5, expected 0 to 4": ("get_dummy_block_tables", 5),
-        "ValueError: num_tokens is 7, expected 0 to 6": ("get_dummy_slot_mappings", 7),
-        "IndexError: idx_mapping[1] is 4, expected -1 to 3": ("gather_block_tables", int32(0, 4)),
-        "ValueError: idx_mapping has 5 entries, expected at most 4": (
-            "gather_block_tables",
-            np.zeros(5, np.int32),
-        ),
-        "TypeError: idx_mapping must be int32, got int64": (
-            "gather_block_tables",
-            np.zeros(2, np.int64),
-        ),
-        "ValueError: positions[0] is 8 and needs column 4, but block_table has 4 columns": (
-            "compute_slot_mappings",
-            int32(0, 1),
-            int64(8),
-        ),
-        "ValueError: query_start_loc has 5 requests, expected at most 4": (
-            "compute_slot_mappings",
-            np.zeros(6, np.int32),
-            np.zeros(0, np.int64),
-        ),
-        "ValueError: positions has 7 entries, expected at most 6": (
-            "compute_slot_mappings",
-            int32(0, 1),
-            np.zeros(7, np.int64),
-        ),
-        "ValueError: query_start_loc[-1] is 2, but positions has 1 entries": (
-            "compute_slot_mappings",
-            int32(0, 2),
-            int64(0),
-        ),
-    }.items(),
-)
-def test_refusals_of_the_other_methods(twin: Any, message: str, call: tuple[Any, ...]) -> None:
-    """Each violated precondition is refused with its message, and nothing changes."""
-    method, *args = call
-    tables = make_tables(twin)
-    append(tables, 0, [5, 6], [7])
-    gathered = tables.gather_block_tables(twin.int32(0, 0))
-    slots = tables.compute_slot_mappings(twin.int32(0, 2), twin.int64(0, 1))
-    before = [table.tolist() for table in (*gathered, slots)]
-    with twin.refuses(message):
-        getattr(tables, method)(*twin.convert(args))
-    assert before == [table.tolist() for table in (*gathered, slots)]
-    assert [[[5, 6, 0, 0]], [[7, 0]]] == gather(twin, tables, 0)
 
 
 def test_tables_past_64_bits(twin: Any) -> None:

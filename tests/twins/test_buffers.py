@@ -57,34 +57,3 @@ def test_dtypes(twin: Any, name: str) -> None:
                 _ = buffer.np
         else:
             assert twin.shares_memory(buffer.np, buffer.cpu)
-
-
-@pytest.mark.parametrize(
-    ("message", "size"),
-    {
-        "ValueError: size is empty, expected at least 1 dimension": (),
-        "ValueError: size[1] is -1, expected 0 to 9223372036854775807": (2, -1),
-        (
-            "ValueError: size (1, 0, 4611686018427387904, 2) of int32: the dimensions other"
-            " than 0 are more than 9223372036854775807 bytes"
-        ): (1, 0, 2**62, 2),
-    }.items(),
-)
-def test_refusals_of_sizes(twin: Any, size: tuple[Any, ...], message: str) -> None:
-    """An impossible size is refused, in these words."""
-    with twin.refuses(message):
-        make(twin, *size)
-
-
-def test_refusals_of_copies(twin: Any) -> None:
-    """A number of entries out of range is refused both ways, in these words."""
-    for copy in (make(twin, 3).copy_to_gpu, make(twin, 3).copy_to_cpu):
-        for n in (-1, 4):
-            with twin.refuses(f"ValueError: n is {n}, expected 0 to 3"):
-                copy(n)
-
-
-def test_pin_memory_is_a_bool(twin: Any) -> None:
-    """Any other type of the flag is refused."""
-    with twin.refuses("TypeError: pin_memory must be a bool, got 1 of int"):
-        twin.CpuGpuBuffer(2, dtype=twin.dtype("int32"), device="cpu", pin_memory=1)

@@ -137,25 +137,6 @@ def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
     assert builder.reorder_batch_threshold is None
 
 
-@pytest.mark.parametrize(
-    ("message", "sizes", "threshold"),
-    [
-        ("reorder_batch_threshold is 0, expected at least 1", (3, 1), 0),
-        ("speculative_config.num_speculative_tokens is -1, expected at least 0", (-1, 1), 2),
-        ("parallel_config.decode_context_parallel_size is 0, expected at least 1", (3, 0), 2),
-    ],
-)
-def test_refusals_of_thresholds(
-    twin: Any, make_builder: Any, message: str, sizes: tuple[int, int], threshold: int
-) -> None:
-    """Invalid values are refused in these words, and the threshold is unchanged."""
-    builder = make_builder(*sizes)
-    builder.reorder_batch_threshold = 77
-    with twin.refuses(f"ValueError: {message}"):
-        builder._init_reorder_batch_threshold(threshold, supports_spec_as_decode=True)
-    assert 77 == builder.reorder_batch_threshold
-
-
 def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
     """A group has as many builders as requested, each new and made with positional arguments."""
     spec, layer_names, config, device = object(), ["layers.0"], object(), object()

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.twins.arrays import int32
-
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
 
@@ -39,17 +37,3 @@ def test_lists_agree(twin: Any, query_lens: list[int]) -> None:
     arrays = [programs[name] for name in ("nums", "mlist", "offsetlist")] + pointers
     expected = [twin.dtype(f"int{bits}") for bits in (32, 64, 32, 32, 32)]
     assert expected == [array.dtype for array in arrays]
-
-
-@pytest.mark.parametrize(
-    ("message", "query_start_loc_p"),
-    {
-        "ValueError: query_start_loc_p is empty, expected num_reqs + 1 entries": int32(),
-        "ValueError: query_start_loc_p[0] is 1, expected 0": int32(1, 9),
-        "ValueError: query_start_loc_p[2] is 8, less than 9 before it": int32(0, 9, 8),
-    }.items(),
-)
-def test_refusals(twin: Any, query_start_loc_p: Any, message: str) -> None:
-    """Invalid starts are refused, in these words."""
-    with twin.refuses(message):
-        twin.compute_causal_conv1d_metadata(twin.convert(query_start_loc_p))

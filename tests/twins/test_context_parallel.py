@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-
-from tests.twins.arrays import int32
 
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
@@ -44,30 +41,3 @@ def test_lengths_near_32_bits(twin: Any) -> None:
     assert [1] == twin.get_dcp_local_seq_lens(seq_lens, maximum, maximum - 1).tolist()
     assert [1] == twin.get_dcp_local_seq_lens(seq_lens, 2**30, 2**30 - 1, 1).tolist()
     assert [2**30 - 1] == twin.get_dcp_local_seq_lens(seq_lens, 2, 1, 2**30 - 1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("message", "args"),
-    {
-        "ValueError: seq_lens must have 1 dimension, got shape (1, 1)": (
-            np.array([[5]], np.int32),
-        ),
-        "ValueError: seq_lens[1] is -1, expected at least 0": (int32(5, -1),),
-        "ValueError: dcp_size is 0, expected 1 to 2147483647": (int32(5), 0),
-        "ValueError: dcp_rank is 2, expected 0 to 1": (int32(5), 2, 2),
-        "ValueError: cp_kv_cache_interleave_size is 0, expected 1 to 2147483647": (
-            int32(5),
-            2,
-            0,
-            0,
-        ),
-        (
-            "ValueError: dcp_size 2 times cp_kv_cache_interleave_size 1073741824 is "
-            "2147483648, expected at most 2147483647"
-        ): (int32(5), 2, 0, 2**30),
-    }.items(),
-)
-def test_refusals(twin: Any, args: tuple[Any, ...], message: str) -> None:
-    """Each violated precondition is refused with its message."""
-    with twin.refuses(message):
-        twin.get_dcp_local_seq_lens(*twin.convert(args))

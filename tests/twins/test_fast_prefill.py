@@ -139,34 +139,3 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
         assert getattr(batch, name) is getattr(result, name), name
     for name in ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len"):
         assert int is type(getattr(result, name)), name
-
-
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    {
-        (
-            "ValueError: logits_indices_padded is None, but the other logits field is set: "
-            "fast prefill needs both"
-        ): {"num_logits_indices": 0, "max_query_len": 1},
-        (
-            "ValueError: num_logits_indices is None, but the other logits field is set: "
-            "fast prefill needs both"
-        ): {"logits_indices_padded": int64(2), "max_query_len": 1},
-        (
-            "ValueError: logits_indices_padded has 1 entries, expected at least "
-            "num_logits_indices = 2"
-        ): {**logits_of([2]), "num_logits_indices": 2},
-        "ValueError: logits_indices_padded[2] is 3, expected more than 4 before it": logits_of(
-            [2, 4, 3]
-        ),
-        "ValueError: max_query_len is 2, less than the query length 3 of request 0": {
-            **logits_of([2]),
-            "max_query_len": 2,
-        },
-    }.items(),
-)
-def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
-    """Each wrong field is refused, in these words."""
-    batch = make_batch([3, 2], [0, 0], padding_tokens=1, **changes)
-    with twin.refuses(message):
-        fast_prefill_batch(twin, batch)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import reference
 from conformance.strategies.fast_prefill_backend import ATTRIBUTES, METADATA, Frozen
 from tests.twins.arrays import int32
 
@@ -310,23 +309,6 @@ def test_classes_are_garbage_collected(twin: Any, batch: Any) -> None:
     references = use()
     gc.collect()
     assert [None] * 3 == [reference() for reference in references]
-
-
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    {
-        "prefix must be a str, got 7 of int": (7, reference.AttentionBackend),
-        "underlying_attn_backend must be a class, got 'B' of str": ("Fast", "B"),
-        "the builder of underlying_attn_backend must be a class, got None of NoneType": (
-            "Fast",
-            type("Own", (), {"get_builder_cls": staticmethod(lambda: None)}),
-        ),
-    }.items(),
-)
-def test_refusals(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
-    """A prefix that is not a str, and values that are not classes, are refused in these words."""
-    with twin.refuses(f"TypeError: {message}"):
-        twin.create_fast_prefill_custom_backend(*arguments)
 
 
 def test_a_builder_that_changes_the_batch(twin: Any, make_batch: Any) -> None:

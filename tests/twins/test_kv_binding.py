@@ -95,24 +95,6 @@ def test_binding_modules(twin: Any) -> None:
     assert sorted(names) == runner_kv_caches
 
 
-@pytest.mark.parametrize(
-    ("layers", "runner_kv_caches", "message"),
-    [
-        (["0.attn"], [], "KeyError: forward_context lacks layer '1.attn'"),
-        (["0.attn", "1.attn"], [0], "ValueError: runner_kv_caches has 1 entries, expected none"),
-    ],
-)
-def test_refusals_of_binding(
-    twin: Any, layers: list[str], runner_kv_caches: list[Any], message: str
-) -> None:
-    """A missing layer, and a runner that already has caches, are refused; nothing is bound."""
-    context, before = make_layers(*layers), list(runner_kv_caches)
-    with twin.refuses(message):
-        twin.bind_kv_cache({"0.attn": "cache 0", "1.attn": "cache 1"}, context, runner_kv_caches)
-    assert before == runner_kv_caches
-    assert {"untouched"} == {layer.kv_cache for layer in context.values()}
-
-
 def test_binding_refused_by_a_layer(twin: Any) -> None:
     """If a layer's attribute cannot be set, binding raises and undoes all changes."""
     layers: dict[str, Any] = {

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 import reference
 
@@ -60,50 +59,6 @@ def test_encoder_only_groups_keep_no_cache(twin: Any) -> None:
         twin._allocate_kv_cache(config(twin, [(6, ["a", "x"])], *groups), "cpu")
 
 
-ONE_GROUP = (["a", "b"], FULL)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "groups", "message"),
-    [
-        (
-            [(6, ["a", "c"])],
-            [ONE_GROUP],
-            (
-                "ValueError: kv_cache_tensors must name the layers of kv_cache_groups, missing "
-                "['b'], extra ['c']"
-            ),
-        ),
-        (
-            [(6, ["a"]), (6, ["b", "a"])],
-            [ONE_GROUP],
-            "ValueError: kv_cache_tensors[1].shared_by[1] is 'a', a layer that is named before",
-        ),
-        (
-            [(6, ["a", "b"])],
-            [ONE_GROUP, (["b"], FULL)],
-            "ValueError: kv_cache_groups[1].layer_names[0] is 'b', a layer that is named before",
-        ),
-    ],
-)
-def test_refusals_of_allocation(
-    twin: Any, tensors: list[Any], groups: list[Any], message: str
-) -> None:
-    """Each violated precondition is refused with its message."""
-    with twin.refuses(message):
-        twin._allocate_kv_cache(config(twin, tensors, *groups), "cpu")
-
-
-def test_types_of_configurations(twin: Any) -> None:
-    """Tensors and groups must be lists; a missing one raises an AttributeError."""
-    lists: dict[str, Any] = {"kv_cache_tensors": [], "kv_cache_groups": []}
-    for name in lists:
-        with twin.refuses(f"TypeError: kv_cache_config.{name} must be a list, got tuple"):
-            twin._allocate_kv_cache(SimpleNamespace(**{**lists, name: ()}), "cpu")
-        with pytest.raises(AttributeError, match=name):
-            twin._allocate_kv_cache(SimpleNamespace(**{n: [] for n in lists if n != name}), "cpu")
-
-
 def make_model(twin: Any) -> Any:
     """Return a model of three groups over two tensors, and its layers; one has no group yet."""
     tensors = [
@@ -146,35 +101,6 @@ def test_init_binds_all(twin: Any) -> None:
     assert (runner_kv_caches[1] != 0).sum() == 1
     assert not runner_kv_caches[2][0].any()
     assert not runner_kv_caches[3].any()
-
-
-@pytest.mark.parametrize(
-    ("message", "change"),
-    {
-        "ValueError: runner_kv_caches has 1 entries, expected none": {"runner_kv_caches": [1]},
-        (
-            "ValueError: kernel_block_sizes has 3 for layer 'layers.0.attn', expected a "
-            "divisor of its block_size 4"
-        ): {"kernel_block_sizes": [3, 4, 4]},
-    }.items(),
-)
-def test_refusals_of_init(twin: Any, change: dict[str, Any], message: str) -> None:
-    """Nothing is bound after an error, in whichever step it occurs."""
-    made, layers = make_model(twin)
-    made.kv_cache_groups[0].layer_names.append("layers.4.attn")
-    arguments: dict[str, Any] = {
-        "runner_kv_caches": [],
-        "forward_context": layers,
-        "kv_cache_config": made,
-        "attn_backends": dict.fromkeys(layers, Backend),
-        "device": "cpu",
-        **change,
-    }
-    before = list(arguments["runner_kv_caches"])
-    with twin.refuses(message):
-        twin.init_kv_cache(**arguments)
-    assert before == list(arguments["runner_kv_caches"])
-    assert {"untouched"} == {layer.kv_cache for layer in layers.values()}
 
 
 def test_init_checks_before_it_allocates(twin: Any) -> None:

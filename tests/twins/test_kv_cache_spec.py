@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -127,35 +126,6 @@ def test_abstract(twin: Any) -> None:
     own = type("OwnSpec", (twin.KVCacheSpec,), {})(16)
     with twin.refuses("NotImplementedError: OwnSpec has no page_size_bytes"):
         _ = twin.UniformTypeKVCacheSpecs(16, {"a": own}).page_size_bytes
-
-
-@pytest.mark.parametrize(
-    ("message", "make"),
-    {
-        "ValueError: shapes is empty, expected at least 1 state": lambda twin: twin.MambaSpec(
-            16, (), ()
-        ),
-        "ValueError: dtypes has 2 entries, expected 1, as many as shapes": lambda twin: (
-            twin.MambaSpec(16, ((3,),), (twin.dtype("int8"), twin.dtype("int8")))
-        ),
-        "ValueError: page_size_padded is 11, less than the 12 bytes of the states": lambda twin: (
-            twin.MambaSpec(16, ((3,),), (twin.dtype("float32"),), 11)
-        ),
-        "ValueError: kv_cache_specs is empty, expected at least 1 spec": lambda twin: (
-            twin.UniformTypeKVCacheSpecs(16, {})
-        ),
-        "TypeError: kv_cache_specs['a'] must be a KVCacheSpec, got 3 of int": lambda twin: (
-            twin.UniformTypeKVCacheSpecs(16, {"a": 3})
-        ),
-        "ValueError: kv_cache_specs['b'].block_size is 32, expected block_size 16": lambda twin: (
-            twin.UniformTypeKVCacheSpecs(16, {"a": twin.KVCacheSpec(16), "b": twin.KVCacheSpec(32)})
-        ),
-    }.items(),
-)
-def test_refusals_when_made(twin: Any, make: Callable[[Any], object], message: str) -> None:
-    """Each field is checked when a spec is made, in these words."""
-    with twin.refuses(message):
-        make(twin)
 
 
 def test_uniform_specs_are_values(twin: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -54,54 +53,3 @@ def test_twice_is_once(twin: Any) -> None:
         assert [["a", "c"], ["b", "e", "d"]] == names_of(groups)
         assert {"c", "d", "e"} == runner_only
         assert {name: f"cache {SHARING.get(name, name)}" for name in "abcde"} == caches
-
-
-@pytest.mark.parametrize(
-    ("message", "sharing"),
-    {
-        "KeyError: shared_kv_cache_layers['d'] is 'y', which kv_cache_groups lack": {
-            "c": "a",
-            "d": "y",
-        },
-        (
-            "KeyError: shared_kv_cache_layers['d'] is 'c', which shares a cache itself, "
-            "expected a layer with a cache of its own"
-        ): {"c": "a", "d": "c"},
-        "ValueError: shared_kv_cache_layers['b'] is 'b', the layer itself, expected another": {
-            "c": "a",
-            "b": "b",
-        },
-        (
-            "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in "
-            "kv_cache_groups[1], the group of 'x'"
-        ): {"c": "a", "x": "a"},
-        (
-            "ValueError: shared_kv_cache_layers['g'] is 'a', which is not in "
-            "kv_cache_groups[1], the group of 'g'"
-        ): {"g": "a"},
-    }.items(),
-)
-def test_refusals(twin: Any, sharing: dict[str, str], message: str) -> None:
-    """Each violated precondition is refused by both functions, and nothing changes."""
-    groups = make_groups(twin, ["a", "g"], ["x", "b", "g"])
-    for function, changed in (
-        (twin.initialize_kv_cache_for_kv_sharing, dict.fromkeys("abcdexy", 1)),
-        (twin.add_kv_sharing_layers_to_kv_cache_groups, {"z"}),
-    ):
-        before = copy.deepcopy((groups, changed))
-        with twin.refuses(message):
-            function(sharing, groups, changed)
-        assert before == (groups, changed)
-
-
-def test_refusals_of_caches(twin: Any) -> None:
-    """A target without a cache, and caches or a set of another type, are refused."""
-    groups, caches = make_groups(twin, ["a"], ["x", "b"]), {"b": 1}
-    with twin.refuses("KeyError: kv_caches lacks 'a', whose cache layer 'c' shares"):
-        twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
-    assert {"b": 1} == caches
-    with twin.refuses("TypeError: kv_caches must be a dict, got list"):
-        twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, [1])
-    with twin.refuses("TypeError: runner_only_attn_layers must be a set or None, got list"):
-        twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, [])
-    assert [["a"], ["x", "b"]] == names_of(groups)

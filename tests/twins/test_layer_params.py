@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import reference
-from tests.twins.arrays import int32
 
 
 class Impl(SimpleNamespace):
@@ -96,35 +95,6 @@ def test_layers_are_in_the_requested_order(twin: Any) -> None:
     assert {} == twin.get_per_layer_parameters(config, [], Impl)
 
 
-@pytest.mark.parametrize(
-    ("message", "layer_names"),
-    {
-        "KeyError: layer_names[1] is 'z', which static_forward_context lacks": ["a", "z"],
-        "TypeError: impl of layer 'other' must be of class Impl, got SimpleNamespace": [
-            "a",
-            "other",
-        ],
-        "TypeError: impl of layer 'bare' must be of class Impl, got NoneType": ["bare"],
-        ("ValueError: impl.sliding_window of layer 'empty' is empty, expected at least 1 entry"): [
-            "empty"
-        ],
-        "ValueError: impl.sliding_window[0] of layer 'low' is -2, expected at least -1": ["low"],
-    }.items(),
-)
-def test_refusals(twin: Any, layer_names: list[str], message: str) -> None:
-    """Each wrong argument and layer is refused, in these words."""
-    config = make_config(
-        twin,
-        a=Impl(scale=1.0),
-        other=SimpleNamespace(scale=1.0),
-        empty=Impl(scale=1.0, sliding_window=()),
-        low=Impl(scale=1.0, sliding_window=(-2, 3)),
-    )
-    config.compilation_config.static_forward_context["bare"] = SimpleNamespace()
-    with twin.refuses(message):
-        twin.get_per_layer_parameters(config, layer_names, Impl)
-
-
 NEAR = reference.PerLayerParameters(127, 0.0, 0.125)
 
 
@@ -162,19 +132,3 @@ def test_parameters_of_an_engine(twin: Any) -> None:
     del engine.has_sinks
     with pytest.raises(AttributeError, match="has_sinks"):
         twin.infer_global_hyperparameters({"b": other, "a": engine})
-
-
-@pytest.mark.parametrize(
-    ("message", "layers"),
-    {
-        "ValueError: per_layer_params is empty, expected at least 1 layer": {},
-        "TypeError: per_layer_params has array for a parameter, not a number": {
-            "a": reference.PerLayerParameters(int32(1, 2), None, 0.5)
-        }
-        | {"b": NEAR},
-    }.items(),
-)
-def test_refusals_of_global_parameters(twin: Any, layers: Any, message: str) -> None:
-    """Invalid layers and their parameters are refused, in these words."""
-    with twin.refuses(message):
-        twin.infer_global_hyperparameters(twin.convert(layers))

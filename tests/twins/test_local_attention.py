@@ -133,26 +133,3 @@ def test_lengths_near_32_bits(twin: Any, make_batch: Any) -> None:
         virtual.seq_lens.tolist(),
         virtual.block_table_tensor.tolist(),
     )
-
-
-@pytest.mark.parametrize(
-    ("chunk", "block_size", "message"),
-    [
-        (4, 0, "ValueError: block_size is 0, expected 1 to 2147483647"),
-        (4, 8, "ValueError: block_size is 8, expected a divisor of attn_chunk_size 4"),
-        (
-            4,
-            1,
-            (
-                "ValueError: seq_lens[0] is 7 and needs 7 blocks of 1, but row 0 of "
-                "block_table_tensor has 5"
-            ),
-        ),
-    ],
-)
-def test_refusals(
-    twin: Any, make_batch: Any, chunk: object, block_size: object, message: str
-) -> None:
-    """Sizes that do not fit, and rows too short for them, are refused, in these words."""
-    with twin.refuses(message):
-        twin.make_local_attention_virtual_batches(chunk, make_batch([2], [5]), block_size)

@@ -56,28 +56,3 @@ def test_more_than_is_free(twin: Any) -> None:
         "gpu_memory_utilization or free memory"
     ):
         request(twin, 60 * GIB, int(79.5 * GIB), 0.9)
-
-
-@pytest.mark.parametrize(
-    "utilization", [0, -0.1, 1.0000001, 10**400, math.nan, math.inf, True, "0.9", None, 0.5j]
-)
-def test_invalid_shares(twin: Any, utilization: Any) -> None:
-    """A share is an int or a float, more than 0 and at most 1."""
-    if type(utilization) in {int, float}:
-        message = f"ValueError: {{}} is {utilization}, expected more than 0 and at most 1"
-    else:
-        message = f"TypeError: {{}} must be an int or float, got {utilization!r} of "
-        message += type(utilization).__name__
-    with twin.refuses(message.format("cache_config.gpu_memory_utilization")):
-        request(twin, 1, 1, utilization)
-
-
-@pytest.mark.parametrize("name", ["free_memory", "total_memory"])
-@pytest.mark.parametrize("value", [-1, 2**63])
-def test_sizes_out_of_range(twin: Any, name: str, value: int) -> None:
-    """Sizes are from 0 to 2**63 - 1."""
-    sizes = {"free_memory": 1, "total_memory": 1, name: value}
-    with twin.refuses(
-        f"ValueError: init_snapshot.{name} is {value}, expected 0 to 9223372036854775807"
-    ):
-        twin.request_memory(twin.MemorySnapshot(**sizes), twin.CacheConfig())

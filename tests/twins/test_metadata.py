@@ -65,63 +65,6 @@ def test_a_batch_of_nothing_is_valid(make_batch: Any, padding_tokens: int) -> No
     metadata.validate(block_size=2)
 
 
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    {
-        "ValueError: query_start_loc[0] is 1, but query_start_loc_cpu[0] is 0": {
-            "query_start_loc": int32(1, 2, 5, 5)
-        },
-        "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4": {
-            "num_actual_tokens": 4
-        },
-        "ValueError: query_start_loc has 3 entries, but query_start_loc_cpu has 4": {
-            "query_start_loc": int32(0, 2, 5)
-        },
-        "ValueError: seq_lens has 3 entries, but seq_lens_cpu has 4": {
-            "seq_lens_cpu": int32(5, 8, 0, 0)
-        },
-        "ValueError: num_computed_tokens_cpu has 0 entries, expected num_reqs = 3": {
-            "num_computed_tokens_cpu": int32()
-        },
-        "ValueError: dcp_local_seq_lens has 1 entries, expected num_reqs = 3": {
-            "dcp_local_seq_lens": int32(1)
-        },
-        "ValueError: block_table_tensor has 2 rows, expected at least num_reqs = 3": {
-            "block_table_tensor": np.zeros((2, 4), np.int32)
-        },
-        "ValueError: slot_mapping has 6 entries, expected at least num_actual_tokens = 7": {
-            "slot_mapping": np.zeros(6, np.int64)
-        },
-        "ValueError: seq_lens[1] is 8, but seq_lens_cpu[1] is 9": {"seq_lens_cpu": int32(5, 9, 0)},
-        "ValueError: seq_lens[0] is 1, less than its query length 2": {
-            "seq_lens": int32(1, 8, 0),
-            "seq_lens_cpu": int32(1, 8, 0),
-        },
-        (
-            "ValueError: num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is "
-            "seq_lens[1] less its query length 3"
-        ): {"num_computed_tokens_cpu": int32(3, 6, 0)},
-        "ValueError: max_query_len is 2, less than the query length 3 of request 1": {
-            "max_query_len": 2
-        },
-        "ValueError: max_seq_len is 7, less than the sequence length 8 of request 1": {
-            "max_seq_len": 7
-        },
-        "ValueError: num_reqs is -1, expected 0 to 9223372036854775807": {"num_reqs": -1},
-        "ValueError: block_table_tensor must have 2 dimensions, got shape (12,)": {
-            "block_table_tensor": np.zeros(12, np.int32)
-        },
-    }.items(),
-)
-def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
-    """Each violated invariant is refused with its message; an engine's own object's too."""
-    metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
-    with twin.refuses(message):
-        metadata.validate(block_size=2)
-    with twin.refuses(message):
-        twin.metadata.validate_metadata(SimpleNamespace(**vars(metadata)), 2)
-
-
 def test_rows_need_a_block_size(twin: Any, make_batch: Any) -> None:
     """Table rows are checked only with a block size, and need only as many columns as used."""
     metadata = make_batch([1], [16], block_table_tensor=twin.convert(np.zeros((1, 1), np.int32)))
@@ -226,31 +169,6 @@ def test_unpadded_keeps_the_class(twin: Any, make_batch: Any) -> None:
     cut.validate(block_size=2)
     assert [0] == cut.query_start_loc.tolist()
     assert [subclass, int, int] == [*map(type, (cut, cut.num_actual_tokens, cut.num_reqs))]
-
-
-@pytest.mark.parametrize(
-    ("changes", "num_tokens", "message"),
-    [
-        ({}, 4, "ValueError: num_actual_tokens is 4, but the first 2 requests have 5 tokens"),
-        *(
-            ({name: int32(0, 2)}, 5, f"ValueError: {name} has 2 entries, expected num_reqs + 1 = 4")
-            for name in ("query_start_loc", "query_start_loc_cpu")
-        ),
-        ({"slot_mapping": [4, 5]}, 5, "TypeError: slot_mapping must be an array, got list"),
-        (
-            {"slot_mapping": np.zeros(0, np.int64)},
-            5,
-            "ValueError: slot_mapping has 0 entries, expected at least num_actual_tokens = 7",
-        ),
-    ],
-)
-def test_refusals_of_unpadded(
-    twin: Any, make_batch: Any, changes: dict[str, Any], num_tokens: int, message: str
-) -> None:
-    """Too few tokens, and fields of a wrong type or length, are refused."""
-    batch = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
-    with twin.refuses(message):
-        batch.unpadded(num_tokens, 2)
 
 
 def test_unpadded_reads_the_half_on_the_device(twin: Any, make_batch: Any) -> None:

@@ -69,55 +69,6 @@ def test_without_a_mask(twin: Any, anything: Any) -> None:
 
 ROWS = np.zeros((2, 3), np.float32)
 
-BAD_MASKS = [
-    ([True, True], "is_embed must be an array, got list"),
-    (np.ones(2, np.uint8), "is_embed must be a vector of bool, got uint8 of shape (2,)"),
-    (
-        np.ones((2, 1), np.bool_),
-        "is_embed must be a vector of bool, got bool of shape (2, 1)",
-    ),
-]
-
-
-@pytest.mark.parametrize("function", ["scatter_mm_placeholders", "gather_mm_placeholders"])
-@pytest.mark.parametrize(("is_embed", "message"), BAD_MASKS)
-def test_masks_that_are_none(twin: Any, function: str, is_embed: Any, message: str) -> None:
-    """A mask that is not a bool vector is refused, in these words."""
-    with twin.refuses(f"TypeError: {message}"):
-        getattr(twin, function)(twin.convert(ROWS), twin.convert(is_embed))
-
-
-@pytest.mark.parametrize(
-    ("embeds", "mask", "message"),
-    [
-        (ROWS, "x..", "ValueError: embeds has 2 rows, but is_embed has 1 True entries"),
-        (ROWS[:1], "xx", "ValueError: embeds has 1 rows, but is_embed has 2 True entries"),
-        (ROWS, "", "ValueError: embeds has 2 rows, but is_embed has 0 entries"),
-        (
-            ROWS.astype(np.int32),
-            "xx",
-            "TypeError: embeds must be of a dtype that has NaN, got int32",
-        ),
-    ],
-)
-def test_refusals_of_scatter(twin: Any, embeds: Any, mask: str, message: str) -> None:
-    """Embeddings of another kind or number are refused, in these words."""
-    with twin.refuses(message):
-        twin.scatter_mm_placeholders(twin.convert(embeds), mask_of(twin, mask))
-
-
-@pytest.mark.parametrize(
-    ("placeholders", "mask", "message"),
-    [
-        (ROWS, "xx.", "ValueError: is_embed has 3 entries, but placeholders has 2 rows"),
-        (ROWS[:1], "xx", "ValueError: is_embed has 2 entries, but placeholders has 1 rows"),
-    ],
-)
-def test_refusals_of_gather(twin: Any, placeholders: Any, mask: str, message: str) -> None:
-    """Placeholders of another kind or number are refused, in these words."""
-    with twin.refuses(message):
-        twin.gather_mm_placeholders(twin.convert(placeholders), mask_of(twin, mask))
-
 
 @pytest.mark.parametrize(
     ("mm_embeddings", "num_items"),
@@ -126,33 +77,3 @@ def test_refusals_of_gather(twin: Any, placeholders: Any, mask: str, message: st
 def test_encoder_outputs_that_are_fine(twin: Any, mm_embeddings: Any, num_items: int) -> None:
     """The expected number of matrices, in a list, a tuple or an array, is accepted."""
     twin.sanity_check_mm_encoder_outputs(twin.convert(mm_embeddings), num_items)
-
-
-CAUSE = "; the likely cause is the model's embedding method"
-
-
-@pytest.mark.parametrize(
-    ("mm_embeddings", "expected_num_items", "message"),
-    [
-        ([ROWS], 2, f"ValueError: mm_embeddings has 1 items, expected 2{CAUSE}"),
-        (
-            ROWS,
-            2,
-            (
-                f"ValueError: mm_embeddings has shape (2, 3), expected 3 dimensions, 2 for each "
-                f"item{CAUSE}"
-            ),
-        ),
-        (
-            [ROWS, ROWS[None]],
-            2,
-            f"ValueError: mm_embeddings[1] has shape (1, 2, 3), expected 2 dimensions{CAUSE}",
-        ),
-    ],
-)
-def test_encoder_outputs_that_are_not(
-    twin: Any, mm_embeddings: Any, expected_num_items: Any, message: str
-) -> None:
-    """Anything else is refused, with its likely cause, in these words."""
-    with twin.refuses(message):
-        twin.sanity_check_mm_encoder_outputs(twin.convert(mm_embeddings), expected_num_items)

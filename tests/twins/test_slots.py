@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.twins.arrays import int32, int64
-
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
 TABLE = [[5, 9], [7, 3]]
@@ -127,72 +125,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
     assert [-1] * 7 == out.tolist()
 
 
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    {
-        "ValueError: kernel_block_size is 3, expected a divisor of block_size 2": {
-            "kernel_block_size": 3
-        },
-        (
-            "ValueError: block_size 2 times cp_world_size 1073741824 is 2147483648, expected "
-            "at most 2147483647"
-        ): {"cp_world_size": 2**30},
-        "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2": {
-            "cp_kv_cache_interleave_size": 4
-        },
-        "ValueError: query_start_loc[0] is 1, expected 0": {"query_start_loc": int32(1, 3, 4)},
-        "ValueError: query_start_loc[2] is 2, less than 3 before it": {
-            "query_start_loc": int32(0, 3, 2)
-        },
-        "ValueError: query_start_loc is empty, expected num_reqs + 1 entries": {
-            "query_start_loc": int32()
-        },
-        "ValueError: query_start_loc[-1] is 5, but positions has 4 entries": {
-            "query_start_loc": int32(0, 3, 5)
-        },
-        "ValueError: query_start_loc has 3 requests, but block_table has 2 rows": {
-            "query_start_loc": int32(0, 3, 4, 4)
-        },
-        "ValueError: positions[2] is 4 and needs column 2, but block_table has 2 columns": {
-            "positions": int64(1, 2, 4, 0)
-        },
-        "ValueError: block_table[1, 0] is -1, expected at least 0, as it holds positions[3]": {
-            "block_table": np.array([[5, 9], [-1, 3]], np.int32)
-        },
-        "ValueError: out has 3 entries, expected at least 4": {"out": int64(0, 0, 0)},
-        "ValueError: out is one element repeated, expected one for each token": {
-            "out": np.broadcast_to(np.zeros(1, np.int64), 4)
-        },
-    }.items(),
-)
-def test_refusals_of_slots(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message, and out is not written."""
-    out = twin.int64(*[77] * 4)
-    arguments = {
-        "block_table": np.array(TABLE, np.int32),
-        "query_start_loc": int32(*STARTS),
-        "positions": int64(*POSITIONS),
-        "block_size": 2,
-        "out": out,
-    }
-    with twin.refuses(message):
-        twin.compute_slot_mapping(**twin.convert_all(arguments | changes))
-    assert [77] * 4 == out.tolist()
-
-
-def test_out_that_is_an_input(twin: Any) -> None:
-    """An `out` that is an input, or overlaps with a part of one, is refused."""
-    both, memory = twin.int64(*POSITIONS, *[77] * 4), twin.int64(*[0] * 8)
-    table = memory.view(twin.dtype("int32"))[:4].reshape(2, 2)
-    table[:] = twin.array(TABLE, "int32")
-    for out in (both[:4], both[3:7], memory[1:]):
-        with twin.refuses(
-            "ValueError: out shares memory with an input, expected memory of its own"
-        ):
-            twin.compute_slot_mapping(table, twin.int32(*STARTS), both[:4], 2, out=out)
-    assert (POSITIONS, TABLE) == (both[:4].tolist(), table.tolist())
-
-
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
 def test_map_of_the_example(twin: Any, dtype: str) -> None:
     """The worked example, for every dtype."""
@@ -219,35 +151,3 @@ def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
     last = 2**62 - 1
     assert [2 * last, 2 * last + 1] == twin.map_to_kernel_blocks(twin.int64(last), 2).tolist()
     assert [2**63 - 1] == twin.map_to_kernel_blocks(twin.int64(2**63 - 1), 1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("block_ids", "n", "message"),
-    [
-        (
-            np.array([[0], [42]], np.int8),
-            3,
-            (
-                "ValueError: block_ids[1, 0] is 42, expected 0 to 41, as each is 3 kernel blocks "
-                "in int8"
-            ),
-        ),
-        (
-            int64(0, -1),
-            2,
-            (
-                "ValueError: block_ids[1] is -1, expected 0 to 4611686018427387903, as each is 2 "
-                "kernel blocks in int64"
-            ),
-        ),
-        (
-            np.array([0], np.int8),
-            200,
-            "ValueError: blocks_per_kv_block is 200, more than int8 can count",
-        ),
-    ],
-)
-def test_refusals_of_the_map(twin: Any, block_ids: object, n: object, message: str) -> None:
-    """Each violated precondition is refused with its message."""
-    with twin.refuses(message):
-        twin.map_to_kernel_blocks(twin.convert(block_ids), n)

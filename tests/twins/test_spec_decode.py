@@ -51,36 +51,6 @@ def test_strides_that_allow_a_view(twin: Any, attn_output: Any, expected: list[i
         assert expected == (flat[:, 0, 0] // 4).tolist()
 
 
-@pytest.mark.parametrize("batch_size", [4, 12])
-def test_refusals_of_reshape_query(twin: Any, batch_size: int) -> None:
-    """The tokens must divide equally among the requests."""
-    with twin.refuses(
-        f"ValueError: batch_size is {batch_size}, expected a divisor of the 6 tokens of query"
-    ):
-        twin.reshape_query_for_spec_decode(twin.convert(np.zeros((6, 2, 2))), batch_size)
-
-
-@pytest.mark.parametrize(
-    ("message", "attn_output"),
-    {
-        **{
-            f"ValueError: attn_output must have 3 or 4 dimensions, got shape {shape}": np.zeros(
-                shape
-            )
-            for shape in ((2, 2), (1, 1, 6, 2, 2))
-        },
-        (
-            "ValueError: attn_output of shape (2, 2, 2, 2) cannot be viewed as (4, 2, 2): "
-            "its requests are not contiguous"
-        ): np.zeros((2, 3, 2, 2))[:, :2],
-    }.items(),
-)
-def test_refusals_of_reshape_attn_output(twin: Any, attn_output: Any, message: str) -> None:
-    """An output with other dimensions, or that cannot be a view, is refused in these words."""
-    with twin.refuses(message):
-        twin.reshape_attn_output_for_spec_decode(twin.convert(attn_output))
-
-
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("shape", [(6, 2, 3), (2, 1, 1), (4, 0, 3), (4, 2, 0), (0, 2, 3)])
 def test_token_by_token(twin: Any, shape: tuple[int, int, int], step: int) -> None:

@@ -140,19 +140,3 @@ def test_what_is_read(twin: Any) -> None:
     for mode, pages in (("none", 1), ("align", 2)):
         cache = SimpleNamespace(cache_config=SimpleNamespace(mamba_cache_mode=mode))
         assert pages * 44 == twin.convert(MAMBA).max_memory_usage_bytes(cache)
-
-
-def test_refusals_of_configurations(twin: Any) -> None:
-    """Each value that is read is checked, by name."""
-    window = twin.convert(reference.SlidingWindowSpec(*FIELDS, 8))
-    with twin.refuses(
-        "ValueError: vllm_config.parallel_config.decode_context_parallel_size is 2, expected 1: a "
-        "sliding window is not spread over ranks"
-    ):
-        window.max_memory_usage_bytes(make_config(twin, dcp=2))
-    for mode in ("ALL", None, np.zeros(2)):
-        with twin.refuses(
-            f"ValueError: vllm_config.cache_config.mamba_cache_mode is {mode!r}, expected 'none', "
-            "'align' or 'all'"
-        ):
-            twin.convert(MAMBA).max_memory_usage_bytes(make_config(twin, mode=mode))

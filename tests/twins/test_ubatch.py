@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,25 +79,6 @@ def test_create_past_64_bits(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "split_points", "message"),
-    [
-        (int64(0, 0), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
-        (
-            np.ma.MaskedArray([3], mask=False),
-            [],
-            "TypeError: num_scheduled_tokens must be a NumPy array, got MaskedArray",
-        ),
-        (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
-        (int64(9), [7, 8, 8], "ValueError: split_points[2] is 8, expected more than 8 before it"),
-    ],
-)
-def test_refusals_of_create(twin: Any, counts: object, split_points: object, message: str) -> None:
-    """Each violated precondition is refused with its message."""
-    with twin.refuses(message):
-        twin.create_ubatch_slices(counts, split_points)
-
-
-@pytest.mark.parametrize(
     ("start", "stop", "expected"),
     [(0, 3, [0, 4, 14, 19]), (1, 3, [0, 10, 15]), (1, 2, [0, 10]), (3, 3, [0]), (0, 0, [0])],
 )
@@ -109,16 +89,6 @@ def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> 
     assert expected == result.tolist()
     assert result.dtype == twin.dtype("int32")
     assert not twin.shares_memory(result, starts)
-
-
-def test_refusals_of_slice_starts(twin: Any) -> None:
-    """The starts must be valid, and the slice must have no step."""
-    with twin.refuses("ValueError: request_slice.step is 2, expected None or 1"):
-        twin.slice_query_start_locs(twin.int32(0, 4, 14, 19), slice(0, 3, 2))
-    with twin.refuses("ValueError: query_start_loc is empty, expected num_reqs + 1 entries"):
-        twin.slice_query_start_locs(twin.int32(), slice(0, 0))
-    with twin.refuses("ValueError: query_start_loc[2] is 3, less than 4 before it"):
-        twin.slice_query_start_locs(twin.int32(0, 4, 3), slice(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -223,52 +193,3 @@ def test_what_is_not_wholly_in_the_padding(
     batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
     with pytest.raises(ValueError, match=f"expected it inside {first_tokens}$"):
         twin._make_metadata_with_slice(twin.convert(one), batch)
-
-
-@pytest.mark.parametrize(
-    ("message", "one"),
-    {
-        "ValueError:  is empty: requests 0 to 1, tokens 4 to 4": ubatch(0, 1, 4, 4),
-        "ValueError: .token_slice.stop is 20, expected 0 to 19": ubatch(0, 3, 0, 20),
-        "ValueError: .token_slice starts at 4, expected it inside request 0, tokens 0 to 4": ubatch(
-            0, 2, 4, 9
-        ),
-        (
-            "ValueError: .request_slice stops at 1, but tokens 4 to 5 of token_slice are "
-            "of later requests"
-        ): ubatch(0, 1, 0, 5),
-        "TypeError: .token_slice.stop must be an int, got None of NoneType": reference.UBatchSlice(
-            slice(0, 3), slice(0, None)
-        ),
-        "ValueError: .token_slice.step is 3, expected None or 1": reference.UBatchSlice(
-            slice(0, 3), slice(0, 9, 3)
-        ),
-    }.items(),
-)
-def test_refusals_of_a_slice(twin: Any, make_batch: Any, one: Any, message: str) -> None:
-    """A slice that does not fit the batch is refused, in these words, by both functions."""
-    batch = make_batch(QUERY_LENS, COMPUTED)
-    kind, text = message.split(": ", maxsplit=1)
-    with twin.refuses(f"{kind}: ubatch_slice{text}"):
-        twin._make_metadata_with_slice(twin.convert(one), batch)
-    with twin.refuses(f"{kind}: ubatch_slices[1]{text}"):
-        twin.split_attn_metadata(twin.convert([ubatch(0, 3, 0, 19), one]), batch)
-
-
-def test_other_refusals(twin: Any, make_batch: Any) -> None:
-    """The batch is validated, and slices must be a list; an engine's own metadata works."""
-    batch = make_batch(QUERY_LENS, COMPUTED)
-    with twin.refuses("TypeError: ubatch_slices must be a list, got tuple"):
-        twin.split_attn_metadata((twin.convert(ubatch(0, 3, 0, 19)),), batch)
-    own = SimpleNamespace(**vars(batch))
-    part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 2, 4, 14)), own)
-    assert twin.CommonAttentionMetadata is type(part)
-    batch.max_seq_len = 16
-    for call in (
-        lambda: twin.split_attn_metadata([], batch),
-        lambda: twin._make_metadata_with_slice(twin.convert(ubatch(0, 3, 0, 19)), batch),
-    ):
-        with twin.refuses(
-            "ValueError: max_seq_len is 16, less than the sequence length 17 of request 1"
-        ):
-            call()
