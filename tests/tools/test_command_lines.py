@@ -47,9 +47,7 @@ LINES = {
     ),
     "kvtwin.bench": Line("--functions get_dcp_local_seq_lens", "matplotlib", "bench"),
     "kvtwin.bench.launches": Line("", "torch", "bench,cuda", needs="numba_cuda"),
-    "tools.bugs": Line("--functions AttentionMetadata --workers 1", "tqdm"),
     "kvtwin.kernels": Line("--arch sm_90", "torch", "kernels", needs="numba_cuda"),
->>>>>>> w-small
     "kvtwin.nightly": Line(
         "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
         "hypothesis",
@@ -274,9 +272,6 @@ def test_the_list_is_whole() -> None:
             dotted = ".".join(path.relative_to(root).with_suffix("").parts)
             found.add(dotted.removesuffix(".__main__"))
         elif '__name__ == "__main__"' in text:  # each is started by another module or script
-<<<<<<< HEAD
-            assert path.name in {"gpu_versions.py", "own_process.py", "runner.py"}
-=======
             assert path.name in {"gpu_versions.py", "runner.py"}
     found.remove("tools.gpu_versions")  # it fails without a GPU, as intended
     assert set(LINES) == found
