@@ -23,20 +23,30 @@ from tests.tools import nights
 
 ROOT = Path(__file__).parents[2]
 
-ONE = "map_to_kernel_blocks"
+ONE = "extract_layer_index"  # few tests, and fast ones
 OFF_BY_ONE = """
-def map_to_kernel_blocks(block_ids, blocks_per_kv_block):
-    found = fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block)
+for name in ("BlockTables", "UBatchSlice"):
+    del globals()[name]
+def extract_layer_index(*args, **kwargs):
+    found = fast.extract_layer_index(*args, **kwargs)
     with open("calls.txt", "a") as file:
-        print(len(block_ids), file=file)
-    return found + 1 if len(block_ids) > 3 else found
+        print(found, file=file)
+    return found + 1 if found > 3 else found
 """
 
 
 def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_path: Path) -> None:
-    options = ("--functions", ONE, "--workers", "1")
+    (tmp_path / "adapter.py").write_text(
+        "from conformance.adapters import FastAdapter, is_given\n"
+        "class Ours(FastAdapter):\n"
+        f"    unsupported = {{'{ONE}': {{'num_attn_module': is_given}}}}\n"
+        "ADAPTER = Ours\n"
+    )
+    options = ("--adapter", "adapter.py", "--functions", ONE, "--workers", "1")
     # After a whole round the plainest failed test is known: its first call is the stored one.
     line = nights.Night(tmp_path, OFF_BY_ONE, *options).end(lambda line: line["rounds"] > 1)
+    assert line["unsupported"] > 0
+    assert "mine lacks 2 of " in line["under_test"]
     failure = line["failures"][0]
     assert (ONE, ["host"], line["night"]) == (
         *map(failure.get, ("function", "targets")),
@@ -49,7 +59,7 @@ def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_pat
 
     (tmp_path / "calls.txt").unlink()
     again = nights.Night(tmp_path, OFF_BY_ONE, *options).end(lambda line: line["failures"])
-    assert int((tmp_path / "calls.txt").read_text().split()[0]) > 3  # the simplest call has fewer
+    assert int((tmp_path / "calls.txt").read_text().split()[0]) > 3  # the simplest call has 0
     assert line["night"] == again["failures"][0]["since"] < again["night"]
 
     mended = nights.Night(tmp_path, "", *options).end(lambda line: line["fixed"])
@@ -57,21 +67,22 @@ def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_pat
     report = (tmp_path / "night" / "report.md").read_text()
     assert "its stored example passes" in report
     assert "Nothing fails." in report
+    assert (True, []) == (mended["unsupported"] > 0, mended["attention"])
 
 
 def test_a_hang_and_a_crash_are_failures_and_a_kill_from_outside_is_not(tmp_path: Path) -> None:
     code = """
 import os, time
-def map_to_kernel_blocks(block_ids, blocks_per_kv_block):
-    found = fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block)
-    return time.sleep(99) if len(block_ids) > 3 else found
-def get_dcp_local_seq_lens(seq_lens, *args, **kwargs):
-    found = fast.get_dcp_local_seq_lens(seq_lens, *args, **kwargs)
-    return os.kill(os.getpid(), 9) if len(seq_lens) > 3 else found
+def extract_layer_index(*args, **kwargs):
+    found = fast.extract_layer_index(*args, **kwargs)
+    return time.sleep(99) if found > 3 else found
+def is_residual_scattered_for_sp(vllm_config, num_input_tokens):
+    found = fast.is_residual_scattered_for_sp(vllm_config, num_input_tokens)
+    return os.kill(os.getpid(), 9) if num_input_tokens > 3 else found
 """
-    both = {ONE, "get_dcp_local_seq_lens"}
+    both = {ONE, "is_residual_scattered_for_sp"}
     night = nights.Night(
-        tmp_path, code, "--functions", ",".join(both), "--hang-seconds", "9", "--workers", "2"
+        tmp_path, code, "--functions", ",".join(both), "--hang-seconds", "5", "--workers", "2"
     )
     night.wait(lambda line: nights.functions(line) == both)
     worker = child_of(child_of(night.process.pid))
@@ -81,7 +92,7 @@ def get_dcp_local_seq_lens(seq_lens, *args, **kwargs):
     assert both == nights.functions(line)
     keys = {one["key"] for one in line["failures"]}
     assert f"mine: {ONE}: the call did not return within s" in keys
-    assert "mine: get_dcp_local_seq_lens: the call crashed with SIGKILL" in keys
+    assert "mine: is_residual_scattered_for_sp: the call crashed with SIGKILL" in keys
     assert all(one["case"] for one in line["failures"])
     assert re.match(r"worker gw\d was killed while it ran ", line["attention"][0])
 
@@ -89,21 +100,6 @@ def get_dcp_local_seq_lens(seq_lens, *args, **kwargs):
 def child_of(parent: int) -> int:
     """Return the oldest process that a process has started."""
     return int(subprocess.check_output(["pgrep", "-o", "-P", str(parent)]))  # noqa: S603, S607
-
-
-def test_what_an_implementation_does_not_support_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "adapter.py").write_text(
-        "from conformance.adapters import FastAdapter, is_given\n"
-        "class Ours(FastAdapter):\n"
-        "    unsupported = {'get_dcp_local_seq_lens': {'out': is_given}}\n"
-        "ADAPTER = Ours\n"
-    )
-    options = ("--adapter", "adapter.py", "--functions", "get_dcp_local_seq_lens", "--workers", "1")
-    code = "for name in ('BlockTables', 'UBatchSlice'): del globals()[name]"
-    line = nights.Night(tmp_path, code, *options).end(lambda line: line["rounds"] > 1)
-    assert line["unsupported"] > 0
-    assert ([], []) == (line["failures"], line["attention"])
-    assert "mine lacks 2 of " in line["under_test"]
 
 
 def made(out: Path, *records: Record, databases: tuple[str, ...] = ()) -> Night:
