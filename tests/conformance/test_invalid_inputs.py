@@ -12,6 +12,7 @@ import reference
 from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract
 from conformance.coverage.presets import MINIMAL
+from conformance.generation.drawing import drawn
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import chained, changed, removed, replaced
 from conformance.invalid_inputs.kinds import (
@@ -27,7 +28,6 @@ from conformance.invalid_inputs.kinds import (
 from conformance.messages.call_table import render
 from conformance.reports.picture import pictures_of
 from conformance.values.call import Call
-from conformance.vectors.drawing import drawn
 
 
 @pytest.mark.parametrize("contract", contracts().values(), ids=contracts())

@@ -242,7 +242,7 @@ def test_failures_of_workers_arrive(runner: ReportingRunner, workers: tuple[str,
     assert re.fullmatch(r"result\[1\] = \d+, but should be \d+", test["difference"])
     assert "seq_lens = [" in test["table"]
     assert "# python -m conformance --replay failures/" in test["script"]
-    assert "import wrong as impl" in test["script"]
+    assert "\nwrong.get_dcp_local_seq_lens(" in test["script"]
     [picture] = test["pictures"]
     assert ["request 0", "request 1"] == [row["label"] for row in picture["rows"]]
     page = (runner.pytester.path / "out" / "report.html").read_text()
