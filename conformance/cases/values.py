@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.util
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -34,6 +36,9 @@ MAX_DEPTH = 100
 
 PACKAGES = ("builtins", "conformance", "ml_dtypes", "numpy", "reference", "types")
 """The packages whose classes a case may name, in modules that are loaded already."""
+
+IMPORTED = re.compile(r"conformance\.(invalid_inputs|strategies)\.\w+")
+"""The modules that are imported if a case names a class of theirs."""
 
 
 def encode_dtype(dtype: np.dtype[Any]) -> str:
@@ -144,10 +149,10 @@ def class_path(cls: type) -> str | None:
 
 
 def find_class(path: str) -> Any:
-    """Return the class of a name; nothing is imported.
+    """Return the class of a name; only modules of `IMPORTED` are imported.
 
     Raises:
-        ValueError: There is no such class in a loaded module of `PACKAGES`.
+        ValueError: There is no such class in a module that a case may name.
 
     >>> find_class("os:PathLike")
     Traceback (most recent call last):
@@ -156,6 +161,8 @@ def find_class(path: str) -> Any:
     """
     module, _, name = path.partition(":")
     found = None
+    if IMPORTED.fullmatch(module) and importlib.util.find_spec(module) is not None:
+        importlib.import_module(module)
     if module.partition(".")[0] in PACKAGES and module in sys.modules:
         found = vars(sys.modules[module]).get(name)  # `getattr` may import
     if not isinstance(found, type) or module not in {
