@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.cases.check import CaseCheck
+from conformance.cases.replay import CaseCheck
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.registry import is_about
 from conformance.coverage.goals import COVERAGE
@@ -29,9 +29,6 @@ from conformance.reports.plugin import Reporting
 from conformance.results.failure_summary import FailureSummary
 from conformance.results.outcomes import properties_of
 from conformance.results.run import CHECKED, RUN, Run
-
-collect_ignore = ["failures"]
-"""Reproduction scripts, which are named after tests but are not tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -145,7 +142,7 @@ def pytest_collection_modifyitems(
     declared = [] if run.is_replay else deviation_checks(run, seen)
     name = "corpus"
     if run.is_replay:
-        name = "vectors" if config.getoption("--replay") is None else "replay"
+        name = "replay"
     items[:0] = [
         *case_items(session, "deviations", declared),
         *case_items(

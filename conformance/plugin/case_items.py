@@ -1,4 +1,4 @@
-"""Tests of stored cases: the corpus, test vectors, and the witnesses of declared deviations."""
+"""Tests of stored cases: the corpus, `--replay`, and the witnesses of declared deviations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from conformance import FOLDER
 from conformance.adapters.deviation import Deviation
-from conformance.cases.check import CaseCheck
-from conformance.cases.compared import TRIES, check_of_call
+from conformance.cases.replay import TRIES, CaseCheck, check_of_call
 from conformance.checks.registry import contracts
 from conformance.generation.profiles import Kind
 from conformance.messages.formatting import printable

@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 
 from conformance.adapters import Unsupported
-from conformance.cases.check import CaseCheck
-from conformance.cases.compared import case_of_failure
-from conformance.cases.corpus import add_to_corpus
+from conformance.cases.failures import (
+    forget_failure,
+    replay_command,
+    rerun_command,
+    store_failure,
+)
+from conformance.cases.replay import CaseCheck
+from conformance.cases.store import add_to_corpus, case_of_failure
 from conformance.contracts.check import FAILURES, Check
 from conformance.execution.crashes import RERUN, Crash, NotTriedError, properties_of_end
 from conformance.execution.gpu_context import ContextLostError
 from conformance.generation.shrinking import SHRINK_NOTE, WARNING, ShrinkBudgets
 from conformance.messages.formatting import INDENT, printable, shortened
 from conformance.reports.picture import pictures_of_failure
-from conformance.reproduction.files import (
-    attach_reproduction,
-    forget_reproduction,
-    replay_command,
-    rerun_command,
-)
 from conformance.results.called_functions import called_functions
 from conformance.results.failure_text import (
     difference_of,
@@ -73,7 +72,7 @@ class FailureHooks:
         check, _ = item.stash[CHECKED]
         LOOKED_UP.clear()
         FAILURES.clear()
-        forget_reproduction(item, self._folder)
+        forget_failure(item, self._folder)
         try:
             with self.shrink_budgets.limiting(
                 check.function, uses_all=isinstance(check, StatefulCheck)
@@ -117,13 +116,13 @@ class FailureHooks:
                 item.user_properties.append(("replay", replay_command(check.path, target)))
         elif failure is not None:
             where = item.stash.get(WHERE, "")
-            attach_reproduction(item, target, failure, where, self._folder)
+            store_failure(item, target, failure, where, self._folder)
             if self._stores and WHERE in item.stash:
                 item.user_properties.append(("stored", _store(item.stash[WHERE], failure)))
         properties = dict(item.user_properties)
         again = [str(properties.get("replay") or rerun_command(item, target))]
-        if "script" in properties:
-            again.append(f"python {properties['script']}")
+        if "expression" in properties:
+            again.append(str(properties["expression"]))
         item.stash[TEXT] = failure_text(check, target, failure, error, again)
 
     @pytest.hookimpl(wrapper=True)

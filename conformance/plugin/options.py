@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases.check import CaseCheck, case_check, read_case
-from conformance.cases.corpus import corpus_checks
+from conformance.cases.replay import CaseCheck, corpus_checks, replayed_checks
 from conformance.checks.registry import choose_functions
 from conformance.generation.database import open_database
 from conformance.generation.profiles import PROFILES
@@ -23,7 +22,6 @@ from conformance.results.run import Run
 from conformance.strategies.traffic import use_trace
 from conformance.targets.implementations import load_implementations
 from conformance.targets.target import choose_targets
-from conformance.vectors import vector_checks
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -50,10 +48,10 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--target", metavar="A,B", help="targets to run: host, sim, native, cuda")
     group.addoption("--functions", metavar="A,B", help="check only these functions (default: all)")
     group.addoption(
-        "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
-    )
-    group.addoption(
-        "--replay", type=Path, metavar="FILE", help="replay a stored case, and run nothing else"
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="replay a stored case, or all in a folder, and run nothing else",
     )
     group.addoption(
         "--corpus-add",
@@ -65,7 +63,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--failures",
         type=Path,
         metavar="DIR",
-        help="folder for the cases and scripts of failures (default: conformance/failures, or "
+        help="folder for the cases of failures (default: conformance/failures, or "
         "./conformance-failures if the package is installed)",
     )
     group.addoption(
@@ -184,10 +182,7 @@ def run_of_options(config: pytest.Config) -> Run:
     run = Run(targets, profile, functions)
     run.has_threads = num_threads > 0
     run.is_whole = _is_whole(config)
-    run.stored_cases, run.is_replay = (
-        stored_cases,
-        any(map(config.getoption, ("--vectors", "--replay"))),
-    )
+    run.stored_cases, run.is_replay = stored_cases, config.getoption("--replay") is not None
     return run
 
 
@@ -220,11 +215,8 @@ def _use_trace(trace: Path | None) -> None:
 
 def _stored_cases(config: pytest.Config) -> list[CaseCheck]:
     """Return the checks of the stored cases that the run begins with, or consists of."""
-    vectors, replayed = config.getoption("--vectors"), config.getoption("--replay")
-    if replayed is not None:
-        path = replayed.resolve()
-        return [case_check(path, read_case(path))]
-    return corpus_checks() if vectors is None else vector_checks(vectors.resolve())
+    replayed = config.getoption("--replay")
+    return corpus_checks() if replayed is None else replayed_checks(replayed.resolve())
 
 
 def _num_threads() -> int:
@@ -260,7 +252,7 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
     if run.functions is not None:
         lines.append(f"functions: {', '.join(run.functions)}")
     if config.getoption("--replay") is not None:
-        lines.append(f"replay: {config.getoption('--replay')}")
-    elif run.is_replay:
-        lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.stored_cases)} cases")
+        num = len(run.stored_cases)
+        cases = f", {num} cases" if num > 1 else ""
+        lines.append(f"replay: {config.getoption('--replay')}{cases}")
     return [printable(line) for line in lines]

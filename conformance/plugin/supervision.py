@@ -22,7 +22,8 @@ from typing import Any, Final
 import pytest
 from _pytest.runner import runtestprotocol  # pytest has no public name for it
 
-from conformance.cases.check import CaseCheck
+from conformance.cases.failures import replay_command
+from conformance.cases.replay import CaseCheck
 from conformance.coverage.goals import Coverage
 from conformance.execution.crashes import AGAIN_SECONDS, RERUN, STACK, ProcessEnd, properties_of_end
 from conformance.execution.forked_calls import (
@@ -35,7 +36,6 @@ from conformance.execution.forked_calls import (
 )
 from conformance.generation.shrinking import ShrinkBudgets
 from conformance.messages.formatting import printable
-from conformance.reproduction.files import replay_command
 from conformance.results.run import CHECKED, Run
 from conformance.targets.progress import PROGRESS
 

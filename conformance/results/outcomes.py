@@ -12,7 +12,7 @@ from conformance.coverage.goals import Coverage
 from conformance.values.differences import Finding
 
 if TYPE_CHECKING:
-    from conformance.cases.check import CaseCheck
+    from conformance.cases.replay import CaseCheck
     from conformance.contracts.check import Check
     from conformance.generation.profiles import Profile
     from conformance.targets.implementations import Implementation
@@ -28,8 +28,8 @@ class Outcomes:
         functions: The functions to check; None for all.
 
     Attributes:
-        stored_cases: The stored cases of the corpus or, in a replay, of test vectors.
-        is_replay: Whether only test vectors are replayed.
+        stored_cases: The stored cases of the corpus or, in a replay, of `--replay`.
+        is_replay: Whether only the cases of `--replay` run.
         is_whole: Whether it is a run of everything: only then must coverage goals be reached.
         has_threads: Whether importing the implementations started threads.
         unsupervised: Why a function that crashes ends the run; empty if it does not.

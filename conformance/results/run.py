@@ -211,9 +211,8 @@ class Run(Outcomes):
                 for properties in found[:1] if "crash" in found[0] else [found[0], *ends[:1]]:
                     difference = _in_one_line(str(properties.get("difference", "an error")))
                     yield f"{word}: {function} on {target}: {difference}"
-                    for name in ("script", "replay"):
-                        if name in properties:
-                            yield f"  {name}: {properties[name]}"
+                    if "replay" in properties:
+                        yield f"  replay: {properties['replay']}"
             stored = [properties_of(report).get("stored") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
                 yield f"  stored: {path}"

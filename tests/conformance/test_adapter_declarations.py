@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 import fast
 from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
-from conformance.cases.compared import check_of
+from conformance.cases.store import check_of
 from conformance.contracts.check import property_check
 from conformance.coverage.presets import MINIMAL
 from conformance.execution.invocations import CallVariant, Invocation
+from conformance.generation.drawing import drawn
 from conformance.generation.profiles import PROFILES
 from conformance.strategies.batch import Batch, Layout
 from conformance.targets.implementations import Implementation, load_implementation
 from conformance.targets.target import REFERENCE, Target, choose_targets
 from conformance.values.call import Call
-from conformance.vectors.drawing import drawn
 
 pytest_plugins = ["pytester"]
 

@@ -19,9 +19,10 @@ import reference
 from conformance.adapters import Deviation
 from conformance.adapters.base import KINDS, Adapter, FastAdapter
 from conformance.adapters.tables import mistyped
-from conformance.cases.compared import case_of_example, check_of
-from conformance.cases.corpus import add_to_corpus, corpus_checks
+from conformance.cases.replay import corpus_checks
+from conformance.cases.store import add_to_corpus, case_of_example, check_of
 from conformance.coverage.presets import MINIMAL
+from conformance.generation.drawing import drawn
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch
 from conformance.plugin.case_items import deviation_checks
@@ -32,7 +33,6 @@ from conformance.targets.target import Target, choose_targets
 from conformance.values.aliases import is_supplied
 from conformance.values.call import Call
 from conformance.values.differences import Difference, Verdict
-from conformance.vectors.drawing import drawn
 
 ONE_SLOT = engine_adapter.ONE_SLOT
 LENGTHS = "conformance.test_context_parallel:test_get_dcp_local_seq_lens"

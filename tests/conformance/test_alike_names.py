@@ -10,7 +10,7 @@ from conformance.checks.registry import contracts
 from conformance.conditions.known_answer import KnownAnswer
 from conformance.conditions.names import ALIKE, ONE_HASH, ONE_NAME, goals_of_names, name_scenarios
 from conformance.coverage.presets import MINIMAL
-from conformance.vectors.drawing import drawn
+from conformance.generation.drawing import drawn
 
 
 def test_names_look_alike() -> None:

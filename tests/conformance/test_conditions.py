@@ -50,13 +50,13 @@ from conformance.conditions.sequences import (
 )
 from conformance.contracts.contract import Contract
 from conformance.coverage.presets import MINIMAL
+from conformance.generation.drawing import drawn
 from conformance.generation.profiles import Kind, Profile
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.target import TARGETS
 from conformance.values.call import Call
 from conformance.values.differences import Verdict
 from conformance.values.parts import arrays_in
-from conformance.vectors.drawing import drawn
 from fast._checks import IntArray
 from fast.checked_mode import is_checked
 

@@ -13,7 +13,7 @@ import pytest
 import conformance
 import fast
 from conformance.__main__ import arguments_for_pytest
-from conformance.cases.compared import check_of
+from conformance.cases.store import check_of
 from conformance.checks.registry import checked_functions, modules_about
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch

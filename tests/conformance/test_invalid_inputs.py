@@ -9,10 +9,10 @@ import pytest
 from conformance.checks.registry import contracts
 from conformance.contracts.contract import Contract
 from conformance.coverage.presets import MINIMAL
+from conformance.generation.drawing import drawn
 from conformance.messages.call_table import render
 from conformance.reports.picture import pictures_of
 from conformance.values.call import Call
-from conformance.vectors.drawing import drawn
 
 
 @pytest.mark.parametrize("contract", contracts().values(), ids=contracts())

@@ -14,9 +14,9 @@ from conformance.contracts.check import Check, property_check
 from conformance.coverage.goals import COVERAGE
 from conformance.coverage.presets import Preset
 from conformance.coverage.size_axes import BANDS, NO_AXES, Axis, band_of, presets_of_axes
+from conformance.generation.drawing import drawn as examples_of
 from conformance.generation.profiles import PROFILES
 from conformance.targets.target import TARGETS, Target
-from conformance.vectors.drawing import drawn as examples_of
 from tests.bugs.catalogue import all_checks
 
 AXIS = Axis(lambda number: number)

@@ -18,6 +18,7 @@ from conformance.checks.tensor_kind_checks import OtherTensor, refuses_other_ten
 from conformance.contracts.contract import Contract
 from conformance.coverage.presets import MINIMAL
 from conformance.execution.invocations import Invocation
+from conformance.generation.drawing import drawn
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.implementations import Implementation
@@ -28,7 +29,6 @@ from conformance.targets.tensor_kinds import (
 )
 from conformance.values.call import Call
 from conformance.values.parts import walk
-from conformance.vectors.drawing import drawn
 
 FUNCTION = "get_dcp_local_seq_lens"
 CALL = Call(FUNCTION, {"seq_lens": guarded([3, 5], np.int32), "dcp_size": 2, "dcp_rank": 0})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.adapters import Unsupported
-from conformance.cases.compared import check_of
+from conformance.cases.store import check_of
 from conformance.generation.profiles import PROFILES
 from conformance.targets.implementations import Absent, load_implementation
 from conformance.targets.target import Target, choose_targets

@@ -20,9 +20,9 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
+from conformance.cases.failures import rerun_command
 from conformance.coverage.goals import COVERAGE
 from conformance.reports.files import replace_file
-from conformance.reproduction.files import rerun_command
 from conformance.results.outcomes import finding_in, properties_of
 from conformance.results.run import RUN, Run
 from kvtwin.nightly.history import place_of
