@@ -15,8 +15,8 @@ import pytest
 from tests.tools import nights
 
 WRONG = """
-def map_to_kernel_blocks(block_ids, blocks_per_kv_block):
-    return fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block) + 1
+def extract_layer_index(*args, **kwargs):
+    return fast.extract_layer_index(*args, **kwargs) + 1
 """
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 
@@ -36,7 +36,7 @@ def test_a_night_on_a_cluster_that_loses_a_node(tmp_path: Path) -> None:
         "--database",
         server.url,
         "--functions",
-        "map_to_kernel_blocks",
+        "extract_layer_index",
     )
     night = nights.Night(tmp_path, WRONG, *where)
     try:
@@ -47,7 +47,7 @@ def test_a_night_on_a_cluster_that_loses_a_node(tmp_path: Path) -> None:
         night.wait(lambda line: "was lost" in " ".join(line["attention"]))
         client = redis.Redis.from_url(server.url)
         line = night.end(lambda line: line["rounds"] > 2 and client.keys("hypothesis-example:*"))
-        assert {"map_to_kernel_blocks"} == nights.functions(line)
+        assert {"extract_layer_index"} == nights.functions(line)
         replay = line["failures"][0]["replay"]
         assert f"--impl {tmp_path / 'mine.py'} " in replay
         assert (tmp_path / "night" / line["failures"][0]["case"]).exists()
