@@ -86,14 +86,6 @@ class GuardedMemory:
         """Make writes to these pages raise SIGSEGV."""
         self._protect(first, length, mmap.PROT_READ)
 
-    def forget(self) -> None:
-        """Make all placed arrays inaccessible, and start again with an empty space.
-
-        So an access through a stale address raises SIGSEGV too.
-        """
-        self._protect(0, self._next, NO_ACCESS)
-        self._next = PAGE
-
     @contextlib.contextmanager
     def noticing_faults(self) -> Iterator[list[int]]:
         """Record the first invalid access inside; it continues, and later ones are allowed.
