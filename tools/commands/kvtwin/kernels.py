@@ -166,11 +166,11 @@ def link(ptx: str, arch: str) -> tuple[int, int]:
         raise RuntimeError(f"cannot be linked: {log.decode(errors='replace')}") from error
     finally:
         nvjitlink.destroy(handle)
-    told = log.decode(errors="replace")
-    registers = re.findall(r"[Uu]sed (\d+) registers", told)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
+    output = log.decode(errors="replace")
+    registers = re.findall(r"[Uu]sed (\d+) registers", output)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", output)
     if not registers or not spills:
-        raise RuntimeError(f"nvJitLink's log has no registers or spills: {told}")
+        raise RuntimeError(f"nvJitLink's log has no registers or spills: {output}")
     # It has each function twice, before and after linking.
     return max(map(int, registers)), sum(map(int, spills))
 
