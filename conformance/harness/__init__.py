@@ -1,0 +1,13 @@
+"""The harness: draws calls and what happens beside them, and compares a target with `reference`.
+
+One example is one *story*: a call, where its memory lies, and at most one condition that must not
+matter. Read the modules in this order:
+
+- `contract`: what is stated about a function; `sizes`: how sizes and contents are drawn;
+- `values`: the one walker through the parts of a value; `memory`: arrays become tensors;
+- `compare`: the first difference of two values; `story`: a call of both twins, and its comparison;
+- `conditions`: what must not matter; `refusals`: one place of a valid call is changed;
+- `laws`: statements about slots that hold for many functions;
+- `targets`, `limits`: what is under test, and how much time and memory it may take;
+- `checks`: the tests of a contract; `show`, `cases`, `plugin`: failures as text, as files, in pytest.
+"""

@@ -1,0 +1,64 @@
+"""Contracts: what is stated about a function; all tests of it are made from its contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hypothesis.strategies import SearchStrategy
+
+if TYPE_CHECKING:
+    from conformance.harness.laws import Description, Law
+    from conformance.harness.targets import Target
+
+Arguments: TypeAlias = dict[str, Any]
+"""The keyword arguments of a call, as `reference` takes them: NumPy arrays, its own objects."""
+
+Special: TypeAlias = Callable[[Arguments, random.Random], Arguments | None]
+"""Makes a valid call invalid in several places at once; None if it does not apply."""
+
+Property: TypeAlias = Callable[["Target", Arguments], None]
+"""Makes calls of the target, and raises AssertionError if it does not do what it promises."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What is stated about one function.
+
+    Attributes:
+        function: Its name in both twins; a method is `Class.method`, with `self` as an argument.
+        calls: Draws sizes and options, and gives a strategy of the arguments of such a call. So two
+            calls of the same sizes can be drawn, with other contents.
+        written: The arguments that it writes.
+        dense: The arguments that must be contiguous.
+        host: The arguments and fields whose arrays stay NumPy's in both twins.
+        specials: Invalid calls that no change of one place makes.
+        checked_only: A regular expression of `reference`'s messages. What they refuse, `fast`
+            refuses in checked mode only; so do messages that name an element, as in `x[3]`.
+        loose: Arguments and fields of which a change may violate several preconditions: the class
+            of the exception is compared, its message is not.
+        properties: What it promises beyond the answer of one call.
+        laws: The laws that hold for it.
+        description: How its arguments and results describe a batch, for the laws.
+        hard_cases: A few cases by name that the project's own default run must draw.
+        has_kernel: Whether it runs kernels, and is tested on the target `native` too.
+        takes_own_objects: Whether a caller's own objects with the same attributes serve in place of
+            its dataclasses.
+    """
+
+    function: str
+    calls: SearchStrategy[SearchStrategy[Arguments]]
+    written: frozenset[str] = frozenset({"out"})
+    dense: frozenset[str] = frozenset()
+    host: frozenset[str] = frozenset()
+    specials: Sequence[Special] = ()
+    checked_only: str = r"(?!)"
+    loose: frozenset[str] = frozenset()
+    properties: Sequence[Property] = ()
+    laws: Sequence[Law] = ()
+    description: Description | None = None
+    hard_cases: Mapping[str, Callable[[Arguments], bool]] = dataclasses.field(default_factory=dict)
+    has_kernel: bool = False
+    takes_own_objects: bool = False

@@ -1,0 +1,71 @@
+"""Sizes and contents: each size is drawn by itself, mostly small, sometimes large."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+EDGES: Final = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
+"""Sizes at which code changes its path: of warps, blocks of threads, buffers, bytes."""
+
+Rng: TypeAlias = np.random.Generator
+
+
+@st.composite
+def sizes(draw: st.DrawFn, least: int = 0, most: int = 1100, *, small: int = 5) -> int:
+    """Draw a size: half are small, others uniform up to 70, exactly at an edge or next to one."""
+    band = draw(st.integers(0, 9))
+    if band < 5 or most <= small:
+        return draw(st.integers(least, max(least, min(small, most))))
+    if band < 7:
+        return draw(st.integers(least, max(least, min(70, most))))
+    edges = [edge for edge in EDGES if edge <= most] or [most]
+    size = draw(st.sampled_from(edges)) + draw(st.sampled_from((0, 0, -1, 1)))
+    return max(least, min(most, size))
+
+
+def fit(limit: int, *drawn: int) -> tuple[int, ...]:
+    """Halve the greatest of some sizes until their product is at most `limit`.
+
+    >>> fit(100, 1000, 3)
+    (31, 3)
+    """
+    fitting = list(drawn)
+    while np.prod(fitting, dtype=float) > limit and max(fitting) > 1:
+        fitting[fitting.index(max(fitting))] //= 2
+    return tuple(fitting)
+
+
+def rngs() -> st.SearchStrategy[Rng]:
+    """Return a strategy of generators, for the contents of arrays that are too large to draw."""
+    return st.integers(0, 2**32 - 1).map(np.random.default_rng)
+
+
+@st.composite
+def vectors(
+    draw: st.DrawFn, size: int, least: int, most: int, dtype: Any = np.int64, *, rare: Any = ()
+) -> npt.NDArray[Any]:
+    """Draw a vector of integers; up to 8 are drawn one by one, so that they shrink one by one.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        size: The number of elements.
+        least: The least element.
+        most: The greatest one.
+        dtype: NumPy's dtype.
+        rare: Further values that a few elements have.
+    """
+    elements = st.integers(least, most)
+    if rare:
+        elements = elements | st.sampled_from(rare)
+    if size <= 8:
+        return np.array([draw(elements) for _ in range(size)], dtype)
+    rng = draw(rngs())
+    found = rng.integers(least, most, size, endpoint=True).astype(dtype)
+    if rare:
+        at = rng.random(size) < 0.1
+        found[at] = rng.choice(np.array(rare, dtype), int(at.sum()))
+    return found
