@@ -17,16 +17,14 @@ import itertools
 import json
 import os
 import re
-import select
-import signal
 import statistics
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import torch
 
@@ -34,62 +32,10 @@ from conformance.harness import checks
 from conformance.harness.checks import Profile
 from conformance.harness.story import Failure
 from conformance.harness.targets import Target
+from tests.harness.children import LIMIT, Result, in_children
 from tests.harness.own_bugs import CATALOGUE, CLASSES, OWN, Bug, check_witness, read_bugs
 
-LIMIT: Final = 120  # seconds of a bug
 PATCH_ERRORS: Final = "NameError|UnboundLocalError|ImportError|SyntaxError"
-
-Result: TypeAlias = dict[str, Any]
-
-
-# Children.
-
-
-def in_children(
-    jobs: Iterable[tuple[str, Callable[[], Result]]], number: int = 1, limit: float = LIMIT
-) -> Iterator[tuple[str, Result]]:
-    """Yield what each job returned in a child; after a crash, or after `limit` seconds, that."""
-    waiting = [*jobs][::-1]
-    running: dict[int, tuple[str, int, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < number:
-            name, job = waiting.pop()
-            reader, writer = os.pipe()
-            child = os.fork()
-            if child == 0:
-                _run(job, writer)
-            os.close(writer)
-            running[reader] = name, child, time.monotonic() + limit
-        ready = select.select([*running], [], [], 0.5)[0]
-        for reader, (name, child, end) in [*running.items()]:
-            if reader not in ready and time.monotonic() < end:
-                continue
-            found: Result = {"stopped": f"still running after {limit} s"}
-            if reader not in ready:
-                os.kill(child, signal.SIGKILL)
-            else:
-                with os.fdopen(os.dup(reader), encoding="utf-8") as lines:
-                    line = lines.readline()
-                found = json.loads(line) if line else {}
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            found = found or {"stopped": f"the process ended with {status}"}
-            os.close(reader)
-            del running[reader]
-            yield name, found
-
-
-def _run(job: Callable[[], Result], writer: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(1, 2)
-    try:
-        found = job()
-    except BaseException:  # noqa: BLE001  # the parent shows it
-        found = {"error": traceback.format_exc(limit=-4)}
-    os.write(writer, json.dumps(found).encode() + b"\n")
-    os._exit(0)
-
-
-# The harness.
 
 CONTRACTS: Final = {contract.function: contract for contract in checks.contracts()}
 
@@ -151,21 +97,33 @@ def judge(found: Result) -> str:
 
 def try_bugs(bugs: list[Bug], options: argparse.Namespace) -> int:
     profile = dataclasses.replace(checks.PROFILES["default"], shrink_seconds=0.0)
+    # What fails for right code too shows no bug.
+    alarms = {
+        place_of(name.split()[0], failure)
+        for name, found in run_right_code({bug.function for bug in bugs}, [profile], options.n)
+        for failure in found.get("failures", [])
+    }
     jobs = [(bug.name, functools.partial(try_bug, bug, profile, options.all)) for bug in bugs]
-    kinds = {bug.name: bug.kind for bug in bugs}
+    by_name = {bug.name: bug for bug in bugs}
     records: list[Result] = []
     with Path(options.output).open("w", encoding="utf-8") as output:
         for name, found in in_children(jobs, options.n):
-            record = {"bug": name, "kind": kinds[name], "verdict": judge(found), **found}
-            records.append(record)
-            output.write(json.dumps(record) + "\n")
+            function, failures = by_name[name].function, found.get("failures") or []
+            is_alarm = any(place_of(function, failure) in alarms for failure in failures)
+            verdict = "alarm" if is_alarm else judge(found)
+            records.append({"bug": name, "kind": by_name[name].kind, "verdict": verdict, **found})
+            output.write(json.dumps(records[-1]) + "\n")
             output.flush()
-            first = (found.get("failures") or [{}])[0]
+            first = failures[0] if failures else {}
             why = found.get("stopped") or found.get("error") or first.get("error")
             where = [first.get(key) or "" for key in ("test", "condition", "kind", "examples")]
-            print(f"{record['verdict']:7} {name}:", why or "; ".join(map(str, where)), flush=True)
+            print(f"{verdict:7} {name}:", why or "; ".join(map(str, where)), flush=True)
     show_summary(records)
     return 0
+
+
+def place_of(function: str, failure: Result) -> tuple[object, ...]:
+    return function, *map(failure.get, ("test", "condition", "kind"))
 
 
 def show_summary(records: list[Result]) -> None:
@@ -187,23 +145,33 @@ def show_summary(records: list[Result]) -> None:
 
 
 def find_false_alarms(options: argparse.Namespace) -> int:
-    profile = dataclasses.replace(
-        checks.PROFILES["default"], shrink_seconds=0.0, answers=options.examples
-    )
-    jobs = []
-    for function in filter(re.compile(options.k).search, CONTRACTS):
-        for target in targets_of(function):
-            for seed in range(options.seeds):
-                seeded = dataclasses.replace(profile, seed=seed)
-                job = functools.partial(first_failures, function, [target], seeded, every=True)
-                jobs.append((f"{function} on {target}, seed {seed}", job))
-    wrong = 0
-    for name, found in in_children(jobs, options.n, 4 * LIMIT):
+    default = dataclasses.replace(checks.PROFILES["default"], answers=options.examples)
+    seeded = [
+        dataclasses.replace(default, shrink_seconds=0.0, seed=k) for k in range(options.seeds)
+    ]
+    functions = {function for function in CONTRACTS if re.search(options.k, function)}
+    verdicts = Counter(judge(found) for _, found in run_right_code(functions, seeded, options.n))
+    print(f"{verdicts['missed']} of {verdicts.total()} runs of right code pass")
+    return verdicts.total() - verdicts["missed"]
+
+
+def run_right_code(
+    functions: Iterable[str], profiles: list[Profile], number: int
+) -> Iterator[tuple[str, Result]]:
+    """Yield the failures of each function on each target without a bug, and print them."""
+    jobs = [
+        (
+            f"{name} on {target}, seed {profile.seed}",
+            functools.partial(first_failures, name, [target], profile, every=True),
+        )
+        for name in sorted(functions)
+        for target in targets_of(name)
+        for profile in profiles
+    ]
+    for name, found in in_children(jobs, number, 4 * LIMIT):
         if judge(found) != "missed":
-            wrong += 1
-            print(f"{name}: {json.dumps(found, indent=1)}", flush=True)
-    print(f"{wrong} of {len(jobs)} runs of right code fail")
-    return wrong
+            print(f"ALARM   {name}: {json.dumps(found, indent=1)}", flush=True)
+        yield name, found
 
 
 def check_witnesses(bugs: list[Bug], options: argparse.Namespace) -> int:
@@ -233,15 +201,11 @@ def main() -> int:
     torch.set_num_threads(1)
     if options.clean:
         return find_false_alarms(options)
-    bugs = [bug for bug in read_bugs(OWN) if re.search(options.k, bug.name)]
+    folders = [OWN] if options.own or options.witnesses else [OWN, CATALOGUE]
+    bugs = [bug for folder in folders for bug in read_bugs(folder)]
+    bugs = [bug for bug in bugs if bug.function in CONTRACTS and re.search(options.k, bug.name)]
     if options.witnesses:
         return check_witnesses(bugs, options)
-    if not options.own:
-        bugs += [
-            bug
-            for bug in read_bugs(CATALOGUE)
-            if bug.function in CONTRACTS and re.search(options.k, bug.name)
-        ]
     return try_bugs(bugs, options)
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from conformance.harness.checks import PROFILES
-from tests.harness.bugs import CONTRACTS, in_children, judge, try_bug
+from tests.harness.bugs import CONTRACTS, judge, try_bug
+from tests.harness.children import in_children
 from tests.harness.own_bugs import CATALOGUE, OWN, Bug, check_witness, read_bugs
 
 torch.set_num_threads(1)  # as in the conformance run
