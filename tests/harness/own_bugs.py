@@ -8,6 +8,7 @@ raise AssertionError with the bug.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import gc
 import importlib
@@ -136,7 +137,7 @@ def resident_bytes() -> int:
 def run_witness(bug: Bug) -> None:
     """Run a bug's witness; it raises if the bug is planted."""
     names: dict[str, Any] = {
-        **{one.__name__: one for one in (contextlib, dataclasses, gc, torch, tracemalloc)},
+        **{one.__name__: one for one in (contextlib, copy, dataclasses, gc, torch, tracemalloc)},
         **{
             one.__name__: one
             for one in (batch, fast, i32, in_thread, outcome, resident_bytes, types)
