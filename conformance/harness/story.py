@@ -49,7 +49,8 @@ class Circumstances:
         has_numpy_scalars: Whether ints are NumPy's.
         is_positional: Whether arguments are passed by position.
         is_checked: Whether `fast` is in checked mode.
-        mode: A name in `conditions.MODES`.
+        mode: A name in `pair.MODES`.
+        objects: Whose classes lists and objects are of: a name in `pair.OBJECTS`.
     """
 
     layouts: tuple[str, ...] = ("dense",)
@@ -58,6 +59,7 @@ class Circumstances:
     is_positional: bool = False
     is_checked: bool = False
     mode: str = ""
+    objects: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Story:
         condition: A name in `conditions.CONDITIONS`; empty for none.
         seed: Of what a condition chooses by itself.
         changed: For a refusal: the path of the one place that was changed, such as
-            `("common_attn_metadata", "seq_lens", 3)`; None for a valid call.
+            `("common_attn_metadata", "seq_lens")`, or `()` for several; None for a valid call.
+        is_loose: For a refusal: whether the messages of exceptions may differ.
     """
 
     function: str
@@ -82,6 +85,7 @@ class Story:
     condition: str = ""
     seed: int = 0
     changed: tuple[Any, ...] | None = None
+    is_loose: bool = False
 
 
 class Failure(AssertionError):

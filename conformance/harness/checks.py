@@ -1,0 +1,416 @@
+"""The tests of a contract: its answers, its refusals, its laws; and one story told."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+
+from conformance.harness import laws as law_module
+from conformance.harness import limits
+from conformance.harness.conditions import CONDITIONS, Stage, check_growth, check_long_life
+from conformance.harness.contract import Arguments, Contract
+from conformance.harness.memory import LAYOUTS
+from conformance.harness.pair import (
+    MODES,
+    OBJECTS,
+    RAISED,
+    Found,
+    Pair,
+    attempt,
+    reference_answer,
+)
+from conformance.harness.process import unchanged
+from conformance.harness.refusals import check_refusal, invalid
+from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
+from conformance.harness.targets import Target
+from conformance.harness.values import arrays, copied
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """How much is drawn.
+
+    Attributes:
+        name: Its name on the command line.
+        answers: Examples of valid calls.
+        refusals: Examples of changed calls.
+        laws: Examples of each law.
+        native: The part of these that runs on `native`, where a call takes longer.
+        seed: The seed of Hypothesis; None for the same examples each time.
+        shrink_seconds: How long a failure is shrunk; 0 for not at all.
+    """
+
+    name: str
+    answers: int
+    refusals: int
+    laws: int
+    native: float = 0.2
+    seed: int | None = None
+    shrink_seconds: float = 20.0
+
+    def of(self, target: Target) -> Profile:
+        """Return the numbers for a target."""
+        if target.name.rpartition(":")[2] == "host":
+            return self
+        counts = {kind: max(int(getattr(self, kind) * self.native), 5) for kind in KINDS}
+        return dataclasses.replace(self, **counts)
+
+
+KINDS: Final = ("answers", "refusals", "laws")
+
+PROFILES: Final = {
+    profile.name: profile
+    for profile in (
+        Profile("dev", 60, 40, 15),
+        Profile("brief", 150, 80, 40),
+        Profile("default", 600, 300, 80),
+        Profile("nightly", 3000, 1500, 400, 0.4),
+    )
+}
+
+COUNTS: Final[Counter[tuple[str, str]]] = Counter()
+"""The number of examples drawn, by function and target."""
+
+MET: Final[set[tuple[str, str]]] = set()
+"""The hard cases that were drawn: function and name."""
+
+AGAIN: Final = 25
+"""How often a failure that may depend on timing is repeated before it is reported."""
+
+
+# Drawing.
+
+
+def circumstances(contract: Contract) -> st.SearchStrategy[Circumstances]:
+    """Return a strategy of where memory lies, and of how a call is made."""
+    rarely = st.sampled_from((False,) * 5 + (True,))
+    own = ("", "", "", "", "subclasses", *["own classes"] * contract.takes_own_objects)
+    return st.builds(
+        Circumstances,
+        layouts=st.lists(st.sampled_from(sorted(LAYOUTS)), max_size=3).map(
+            lambda names: tuple(names) or ("dense",)
+        ),
+        is_negated=rarely,
+        has_numpy_scalars=rarely,
+        is_positional=rarely,
+        is_checked=st.booleans(),
+        mode=st.sampled_from(["", "", *MODES]),
+        objects=st.sampled_from(own),
+    )
+
+
+@st.composite
+def stories(draw: st.DrawFn, contract: Contract, *, is_quick: bool = False) -> Story:
+    """Draw a story; the condition is drawn first, so that shrinking removes it first."""
+    names = [""] + [
+        name
+        for name, condition in CONDITIONS.items()
+        for _ in range(condition.weight)
+        if not (is_quick and condition.takes_long)
+    ]
+    condition = draw(st.sampled_from(names))
+    how = draw(circumstances(contract))
+    calls = draw(contract.calls)
+    arguments = draw(calls)
+    other = None
+    if condition and CONDITIONS[condition].needs_other:
+        other = draw(calls if draw(st.integers(0, 4)) else draw(contract.calls))
+    seed = draw(st.integers(0, 2**16)) if condition else 0
+    return Story(contract.function, arguments, other, how, condition, seed)
+
+
+@st.composite
+def changed_calls(draw: st.DrawFn, contract: Contract) -> list[Story]:
+    """Draw a valid call, and four of which one place is changed."""
+    arguments = draw(draw(contract.calls))
+    found = [Story(contract.function, arguments)]
+    for _ in range(4):
+        rng = random.Random(draw(st.integers(0, 2**32 - 1)))  # noqa: S311  # no secret
+        made = invalid(contract, arguments, rng)
+        if made is not None:
+            path, changed, is_loose = made
+            found.append(Story(contract.function, changed, changed=path, is_loose=is_loose))
+    return found
+
+
+# Telling.
+
+
+def tell(contract: Contract, target: Target, story: Story) -> None:
+    """Run a story, and raise `Failure` if the target does not do what `reference` does."""
+    condition = CONDITIONS.get(story.condition)
+    stage: list[str] = []
+    try:
+        with limits.call(target, story):
+            if story.changed is not None:
+                check_refusal(contract, target, story)
+            else:
+                _tell_answer(contract, target, story, stage)
+    except Found as found:
+        difference = found.difference
+        words = condition.words if condition and stage else ""
+        if stage and condition and difference.verdict is Verdict.WRONG_ANSWER:
+            difference = dataclasses.replace(difference, verdict=condition.verdict)
+        raise Failure(story, target.name, difference, words) from None
+
+
+def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[str]) -> None:
+    """Run a story about a valid call; `stage` is not empty once the call alone was right."""
+    how = story.circumstances
+    arguments = OBJECTS[how.objects](story.arguments)
+    if how.objects and reference_answer(contract.function, copied(arguments)).error is not None:
+        arguments = story.arguments  # `reference` takes no such objects
+    with (
+        unchanged(slow=True) as settings,
+        target.running(checked=how.is_checked, seed=story.seed),
+    ):
+        x = Pair(contract, target, arguments, how)
+        x.call()
+        x.check_sharing()
+        stage.append("answered")
+        if story.condition:
+            rng = random.Random(story.seed)  # noqa: S311  # no secret
+            CONDITIONS[story.condition].run(Stage(contract, target, story, x, rng))
+            x.check_held()
+        else:
+            for promise in contract.properties:
+                _keep(promise, target, story)
+    if settings:
+        raise Found(settings[0])
+
+
+def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: Story) -> None:
+    try:
+        promise(target, copied(story.arguments))
+    except AssertionError as error:
+        where = promise.__name__.replace("_", " ")
+        raise Found(Difference(where, str(error), "kept", "breaks a promise")) from None
+    except RAISED as error:
+        where = promise.__name__.replace("_", " ")
+        raise Found(Difference(where, error, "kept", "breaks a promise")) from None
+
+
+# Tests.
+
+
+def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
+    """Return the test of a contract's answers."""
+    counts = profile.of(target)
+    kept: list[Story] = []
+    is_quick = counts.answers < profile.answers
+
+    def body(story: Story) -> None:
+        _count(contract, target, story)
+        tell(contract, target, story)
+        if not story.condition:
+            kept.append(story)
+
+    def test() -> None:
+        _run(body, stories(contract, is_quick=is_quick), counts.answers, counts)
+        if not is_quick:
+            _check_life(contract, target, kept)
+
+    return test
+
+
+def _count(contract: Contract, target: Target, story: Story) -> None:
+    COUNTS[contract.function, target.name] += 1
+    for name, holds in contract.hard_cases.items():
+        if (contract.function, name) not in MET and holds(story.arguments):
+            MET.add((contract.function, name))
+
+
+def _check_life(contract: Contract, target: Target, stories: list[Story]) -> None:
+    """Make a small call very often, and calls of other contents, whose memory must not be kept."""
+    by_size = sorted(stories, key=lambda story: sum(a.nbytes for a in arrays(story.arguments)))
+    if not by_size:
+        return
+    last = by_size[0]
+    try:
+        with target.running():
+            check_long_life(contract, target, last.arguments)
+            for at in (len(by_size) // 2, len(by_size) * 9 // 10):
+                last = by_size[at]
+                check_growth(contract, target, [last.arguments])
+    except Found as found:
+        words = "many calls"
+        raise Failure(last, target.name, found.difference, words) from None
+
+
+def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
+    """Return the test of a contract's refusals."""
+    counts = profile.of(target)
+
+    def body(found: list[Story]) -> None:
+        valid, *changed = found
+        pair = Pair(contract, target, valid.arguments)
+        with target.running(checked=True):
+            if pair.outcome().error is not None:
+                return  # the test of answers is about this
+        for story in changed:
+            COUNTS[contract.function, target.name] += 1
+            tell(contract, target, story)
+
+    return lambda: _run(body, changed_calls(contract), counts.refusals, counts)
+
+
+def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
+    """Return the test of a contract's laws."""
+    counts = profile.of(target)
+
+    def test() -> None:
+        for law in contract.laws:
+
+            def body(case: Any, law: Any = law) -> None:
+                COUNTS[contract.function, target.name] += 1
+                _check_law(contract, target, law, case)
+
+            _run(body, law_module.cases(contract, law), counts.laws, counts)
+
+    return test
+
+
+def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:
+    called: list[Arguments] = []
+
+    def call(function: str, arguments: Arguments) -> Any:
+        called.append(arguments)
+        pair = Pair(dataclasses.replace(contract, function=function), target, arguments)
+        got = pair.outcome()
+        if got.error is not None:
+            raise Found(Difference("the call", got.error, "an answer", "raises"))
+        return as_reference(got.value)
+
+    try:
+        with target.running(checked=True):
+            law_module.check_law(law, contract, call, case)
+        return
+    except AssertionError as error:
+        kind = f"violates the law {law.name}"
+        found = Difference(law.statement, str(error), "holds", kind)
+    except Found as error:
+        found = error.difference
+    story = Story(contract.function, called[0] if called else {})
+    raise Failure(story, target.name, found, f"the law {law.name}") from None
+
+
+def as_reference(value: Any) -> Any:
+    """Return a result of a target with NumPy arrays for tensors."""
+    import torch  # noqa: PLC0415
+
+    from conformance.harness.compare import as_numpy  # noqa: PLC0415
+    from conformance.harness.values import parts, rebuilt  # noqa: PLC0415
+
+    if isinstance(value, torch.Tensor):
+        return as_numpy(value)
+    if isinstance(value, slice) or not parts(value):
+        return value
+    return rebuilt(value, [(key, as_reference(part)) for key, part in parts(value)])
+
+
+# Hypothesis.
+
+
+def _run(
+    body: Callable[[Any], None], examples: st.SearchStrategy[Any], number: int, profile: Profile
+) -> None:
+    """Run a property with Hypothesis, and raise the `Failure` of the smallest example."""
+    failures: dict[str, Failure] = {}
+    deadline: list[float] = []
+
+    def test(example: Any) -> None:
+        key = ""
+        if deadline and time.monotonic() > deadline[0]:
+            # Shrinking has taken long enough: only what has failed before fails.
+            key = _key(example)
+            if key not in failures:
+                return
+            raise failures[key]
+        try:
+            body(example)
+        except Failure as failure:
+            failures[key or _key(example)] = failure
+            deadline[:] = deadline or [time.monotonic() + profile.shrink_seconds]
+            raise
+
+    phases = [Phase.generate, *[Phase.shrink] * (profile.shrink_seconds > 0)]
+    configured = settings(
+        max_examples=number,
+        derandomize=profile.seed is None,
+        database=None,
+        deadline=None,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=hypothesis.Verbosity.quiet,
+    )(given(examples)(test))
+    if profile.seed is not None:
+        configured = hypothesis.seed(profile.seed)(configured)
+    try:
+        configured()
+    except Failure as failure:
+        raise failure from None
+    except Flaky:
+        last = [*failures.values()][-1]
+        if is_confirmed(last, body):
+            raise last from None
+
+
+def is_confirmed(failure: Failure, body: Callable[[Any], None]) -> bool:
+    """Return whether to report a failure that did not happen again.
+
+    If it may depend on timing, it must happen once in 25 further runs.
+    """
+    condition = CONDITIONS.get(failure.story.condition)
+    if condition is None or not condition.may_vary:
+        return True
+    for _ in range(AGAIN):
+        with contextlib.suppress(Exception):
+            body(failure.story)
+            continue
+        return True
+    return False
+
+
+def _key(example: Any) -> str:
+    """Return a text that tells examples apart."""
+    found = [example] if isinstance(example, Story) else example
+    return repr([_text(one) for one in found]) if isinstance(found, list) else repr(found)
+
+
+def _text(story: Any) -> str:
+    if not isinstance(story, Story):
+        return repr(story)
+    contents = [array.tobytes() for array in arrays([story.arguments, story.other])]
+    return f"{story}{contents!r}"
+
+
+def contracts() -> Iterator[Contract]:
+    """Yield the contracts of all functions, module by module."""
+    import importlib  # noqa: PLC0415
+    import pkgutil  # noqa: PLC0415
+
+    import conformance.functions as package  # noqa: PLC0415
+
+    for module in pkgutil.iter_modules(package.__path__):
+        yield from getattr(
+            importlib.import_module(f"{package.__name__}.{module.name}"), "CONTRACTS", ()
+        )
+
+
+def replay(contract: Contract, target: Target, story: Story) -> None:
+    """Run a stored story."""
+    outcome = attempt(tell, contract, target, story)
+    if outcome.error is not None:
+        raise outcome.error

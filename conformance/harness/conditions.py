@@ -1,0 +1,652 @@
+"""Conditions: what must not matter. Each is a function that all functions' stories may meet.
+
+A condition gets a `Stage` after the call `x` has been compared once, makes further calls, and
+raises `Found` if one of them differs. All results are held until the end of the story.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path as File
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import torch
+
+from conformance.harness.contract import Arguments, Contract
+from conformance.harness.pair import (
+    MODES,
+    OBJECTS,
+    RAISED,
+    Found,
+    Outcome,
+    Pair,
+    attempt,
+    write_into,
+)
+from conformance.harness.story import Circumstances, Difference, Story, Verdict
+from conformance.harness.values import (
+    Stub,
+    arrays,
+    copied,
+    get,
+    is_object,
+    parts,
+    places,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from conformance.harness.targets import Target
+
+
+@dataclasses.dataclass
+class Stage:
+    """What a condition works with.
+
+    Attributes:
+        contract: The contract of the function.
+        target: The target.
+        story: The story.
+        x: The call, which has been compared once.
+        random: What the condition chooses by itself.
+    """
+
+    contract: Contract
+    target: Target
+    story: Story
+    x: Pair
+    random: random.Random
+
+    @functools.cached_property
+    def y(self) -> Pair:
+        """Another call, mostly of the same sizes."""
+        return self.pair(self.story.other or self.story.arguments)
+
+    def pair(self, arguments: Arguments, *, is_paged: bool = False) -> Pair:
+        """Return the same call with other arguments."""
+        return Pair(
+            self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged
+        )
+
+    @property
+    def writes(self) -> bool:
+        """Whether the call writes to its arguments."""
+        return any(name in self.x.ours for name in self.contract.written)
+
+
+Run: TypeAlias = Callable[[Stage], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """Something that must not matter.
+
+    Attributes:
+        run: Makes calls and raises `Found`.
+        words: What was needed, in reports.
+        verdict: What a failure is that only shows with it.
+        weight: How often it is drawn.
+        needs_other: Whether it makes another call too.
+        takes_long: Whether it takes milliseconds; on `native` such conditions are not drawn.
+        may_vary: Whether it depends on timing: a failure is repeated before it is reported.
+    """
+
+    run: Run
+    words: str
+    verdict: Verdict = Verdict.WRONG_ANSWER
+    weight: int = 2
+    needs_other: bool = False
+    takes_long: bool = False
+    may_vary: bool = False
+
+
+CONDITIONS: Final[dict[str, Condition]] = {}
+"""By the names of their functions."""
+
+
+def condition(words: str, **options: Any) -> Callable[[Run], Run]:
+    """Return a decorator that lists a condition."""
+
+    def declare(run: Run) -> Run:
+        CONDITIONS[run.__name__] = Condition(run, words, **options)
+        return run
+
+    return declare
+
+
+# Earlier calls.
+
+
+@condition("the same objects with one value changed, then as before", weight=5, needs_other=True)
+def edited(stage: Stage) -> None:
+    """A cache must not take a call for another that differs in one value."""
+    x = stage.x
+    base = _shown(x.held[-1][0]) if x.held else None
+    for path, new in _edits(stage):
+        outcome = x.accepts(path, new)
+        if outcome.error is None and _shown(outcome.value) != base:
+            old = copy.copy(get(x.ours, path))
+            for value in (new, old):
+                x.put(path, value)
+                x.call()
+            return
+    refilled(stage)
+
+
+def _shown(value: Any) -> str:
+    """Return a text that tells two results of `reference` apart."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
+    inside = parts(value)
+    return repr([(key, _shown(part)) for key, part in inside]) if inside else repr(value)
+
+
+def _edits(stage: Stage) -> Iterator[tuple[Any, Any]]:
+    """Yield other values of scalars, lists and dicts within the arguments."""
+    arguments, other = stage.x.ours, stage.story.other or {}
+    found = [
+        (path, value)
+        for path, value in places(arguments)
+        if path and _is_settable(arguments, path) and not isinstance(value, np.ndarray)
+    ]
+    for _ in range(8 if found else 0):
+        path, value = stage.random.choice(found)
+        theirs = attempt(lambda path=path: get(other, path))
+        new: list[Any] = []
+        if theirs.error is None and type(theirs.value) is type(value):
+            new.append(theirs.value)
+        if isinstance(value, bool | np.bool_):
+            new = [not value]
+        elif isinstance(value, int | np.integer):
+            new += [int(value) + 1, int(value) - 1, int(value) // 2, 2 * int(value), 0, 1]
+        elif isinstance(value, list):
+            new += [value[:-1], value + value[-1:], value[1:]]
+        elif value is None:
+            new += [0, 1]
+        for candidate in stage.random.sample(new, min(2, len(new))):
+            yield path, candidate
+
+
+def _is_settable(arguments: Arguments, path: Any) -> bool:
+    parent = get(arguments, path[:-1])
+    if isinstance(parent, tuple | slice):
+        return False
+    parameters = getattr(type(parent), "__dataclass_params__", None)
+    return not (parameters and parameters.frozen)
+
+
+@condition("the same memory with other contents", weight=5, needs_other=True)
+def refilled(stage: Stage) -> None:
+    """Runners write each step into the same buffers; torch does not see NumPy's writes."""
+    x, other = stage.x, dict(places(stage.y.ours))
+    contents = {
+        path: other[path].copy()
+        for path, value in places(x.ours)
+        if isinstance(value, np.ndarray) and np.shape(other.get(path)) == value.shape
+    }
+    old = {path: get(x.ours, path).copy() for path in contents}
+    if stage.random.random() < 0.3:  # an idle step: it may be refused, but nothing is left of it
+        x.fill({path: np.zeros_like(values) for path, values in old.items()})
+        x.outcome()
+    else:
+        x.fill(contents)
+        if x.accepts((), copied(x.ours)).error is None:
+            x.call()
+    x.fill(old)
+    x.call()
+
+
+@condition("another call in turn", needs_other=True)
+def in_turn(stage: Stage) -> None:
+    """Two callers use the function in turn."""
+    for pair in (stage.y, stage.x, stage.y):
+        pair.call()
+    stage.y.check_held()
+
+
+@condition("the same call, many times", weight=1, takes_long=True)
+def repeated(stage: Stage) -> None:
+    """Results of earlier calls are held, so that none may lie in memory that is used again."""
+    times = stage.random.choice((3, 17, 40, 40, 300))
+    wanted = None if stage.writes else stage.x.call()
+    for _ in range(times):
+        stage.x.call(wanted=wanted)
+
+
+@condition("a result that the caller changes")
+def scribbled(stage: Stage) -> None:
+    """A result belongs to its caller."""
+    x = stage.x
+    expected = x.call().value
+    _, got = x.held[-1]
+    x.held.clear()
+    before = [(array, array.copy()) for array in arrays(x.ours)]
+    if "expanded" not in x.circumstances.layouts:
+        write_into(expected, got)
+    for array, old in before:  # views of arguments were written too
+        array[...] = old
+    x.memory.refill()
+    for value in [v for _, v in places(got) if isinstance(v, list | dict)]:
+        if isinstance(value, list):
+            value.append(None)
+            value.reverse()
+        else:
+            value.clear()
+    x.call()
+
+
+# The caller's own objects.
+
+
+class _Raised(Exception):  # noqa: N818  # a caller's own
+    """What an attribute of a caller's object raises."""
+
+
+@condition("an attribute that raised in the call before", weight=1)
+def after_an_error(stage: Stage) -> None:
+    """A call that a caller's object ends leaves nothing behind."""
+
+    def fails(_: Any) -> Any:
+        raise _Raised
+
+    with _behaving(stage, fails) as pair:
+        if pair is not None:
+            pair.outcome()
+    for other in filter(None, (pair, stage.x, stage.y)):
+        other.call()
+
+
+@condition("an attribute that calls the function itself", weight=1, needs_other=True)
+def reentered(stage: Stage) -> None:
+    """A caller's object may call the library."""
+    calls: list[None] = []
+
+    def calls_again(value: Any) -> Any:
+        if not calls:
+            calls.append(None)
+            stage.y.call()
+        return value
+
+    with _behaving(stage, calls_again) as pair:
+        if pair is None:
+            return
+        ended: list[BaseException | None] = []
+        thread = threading.Thread(target=lambda: ended.append(_raised_by(pair)), daemon=True)
+        thread.start()
+        thread.join(10)
+    if not ended:
+        raise Found(Difference("the call", "no end", "an answer", "hangs"))
+    if ended[0] is not None:
+        raise ended[0]
+
+
+def _raised_by(pair: Pair) -> BaseException | None:
+    try:
+        with pair.target.running(checked=pair.circumstances.is_checked):
+            pair.call()
+    except Exception as error:  # noqa: BLE001  # raised again in the thread of the test
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | None]:
+    """Give an attribute of a caller's object behaviour, for a call inside; None if there is none."""
+    pair = None
+    found = []
+    if stage.contract.takes_own_objects:
+        pair = stage.pair(OBJECTS["own classes"](stage.story.arguments))
+        found = [value for _, value in places(pair.theirs) if isinstance(value, Stub)]
+    if not found:
+        yield None
+        return
+    owner = stage.random.choice(found)
+    name = stage.random.choice(sorted(vars(owner)))
+    cls, value = type(owner), vars(owner).pop(name)
+    owner.__class__ = type(cls.__name__, (cls,), {name: property(lambda _: behaviour(value))})
+    try:
+        yield pair
+    finally:
+        owner.__class__ = cls
+        vars(owner)[name] = value
+
+
+# Threads and modes.
+
+
+@condition("two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True)
+def in_threads(stage: Stage) -> None:
+    """Each thread gets its own answer."""
+    if stage.writes:
+        in_turn(stage)
+        return
+    pairs = [stage.x, stage.y]
+    answers = [pair.call() for pair in pairs]
+    found: list[Difference] = []
+
+    def work(pair: Pair, wanted: Outcome) -> None:
+        end = time.monotonic() + 0.03
+        with stage.target.running(checked=pair.circumstances.is_checked):
+            while time.monotonic() < end and not found:
+                got = pair.outcome("")
+                if got.error is not None:
+                    found.append(Difference("the call", got.error, wanted.value, "raises"))
+                    break
+                difference = pair.comparison.difference(wanted.value, got.value)
+                found.extend(filter(None, [difference]))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        works = list(zip(pairs, answers, strict=True)) * 2
+        threads = [threading.Thread(target=work, args=args) for args in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    if found:
+        raise Found(found[0])
+
+
+@condition("a call in another thread", weight=1, needs_other=True)
+def in_another_thread(stage: Stage) -> None:
+    """What a thread has set, or kept, is its own."""
+    ended: list[BaseException | None] = []
+    for pair in (stage.x, stage.y):
+        thread = threading.Thread(target=lambda pair=pair: ended.append(_raised_by(pair)))
+        thread.start()
+        thread.join()
+        pair.call()
+    for error in filter(None, ended):
+        raise error
+
+
+@condition("modes of torch that change between calls", weight=3, needs_other=True)
+def in_changing_modes(stage: Stage) -> None:
+    """A mode is that of the call, not of one before."""
+    modes = stage.random.sample(sorted(MODES), 3)
+    for mode in (*modes, ""):
+        stage.x.call(mode)
+    stage.y.call(modes[0])
+    stage.x.call(modes[1])
+
+
+@condition("checked mode that changes between calls", weight=1)
+def in_changing_checks(stage: Stage) -> None:
+    """Checked mode is that of the call."""
+    for is_checked in (True, False, True):
+        with stage.target.running(checked=is_checked):
+            stage.x.call()
+
+
+# Memory.
+
+
+@condition("arguments in read-only memory", weight=1, takes_long=True)
+def read_only(stage: Stage) -> None:
+    """A write that is put back is a write: another thread may read meanwhile.
+
+    A forked child makes the call, since it dies if it writes.
+    """
+    if stage.target.device != "cpu":
+        return
+    pair = stage.pair(stage.story.arguments, is_paged=True)
+    pair.memory.protect(is_read_only=True)
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(10)
+            pair.outcome("")
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    pair.memory.protect(is_read_only=False)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in {signal.SIGSEGV, signal.SIGBUS}:
+        kind = "writes to an argument, and puts it back"
+        raise Found(Difference("an argument", "written", "only read", kind))
+
+
+@condition("memory that a call keeps", verdict=Verdict.ROBUSTNESS, weight=1)
+def released(stage: Stage) -> None:
+    """Neither arguments nor results stay alive, nor do those of a refused call."""
+    bad = {
+        name: -5 if type(value) is int else value for name, value in stage.story.arguments.items()
+    }
+    for arguments in (stage.story.arguments, bad):
+        pair = stage.pair(arguments)
+        result = pair.outcome().value
+        memory = [(placed.name, weakref.ref(placed.memory)) for placed in pair.memory.placed]
+        memory += [("a result", weakref.ref(a)) for a in arrays(result)]
+        memory += [("an argument", weakref.ref(v)) for v in objects_of(pair.theirs)]
+        del pair, result
+        if any(alive() is not None for _, alive in memory):
+            gc.collect()
+        kept = [name for name, alive in memory if alive() is not None]
+        if kept:
+            raise Found(Difference(kept[0], "kept alive", "released", "keeps memory"))
+
+
+def objects_of(arguments: Arguments) -> list[Any]:
+    """Return the objects of the caller among the arguments, which may be weakly referenced."""
+    return [value for _, value in places(arguments) if is_object(value)]
+
+
+# Interrupts and other kinds of tensors.
+
+
+@condition("a call that was interrupted", verdict=Verdict.ROBUSTNESS, weight=1, needs_other=True)
+def interrupted(stage: Stage) -> None:
+    """A signal may end a call anywhere; the next one is right."""
+    package = str(File(stage.target.implementation.file).parent)
+    counted = _Interrupt(package, 0)
+    counted.run(stage.y)
+    for _ in range(2):
+        _Interrupt(package, stage.random.randint(1, max(counted.seen, 1))).run(stage.y)
+    if not stage.writes:
+        stage.y.memory.refill()
+        stage.y.call()
+    stage.x.call()
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt before one line of a package's Python code."""
+
+    def __init__(self, package: str, at: int) -> None:
+        self.package, self.at, self.seen = package, at, 0
+
+    def run(self, pair: Pair) -> None:
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            pair.outcome("")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, _event: str, _value: object) -> Any:
+        file = frame.f_code.co_filename
+        is_kernel = f"{os.sep}kernels{os.sep}" in file
+        return self._step if file.startswith(self.package) and not is_kernel else None
+
+    def _step(self, _frame: FrameType, event: str, _value: object) -> Any:
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.at:
+                raise KeyboardInterrupt
+        return self._step
+
+
+class _Subclass(torch.Tensor):
+    """A caller's subclass of Tensor."""
+
+
+class _Wrapper(torch.Tensor):
+    """A caller's tensor without memory, whose operations run on another one."""
+
+    @staticmethod
+    def __new__(cls: type[_Wrapper], wrapped: torch.Tensor) -> _Wrapper:  # noqa: PYI034
+        made: _Wrapper = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # torch's name
+            cls, wrapped.shape, dtype=wrapped.dtype
+        )
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch does not say that it is a classmethod
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise TypeError(f"{func} is not supported")
+
+
+def _resized(tensor: torch.Tensor) -> torch.Tensor:
+    made = tensor.clone()
+    made.untyped_storage().resize_(0)
+    return made
+
+
+TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
+    "a NumPy array": lambda t: t.numpy(),
+    "a sparse tensor": lambda t: t.to_sparse(),
+    "a nested tensor": lambda t: torch.nested.as_nested_tensor([t, t]),
+    "a jagged tensor": lambda t: torch.nested.as_nested_tensor([t, t], layout=torch.jagged),
+    "a meta tensor": lambda t: t.to("meta"),
+    "a subclass": lambda t: t.as_subclass(_Subclass),
+    "a wrapper without memory": _Wrapper,
+    "a Parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
+    "a tensor whose storage was resized to 0": _resized,
+    "a tensor of complex numbers": lambda t: torch.conj(t.to(torch.complex64)),
+    "an object array": lambda t: t.numpy().astype(object),
+    "a list": lambda t: t.tolist(),
+}
+"""Other things that callers pass for a tensor."""
+
+
+@condition("another kind of tensor", verdict=Verdict.ROBUSTNESS, weight=2)
+def of_another_kind(stage: Stage) -> None:
+    """It is refused by TypeError or ValueError, or the answer is right."""
+    pair = stage.pair(stage.story.arguments)
+    found = [
+        (path, value) for path, value in places(pair.theirs) if isinstance(value, torch.Tensor)
+    ]
+    settable = [(path, value) for path, value in found if _is_settable(pair.theirs, path)]
+    if not settable or stage.target.device != "cpu":
+        return
+    path, value = stage.random.choice(settable)
+    name = stage.random.choice(sorted(TENSORS))
+    made = attempt(TENSORS[name], value.detach().resolve_neg().clone())
+    expected = pair.expected().value
+    if made.error is not None or expected is None:
+        return  # torch has no such tensor of this dtype and shape
+    parent = get(pair.theirs, path[:-1])
+    if isinstance(parent, dict | list):
+        parent[path[-1]] = made.value
+    else:
+        object.__setattr__(parent, path[-1], made.value)
+    got = pair.outcome("")
+    where = f"the call with {name} as {text_of(path)}"
+    if got.error is not None:
+        if not isinstance(got.error, TypeError | ValueError):
+            expected_words = "TypeError or ValueError"
+            raise Found(Difference(where, got.error, expected_words, "wrong exception"))
+        return
+    difference = attempt(pair.comparison.difference, expected, got.value)
+    wrong = difference.value
+    if difference.error is not None or (wrong and wrong.verdict is Verdict.WRONG_ANSWER):
+        raise Found(Difference(where, got.value, "a refusal, or the right answer", "wrong value"))
+
+
+# What takes long, once for a function.
+
+
+def check_growth(contract: Contract, target: Target, calls: list[Arguments]) -> None:
+    """Raise `Found` if memory grows with each call of other contents, in Python's heap or outside.
+
+    `calls` have the same sizes.
+    """
+    size = max(sum(array.nbytes for array in arrays(call)) for call in calls)
+
+    def used_after(times: int) -> tuple[int, int]:
+        for k in range(times):
+            arguments = calls[k % len(calls)]
+            pair = Pair(contract, target, _varied(arguments, k), Circumstances())
+            with contextlib.suppress(*RAISED):
+                pair.outcome()
+        del pair
+        gc.collect()
+        return sys.getallocatedblocks(), _malloced()
+
+    used_after(50)
+    before = used_after(50)
+    blocks, memory = (new - old for new, old in zip(used_after(200), before, strict=True))
+    if blocks > 150 or memory > 200 * max(256, size // 4):
+        grown = f"{blocks} objects and {memory} bytes more after 200 calls"
+        kind = "keeps memory"
+        raise Found(Difference("memory", grown, "as before", kind, Verdict.ROBUSTNESS))
+
+
+def _varied(arguments: Arguments, number: int) -> Arguments:
+    """Return arguments of which an array has other contents for each number, valid or not."""
+    made: Arguments = copied(arguments)
+    found = [array for array in arrays(made) if array.size and array.dtype.kind in "iu"]
+    if found:
+        found[number % len(found)].reshape(-1)[-1] ^= number % 64
+    return made
+
+
+class _MallInfo:
+    """glibc's count of the bytes that `malloc` has given out."""
+
+    def __init__(self) -> None:
+        import ctypes  # noqa: PLC0415
+
+        names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        fields = [(name, ctypes.c_size_t) for name in names.split()]
+        info = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
+        self.function: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
+        if self.function is not None:
+            self.function.restype = info
+
+    def __call__(self) -> int:
+        if self.function is None:  # not glibc
+            return 0
+        info = self.function()
+        return int(info.uordblks + info.hblkhd)
+
+
+_malloced: Final = _MallInfo()
+
+LONG_LIFE: Final = 66_000
+"""Calls of a long life: more than 16 bits count."""
+
+
+def check_long_life(contract: Contract, target: Target, arguments: Arguments) -> None:
+    """Raise `Found` if a small call gives another answer after many, within two seconds."""
+    pair = Pair(contract, target, arguments)
+    wanted = pair.call()
+    args, keywords = pair._passed()  # noqa: SLF001  # a friend
+    function = target.function(contract.function)
+    end = time.monotonic() + 2.0
+    for k in range(LONG_LIFE):
+        function(*args, **keywords)
+        if k & (k + 1) == 0 or (k % 997 == 0 and time.monotonic() > end):
+            pair.call(wanted=wanted)
+            pair.held.clear()
+            if time.monotonic() > end:
+                break
+    pair.call(wanted=wanted)

@@ -1,0 +1,345 @@
+"""Memory: the arrays of a call become tensors between guards, in layouts that must not matter."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import mmap
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from conformance.harness.contract import Arguments, Contract
+from conformance.harness.story import Circumstances, Difference
+from conformance.harness.values import Array, Stub, arrays, is_object, parts, rebuilt, root_of
+
+if TYPE_CHECKING:
+    from conformance.harness.targets import Target
+
+NUMPY_IN_BOTH_TWINS: Final = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
+"""Arguments and fields whose arrays stay NumPy's."""
+
+GUARD: Final = 16
+"""Elements before and after the memory of an array."""
+
+POISON: Final = 77
+"""What the elements around an array hold: a plausible number, so that reading one gives an answer
+that is wrong."""
+
+Strides: TypeAlias = tuple[int, ...]
+Layout: TypeAlias = Callable[[Array], Strides]
+
+
+def _dense(array: Array) -> Strides:
+    return _in_order(array.shape, 1)
+
+
+def _in_order(shape: tuple[int, ...], step: int) -> Strides:
+    strides: list[int] = []
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    return tuple(strides)
+
+
+def _padded_rows(array: Array) -> Strides:
+    if array.ndim < 2:
+        return _in_order(array.shape, 1)
+    return (*_in_order(array.shape[:-1], array.shape[-1] + 3), 1)
+
+
+def _column_major(array: Array) -> Strides:
+    return tuple(reversed(_in_order(array.shape[::-1], 1)))
+
+
+def _expanded(array: Array) -> Strides:
+    """Repeat one entry along each axis along which all are equal."""
+    strides = list(_in_order(array.shape, 1))
+    for axis in range(array.ndim):
+        if array.shape[axis] > 1 and (array == np.take(array, [0], axis)).all():
+            strides[axis] = 0
+    return tuple(strides)
+
+
+def _reversed(array: Array) -> Strides:
+    return tuple(-stride for stride in _dense(array))
+
+
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "dense": _dense,
+    "strided": lambda array: _in_order(array.shape, 2),
+    "every third element": lambda array: _in_order(array.shape, 3),
+    "padded rows": _padded_rows,
+    "column-major": _column_major,
+    "expanded": _expanded,
+    "reversed": _reversed,  # torch has no negative strides: a NumPy array's only
+}
+"""Strides of an array, in elements. All lie at an offset in their memory, odd or even."""
+
+
+class Placed(NamedTuple):
+    """An array of a call, and where it lies for the target.
+
+    Attributes:
+        name: Where it is: `common_attn_metadata.seq_lens`.
+        ours: The array that `reference` gets.
+        memory: All memory around the target's.
+        view: The target's elements within `memory`, as an array.
+        given: What the target gets: a tensor, or a NumPy array.
+        on_device: `memory` on a GPU; None on the CPU.
+        is_negated: Whether `memory` has the elements with the other sign.
+    """
+
+    name: str
+    ours: Array
+    memory: Array
+    view: Array
+    given: Any
+    on_device: torch.Tensor | None
+    is_negated: bool
+
+
+class Memory:
+    """Converts the arguments of a call for a target, and finds what the call changes.
+
+    Args:
+        target: The target.
+        contract: The contract of the function.
+        circumstances: The layouts, and how the call is made.
+        is_paged: Whether memory lies in pages of its own, which can be made read-only.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        contract: Contract,
+        circumstances: Circumstances,
+        *,
+        is_paged: bool = False,
+    ) -> None:
+        self.target, self.contract, self.circumstances = target, contract, circumstances
+        self.is_paged = is_paged
+        self.placed: list[Placed] = []
+        self.made: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._shared: set[int] = set()
+        self._roots: dict[tuple[int, str], tuple[Array, Array, torch.Tensor | None]] = {}
+
+    def converted(self, arguments: Arguments) -> Arguments:
+        """Return the target's arguments for those that `reference` gets."""
+        known = {id(array): array for array in arrays(arguments)}
+        roots = Counter(id(root_of(array)) for array in known.values())
+        self._shared = {root for root, count in roots.items() if count > 1}
+        return {name: self.convert(value, name) for name, value in arguments.items()}
+
+    def convert(self, value: Any, name: str) -> Any:
+        """Return the target's value for one of `reference`'s; each object is converted once."""
+        if value is None or isinstance(value, str | float | slice):
+            return value
+        if type(value) is int:
+            is_small = self.circumstances.has_numpy_scalars and abs(value) < 2**31
+            return np.int64(value) if is_small else value
+        key = id(value), self._place(value, name)
+        if key not in self.made:
+            self.made[key] = value, self._convert(value, name)
+        return self.made[key][1]
+
+    def _convert(self, value: Any, name: str) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._array(value, name)
+        if isinstance(value, np.dtype):
+            return getattr(torch, value.name)
+        if isinstance(value, type) and value.__module__.partition(".")[0] == "reference":
+            return self.target.find(value.__name__)
+        if not (isinstance(value, list | tuple | dict) or is_object(value)):
+            return value
+        fields = [
+            (key, self.convert(part, f"{name}.{key}" if isinstance(key, str) else name))
+            for key, part in parts(value)
+        ]
+        if is_object(value) and not isinstance(value, SimpleNamespace | Stub):
+            return rebuilt(value, fields, self._class_of(type(value)))
+        return rebuilt(value, fields)
+
+    def _class_of(self, cls: type[Any]) -> type[Any]:
+        """Return the target's class for one of `reference`'s, or for a subclass of one."""
+        if cls.__module__.partition(".")[0] == "reference":
+            found: type[Any] = self.target.find(cls.__name__)
+            return found
+        if cls.__bases__ == (object,):
+            return cls
+        return with_more_fields(self._class_of(cls.__bases__[0]))
+
+    def _place(self, value: Any, name: str) -> str:
+        """Return where an array lies: NumPy's, or torch's on a device."""
+        if not isinstance(value, np.ndarray):
+            return ""
+        last = name.rpartition(".")[2]
+        if last in NUMPY_IN_BOTH_TWINS or last in self.contract.host:
+            return "numpy"
+        return "cpu" if last.endswith("_cpu") else self.target.device
+
+    def _array(self, array: Array, name: str) -> Any:
+        where = self._place(array, name)
+        argument = name.partition(".")[0]
+        is_plain = argument in self.contract.written
+        if id(root_of(array)) in self._shared and root_of(array) is not array:
+            return self._view_of_root(array, name, where)
+        layouts = self.circumstances.layouts
+        layout = layouts[len(self.placed) % len(layouts)]
+        if (
+            argument in self.contract.dense
+            or (layout == "expanded" and is_plain)
+            or (layout == "reversed" and where != "numpy")
+        ):
+            layout = "dense"
+        strides = LAYOUTS[layout](array)
+        reach = sum((n - 1) * abs(s) for n, s in zip(array.shape, strides, strict=True))
+        size = reach + 1 if array.size else 0
+        offset = GUARD + len(layouts) % 2
+        memory = self._filled(size + 2 * GUARD + 1, array.dtype)
+        first = offset + sum(
+            (n - 1) * -s for n, s in zip(array.shape, strides, strict=True) if s < 0 and n
+        )
+        view = _view(memory, array.shape, strides, first)
+        is_negated = (
+            self.circumstances.is_negated
+            and not is_plain
+            and where != "numpy"
+            and array.dtype.kind in "if"
+            and array.dtype.itemsize > 1
+        )
+        if array.size:
+            np.negative(array, out=view) if is_negated else np.copyto(view, array)
+        if where == "numpy":
+            return self._track(Placed(name, array, memory, view, view, None, False))
+        flat = torch.from_numpy(_for_torch(memory)).view(torch_dtype(memory.dtype))
+        on_device = flat.to(where) if where != "cpu" else None
+        given = (flat if on_device is None else on_device).as_strided(array.shape, strides, first)
+        if is_negated:
+            given = torch._neg_view(given)  # noqa: SLF001  # torch's name for a lazy negation
+        return self._track(Placed(name, array, memory, view, given, on_device, is_negated))
+
+    def _track(self, placed: Placed) -> Any:
+        self.placed.append(placed)
+        return placed.given
+
+    def _view_of_root(self, array: Array, name: str, where: str) -> Any:
+        """Return a view of memory in which another argument lies too."""
+        root = root_of(array)
+        key = id(root), where
+        if key not in self._roots:
+            flat = root.reshape(-1, order="K")
+            memory = self._filled(flat.size + 2 * GUARD, flat.dtype)
+            memory[GUARD : GUARD + flat.size] = flat
+            device = torch.from_numpy(_for_torch(memory)).to(where) if where != "numpy" else None
+            self._roots[key] = root, memory, device if where not in {"numpy", "cpu"} else None
+        _, memory, on_device = self._roots[key]
+        begin = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        first = GUARD + begin // array.itemsize
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        view = _view(memory, array.shape, strides, first)
+        if where == "numpy":
+            return self._track(Placed(name, array, memory, view, view, None, False))
+        flat = torch.from_numpy(_for_torch(memory)) if on_device is None else on_device
+        given = flat.view(torch_dtype(memory.dtype)).as_strided(array.shape, strides, first)
+        return self._track(Placed(name, array, memory, view, given, on_device, False))
+
+    def _filled(self, size: int, dtype: Any) -> Array:
+        if not self.is_paged:
+            return np.full(size, POISON).astype(dtype)
+        pages = mmap.mmap(-1, size * dtype.itemsize + mmap.PAGESIZE)
+        memory: Array = np.frombuffer(pages, dtype, size)
+        memory[:] = np.full(1, POISON).astype(dtype)
+        return memory
+
+    def refill(self) -> None:
+        """Write what `reference`'s arrays hold into the target's memory."""
+        for placed in self.placed:
+            if placed.ours.size:
+                np.copyto(placed.view, -placed.ours if placed.is_negated else placed.ours)
+            if placed.on_device is not None:
+                placed.on_device.copy_(torch.from_numpy(_for_torch(placed.memory)))
+
+    def snapshot(self) -> dict[int, Array]:
+        """Return copies of all memory by its id, for `changed`."""
+        return {id(placed.memory): placed.memory.copy() for placed in self.placed}
+
+    def changed(self, before: Mapping[int, Array]) -> Difference | None:
+        """Return the first memory that is not as `reference` left it, or as it was around it."""
+        wanted = {key: memory.copy() for key, memory in before.items()}
+        for placed in self.placed:
+            if placed.on_device is not None:
+                placed.memory.view(np.uint8)[:] = placed.on_device.view(torch.uint8).cpu().numpy()
+            if placed.ours.size:
+                right = -placed.ours if placed.is_negated else placed.ours
+                np.copyto(_view_like(placed.view, placed.memory, wanted[id(placed.memory)]), right)
+        for placed in self.placed:
+            found = bits(placed.memory), bits(wanted[id(placed.memory)])
+            if np.array_equal(*found):
+                continue
+            mine, right = bits(placed.view), bits(-placed.ours if placed.is_negated else placed.ours)
+            if np.array_equal(mine, right):
+                where = f"the memory around {placed.name}"
+                values = placed.memory, wanted[id(placed.memory)]
+                return Difference(where, *values, "writes outside an argument", index=first_difference(*found))
+            is_written = placed.name.partition(".")[0] in self.contract.written
+            kind = "wrong value" if is_written else "changes an argument"
+            values = np.array(-placed.view if placed.is_negated else placed.view), placed.ours.copy()
+            return Difference(placed.name, *values, kind, index=first_difference(mine, right))
+        return None
+
+    def protect(self, *, is_read_only: bool) -> None:
+        """Make the pages of memory read-only, apart from what the function writes."""
+        for placed in self.placed:
+            if placed.name.partition(".")[0] not in self.contract.written:
+                start = placed.memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+                length = placed.memory.nbytes + mmap.PAGESIZE
+                access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
+                ctypes.CDLL(None).mprotect(ctypes.c_void_p(start), ctypes.c_size_t(length), access)
+
+
+@functools.cache
+def with_more_fields(cls: type[Any]) -> type[Any]:
+    """Return a caller's subclass of a dataclass, with one more field."""
+    is_frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]  # a dataclass
+    more = [("more", int, dataclasses.field(default=5))]
+    return dataclasses.make_dataclass(cls.__name__, more, bases=(cls,), frozen=is_frozen, eq=False)
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Return torch's dtype for NumPy's."""
+    found: torch.dtype = getattr(torch, np.dtype(dtype).name)
+    return found
+
+
+def _for_torch(memory: Array) -> Array:
+    """Return memory as an array that torch takes: as bytes if it does not know the dtype."""
+    return memory if memory.dtype.isbuiltin == 1 else memory.view(np.uint8)
+
+
+def _view(memory: Array, shape: tuple[int, ...], strides: Strides, first: int) -> Array:
+    size = memory.itemsize
+    return np.lib.stride_tricks.as_strided(memory[first:], shape, [step * size for step in strides])
+
+
+def _view_like(view: Array, memory: Array, other: Array) -> Array:
+    """Return the view of `other` that `view` is of `memory`."""
+    first = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+    return np.lib.stride_tricks.as_strided(other[first // view.itemsize :], view.shape, view.strides)
+
+
+def bits(array: Array) -> Array:
+    """Return the bytes of each element."""
+    flat = np.array(array, order="C").reshape(-1)
+    return flat.view(np.uint8).reshape(*array.shape, array.itemsize)
+
+
+def first_difference(got: Array, expected: Array) -> tuple[int, ...] | None:
+    """Return the index of the first element whose bits differ."""
+    found = np.argwhere((got != expected).any(axis=-1))
+    return tuple(map(int, found[0])) if len(found) else None

@@ -1,0 +1,340 @@
+"""A call of both twins: the same arguments, object by object, and the comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+import reference
+from conformance.harness.compare import Comparison
+from conformance.harness.contract import Arguments, Contract
+from conformance.harness.memory import Memory, with_more_fields
+from conformance.harness.process import unchanged
+from conformance.harness.story import Circumstances, Difference, Verdict
+from conformance.harness.values import (
+    Array,
+    Path,
+    Stub,
+    arrays,
+    copied,
+    get,
+    is_object,
+    objects,
+    parts,
+    put,
+    rebuilt,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from conformance.harness.targets import Target
+
+RAISED: Final = (Exception, SystemExit)
+"""What counts as an answer of a call: `sys.exit` in it does not end a run."""
+
+
+class Outcome(NamedTuple):
+    """What a call returned, or the exception that it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Found(Exception):  # noqa: N818  # a difference, not an error
+    """The first difference of a call; `checks` makes a `Failure` of it."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(difference)
+        self.difference = difference
+
+
+def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcome:
+    """Call a function; return what it returned or raised."""
+    try:
+        return Outcome(function(*args, **keywords))
+    except RAISED as error:
+        error.__traceback__ = None  # which would keep the arguments alive
+        return Outcome(error=error)
+
+
+def reference_answer(function: str, arguments: Arguments) -> Outcome:
+    """Return the outcome of `reference`; arguments that it writes are changed."""
+    return attempt(operator.attrgetter(function)(reference), **arguments)
+
+
+def _default_dtype() -> AbstractContextManager[None]:
+    return _Switched(torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16)
+
+
+def _three_threads() -> AbstractContextManager[None]:
+    return _Switched(torch.get_num_threads, torch.set_num_threads, 3)
+
+
+class _Switched(AbstractContextManager[None]):
+    """A setting of the process within a block."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], value: Any) -> None:
+        self.read, self.write, self.value = read, write, value
+
+    def __enter__(self) -> None:
+        self.before = self.read()
+        self.write(self.value)
+
+    def __exit__(self, *_: object) -> None:
+        self.write(self.before)
+
+
+MODES: Final[Mapping[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "": nullcontext,
+    "three threads of torch": _three_threads,
+    "torch.no_grad": torch.no_grad,
+    "torch.inference_mode": torch.inference_mode,
+    "torch.autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default dtype bfloat16": _default_dtype,
+    "default device meta": lambda: torch.device("meta"),
+}
+"""Modes of torch in which a call is made."""
+
+
+class _List(list[Any]):
+    """A caller's list."""
+
+
+class _Dict(dict[Any, Any]):
+    """A caller's dict."""
+
+
+class _Str(str):
+    """A caller's str."""
+
+    __slots__ = ()
+
+
+def _subclassed(value: Any) -> Any:
+    if isinstance(value, str):
+        return _Str(value)
+    if isinstance(value, slice) or not (isinstance(value, list | dict) or parts(value)):
+        return value
+    new = [(key, _subclassed(part)) for key, part in parts(value)]
+    if is_object(value) and dataclasses.is_dataclass(value):
+        return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))
+    return rebuilt(value, new, {list: _List, dict: _Dict}.get(type(value)))
+
+
+@functools.cache
+def _stub_class(name: str) -> type[Any]:
+    return type(name, (Stub,), {})
+
+
+def _stubbed(value: Any) -> Any:
+    if isinstance(value, slice) or not parts(value):
+        return value
+    new = [(key, _stubbed(part)) for key, part in parts(value)]
+    return rebuilt(value, new, _stub_class(type(value).__name__) if is_object(value) else None)
+
+
+def _each(change: Callable[[Any], Any]) -> Callable[[Arguments], Arguments]:
+    return lambda arguments: {name: change(value) for name, value in arguments.items()}
+
+
+OBJECTS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
+    "": lambda arguments: arguments,
+    "subclasses": _each(_subclassed),
+    "own classes": _each(_stubbed),
+}
+"""Whose classes the lists, dicts and objects among the arguments are of: a caller's subclasses, or
+a caller's own classes with the same attributes."""
+
+
+class Pair:
+    """The arguments of a call for `reference`, and the same ones for the target.
+
+    Args:
+        contract: The contract of the function.
+        target: The target.
+        arguments: The arguments as `reference` takes them; they are copied.
+        circumstances: Where memory lies, and how the call is made.
+        is_paged: Whether the target's memory lies in pages of its own.
+
+    Attributes:
+        ours: The arguments of `reference`.
+        theirs: Those of the target.
+        held: Earlier results of both, which must stay equal.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        target: Target,
+        arguments: Arguments,
+        circumstances: Circumstances = Circumstances(),
+        *,
+        is_paged: bool = False,
+    ) -> None:
+        self.contract, self.target, self.circumstances = contract, target, circumstances
+        self.ours: Arguments = copied(arguments)
+        self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
+        self.theirs = self.memory.converted(self.ours)
+        self.comparison = Comparison(target.device, contract.host)
+        self.held: list[tuple[Any, Any]] = []
+
+    def expected(self) -> Outcome:
+        """Return the outcome of `reference`."""
+        return reference_answer(self.contract.function, self.ours)
+
+    def outcome(self, mode: str | None = None) -> Outcome:
+        """Return the outcome of the target, without a comparison."""
+        args, keywords = self._passed()
+        function = self.target.function(self.contract.function)
+        with MODES[self.circumstances.mode if mode is None else mode]():
+            return attempt(function, *args, **keywords)
+
+    def _passed(self) -> tuple[list[Any], Arguments]:
+        """Return the positional and the keyword arguments."""
+        keywords = dict(self.theirs)
+        if not self.circumstances.is_positional:
+            return [], keywords
+        function = operator.attrgetter(self.contract.function)(reference)
+        args = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name not in keywords or parameter.kind is parameter.KEYWORD_ONLY:
+                break
+            args.append(keywords.pop(name))
+        return args, keywords
+
+    def call(self, mode: str | None = None, wanted: Outcome | None = None) -> Outcome:
+        """Call both, and raise `Found` unless they do the same; return `reference`'s outcome.
+
+        `wanted` is that outcome, if it is known from an earlier call that wrote the same.
+        """
+        before = self.memory.snapshot()
+        versions = self._versions()
+        expected = self.expected() if wanted is None else wanted
+        if expected.error is not None:
+            raise AssertionError(f"the strategy drew an invalid call: {expected.error!r}")
+        with unchanged() as settings:
+            got = self.outcome(mode)
+        if got.error is not None:
+            raise Found(Difference("the call", got.error, expected.value, "raises"))
+        difference = self.comparison.difference(expected.value, got.value)
+        difference = difference or self._changes(before, versions) or next(iter(settings), None)
+        if difference is not None:
+            raise Found(difference)
+        self.held.append((expected.value, got.value))
+        return expected
+
+    def _versions(self) -> list[int]:
+        given = (placed.given for placed in self.memory.placed)
+        return [
+            tensor._version  # noqa: SLF001  # torch's name for the number of writes
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+            else 0
+            for tensor in given
+        ]
+
+    def _changes(self, before: Any, versions: list[int]) -> Difference | None:
+        """Return the first change of the arguments that `reference` does not make."""
+        found = self.memory.changed(before)
+        if found is not None:
+            return found
+        for placed, old, new in zip(self.memory.placed, versions, self._versions(), strict=True):
+            if old != new and placed.name.partition(".")[0] not in self.contract.written:
+                return Difference(placed.name, new - old, 0, "is written, and put back")
+        if not any(objects(value) for value in self.ours.values()):
+            return None
+        found = self.comparison.difference(self.ours, self.theirs, "arguments")
+        return found if found is not None and found.verdict is Verdict.WRONG_ANSWER else None
+
+    def check_sharing(self) -> None:
+        """Raise `Found` unless the last results share memory as those of `reference` do.
+
+        A number is written into each array of both results; then all memory is compared, and
+        restored.
+        """
+        expected, got = self.held.pop()
+        if "expanded" in self.circumstances.layouts:
+            return
+        mine = [(array, array.copy()) for array in arrays(self.ours)]
+        before = self.memory.snapshot()
+        theirs = {id(value) for value in objects(self.theirs)}
+        ours = {id(value) for value in objects(self.ours)}
+        pairs = zip(objects(expected), objects(got), strict=False)
+        is_same = any(id(b) in theirs and id(a) not in ours for a, b in pairs)
+        write_into(expected, got)
+        difference = self.memory.changed(before)
+        if difference is not None:
+            difference = self._sharing(difference, {id(array): old for array, old in mine})
+        else:
+            found = self.comparison.difference(expected, got)
+            kind = "shares memory with another result"
+            difference = found and Difference(found.where, found.got, found.expected, kind)
+        for array, old in mine:
+            array[...] = old
+        self.memory.refill()
+        if difference is None and is_same:
+            kind = "returns an object of the arguments"
+            difference = Difference("result", "an argument", "a new one", kind, Verdict.OTHER)
+        if difference is not None:
+            raise Found(difference)
+
+    def _sharing(self, found: Difference, before: Mapping[int, Array]) -> Difference:
+        """Return what a write to the results has shown, in words."""
+        same = (placed.ours for placed in self.memory.placed if placed.name == found.where)
+        old = next((before[id(ours)] for ours in same), None)
+        words = f"shares memory with {found.where}", "memory of its own"
+        if old is None or not np.array_equal(found.got, old):
+            return Difference("result", *words, "the result shares memory")
+        return Difference("result", *words[::-1], "the result is a copy", Verdict.OTHER)
+
+    def check_held(self) -> None:
+        """Raise `Found` unless all earlier results are still as `reference`'s are."""
+        for expected, got in self.held:
+            difference = self.comparison.difference(expected, got, "an earlier result")
+            if difference is not None:
+                raise Found(difference)
+
+    def put(self, path: Path, new: Any) -> None:
+        """Set a part of the arguments of both in place."""
+        name = text_of(path)
+        for side, value in ((self.ours, new), (self.theirs, self.memory.convert(new, name))):
+            parent = get(side, path[:-1])
+            if isinstance(parent, dict | list):
+                parent[path[-1]] = value
+            else:
+                object.__setattr__(parent, path[-1], value)
+
+    def fill(self, contents: Mapping[Path, Any]) -> None:
+        """Write other contents into arrays of both, by their paths; torch does not see it."""
+        for path, values in contents.items():
+            get(self.ours, path)[...] = values
+        self.memory.refill()
+
+    def accepts(self, path: Path, new: Any) -> Outcome:
+        """Return the outcome of `reference` with another part at a path."""
+        changed = attempt(lambda: put(copied(self.ours), path, copied(new)))
+        if changed.error is not None:
+            return changed
+        return reference_answer(self.contract.function, changed.value)
+
+
+SEAL: Final = 11
+"""The first number that is written into results."""
+
+
+def write_into(expected: Any, got: Any) -> None:
+    """Write a number of its own into each array of two results."""
+    numbers = iter(range(SEAL, SEAL + 10**6))
+    with torch.inference_mode():
+        for mine, theirs in zip(arrays(expected), arrays(got), strict=True):
+            if mine.size and mine.flags.writeable:
+                number = next(numbers) % 100
+                mine[...] = number
+                theirs[...] = number

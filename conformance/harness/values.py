@@ -1,0 +1,176 @@
+"""Values: the one walker through the parts of arguments and results.
+
+A *path* leads to a part: `("common_attn_metadata", "seq_lens")`. Parts are the entries of dicts,
+lists and tuples, the ends of slices, and the fields of objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array: TypeAlias = npt.NDArray[Any]
+Path: TypeAlias = tuple[Any, ...]
+
+SLICE: Final = ("start", "stop", "step")
+
+
+def is_object(value: Any) -> bool:
+    """Return whether a value is an object whose fields are its parts.
+
+    >>> is_object(SimpleNamespace(a=1)), is_object(int), is_object("a")
+    (True, False, False)
+    """
+    if isinstance(value, type | str | int | float | list | tuple | dict):
+        return False
+    return dataclasses.is_dataclass(value) or isinstance(value, SimpleNamespace | Stub)
+
+
+class Stub:
+    """An object with the attributes of another, of a class with the same name."""
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of an object; those of a dataclass without what it caches in itself."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return dict(vars(value))
+
+
+def parts(value: Any) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a value's parts; none if it has no parts.
+
+    >>> parts({"a": 1}), parts([7]), parts(slice(1, 2)), parts(3)
+    ([('a', 1)], [(0, 7)], [('start', 1), ('stop', 2), ('step', None)], [])
+    """
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if isinstance(value, slice):
+        return [(name, getattr(value, name)) for name in SLICE]
+    return list(fields_of(value).items()) if is_object(value) else []
+
+
+def rebuilt(value: Any, new: list[tuple[Any, Any]], cls: type[Any] | None = None) -> Any:
+    """Return a value of the same kind with other parts; an object is of class `cls`, if given."""
+    if isinstance(value, dict):
+        return (cls or type(value))(new)
+    if isinstance(value, list | tuple):
+        return (cls or type(value))([part for _, part in new])
+    if isinstance(value, slice):
+        return slice(*(part for _, part in new))
+    made = object.__new__(cls or type(value))
+    for name, part in new:
+        object.__setattr__(made, name, part)  # the class may be frozen
+    return made
+
+
+def get(value: Any, path: Path) -> Any:
+    """Return the part at a path."""
+    for key in path:
+        is_entry = isinstance(value, dict | list | tuple)
+        value = value[key] if is_entry else getattr(value, key)
+    return value
+
+
+def put(value: Any, path: Path, new: Any) -> Any:
+    """Return a value with another part at a path; `GONE` removes it.
+
+    >>> put({"a": [1, 2]}, ("a", 1), 3)
+    {'a': [1, 3]}
+    """
+    if not path:
+        return new
+    found = [(k, put(part, path[1:], new) if k == path[0] else part) for k, part in parts(value)]
+    return rebuilt(value, [(key, part) for key, part in found if part is not GONE])
+
+
+GONE: Final = object()
+"""In `put`: the part is removed."""
+
+
+def places(value: Any, path: Path = (), *, most: int = 12) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and value of each part, recursively; of a long list a few entries only."""
+    yield path, value
+    inside = parts(value)
+    if len(inside) > most and not is_object(value):
+        inside = inside[: most // 2] + inside[-(most // 2) :]
+    for key, part in inside:
+        yield from places(part, (*path, key), most=most)
+
+
+def arrays(value: Any) -> Iterator[Any]:
+    """Yield the arrays and tensors within a value, in order; one that occurs twice, twice."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        yield value
+    elif not isinstance(value, slice | str | int):
+        for _, part in parts(value):
+            yield from arrays(part)
+
+
+def objects(value: Any) -> Iterator[Any]:
+    """Yield the lists, dicts and objects within a value, which may be the same as others."""
+    if isinstance(value, list | dict) or is_object(value):
+        yield value
+    for _, part in parts(value) if not isinstance(value, slice) else ():
+        yield from objects(part)
+
+
+def root_of(array: Array) -> Array:
+    """Return the array in whose memory another one lies."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class Copier:
+    """Copies values: one object that occurs twice stays one, views of one memory stay so."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def copied(self, value: Any) -> Any:
+        """Return the copy of a value."""
+        if value is None or isinstance(value, str | int | float | type | slice):
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = value, self._copied(value)
+        return self._made[id(value)][1]
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            root = root_of(value)
+            if root is value:
+                return value.copy(order="K")
+            start = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+            flat = self.copied(root).reshape(-1, order="K").view(np.uint8)
+            return np.ndarray(value.shape, value.dtype, flat.data, start, value.strides)
+        if isinstance(value, list | tuple | dict) or is_object(value):
+            return rebuilt(value, [(key, self.copied(part)) for key, part in parts(value)])
+        return copy.copy(value)
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy of a value, see `Copier`."""
+    return Copier().copied(value)
+
+
+def text_of(path: Path) -> str:
+    """Return a path as an expression.
+
+    >>> text_of(("ubatch_slices", 2, "token_slice", "start"))
+    'ubatch_slices[2].token_slice.start'
+    """
+    found = ""
+    for key in path:
+        found += f".{key}" if isinstance(key, str) else f"[{key!r}]"
+    return found.removeprefix(".")
