@@ -24,8 +24,13 @@ INDENT: Final = "    "
 
 PER_REQUEST: Final = re.compile(r"block_table.*|\w*seq_lens(_cpu)?|num_computed_tokens_cpu")
 PER_TOKEN: Final = re.compile(r"positions|slot_mapping")
+TITLES: Final = {"num_computed_tokens_cpu": "computed", "block_table_tensor": "block_table"}
 PROMISED: Final = ("holds", "kept")
 
+ArrayText: TypeAlias = Callable[[Array, str], str]
+"""Returns the text of an array, which is in a field of a name."""
+
+Table: TypeAlias = list[list[str]]
 Place: TypeAlias = tuple[str, int, int]
 """Where in the batch a difference lies: in words, the request, the token of it or column."""
 
@@ -40,15 +45,16 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
     """
     story, difference = failure.story, failure.difference
     place = _place(story, difference)
-    is_wrong = difference.verdict is Verdict.WRONG_ANSWER
-    verdict = "" if is_wrong else f" ({difference.verdict.value})"
-    head = [f"{story.function} on {failure.target}: {difference.kind}{verdict}"]
+    head = [f"{story.function} on {failure.target}: {difference.kind}"]
+    if difference.verdict is not Verdict.WRONG_ANSWER:
+        head[0] += f" ({difference.verdict.value})"
     for line in _statement(story, difference, 300, place[0]):
-        head += _wrapped(line)
+        head += textwrap.wrap(
+            line, WIDTH, initial_indent=INDENT, subsequent_indent=2 * INDENT, max_lines=4
+        )
     head += [INDENT + line for line in _window(difference)]
-    tail = _wrapped(f"needed: {failure.condition}", "") if failure.condition else []
-    how = ", ".join(_circumstances(story.circumstances))
-    tail += _wrapped(f"circumstances: {how}", "") if how else []
+    notes = {"needed": failure.condition, "circumstances": _circumstances(story.circumstances)}
+    tail = [f"{name}: {note}"[:WIDTH] for name, note in notes.items() if note]
     tail += ["To reproduce:", *_command(replay), *_pasted(failure, replay, host)]
     call = [INDENT + line for line in _call(story, place)]
     head += ["called with" if call else "called without arguments"]
@@ -56,7 +62,7 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
     if len(call) > most:
         left_out = f"{INDENT}... {len(call) - most + 1} more lines ..."
         call = [*call[: most // 2], left_out, *call[len(call) - (most - most // 2 - 1) :]]
-    return "\n".join(map(_printable, [*head, *call, *tail]))
+    return "\n".join([*head, *call, *tail])
 
 
 def one_line(failure: Failure) -> str:
@@ -65,7 +71,7 @@ def one_line(failure: Failure) -> str:
     lines = _statement(failure.story, difference, 120)
     lines[:0] = [difference.kind] if _is_promise(difference) else []
     needed = f" ({condition})" if condition else ""
-    return _printable(f"{failure.story.function} on {failure.target}: {', '.join(lines)}{needed}")
+    return f"{failure.story.function} on {failure.target}: {', '.join(lines)}{needed}"
 
 
 def causes(failures: Sequence[Failure]) -> list[list[Failure]]:
@@ -88,16 +94,6 @@ def causes(failures: Sequence[Failure]) -> list[list[Failure]]:
     return sorted(found, key=lambda group: goodness(group[0]))
 
 
-def _printable(line: str) -> str:
-    """Return a line with control characters escaped, which would move a terminal's cursor."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-
-
-def _wrapped(line: str, indent: str = INDENT) -> list[str]:
-    more = indent + INDENT
-    return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=more, max_lines=4)
-
-
 # The difference.
 
 
@@ -117,8 +113,7 @@ def _place(story: Story, difference: Difference) -> Place:
         request = int(np.searchsorted(starts, index[0], side="right")) - 1
         token = index[0] - starts[request]
         return f"token {token} of request {request}", request, token
-    lens = values.get("seq_lens")
-    num_reqs = len(starts) - 1 if starts else len(lens) if np.ndim(lens) else 0
+    num_reqs = len(starts) - 1 if starts else np.size(values.get("seq_lens", ()))
     if (PER_REQUEST.fullmatch(name) or is_whole) and len(difference.expected) == num_reqs:
         column = f"column {index[1]} of " if len(index) > 1 else ""
         return f"{column}request {index[0]}", index[0], index[-1] if column else 0
@@ -131,12 +126,16 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
     got, expected = difference.got, difference.expected
     lines = _changed(story)
     if _is_promise(difference):
-        return [*lines, where, _short(got, most)]
+        return [*lines, where, _words(got, most)]
     if isinstance(got, BaseException) or isinstance(expected, BaseException):
         did = "raised" if isinstance(got, BaseException) else "returned"
         raises = isinstance(expected, BaseException)
         should = "but reference raises" if raises else "but should return"
-        return [*lines, f"{where} {did} {_short(got, most)}", f"{should} {_short(expected, most)}"]
+        return [
+            *lines,
+            f"{where} {did} {_short(got, most // 2)}",
+            f"{should} {_short(expected, most)}",
+        ]
     notes = [place] if place else []
     if index is not None:
         before = story.arguments.get(where)
@@ -145,21 +144,22 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
             notes += ["as before the call"]
         if str(got) == str(expected):
             notes += [f"bits {x.tobytes()[::-1].hex()}" for x in (got, expected)]
-    elif difference.kind in {"wrong shape", "wrong dtype"}:
-        name = difference.kind.removeprefix("wrong ")
-        where = f"{where}.{name}"
-        got, expected = (str(getattr(x, name, x)).removeprefix("torch.") for x in (got, expected))
-        got, expected = (x.replace("torch.Size([", "(").replace("])", ")") for x in (got, expected))
-    elif difference.kind == "wrong type":
-        where = where if isinstance(expected, str) else f"type({where})"
-        got, expected = (x if isinstance(x, str) else type(x).__name__ for x in (got, expected))
-    is_words = difference.kind != "wrong value"
-    mine, theirs = (
-        x if isinstance(x, str) and is_words else _short(x, most) for x in (got, expected)
-    )
+    elif difference.kind == "wrong shape":
+        where, got, expected = f"{where}.shape", str((*got.shape,)), str(expected.shape)
+    elif difference.kind == "wrong dtype":
+        where, got, expected = f"{where}.dtype", got.dtype, expected.dtype
+    elif difference.kind == "wrong type" and not isinstance(expected, str):
+        where, got, expected = f"type({where})", type(got).__name__, type(expected).__name__
+    mine, theirs = (_words(value, most) for value in (got, expected))
     place = f"[{', '.join(map(str, index))}]" if index else ""
     note = f"  ({', '.join(notes)})" if notes else ""
     return [*lines, f"{where}{place} = {mine}, but should be {theirs}{note}"]
+
+
+def _words(value: Any, most: int) -> str:
+    """Return a value, a text without quotation marks, on one line."""
+    is_plain = isinstance(value, str | np.generic)
+    return str(value) if is_plain else _short(value, most).removeprefix("torch.")
 
 
 def _changed(story: Story) -> list[str]:
@@ -177,20 +177,21 @@ def _changed(story: Story) -> list[str]:
 def _window(difference: Difference) -> Iterator[str]:
     """Yield how many elements differ, and both arrays around the first one."""
     index = difference.index
-    if not index or np.size(difference.expected) < 2:
+    if not index:
         return
     both = [_array(difference.got), _array(difference.expected)]
+    if (both[0].shape, both[0].dtype) != (both[1].shape, both[1].dtype) or both[1].size < 2:
+        return
     bits = [np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8) for array in both]
     count = int((bits[0] != bits[1]).any(axis=1).sum())
     first = max(0, min(index[-1] - 5, both[1].shape[-1] - 12))
     at = ", ".join([*map(str, index[:-1]), f"{first}:{min(first + 12, both[1].shape[-1])}"])
-    verb = "differs" if count == 1 else "differ"
-    yield f"{count} of {both[1].size} elements {verb}; {difference.where}[{at}]:"
+    yield f"{count} of {both[1].size} elements differ; {difference.where}[{at}]:"
     rows = [[str(x) for x in array[index[:-1]][first : first + 12]] for array in both]
     yield from _aligned([["got", *rows[0]], ["expected", *rows[1]]])
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def _aligned(rows: Table) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [map(str.ljust, row, widths) for row in rows]
     return ["  ".join(row).rstrip()[: WIDTH - len(INDENT)] for row in cells]
@@ -210,9 +211,10 @@ def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
         if isinstance(twin, np.ndarray) and np.array_equal(twin, values[name]):
             del values[name]
     starts = values.get("query_start_loc")
-    is_vector = isinstance(starts, np.ndarray) and starts.ndim == 1 and starts.dtype.kind in "iu"
-    found = starts.tolist() if isinstance(starts, np.ndarray) and is_vector else []
-    return values, found if len(found) > 1 and [0, *found] == sorted([0, *found]) else []
+    if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype.kind not in "iu":
+        return values, []
+    found = [0, *starts.tolist()]
+    return values, found[1:] if len(found) > 2 and found == sorted(found) else []
 
 
 def _call(story: Story, place: Place) -> list[str]:
@@ -220,66 +222,55 @@ def _call(story: Story, place: Place) -> list[str]:
     values, starts = _batch(story)
     table: list[str] = []
     if starts:
+        columns = [name for name, value in values.items() if _is_column(name, value, starts)]
         for most in (12, 8, 6, 4, 3):
-            columns = _columns(values, starts, place, most)
-            table = _aligned([*map(list, zip(*columns.values(), strict=True))])
+            table = _aligned(_table({name: values[name] for name in columns}, starts, place, most))
             if max(map(len, table)) < WIDTH - len(INDENT):
                 break
         values = {n: v for n, v in values.items() if n not in {*columns, "query_start_loc"}}
+    scalars = [
+        f"{name} = {value}"
+        for name, value in values.items()
+        if isinstance(value, int) or (value is None and name in story.arguments)
+    ]
     lines = [
         f"{name} = {_short(value, WIDTH - len(INDENT) - len(name) - 3, place[1])}"
         for name, value in values.items()
-        if value is not None or name in story.arguments
+        if not isinstance(value, int | None)
     ]
-    return [*lines, *table]
+    return [*lines, *textwrap.wrap(", ".join(scalars), WIDTH - len(INDENT)), *table]
 
 
-def _columns(
-    values: dict[str, Any], starts: list[int], place: Place, most: int
-) -> dict[str, list[str]]:
-    """Return the columns of the table, each with its title."""
+def _is_column(name: str, value: Any, starts: list[int]) -> bool:
+    if not isinstance(value, np.ndarray) or value.ndim not in {1, 2}:
+        return False
+    if PER_TOKEN.fullmatch(name):
+        return value.ndim == 1 and len(value) >= starts[-1]
+    return PER_REQUEST.fullmatch(name) is not None and len(value) >= len(starts) - 1
+
+
+def _table(columns: dict[str, Array], starts: list[int], place: Place, most: int) -> Table:
     num_reqs, end = len(starts) - 1, starts[-1]
-    rows = _shown(num_reqs, MAX_REQUESTS, place[1])
-    per_token = {
-        name: value
-        for name, value in values.items()
-        if PER_TOKEN.fullmatch(name) and np.ndim(value) == 1 and len(value) >= end
-    }
-    total = max([end, *map(len, per_token.values())])
-    ends = [*starts[1:], total]
-    rows += [num_reqs] if total > end else []
-
-    def column(title: str, cell: Callable[[int], object]) -> list[str]:
-        return [title, *("..." if row is None else str(cell(row)) for row in rows)]
-
-    def tokens(row: int) -> str:
-        return f"{starts[row]}..{ends[row] - 1}" if ends[row] > starts[row] else "none"
-
-    def elements(row: int, part: Array) -> str:
-        return _elements(part, most, place[2] if row == place[1] else 0, " ")
-
-    found = {
-        "request": column("request", lambda row: row if row < num_reqs else "padding"),
-        "query": column("query", lambda row: ends[row] - starts[row]),
-        "tokens": column("tokens", tokens),
-    }
-    for name, value in values.items():
-        is_array = isinstance(value, np.ndarray) and value.ndim in {1, 2}
-        if name in per_token and is_array:
-            found[name] = column(name, lambda i, v=value: elements(i, v[starts[i] : ends[i]]))
-        elif PER_REQUEST.fullmatch(name) and is_array and len(value) >= num_reqs:
-            found[name] = column(
-                name, lambda i, v=value: elements(i, np.ravel(v[i])) if i < num_reqs else ""
-            )
-    return found
+    bounds = [*starts, max([end, *(len(columns[n]) for n in columns if PER_TOKEN.fullmatch(n))])]
+    table = [["request", "query", "tokens", *(TITLES.get(name, name) for name in columns)]]
+    for row in [*_shown(num_reqs, MAX_REQUESTS, place[1]), *[num_reqs] * (bounds[-1] > end)]:
+        if row is None:
+            table.append(["..."] * len(table[0]))
+            continue
+        first, last = bounds[row : row + 2]
+        tokens = f"{first}..{last - 1}" if last > first else "none"
+        table.append([str(row) if row < num_reqs else "padding", str(last - first), tokens])
+        for name, array in columns.items():
+            of_request = np.ravel(array[row : min(row + 1, num_reqs)])
+            part = array[first:last] if PER_TOKEN.fullmatch(name) else of_request
+            table[-1].append(_elements(part, most, place[2] * (row == place[1]), " "))
+    return table
 
 
-def _circumstances(how: Circumstances) -> Iterator[str]:
-    for name, value in vars(how).items():
-        if value != getattr(Circumstances, name):
-            words = re.sub("^(is|has)_", "", name).replace("_", " ")
-            text = " ".join(value) if isinstance(value, tuple) else str(value)
-            yield words if value is True else f"{words} {text}"
+def _circumstances(how: Circumstances) -> str:
+    differing = {n: v for n, v in vars(how).items() if v != getattr(Circumstances, n)}
+    words = (f"{name.replace('_', ' ')}: {value}" for name, value in differing.items())
+    return re.sub(r"\b(is|has) |: True|[(',)]", "", "; ".join(words))
 
 
 # Values.
@@ -302,71 +293,62 @@ def _elements(array: Array, most: int, center: int = 0, joint: str = ", ") -> st
     return joint.join("..." if i is None else _array_text(array[i]) for i in shown) + rest
 
 
-def _array_text(value: Any, name: str = "", center: int = 0) -> str:
-    """Return an array, shortened, or one of its elements."""
-    if np.ndim(value) == 0:
-        return str(value)
-    text = f"[{_elements(value, 16 if value.ndim == 1 else 4, center)}]"
-    return f"{text} ({value.dtype})" if name else text
+def _array_text(array: Any, center: int = 0) -> str:
+    is_element = np.ndim(array) == 0
+    return (
+        str(array) if is_element else f"[{_elements(array, 16 if array.ndim == 1 else 4, center)}]"
+    )
 
 
 def _short(value: Any, most: int, center: int = 0) -> str:
     """Return any value on one line; of a long one, the middle is left out."""
-    text = _text(value, lambda array, _: f"{_array_text(array, '', center)} {array.dtype}")
+    text = _text(value, lambda array, _: f"{_array_text(array, center)} {array.dtype}")
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)  # no terminal's codes
     last = most // 3
     return text if len(text) <= most else f"{text[: most - last - 5]} ... {text[-last:]}"
 
 
-def _text(
-    value: Any, of_array: Callable[[Array, str], str], prefix: str = "", name: str = ""
-) -> str:
-    """Return a value as Python; what Python has no text for as words.
-
-    Args:
-        value: The value.
-        of_array: Returns the text of an array in a field of a name.
-        prefix: The module of `reference`'s classes, with a dot.
-        name: The field that the value is of.
-    """
+def _text(value: Any, of_array: ArrayText, prefix: str = "", name: str = "") -> str:
+    """Return a value as Python, `prefix` before `reference`'s classes; words for what has no text."""
 
     def inside(part: Any, name: str = name) -> str:
         return _text(part, of_array, prefix, name)
 
     if isinstance(value, np.ndarray | torch.Tensor):
-        return of_array(_array(value), name)
-    if isinstance(value, np.dtype | torch.dtype):
-        return f"torch.{value}".replace("torch.torch", "torch")
-    if isinstance(value, type):
-        return value.__name__
-    if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {value}"
-    if isinstance(value, list | tuple | set | frozenset):
-        marks = {list: "[]", tuple: "()"}.get(type(value), "{}")
-        comma = "," * (type(value) is tuple and len(value) == 1)
-        return f"{marks[0]}{', '.join(map(inside, value))}{comma}{marks[1]}"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {inside(part)}' for key, part in value.items())}}}"
-    if is_object(value):
+        text = of_array(_array(value), name)
+    elif isinstance(value, np.dtype | torch.dtype):
+        text = f"torch.{value}".replace("torch.torch", "torch")
+    elif isinstance(value, BaseException):
+        text = f"{type(value).__name__}: {value}"
+    elif isinstance(value, list | tuple):
+        inner = ", ".join(map(inside, value)) + "," * (type(value) is tuple and len(value) == 1)
+        text = f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    elif isinstance(value, dict):
+        text = f"{{{', '.join(f'{key!r}: {inside(part)}' for key, part in value.items())}}}"
+    elif is_object(value):
+        known = vars(type(value))  # with the defaults of a dataclass
+        fields = {
+            n: part for n, part in fields_of(value).items() if part is not known.get(n, known)
+        }
+        inner = ", ".join(f"{field}={inside(part, field)}" for field, part in fields.items())
         prefix = prefix if type(value).__module__.startswith("reference") else ""
-        parts = [
-            f"{field}={inside(part, field)}"
-            for field, part in fields_of(value).items()
-            if part is not getattr(type(value), field, inside)  # a dataclass' default
-        ]
-        return f"{prefix}{type(value).__name__}({', '.join(parts)})"
-    known = None | int | float | complex | str | bytes | slice | range | np.generic
-    return repr(value) if isinstance(value, known) else f"a {type(value).__name__}"
+        text = f"{prefix}{type(value).__name__}({inner})"
+    elif isinstance(value, type):
+        text = value.__name__
+    else:
+        plain = None | int | float | complex | str | bytes | slice | range | np.generic
+        text = repr(value) if isinstance(value, plain) else f"a {type(value).__name__}"
+    return re.sub(r"(slice\(\w+, \w+), None\)", r"\1)", text)
 
 
 # How to see it again.
 
 
-def _command(replay: str, joint: str = " \\") -> list[str]:
-    """Return a long command on several lines, joined for a shell or, with parentheses, Python."""
+def _command(line: str, joint: str = " \\") -> list[str]:
     width = WIDTH - 2 * len(INDENT) - len(joint)
-    lines = textwrap.wrap(replay, width, break_long_words=False, break_on_hyphens=False)
-    found = [line + joint for line in lines[:-1]] + lines[-1:]
-    return [INDENT * (2 if i else 1) + line for i, line in enumerate(found)]
+    lines = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+    found = [part + joint for part in lines[:-1]] + lines[-1:]
+    return [INDENT * (2 if i else 1) + part for i, part in enumerate(found)]
 
 
 def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
@@ -374,7 +356,7 @@ def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
     story, arguments = failure.story, dict(failure.story.arguments)
     arrays = [value for value in arguments.values() if isinstance(value, np.ndarray)]
     is_shared = any(np.may_share_memory(a, b) for a, b in itertools.combinations(arrays, 2))
-    if failure.condition or any(_circumstances(story.circumstances)) or is_shared:
+    if failure.condition or _circumstances(story.circumstances) or is_shared:
         return []
     impl = re.search(r"--impl[ =](\S+)", replay)
     prefix = f"{Path(impl[1]).stem if impl else 'fast'}."
