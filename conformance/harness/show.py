@@ -25,24 +25,17 @@ INDENT: Final = "    "
 PER_REQUEST: Final = re.compile(r"block_table.*|\w*seq_lens(_cpu)?|num_computed_tokens_cpu")
 PER_TOKEN: Final = re.compile(r"positions|slot_mapping")
 TITLES: Final = {"num_computed_tokens_cpu": "computed", "block_table_tensor": "block_table"}
-PROMISED: Final = ("holds", "kept")
+PROMISES: Final = (
+    "violates the law",
+    "breaks a promise",
+)  # kinds, of which `got` says what is wrong
 
-ArrayText: TypeAlias = Callable[[Array, str], str]
-"""Returns the text of an array, which is in a field of a name."""
-
-Table: TypeAlias = list[list[str]]
-Place: TypeAlias = tuple[str, int, int]
-"""Where in the batch a difference lies: in words, the request, the token of it or column."""
+ArrayText: TypeAlias = Callable[[Array, str], str]  # of an array in a field of this name
+Place: TypeAlias = tuple[str, int, int]  # in words; the request, and its token or column
 
 
 def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset()) -> str:
-    """Return a failure as one screen.
-
-    Args:
-        failure: The failure, with its shrunk story.
-        replay: The command that shows it again.
-        host: The contract's `host`: arguments and fields whose arrays are NumPy's.
-    """
+    """Return a failure as one screen, with its replay command; `host` is that of the contract."""
     story, difference = failure.story, failure.difference
     place = _place(story, difference)
     head = [f"{story.function} on {failure.target}: {difference.kind}"]
@@ -60,8 +53,9 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
     head += ["called with" if call else "called without arguments"]
     most = MAX_LINES - len(head) - len(tail)
     if len(call) > most:
-        left_out = f"{INDENT}... {len(call) - most + 1} more lines ..."
-        call = [*call[: most // 2], left_out, *call[len(call) - (most - most // 2 - 1) :]]
+        call[most // 2 : len(call) - (most - 1) // 2] = [
+            f"{INDENT}... {len(call)} lines in all ..."
+        ]
     return "\n".join([*head, *call, *tail])
 
 
@@ -69,16 +63,13 @@ def one_line(failure: Failure) -> str:
     """Return what follows `FAILS: `, such as `f on host: result[1] = 2, but should be 0`."""
     difference, condition = failure.difference, failure.condition
     lines = _statement(failure.story, difference, 120)
-    lines[:0] = [difference.kind] if _is_promise(difference) else []
-    needed = f" ({condition})" if condition else ""
-    return f"{failure.story.function} on {failure.target}: {', '.join(lines)}{needed}"
+    lines[:0] = [difference.kind] if difference.kind.startswith(PROMISES) else []
+    lines[-1] += f" ({condition})" if condition else ""
+    return f"{failure.story.function} on {failure.target}: {', '.join(lines)}"
 
 
 def causes(failures: Sequence[Failure]) -> list[list[Failure]]:
-    """Group failures that have the same cause (function, kind and field), the worst first.
-
-    A wrong value for an ordinary call is worse than a crash, and that than what needs a condition.
-    """
+    """Group failures that have the same cause: function, kind and field; the worst come first."""
 
     def cause(failure: Failure) -> tuple[str, ...]:
         field = re.sub(r"\[[^]]*\]", "", failure.difference.where)
@@ -86,19 +77,13 @@ def causes(failures: Sequence[Failure]) -> list[list[Failure]]:
 
     def goodness(failure: Failure) -> tuple[int, int]:
         is_crash = isinstance(failure.difference.got, BaseException)
-        rank = 2 if failure.condition else int(is_crash)
+        rank = 2 if failure.condition else int(is_crash)  # a wrong value is worse than a crash
         return [*Verdict].index(failure.difference.verdict), rank
 
-    groups = itertools.groupby(sorted(failures, key=cause), cause)
-    found = [sorted(group, key=goodness) for _, group in groups]
-    return sorted(found, key=lambda group: goodness(group[0]))
-
-
-# The difference.
-
-
-def _is_promise(difference: Difference) -> bool:
-    return isinstance(difference.expected, str) and difference.expected in PROMISED
+    groups: dict[tuple[str, ...], list[Failure]] = {}
+    for failure in sorted(failures, key=goodness):
+        groups.setdefault(cause(failure), []).append(failure)
+    return [*groups.values()]
 
 
 def _place(story: Story, difference: Difference) -> Place:
@@ -121,21 +106,16 @@ def _place(story: Story, difference: Difference) -> Place:
 
 
 def _statement(story: Story, difference: Difference, most: int, place: str = "") -> list[str]:
-    """Return the difference without its surroundings, in one or more lines."""
     where, index = difference.where, difference.index
     got, expected = difference.got, difference.expected
     lines = _changed(story)
-    if _is_promise(difference):
-        return [*lines, where, _words(got, most)]
-    if isinstance(got, BaseException) or isinstance(expected, BaseException):
-        did = "raised" if isinstance(got, BaseException) else "returned"
-        raises = isinstance(expected, BaseException)
-        should = "but reference raises" if raises else "but should return"
-        return [
-            *lines,
-            f"{where} {did} {_short(got, most // 2)}",
-            f"{should} {_short(expected, most)}",
-        ]
+    if difference.kind.startswith(PROMISES):
+        return [*lines, where, _short(got, most)]
+    raised, raises = (isinstance(value, BaseException) for value in (got, expected))
+    if raised or raises:
+        did = f"{where} {'raised' if raised else 'returned'} {_short(got, most // 2)}"
+        should = "reference raises" if raises else "should return"
+        return [*lines, did, f"but {should} {_short(expected, most)}"]
     notes = [place] if place else []
     if index is not None:
         before = story.arguments.get(where)
@@ -150,25 +130,17 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
         where, got, expected = f"{where}.dtype", got.dtype, expected.dtype
     elif difference.kind == "wrong type" and not isinstance(expected, str):
         where, got, expected = f"type({where})", type(got).__name__, type(expected).__name__
-    mine, theirs = (_words(value, most) for value in (got, expected))
+    mine, theirs = (_short(value, most) for value in (got, expected))
     place = f"[{', '.join(map(str, index))}]" if index else ""
     note = f"  ({', '.join(notes)})" if notes else ""
     return [*lines, f"{where}{place} = {mine}, but should be {theirs}{note}"]
 
 
-def _words(value: Any, most: int) -> str:
-    """Return a value, a text without quotation marks, on one line."""
-    is_plain = isinstance(value, str | np.generic)
-    return str(value) if is_plain else _short(value, most).removeprefix("torch.")
-
-
 def _changed(story: Story) -> list[str]:
-    if story.changed is None:
-        return []
     if not story.changed:
-        return ["a valid call with several places changed"]
+        return [] if story.changed is None else ["a valid call with several places changed"]
     try:
-        now = f"= {_short(get(story.arguments, story.changed), 60)}"
+        now = f"= {_short(get(story.arguments, story.changed), 60, is_quoted=True)}"
     except (AttributeError, LookupError):
         now = "removed"
     return [f"a valid call with one place changed: {text_of(story.changed)} {now}"]
@@ -177,10 +149,8 @@ def _changed(story: Story) -> list[str]:
 def _window(difference: Difference) -> Iterator[str]:
     """Yield how many elements differ, and both arrays around the first one."""
     index = difference.index
-    if not index:
-        return
-    both = [_array(difference.got), _array(difference.expected)]
-    if (both[0].shape, both[0].dtype) != (both[1].shape, both[1].dtype) or both[1].size < 2:
+    both = [_array(difference.got), _array(difference.expected)] if index else []
+    if not index or both[1].size < 2 or len({(a.shape, a.dtype) for a in both}) > 1:
         return
     bits = [np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8) for array in both]
     count = int((bits[0] != bits[1]).any(axis=1).sum())
@@ -191,25 +161,21 @@ def _window(difference: Difference) -> Iterator[str]:
     yield from _aligned([["got", *rows[0]], ["expected", *rows[1]]])
 
 
-def _aligned(rows: Table) -> list[str]:
+def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [map(str.ljust, row, widths) for row in rows]
     return ["  ".join(row).rstrip()[: WIDTH - len(INDENT)] for row in cells]
-
-
-# The call.
 
 
 def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
     """Return the arguments, with metadata's fields among them, and the query starts if valid."""
     values: dict[str, Any] = {}
     for name, value in story.arguments.items():
-        is_metadata = isinstance(value, CommonAttentionMetadata)
-        values |= fields_of(value) if is_metadata else {name: value}
-    for name in [name for name in values if name.endswith("_cpu")]:
-        twin = values.get(name.removesuffix("_cpu"))
+        values |= fields_of(value) if isinstance(value, CommonAttentionMetadata) else {name: value}
+    for name in [*values]:
+        twin = values.get(f"{name}_cpu")
         if isinstance(twin, np.ndarray) and np.array_equal(twin, values[name]):
-            del values[name]
+            del values[f"{name}_cpu"]
     starts = values.get("query_start_loc")
     if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype.kind not in "iu":
         return values, []
@@ -218,26 +184,20 @@ def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
 
 
 def _call(story: Story, place: Place) -> list[str]:
-    """Return the arguments: a line for each, and a table with a row for each request."""
     values, starts = _batch(story)
     table: list[str] = []
     if starts:
         columns = [name for name, value in values.items() if _is_column(name, value, starts)]
         for most in (12, 8, 6, 4, 3):
-            table = _aligned(_table({name: values[name] for name in columns}, starts, place, most))
+            table = _aligned(_rows({name: values[name] for name in columns}, starts, place, most))
             if max(map(len, table)) < WIDTH - len(INDENT):
                 break
         values = {n: v for n, v in values.items() if n not in {*columns, "query_start_loc"}}
-    scalars = [
-        f"{name} = {value}"
-        for name, value in values.items()
-        if isinstance(value, int) or (value is None and name in story.arguments)
-    ]
-    lines = [
-        f"{name} = {_short(value, WIDTH - len(INDENT) - len(name) - 3, place[1])}"
-        for name, value in values.items()
-        if not isinstance(value, int | None)
-    ]
+    lines, scalars = list[str](), list[str]()
+    for name, value in values.items():
+        if value is not None or name in story.arguments:
+            text = _short(value, WIDTH - len(name) - 7, place[1], is_quoted=True)
+            (scalars if isinstance(value, int | None) else lines).append(f"{name} = {text}")
     return [*lines, *textwrap.wrap(", ".join(scalars), WIDTH - len(INDENT)), *table]
 
 
@@ -249,7 +209,7 @@ def _is_column(name: str, value: Any, starts: list[int]) -> bool:
     return PER_REQUEST.fullmatch(name) is not None and len(value) >= len(starts) - 1
 
 
-def _table(columns: dict[str, Array], starts: list[int], place: Place, most: int) -> Table:
+def _rows(columns: dict[str, Array], starts: list[int], place: Place, most: int) -> Any:
     num_reqs, end = len(starts) - 1, starts[-1]
     bounds = [*starts, max([end, *(len(columns[n]) for n in columns if PER_TOKEN.fullmatch(n))])]
     table = [["request", "query", "tokens", *(TITLES.get(name, name) for name in columns)]]
@@ -268,12 +228,9 @@ def _table(columns: dict[str, Array], starts: list[int], place: Place, most: int
 
 
 def _circumstances(how: Circumstances) -> str:
-    differing = {n: v for n, v in vars(how).items() if v != getattr(Circumstances, n)}
-    words = (f"{name.replace('_', ' ')}: {value}" for name, value in differing.items())
-    return re.sub(r"\b(is|has) |: True|[(',)]", "", "; ".join(words))
-
-
-# Values.
+    other = {n: value for n, value in vars(how).items() if value != getattr(Circumstances, n)}
+    text = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in other.items())
+    return re.sub(r"\b(is|has) |: True|[(',)]", "", text)
 
 
 def _array(value: Any) -> Array:
@@ -288,28 +245,30 @@ def _shown(length: int, most: int, center: int = 0) -> list[int | None]:
 
 
 def _elements(array: Array, most: int, center: int = 0, joint: str = ", ") -> str:
-    rest = f" (of {len(array)})" if len(array) > most else ""
-    shown = _shown(len(array), most, center)
-    return joint.join("..." if i is None else _array_text(array[i]) for i in shown) + rest
-
-
-def _array_text(array: Any, center: int = 0) -> str:
-    is_element = np.ndim(array) == 0
-    return (
-        str(array) if is_element else f"[{_elements(array, 16 if array.ndim == 1 else 4, center)}]"
+    """Return the elements as text, only those around one if they are too many."""
+    texts = (
+        "..." if i is None else str(array[i]) if array.ndim == 1 else f"[{_elements(array[i], 16)}]"
+        for i in _shown(len(array), most, center)
     )
+    return joint.join(texts) + (f" (of {len(array)})" if len(array) > most else "")
 
 
-def _short(value: Any, most: int, center: int = 0) -> str:
-    """Return any value on one line; of a long one, the middle is left out."""
-    text = _text(value, lambda array, _: f"{_array_text(array, center)} {array.dtype}")
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)  # no terminal's codes
+def _short(value: Any, most: int, center: int = 0, *, is_quoted: bool = False) -> str:
+    """Return any value on one line, without control characters and the middle of a long one."""
+
+    def of_array(array: Array, _: str) -> str:
+        most = 16 if array.ndim == 1 else 4
+        return f"{f'[{_elements(array, most, center)}]' if array.ndim else array} {array.dtype}"
+
+    is_plain = isinstance(value, str | np.generic) and not is_quoted
+    text = str(value) if is_plain else _text(value, of_array)
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     last = most // 3
     return text if len(text) <= most else f"{text[: most - last - 5]} ... {text[-last:]}"
 
 
 def _text(value: Any, of_array: ArrayText, prefix: str = "", name: str = "") -> str:
-    """Return a value as Python, `prefix` before `reference`'s classes; words for what has no text."""
+    """Return a value as Python, `prefix` before `reference`'s classes, or what it is in words."""
 
     def inside(part: Any, name: str = name) -> str:
         return _text(part, of_array, prefix, name)
@@ -317,7 +276,7 @@ def _text(value: Any, of_array: ArrayText, prefix: str = "", name: str = "") -> 
     if isinstance(value, np.ndarray | torch.Tensor):
         text = of_array(_array(value), name)
     elif isinstance(value, np.dtype | torch.dtype):
-        text = f"torch.{value}".replace("torch.torch", "torch")
+        text = ("torch." if prefix else "") + str(value).removeprefix("torch.")
     elif isinstance(value, BaseException):
         text = f"{type(value).__name__}: {value}"
     elif isinstance(value, list | tuple):
@@ -327,9 +286,7 @@ def _text(value: Any, of_array: ArrayText, prefix: str = "", name: str = "") -> 
         text = f"{{{', '.join(f'{key!r}: {inside(part)}' for key, part in value.items())}}}"
     elif is_object(value):
         known = vars(type(value))  # with the defaults of a dataclass
-        fields = {
-            n: part for n, part in fields_of(value).items() if part is not known.get(n, known)
-        }
+        fields = {n: v for n, v in fields_of(value).items() if v is not known.get(n, known)}
         inner = ", ".join(f"{field}={inside(part, field)}" for field, part in fields.items())
         prefix = prefix if type(value).__module__.startswith("reference") else ""
         text = f"{prefix}{type(value).__name__}({inner})"
@@ -339,9 +296,6 @@ def _text(value: Any, of_array: ArrayText, prefix: str = "", name: str = "") -> 
         plain = None | int | float | complex | str | bytes | slice | range | np.generic
         text = repr(value) if isinstance(value, plain) else f"a {type(value).__name__}"
     return re.sub(r"(slice\(\w+, \w+), None\)", r"\1)", text)
-
-
-# How to see it again.
 
 
 def _command(line: str, joint: str = " \\") -> list[str]:
@@ -356,13 +310,14 @@ def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
     story, arguments = failure.story, dict(failure.story.arguments)
     arrays = [value for value in arguments.values() if isinstance(value, np.ndarray)]
     is_shared = any(np.may_share_memory(a, b) for a, b in itertools.combinations(arrays, 2))
-    if failure.condition or _circumstances(story.circumstances) or is_shared:
-        return []
     impl = re.search(r"--impl[ =](\S+)", replay)
+    is_other = failure.condition or _circumstances(story.circumstances) or is_shared
+    if is_other or (story.changed is not None and not impl):  # `fast` needs checked mode then
+        return []
     prefix = f"{Path(impl[1]).stem if impl else 'fast'}."
 
     def of_array(array: Array, name: str) -> str:
-        values = array.tolist() if array.size < 100 else "too long"
+        values = array.tolist() if array.dtype.kind in "biu" and array.size < 100 else "too long"
         if name in host:
             return f"np.array({values}, np.{array.dtype})"
         return f"torch.tensor({values}, dtype=torch.{array.dtype})"
