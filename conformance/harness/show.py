@@ -6,7 +6,6 @@ import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,7 +18,6 @@ from reference import CommonAttentionMetadata
 
 WIDTH: Final = 100
 MAX_LINES: Final = 40
-MAX_REQUESTS: Final = 10
 INDENT: Final = "    "
 
 PER_REQUEST: Final = re.compile(r"block_table.*|\w*seq_lens(_cpu)?|num_computed_tokens_cpu")
@@ -31,6 +29,7 @@ PROMISES: Final = (
 )  # kinds, of which `got` says what is wrong
 
 ArrayText: TypeAlias = Callable[[Array, str], str]  # of an array in a field of this name
+Table: TypeAlias = list[list[str]]
 Place: TypeAlias = tuple[str, int, int]  # in words; the request, and its token or column
 
 
@@ -42,9 +41,7 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
     if difference.verdict is not Verdict.WRONG_ANSWER:
         head[0] += f" ({difference.verdict.value})"
     for line in _statement(story, difference, 300, place[0]):
-        head += textwrap.wrap(
-            line, WIDTH, initial_indent=INDENT, subsequent_indent=2 * INDENT, max_lines=4
-        )
+        head += [INDENT + x for x in textwrap.wrap(line, 96, subsequent_indent=INDENT, max_lines=4)]
     head += [INDENT + line for line in _window(difference)]
     notes = {"needed": failure.condition, "circumstances": _circumstances(story.circumstances)}
     tail = [f"{name}: {note}"[:WIDTH] for name, note in notes.items() if note]
@@ -61,10 +58,9 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
 
 def one_line(failure: Failure) -> str:
     """Return what follows `FAILS: `, such as `f on host: result[1] = 2, but should be 0`."""
-    difference, condition = failure.difference, failure.condition
-    lines = _statement(failure.story, difference, 120)
-    lines[:0] = [difference.kind] if difference.kind.startswith(PROMISES) else []
-    lines[-1] += f" ({condition})" if condition else ""
+    lines = _statement(failure.story, failure.difference, 120)
+    lines[:0] = [failure.difference.kind] * failure.difference.kind.startswith(PROMISES)
+    lines[-1] += f" ({failure.condition})" if failure.condition else ""
     return f"{failure.story.function} on {failure.target}: {', '.join(lines)}"
 
 
@@ -161,10 +157,9 @@ def _window(difference: Difference) -> Iterator[str]:
     yield from _aligned([["got", *rows[0]], ["expected", *rows[1]]])
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def _aligned(rows: Table) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [map(str.ljust, row, widths) for row in rows]
-    return ["  ".join(row).rstrip()[: WIDTH - len(INDENT)] for row in cells]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip()[: WIDTH - 4] for row in rows]
 
 
 def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
@@ -209,11 +204,11 @@ def _is_column(name: str, value: Any, starts: list[int]) -> bool:
     return PER_REQUEST.fullmatch(name) is not None and len(value) >= len(starts) - 1
 
 
-def _rows(columns: dict[str, Array], starts: list[int], place: Place, most: int) -> Any:
+def _rows(columns: dict[str, Array], starts: list[int], place: Place, most: int) -> Table:
     num_reqs, end = len(starts) - 1, starts[-1]
     bounds = [*starts, max([end, *(len(columns[n]) for n in columns if PER_TOKEN.fullmatch(n))])]
     table = [["request", "query", "tokens", *(TITLES.get(name, name) for name in columns)]]
-    for row in [*_shown(num_reqs, MAX_REQUESTS, place[1]), *[num_reqs] * (bounds[-1] > end)]:
+    for row in [*_shown(num_reqs, 10, place[1]), *[num_reqs] * (bounds[-1] > end)]:
         if row is None:
             table.append(["..."] * len(table[0]))
             continue
@@ -240,8 +235,8 @@ def _array(value: Any) -> Array:
 def _shown(length: int, most: int, center: int = 0) -> list[int | None]:
     """Return the indices of a long sequence that are shown, around one; None is a gap."""
     first = max(0, min(center - most // 2, length - most))
-    inside = range(first, min(first + most, length))
-    return [*[None] * (first > 0), *inside, *[None] * (first + most < length)]
+    last = min(first + most, length)
+    return [*[None] * (first > 0), *range(first, last), *[None] * (last < length)]
 
 
 def _elements(array: Array, most: int, center: int = 0, joint: str = ", ") -> str:
@@ -258,7 +253,8 @@ def _short(value: Any, most: int, center: int = 0, *, is_quoted: bool = False) -
 
     def of_array(array: Array, _: str) -> str:
         most = 16 if array.ndim == 1 else 4
-        return f"{f'[{_elements(array, most, center)}]' if array.ndim else array} {array.dtype}"
+        text = f"[{_elements(array, most, center)}]" if array.ndim else str(array)
+        return f"{text} {array.dtype}" if array.size else f"{array.dtype} of shape {array.shape}"
 
     is_plain = isinstance(value, str | np.generic) and not is_quoted
     text = str(value) if is_plain else _text(value, of_array)
@@ -310,14 +306,15 @@ def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
     story, arguments = failure.story, dict(failure.story.arguments)
     arrays = [value for value in arguments.values() if isinstance(value, np.ndarray)]
     is_shared = any(np.may_share_memory(a, b) for a, b in itertools.combinations(arrays, 2))
-    impl = re.search(r"--impl[ =](\S+)", replay)
+    impl = re.search(r"--impl[ =](?:\S*/)?([\w.]+?)(?:\.py)?(?:\s|$)", replay)
     is_other = failure.condition or _circumstances(story.circumstances) or is_shared
     if is_other or (story.changed is not None and not impl):  # `fast` needs checked mode then
         return []
-    prefix = f"{Path(impl[1]).stem if impl else 'fast'}."
+    prefix = f"{impl[1] if impl else 'fast'}."
 
     def of_array(array: Array, name: str) -> str:
-        values = array.tolist() if array.dtype.kind in "biu" and array.size < 100 else "too long"
+        is_short = array.dtype.kind in "biu" and 0 < array.size < 100
+        values = array.tolist() if is_short or array.shape == (0,) else "too long"
         if name in host:
             return f"np.array({values}, np.{array.dtype})"
         return f"torch.tensor({values}, dtype=torch.{array.dtype})"
