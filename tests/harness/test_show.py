@@ -193,7 +193,7 @@ values = st.recursive(
         ]
     ),
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
-    max_leaves=30,
+    max_leaves=12,
 )
 names = st.sampled_from(["query_start_loc", "positions", "seq_lens", "out", "block_table", "x"])
 
