@@ -137,7 +137,7 @@ def _changed(story: Story) -> list[str]:
         return [] if story.changed is None else ["a valid call with several places changed"]
     try:
         now = f"= {_short(get(story.arguments, story.changed), 60, is_quoted=True)}"
-    except (AttributeError, LookupError):
+    except (AttributeError, LookupError, TypeError):
         now = "removed"
     return [f"a valid call with one place changed: {text_of(story.changed)} {now}"]
 

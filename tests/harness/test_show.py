@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
@@ -198,6 +198,7 @@ values = st.recursive(
 names = st.sampled_from(["query_start_loc", "positions", "seq_lens", "out", "block_table", "x"])
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(names, values),
     values,
