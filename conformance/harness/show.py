@@ -327,4 +327,4 @@ def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
         compile("".join(lines).strip(), "", "eval")
     except SyntaxError:
         return []
-    return lines if len(lines) <= 3 else []
+    return lines if len(lines) <= 3 and max(map(len, lines)) <= WIDTH else []
