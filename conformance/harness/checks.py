@@ -170,12 +170,12 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
     arguments = OBJECTS[how.objects](story.arguments)
     if how.objects and reference_answer(contract.function, copied(arguments)).error is not None:
         arguments = story.arguments  # `reference` takes no such objects
-    with (
-        unchanged(slow=True) as settings,
-        target.running(checked=how.is_checked, seed=story.seed),
-    ):
+    with target.running(checked=how.is_checked, seed=story.seed):
         x = Pair(contract, target, arguments, how)
-        x.call()
+        with unchanged(slow=True) as settings:
+            x.call()
+        if settings:
+            raise Found(settings[0])
         x.check_sharing()
         stage.append("answered")
         if story.condition:
@@ -185,8 +185,6 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
         else:
             for promise in contract.properties:
                 _keep(promise, target, story)
-    if settings:
-        raise Found(settings[0])
 
 
 def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: Story) -> None:
