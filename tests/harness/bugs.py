@@ -115,7 +115,8 @@ def try_bugs(bugs: list[Bug], options: argparse.Namespace) -> int:
             output.write(json.dumps(records[-1]) + "\n")
             output.flush()
             first = failures[0] if failures else {}
-            why = found.get("stopped") or found.get("error") or first.get("error")
+            why = found.get("stopped") or found.get("error") or first.get("error") or ""
+            why = why.strip().rpartition("\n")[2]  # of a traceback
             where = [first.get(key) or "" for key in ("test", "condition", "kind", "examples")]
             print(f"{verdict:7} {name}:", why or "; ".join(map(str, where)), flush=True)
     show_summary(records)
