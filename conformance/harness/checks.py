@@ -157,11 +157,30 @@ def tell(contract: Contract, target: Target, story: Story) -> None:
             else:
                 _tell_answer(contract, target, story, stage)
     except Found as found:
-        difference = found.difference
-        words = condition.words if condition and stage else ""
-        if stage and condition and difference.verdict is Verdict.WRONG_ANSWER:
-            difference = dataclasses.replace(difference, verdict=condition.verdict)
+        difference, words, verdict = found.difference, "", Verdict.WRONG_ANSWER
+        if condition and stage:
+            words, verdict = condition.words, condition.verdict
+        elif difference.verdict is verdict and story.changed is None:
+            words = _exotic(contract, target, story)
+            verdict = Verdict.ROBUSTNESS if words else verdict
+        if difference.verdict is Verdict.WRONG_ANSWER:
+            difference = dataclasses.replace(difference, verdict=verdict)
         raise Failure(story, target.name, difference, words) from None
+
+
+def _exotic(contract: Contract, target: Target, story: Story) -> str:
+    """Return what was needed for a failure, if the call is right in ordinary circumstances."""
+    how = story.circumstances
+    kinds = {
+        how.mode: {"mode": ""},
+        "tensors that are lazy negations" if how.is_negated else "": {"is_negated": False},
+        f"objects of {how.objects}" if how.objects else "": {"objects": ""},
+    }
+    for words, ordinary in kinds.items():
+        plain = dataclasses.replace(story, circumstances=dataclasses.replace(how, **ordinary))
+        if words and attempt(_tell_answer, contract, target, plain, []).error is None:
+            return words
+    return ""
 
 
 def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[str]) -> None:
@@ -299,7 +318,7 @@ def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:
     except Found as error:
         found = error.difference
     story = Story(contract.function, called[0] if called else {})
-    raise Failure(story, target.name, found, f"the law {law.name}") from None
+    raise Failure(story, target.name, found) from None
 
 
 def as_reference(value: Any) -> Any:

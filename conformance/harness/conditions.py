@@ -399,7 +399,9 @@ def in_changing_checks(stage: Stage) -> None:
 # Memory.
 
 
-@condition("arguments in read-only memory", weight=1, takes_long=True)
+@condition(
+    "arguments in read-only memory", verdict=Verdict.ROBUSTNESS, weight=1, takes_long=True
+)
 def read_only(stage: Stage) -> None:
     """A write that is put back is a write: another thread may read meanwhile.
 

@@ -247,7 +247,8 @@ class Pair:
             return found
         for placed, old, new in zip(self.memory.placed, versions, self._versions(), strict=True):
             if old != new and placed.name.partition(".")[0] not in self.contract.written:
-                return Difference(placed.name, new - old, 0, "is written, and put back")
+                kind = "is written, and put back"
+                return Difference(placed.name, new - old, 0, kind, Verdict.ROBUSTNESS)
         if not any(objects(value) for value in self.ours.values()):
             return None
         found = self.comparison.difference(self.ours, self.theirs, "arguments")
