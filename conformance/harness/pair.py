@@ -61,7 +61,6 @@ def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcom
     try:
         return Outcome(function(*args, **keywords))
     except RAISED as error:
-        error.__traceback__ = None  # which would keep the arguments alive
         return Outcome(error=error)
 
 
@@ -192,10 +191,13 @@ class Pair:
 
     def outcome(self, mode: str | None = None) -> Outcome:
         """Return the outcome of the target, without a comparison."""
-        args, keywords = self._passed()
-        function = self.target.function(self.contract.function)
         with MODES[self.circumstances.mode if mode is None else mode]():
-            return attempt(function, *args, **keywords)
+            return attempt(self.prepared())
+
+    def prepared(self) -> Callable[[], Any]:
+        """Return a function that makes the call of the target."""
+        args, keywords = self._passed()
+        return functools.partial(self.target.function(self.contract.function), *args, **keywords)
 
     def _passed(self) -> tuple[list[Any], Arguments]:
         """Return the positional and the keyword arguments."""
