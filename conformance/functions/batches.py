@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.harness.contract import Arguments, Special
-from conformance.harness.sizes import Rng, fit, rngs, sizes, vectors
+from conformance.harness.sizes import rngs, sizes, vectors
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 T = TypeVar("T")
@@ -243,18 +243,26 @@ def batches(
         layout = draw(layouts(most=min(most), has_ranks=False))
     pieces = layout.blocks_per_kv_block
     busy, num_blocks = draw(sizes(least_tokens, most[0])), draw(sizes(least_tokens, most[2]))
-    busy, num_blocks = fit(max(10**5 // pieces, 1), busy, num_blocks)
-    padded = draw(st.sampled_from((0, 0, 1, 2)) | sizes(0, min(most[0], 200)))
-    longest = min(longest, num_blocks * layout.virtual_block_size)
     kind = draw(st.sampled_from(("any", "decodes", "uniform", "decodes first")))
     per_req = {"decodes": 1, "uniform": draw(st.integers(2, 4))}.get(kind, 0)
     num_tokens = busy * per_req
     if not per_req:
         many = busy * draw(st.sampled_from((1, 2, 5, 20)))
         num_tokens = draw(sizes(least_tokens, most[1]) | st.just(many))
+    if most[0] > 8 and draw(st.booleans()):  # enough blocks for the tokens
+        num_blocks = max(num_blocks, -(-num_tokens // max(busy * layout.virtual_block_size, 1)))
+    cells = max(10**5 // pieces, 1)
+    if draw(st.booleans()):
+        num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
+    busy, num_blocks = min(busy, cells // max(num_blocks, 1)), min(num_blocks, cells)
+    padded = draw(st.sampled_from((0, 0, 1, 2)) | sizes(0, min(most[0], 200)))
+    longest = min(longest, num_blocks * layout.virtual_block_size)
     num_tokens = min(num_tokens, most[1], busy * longest)
     extra = draw(st.sampled_from((0, 0, 1, 2)) | sizes(0, min(most[0], 300)))
-    [columns, rows] = num_blocks * pieces + extra, busy + padded + draw(st.sampled_from((0, 0, 1, 9)))
+    [columns, rows] = (
+        num_blocks * pieces + extra,
+        busy + padded + draw(st.sampled_from((0, 0, 1, 9))),
+    )
     rows = max(busy + padded, min(rows, 10**5 // max(columns, 1)))
     few = st.sampled_from((0, 0, 1, 3)) | sizes(0, min(most[0], 300))
     num_padding_tokens, extra_slots = draw(few), draw(few)
@@ -262,7 +270,9 @@ def batches(
     raised = draw(excess), draw(excess)
     causal, drift = draw(st.sampled_from((True, True, False))), draw(st.sampled_from((0, 0, 2)))
     has_copies, has_numpy_ints = draw(st.booleans()), draw(st.booleans())
-    optional = _optional(draw, busy + padded, num_tokens, num_padding_tokens) if has_optional else None
+    optional = (
+        _optional(draw, busy + padded, num_tokens, num_padding_tokens) if has_optional else None
+    )
 
     def contents(draw: st.DrawFn) -> Batch:
         lens = _query_lens(draw, kind, busy, num_tokens, longest)
@@ -305,7 +315,9 @@ def _query_lens(
         found = np.array(lens, np.int64)
     else:
         rng = draw(rngs())
-        found = np.diff(np.sort(rng.integers(0, num_tokens, num_reqs - 1, endpoint=True)), prepend=0)
+        found = np.diff(
+            np.sort(rng.integers(0, num_tokens, num_reqs - 1, endpoint=True)), prepend=0
+        )
         found = np.append(found, num_tokens - found.sum())
         found[rng.random(num_reqs) < rng.choice((0.0, 0.5, 0.9))] = 1
         while found.sum() > num_tokens:  # some became longer
