@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 import torch
 
-from conformance.harness.story import Difference, Failure, Story
+from conformance.harness.story import Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
 
 GRACE_SECONDS: Final = 10.0
@@ -194,7 +194,7 @@ def call(target: Target, story: Story) -> Iterator[None]:
     Outside of a test of the plugin it does nothing.
 
     Raises:
-        Failure: The time is over, or an exception says that memory could not be allocated.
+        Failure: The time is over; or an exception, or a difference found, is want of memory.
     """
     limits = _CURRENT
     if limits is None:
@@ -207,10 +207,13 @@ def call(target: Target, story: Story) -> Iterator[None]:
         yield
     except CallTooSlow:
         words = f"needs more than {limits.patience:g} s"
+        if limits.patience < limits.seconds:
+            words += f", and a larger call more than {limits.seconds:g} s"
         limits.patience = min(limits.seconds, max(1.0, limits.seconds / 10))  # to shrink sooner
         raise failure_of(target.name, story, words) from None
-    except (MemoryError, RuntimeError) as error:
-        if limits.gib is None or not is_out_of_memory(error):
+    except Exception as error:
+        got = getattr(getattr(error, "difference", None), "got", error)
+        if limits.gib is None or not is_out_of_memory(got):
             raise
         raise failure_of(target.name, story, f"needs more than {limits.gib:g} GiB") from None
     finally:
@@ -219,4 +222,6 @@ def call(target: Target, story: Story) -> Iterator[None]:
 
 def failure_of(target: str, story: Story, words: str) -> Failure:
     """Return the failure of a story without an answer: what it needs, or how its process ended."""
-    return Failure(story, target, Difference("the call", words, "a result", kind=words))
+    is_valid = story.changed is None
+    verdict = Verdict.WRONG_ANSWER if is_valid else Verdict.ROBUSTNESS
+    return Failure(story, target, Difference("the call", words, "a result", words, verdict))
