@@ -141,13 +141,14 @@ class Limits:
         self.journal = Journal(self.folder / f"{self.worker}.journal", test)
         with (self.folder / f"{self.worker}.stack").open("wb") as self._stack:
             faulthandler.enable(self._stack)
+            self._watch()  # calls outside of stories may hang too
             try:
                 yield
             finally:
                 faulthandler.cancel_dump_traceback_later()
                 faulthandler.enable()
-                self._ends_at = 0.0
                 self.journal.end()
+                self.journal = None
 
     @contextlib.contextmanager
     def _memory_limit(self) -> Iterator[None]:
@@ -163,13 +164,17 @@ class Limits:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
+    def _watch(self) -> None:
+        """End this process, with a thread that needs no GIL, unless another story begins."""
+        assert self._stack is not None
+        after = self.patience + GRACE_SECONDS
+        self._ends_at = time.monotonic() + after
+        faulthandler.dump_traceback_later(after, exit=True, file=self._stack)
+
     def start(self) -> None:
         """Start the clock."""
-        now = time.monotonic()
-        if self._stack is not None and self._ends_at < now + self.patience + GRACE_SECONDS / 2:
-            # A thread that needs no GIL ends this process; making one for every story takes long.
-            self._ends_at = now + self.patience + GRACE_SECONDS
-            faulthandler.dump_traceback_later(self._ends_at - now, exit=True, file=self._stack)
+        if self.journal is not None and self._ends_at < time.monotonic() + self.patience + 5:
+            self._watch()
         self.is_armed = True
         # Repeated, since an exception raised in a destructor is ignored.
         signal.setitimer(signal.ITIMER_REAL, self.patience, 1.0)

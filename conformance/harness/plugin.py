@@ -258,7 +258,8 @@ def _functions(config: pytest.Config, contracts: Iterable[str]) -> list[str] | N
     for name in names_in(config.option.functions):
         members = [known for known in contracts if name in {known, known.partition(".")[0]}]
         if not members and not _has_other_plugin(config):
-            raise ValueError(f"function {name!r} is unknown; there are {near(name, [*contracts])}")
+            meant = near(name, [*contracts])
+            raise ValueError(f"function {name!r} is unknown; did you mean {meant}?")
         found += members
     return list(dict.fromkeys(found))
 

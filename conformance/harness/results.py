@@ -73,6 +73,12 @@ class Results:
             if report.failed or hasattr(report, "wasxfail")
         ]
 
+    def _num_examples(self, function: str, target: str) -> int:
+        """Return how many examples were drawn or replayed."""
+        found = [properties_of(report) for report in self.reports.get((function, target), ())]
+        replayed = sum("replay" == each["check"] for each in found)
+        return replayed + sum(each.get("examples", 0) for each in found)
+
     def _cell(self, contract: Contract, target: Target) -> str:
         """Return what the table says of a function on a target."""
         function, name = contract.function, target.name
@@ -91,8 +97,8 @@ class Results:
             return "-"
         if all(report.skipped for report in reports):
             return "not run"
-        examples = sum(properties_of(report).get("examples", 0) for report in reports)
-        return f"conforms ({examples:,})"
+        examples = self._num_examples(function, name)
+        return f"conforms ({examples:,})" if examples else "not checkable"
 
     def _table(self) -> Iterator[str]:
         """Yield the lines of the table, without functions that no target has."""
@@ -134,13 +140,14 @@ class Results:
                     yield f"hard case not drawn: {contract.function}: {name}"
 
     def _has_checked(self) -> bool:
-        reports = [report for each in self.reports.values() for report in each]
-        return any(not report.skipped or hasattr(report, "wasxfail") for report in reports)
+        keys = list(self.reports)
+        return any(self._failed(*key) or self._num_examples(*key) for key in keys)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run that drew no example of a hard case, or that checked nothing."""
-        if session.exitstatus != pytest.ExitCode.OK or session.shouldstop:
+        is_over = session.exitstatus == pytest.ExitCode.OK and not session.shouldstop
+        if not is_over or session.config.option.collectonly:
             return
         if any(self._missing_lines()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
