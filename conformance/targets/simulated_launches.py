@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from conformance.arrays.fresh_memory import filled_tensors
+from conformance.harness.fresh_memory import filled_tensors
 from conformance.arrays.guard_bands import POISON_BYTE
 from fast import launch
 

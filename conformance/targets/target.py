@@ -28,7 +28,7 @@ import torch
 import fast
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.arrays.fresh_memory import filled_memory
+from conformance.harness.fresh_memory import filled_memory
 from conformance.coverage.presets import (
     MINIMAL,
     REAL,
