@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -197,26 +198,41 @@ def deferred(draw: st.DrawFn, make: Callable[[st.DrawFn], T]) -> T:
     return make(draw)
 
 
+def choices(draw: st.DrawFn, *options: Sequence[Any]) -> Iterator[Any]:
+    """Draw one of each sequence, all by one number: a batch has many options, and a draw costs."""
+    number = draw(st.integers(0, math.prod(map(len, options)) - 1))
+    for option in options:
+        number, at = divmod(number, len(option))
+        yield option[at]
+
+
+KINDS: Final = ("any", "decodes", "uniform", "decodes first")
+"""Which query lengths there are."""
+
+
 @st.composite
 def layouts(draw: st.DrawFn, *, most: int = 1100, has_ranks: bool = True) -> Layout:
     """Draw layouts: kernel blocks, and ranks, up to the greatest that is allowed."""
-    kind = draw(st.integers(0, 15)) if most > 8 else 0
+    kind, ranks, rank = choices(draw, range(16 if most > 8 else 1), (1, 0), (0.0, 1.0, 0.5, 0.3))
     if kind == 15:
-        world = draw(st.sampled_from((1, MAX_INT32))) if has_ranks else 1
-        rank = draw(st.sampled_from((0, world - 1, world // 2)))
-        return Layout(MAX_INT32 // world, None, world, rank)
+        world = MAX_INT32 if has_ranks and not ranks else 1
+        return Layout(MAX_INT32 // world, None, world, int((world - 1) * rank))
     kernel, pieces = draw(sizes(1, most)), draw(sizes(1, min(most, 70), small=4))
     if kind == 14:
-        kernel, pieces = 1 + kernel % 4, draw(st.sampled_from((32_767, 32_768, 32_769, 40_000)))
+        kernel, pieces = 1 + kernel % 4, 32_766 + min(pieces, 5)
     elif kind == 13:
-        kernel, pieces = draw(st.sampled_from((2**16, 2**20, 2**29))), 1 + pieces % 3
+        kernel, pieces = (2**16, 2**20, 2**29)[kernel % 3], 1 + pieces % 3
     block_size = kernel * pieces
-    divisors = [d for d in range(1, min(block_size, 64) + 1) if block_size % d == 0]
-    interleave = draw(st.sampled_from([*divisors, kernel, pieces, block_size]))
-    world = draw(sizes(1, most)) if has_ranks and draw(st.booleans()) else 1
+    world = draw(sizes(1, most)) if has_ranks and not ranks else 1
     world = min(world, MAX_INT32 // block_size)
-    rank = draw(st.sampled_from((0, world - 1)) | st.integers(0, world - 1))
-    return Layout(block_size, kernel, world, rank, interleave)
+    divisors = [d for d in range(1, min(block_size, 64) + 1) if block_size % d == 0]
+    divisors += [kernel, pieces, block_size]
+    interleave = divisors[draw(st.integers(0, len(divisors) - 1))]
+    return Layout(block_size, kernel, world, int((world - 1) * rank), interleave)
+
+
+FEW: Final = (0, 0, 0, 0, 1, 2, 3, None)
+"""Sizes of what is there besides; None for any."""
 
 
 @st.composite
@@ -241,60 +257,57 @@ def batches(
     """
     if layout is None:
         layout = draw(layouts(most=min(most), has_ranks=False))
-    pieces = layout.blocks_per_kv_block
     busy, num_blocks = draw(sizes(least_tokens, most[0])), draw(sizes(least_tokens, most[2]))
-    kind = draw(st.sampled_from(("any", "decodes", "uniform", "decodes first")))
-    per_req = {"decodes": 1, "uniform": draw(st.integers(2, 4))}.get(kind, 0)
-    num_tokens = busy * per_req
-    if not per_req:
-        many = busy * draw(st.sampled_from((1, 2, 5, 20)))
-        num_tokens = draw(sizes(least_tokens, most[1]) | st.just(many))
-    if most[0] > 8 and draw(st.booleans()):  # enough blocks for the tokens
-        num_blocks = max(num_blocks, -(-num_tokens // max(busy * layout.virtual_block_size, 1)))
-    cells = max(10**5 // pieces, 1)
-    if draw(st.booleans()):
-        num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
-    busy, num_blocks = min(busy, cells // max(num_blocks, 1)), min(num_blocks, cells)
-    padded = draw(st.sampled_from((0, 0, 1, 2)) | sizes(0, min(most[0], 200)))
-    longest = min(longest, num_blocks * layout.virtual_block_size)
-    num_tokens = min(num_tokens, most[1], busy * longest)
-    extra = draw(st.sampled_from((0, 0, 1, 2)) | sizes(0, min(most[0], 300)))
-    [columns, rows] = (
-        num_blocks * pieces + extra,
-        busy + padded + draw(st.sampled_from((0, 0, 1, 9))),
+    kind, per_request, has_room, gives_way = choices(
+        draw, KINDS, (None, 1, 2, 5, 20, None), (True, False), (True, False)
     )
-    rows = max(busy + padded, min(rows, 10**5 // max(columns, 1)))
-    few = st.sampled_from((0, 0, 1, 3)) | sizes(0, min(most[0], 300))
-    num_padding_tokens, extra_slots = draw(few), draw(few)
-    excess = st.sampled_from((0, 0, 3, 2**30))
-    raised = draw(excess), draw(excess)
-    causal, drift = draw(st.sampled_from((True, True, False))), draw(st.sampled_from((0, 0, 2)))
-    has_copies, has_numpy_ints = draw(st.booleans()), draw(st.booleans())
-    optional = (
-        _optional(draw, busy + padded, num_tokens, num_padding_tokens) if has_optional else None
+    per_request = {"decodes": 1, "uniform": 2 + busy % 3}.get(kind, per_request)
+    any_number = draw(sizes(least_tokens, most[1])) if per_request is None else 0
+    num_tokens = min(busy * per_request if per_request else any_number, most[1])
+    pieces, block = layout.blocks_per_kv_block, layout.virtual_block_size
+    if has_room and most[0] > 8:
+        num_blocks = max(num_blocks, -(-num_tokens // max(busy * block, 1)))
+    cells = max(10**5 // pieces, 1)
+    if gives_way:
+        num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
+    num_blocks = min(num_blocks, cells)
+    busy = min(busy, cells // max(num_blocks, 1))
+    longest = min(longest, num_blocks * block)
+    num_tokens = min(num_tokens, busy * longest)
+    padded, padding, columns, rows, slots = (
+        draw(sizes(0, min(most[0], 300))) if few is None else few
+        for few in choices(draw, FEW, FEW, FEW, FEW, FEW)
+    )
+    columns += num_blocks * pieces
+    rows = busy + padded + min(rows, 10**5 // max(columns, 1))
+    excess = (0, 0, 3, 2**30)
+    raised_query, raised, causal, drift, has_copies, has_numpy_ints, dtype, *optional = choices(
+        *(draw, excess, excess, (True, True, False), (0, 0, 2), (False, True), (False, True)),
+        *((np.int32, np.int64), *[(False, True)] * 3),
     )
 
     def contents(draw: st.DrawFn) -> Batch:
         lens = _query_lens(draw, kind, busy, num_tokens, longest)
         lens = np.concatenate([lens, np.zeros(padded, np.int64)])
         computed = _contexts(draw, lens, longest, layout.virtual_block_size)
-        filler = draw(st.sampled_from(FILLERS))
-        table = _block_table(draw, layout, lens, computed, (rows, columns), filler)
-        return Batch(
+        [filler] = choices(draw, FILLERS)
+        batch = Batch(
             query_lens=lens,
             num_computed_tokens=computed,
             layout=layout,
-            block_table=table,
-            num_padding_tokens=num_padding_tokens,
+            block_table=_block_table(draw, layout, lens, computed, (rows, columns), filler),
+            num_padding_tokens=padding,
             filler=filler,
-            raised=raised,
+            raised=(raised_query, raised),
             causal=causal,
             drift=drift,
-            extra_slots=extra_slots,
+            extra_slots=slots,
             has_copies=has_copies,
             has_numpy_ints=has_numpy_ints,
-            optional=optional(draw, (lens + computed).astype(np.int32)) if optional else {},
         )
+        if not has_optional:
+            return batch
+        return dataclasses.replace(batch, optional=_optional(draw, batch, dtype, *optional))
 
     return deferred(contents)
 
@@ -310,8 +323,8 @@ def _query_lens(
         for after in range(num_reqs - 1, -1, -1):
             left = num_tokens - sum(lens)
             least, greatest = max(0, left - after * longest), min(left, longest)
-            short = max(least, min(1, greatest))
-            lens.append(draw(st.integers(least, greatest) | st.just(short)))
+            is_short = draw(st.booleans()) and least <= 1 <= greatest
+            lens.append(1 if is_short else draw(st.integers(least, greatest)))
         found = np.array(lens, np.int64)
     else:
         rng = draw(rngs())
@@ -346,7 +359,7 @@ def _contexts(draw: st.DrawFn, lens: IntArray, longest: int, block: int) -> IntA
         found[i] = draw(st.integers(0, int(room[i])))
         if draw(st.booleans()):
             end = draw(st.integers(0, near)) * block + draw(st.integers(-1, 1))
-            found[i] = end - draw(st.sampled_from((0, int(lens[i]))))
+            found[i] = end - lens[i] * draw(st.integers(0, 1))
     return np.clip(found, 0, room)
 
 
@@ -359,53 +372,49 @@ def _block_table(
     filler: int,
 ) -> IntArray:
     """Draw the blocks of each request, distinct apart from a common prefix; then the filler."""
+    order, first, is_shared = choices(
+        draw, ("ascending", "descending", "shuffled"), (1, 0, -1), (False, True)
+    )
     pieces, columns = layout.blocks_per_kv_block, np.arange(shape[1])
     table = np.full(shape, filler, np.int32)
     needed = -(-(lens + computed) // layout.virtual_block_size) * pieces
     total = int(needed.sum()) // pieces
     ids = np.arange(total)
-    order = draw(st.sampled_from(("ascending", "descending", "shuffled")))
+    last = 2**31 // pieces - 1
+    first = max(min(first if first >= 0 else last + 1 - total, last + 1 - total), 0)
     if order == "descending":
-        ids = ids[::-1].copy()
+        ids = ids[::-1]
     elif order == "shuffled":
         ids = draw(rngs()).permutation(total)
-    last = 2**31 // pieces - 1
-    least = draw(st.sampled_from((1, 0, last + 1 - total)))
-    ids += max(min(least, last + 1 - total), 0)
-    ids = np.minimum(ids, last)  # `pieces` may leave too few numbers
+    ids = np.minimum(ids + first, last)  # `pieces` may leave too few numbers
     table[: len(lens)][columns < needed[:, None]] = (
         ids[:, None] * pieces + np.arange(pieces)
     ).reshape(-1)
-    if len(lens) and draw(st.booleans()):
+    if len(lens) and is_shared:
         # Only whole blocks, computed in both, can be shared.
         common = np.minimum(computed, computed[0]) // layout.virtual_block_size * pieces
-        is_shared = columns < common[:, None]
-        table[: len(lens)][is_shared] = np.broadcast_to(table[0], is_shared.shape)[is_shared]
+        at = columns < common[:, None]
+        table[: len(lens)][at] = np.broadcast_to(table[0], at.shape)[at]
     return table
 
 
 def _optional(
-    draw: st.DrawFn, num_reqs: int, num_tokens: int, num_padding: int
-) -> Callable[[st.DrawFn, IntArray], Mapping[str, Any]]:
-    """Draw which optional fields a metadata has; return a function that draws their contents."""
-    has_logits, has_encoder, has_local = (draw(st.booleans()) for _ in range(3))
-    dtype = draw(st.sampled_from((np.int32, np.int64)))
-    num_logits = draw(st.integers(0, num_tokens))
-
-    def contents(draw: st.DrawFn, lens: IntArray) -> Mapping[str, Any]:
-        found: dict[str, Any] = {}
-        if has_logits:
-            # The last tokens; padding repeats one of them.
-            indices = np.arange(num_tokens - num_logits, num_tokens + num_padding)
-            found["logits_indices_padded"] = np.minimum(indices, num_tokens).astype(dtype)
-            found["num_logits_indices"] = num_logits
-        if has_encoder:
-            found["encoder_seq_lens"] = draw(vectors(num_reqs, 0, 99, dtype))
-        if has_local:
-            found["dcp_local_seq_lens"] = lens // 2
-        return found
-
-    return contents
+    draw: st.DrawFn, batch: Batch, dtype: Any, has_logits: bool, has_encoder: bool, has_local: bool
+) -> Mapping[str, Any]:
+    """Draw the optional fields of a metadata."""
+    found: dict[str, Any] = {}
+    if has_logits:
+        # The last token of each request that has any; padding repeats the last one.
+        last = batch.starts[1:][batch.query_lens > 0] - 1
+        indices = np.zeros(batch.num_actual_tokens, dtype)
+        indices[: len(last)] = last
+        found["logits_indices_padded"] = indices
+        found["num_logits_indices"] = len(last)
+    if has_encoder:
+        found["encoder_seq_lens"] = draw(vectors(batch.num_reqs, 0, 99, dtype))
+    if has_local:
+        found["dcp_local_seq_lens"] = (batch.seq_lens // 2).astype(np.int32)
+    return found
 
 
 VECTORS: Final = ("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import hypothesis
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
@@ -33,7 +34,7 @@ from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
-from conformance.harness.values import arrays, copied
+from conformance.harness.values import arrays, copied, places, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +195,8 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
     arguments = OBJECTS[how.objects](story.arguments)
     if how.objects and reference_answer(contract.function, copied(arguments)).error is not None:
         arguments = story.arguments  # `reference` takes no such objects
+    if "expanded" in how.layouts:
+        arguments = _with_equal_entries(contract, arguments)
     with target.running(checked=how.is_checked, seed=story.seed):
         x = Pair(contract, target, arguments, how)
         with unchanged(slow=True) as settings:
@@ -209,6 +212,17 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
         else:
             for promise in contract.properties:
                 _keep(promise, target, story)
+
+
+def _with_equal_entries(contract: Contract, arguments: Arguments) -> Arguments:
+    """Let the entries of each array be equal if that is valid, so that one can be expanded."""
+    for path, value in list(places(arguments)):
+        if isinstance(value, np.ndarray) and value.size > 1 and path[0] not in contract.written:
+            equal = np.full_like(value, value.flat[-1])
+            changed = copied(put(arguments, path, equal))
+            if reference_answer(contract.function, changed).error is None:
+                arguments = put(arguments, path, equal)
+    return arguments
 
 
 def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: Story) -> None:

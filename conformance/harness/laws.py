@@ -164,7 +164,7 @@ def cases(draw: st.DrawFn, contract: Contract, law: Law) -> Case:
     """Draw small batches: all pairs of a token and a key can be listed."""
     description = contract.description or Description(lambda *_: {}, lambda *_: [])
     layout = draw(layouts(most=4, has_ranks=description.has_ranks))
-    least = description.least_tokens
+    least = description.least_tokens or draw(st.sampled_from((1, 1, 1, 0)))
     batch = draw(draw(batches(layout, most=(4, 12, 4), longest=40, least_tokens=least)))
     if description.causal is not None:
         batch = dataclasses.replace(batch, causal=description.causal)

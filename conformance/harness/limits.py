@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 import torch
 
-from conformance.harness.story import Difference, Failure, Story
+from conformance.harness.story import Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
 
 GRACE_SECONDS: Final = 10.0
@@ -141,13 +141,14 @@ class Limits:
         self.journal = Journal(self.folder / f"{self.worker}.journal", test)
         with (self.folder / f"{self.worker}.stack").open("wb") as self._stack:
             faulthandler.enable(self._stack)
+            self._watch()  # calls outside of stories may hang too
             try:
                 yield
             finally:
                 faulthandler.cancel_dump_traceback_later()
                 faulthandler.enable()
-                self._ends_at = 0.0
                 self.journal.end()
+                self.journal = None
 
     @contextlib.contextmanager
     def _memory_limit(self) -> Iterator[None]:
@@ -163,13 +164,17 @@ class Limits:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
+    def _watch(self) -> None:
+        """End this process, with a thread that needs no GIL, unless another story begins."""
+        assert self._stack is not None
+        after = self.patience + GRACE_SECONDS
+        self._ends_at = time.monotonic() + after
+        faulthandler.dump_traceback_later(after, exit=True, file=self._stack)
+
     def start(self) -> None:
         """Start the clock."""
-        now = time.monotonic()
-        if self._stack is not None and self._ends_at < now + self.patience + GRACE_SECONDS / 2:
-            # A thread that needs no GIL ends this process; making one for every story takes long.
-            self._ends_at = now + self.patience + GRACE_SECONDS
-            faulthandler.dump_traceback_later(self._ends_at - now, exit=True, file=self._stack)
+        if self.journal is not None and self._ends_at < time.monotonic() + self.patience + 5:
+            self._watch()
         self.is_armed = True
         # Repeated, since an exception raised in a destructor is ignored.
         signal.setitimer(signal.ITIMER_REAL, self.patience, 1.0)
@@ -194,7 +199,7 @@ def call(target: Target, story: Story) -> Iterator[None]:
     Outside of a test of the plugin it does nothing.
 
     Raises:
-        Failure: The time is over, or an exception says that memory could not be allocated.
+        Failure: The time is over; or an exception, or a difference found, is want of memory.
     """
     limits = _CURRENT
     if limits is None:
@@ -207,10 +212,13 @@ def call(target: Target, story: Story) -> Iterator[None]:
         yield
     except CallTooSlow:
         words = f"needs more than {limits.patience:g} s"
+        if limits.patience < limits.seconds:
+            words += f", and a larger call more than {limits.seconds:g} s"
         limits.patience = min(limits.seconds, max(1.0, limits.seconds / 10))  # to shrink sooner
         raise failure_of(target.name, story, words) from None
-    except (MemoryError, RuntimeError) as error:
-        if limits.gib is None or not is_out_of_memory(error):
+    except Exception as error:
+        got = getattr(getattr(error, "difference", None), "got", error)
+        if limits.gib is None or not is_out_of_memory(got):
             raise
         raise failure_of(target.name, story, f"needs more than {limits.gib:g} GiB") from None
     finally:
@@ -219,4 +227,6 @@ def call(target: Target, story: Story) -> Iterator[None]:
 
 def failure_of(target: str, story: Story, words: str) -> Failure:
     """Return the failure of a story without an answer: what it needs, or how its process ended."""
-    return Failure(story, target, Difference("the call", words, "a result", kind=words))
+    is_valid = story.changed is None
+    verdict = Verdict.WRONG_ANSWER if is_valid else Verdict.ROBUSTNESS
+    return Failure(story, target, Difference("the call", words, "a result", words, verdict))

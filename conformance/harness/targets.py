@@ -60,6 +60,11 @@ class Target:
         """Whether every failure fails the run, not only wrong answers."""
         return self.implementation.is_strict
 
+    @property
+    def has_checks(self) -> bool:
+        """Whether it has a checked mode; without one it must always refuse bad values."""
+        return self.implementation.has_checked_mode
+
     def offers(self, function: str) -> bool:
         """Return whether the implementation has a function, or a method written `Class.method`."""
         return self.implementation.offers(function)
@@ -99,7 +104,7 @@ class Target:
             if self.device == "cpu":  # a GPU lacks some operations in this mode
                 stack.enter_context(filled_tensors())
                 stack.enter_context(filled_memory())
-            if self.implementation.has_checked_mode:
+            if self.has_checks:
                 stack.enter_context(self.find("checks")(checked))
             if self.kind == "native":
                 stack.enter_context(native_launches(seed))
