@@ -38,7 +38,7 @@ from conformance.harness.sizes import rngs, sizes, vectors
 if TYPE_CHECKING:
     from conformance.harness.targets import Target
 
-DEFAULTS: Final = vars(Layout(1))
+DEFAULTS: Final = Layout(1).keywords()
 
 
 def _arguments(batch: Batch, _: object = None) -> Arguments:
