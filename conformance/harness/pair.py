@@ -239,7 +239,8 @@ class Pair:
         """Return the first array of a result whose elements share memory, as in an expanded one."""
         for mine, theirs in zip(arrays(expected), arrays(got), strict=True):
             strides = theirs.strides if isinstance(theirs, np.ndarray) else theirs.stride()
-            if any(n > 1 and not step for n, step in zip(theirs.shape, strides, strict=True)):
+            is_folded = any(n > 1 and not s for n, s in zip(theirs.shape, strides, strict=True))
+            if is_folded and mine.size:
                 if not any(np.may_share_memory(mine, array) for array in arrays(self.ours)):
                     words = "elements that share memory", "memory for each"
                     return Difference("result", *words, "wrong memory")
