@@ -78,9 +78,7 @@ class Stage:
 
     def pair(self, arguments: Arguments, *, is_paged: bool = False) -> Pair:
         """Return the same call with other arguments."""
-        return Pair(
-            self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged
-        )
+        return Pair(self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged)
 
     @property
     def writes(self) -> bool:
@@ -328,7 +326,9 @@ def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | 
 # Threads and modes.
 
 
-@condition("two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True)
+@condition(
+    "two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True
+)
 def in_threads(stage: Stage) -> None:
     """Each thread gets its own answer."""
     if stage.writes:

@@ -77,7 +77,7 @@ class Results:
         """Return how many examples were drawn or replayed."""
         found = [properties_of(report) for report in self.reports.get((function, target), ())]
         replayed = sum("replay" == each["check"] for each in found)
-        return replayed + sum(each.get("examples", 0) for each in found)
+        return replayed + sum(int(each.get("examples", 0)) for each in found)
 
     def _cell(self, contract: Contract, target: Target) -> str:
         """Return what the table says of a function on a target."""
