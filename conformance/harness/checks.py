@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import hypothesis
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
@@ -33,7 +34,7 @@ from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
-from conformance.harness.values import arrays, copied
+from conformance.harness.values import arrays, copied, places, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,22 +92,27 @@ AGAIN: Final = 25
 # Drawing.
 
 
-def circumstances(contract: Contract) -> st.SearchStrategy[Circumstances]:
-    """Return a strategy of where memory lies, and of how a call is made."""
-    rarely = st.sampled_from((False,) * 5 + (True,))
-    own = ("", "", "", "", "subclasses", *["own classes"] * contract.takes_own_objects)
-    return st.builds(
-        Circumstances,
-        layouts=st.lists(st.sampled_from(sorted(LAYOUTS)), max_size=3).map(
-            lambda names: tuple(names) or ("dense",)
-        ),
-        is_negated=rarely,
-        has_numpy_scalars=rarely,
-        is_positional=rarely,
-        is_checked=st.booleans(),
-        mode=st.sampled_from(["", "", *MODES]),
-        objects=st.sampled_from(own),
-    )
+FEATURES: Final = [
+    *[("layout", name) for name in LAYOUTS],
+    ("is_negated", True),
+    ("has_numpy_scalars", True),
+    ("is_positional", True),
+    *[("is_checked", True)] * 4,
+    *[("mode", name) for name in MODES if name],
+    *[("objects", name) for name in OBJECTS if name],
+]
+"""What circumstances may have; a list of features shrinks better than a record of all of them."""
+
+features = st.lists(st.sampled_from(FEATURES), max_size=6)
+
+
+def circumstances(contract: Contract, found: list[tuple[str, Any]]) -> Circumstances:
+    """Return the circumstances that have some features; of two that exclude each other, the last."""
+    layouts = tuple(name for feature, name in found if feature == "layout")
+    others = {feature: value for feature, value in found if feature != "layout"}
+    if others.get("objects") == "own classes" and not contract.takes_own_objects:
+        del others["objects"]
+    return Circumstances(layouts or ("dense",), **others)
 
 
 @st.composite
@@ -119,7 +125,7 @@ def stories(draw: st.DrawFn, contract: Contract, *, is_quick: bool = False) -> S
         if not (is_quick and condition.takes_long)
     ]
     condition = draw(st.sampled_from(names))
-    how = draw(circumstances(contract))
+    how = circumstances(contract, draw(features))
     calls = draw(contract.calls)
     arguments = draw(calls)
     other = None
@@ -157,11 +163,30 @@ def tell(contract: Contract, target: Target, story: Story) -> None:
             else:
                 _tell_answer(contract, target, story, stage)
     except Found as found:
-        difference = found.difference
-        words = condition.words if condition and stage else ""
-        if stage and condition and difference.verdict is Verdict.WRONG_ANSWER:
-            difference = dataclasses.replace(difference, verdict=condition.verdict)
+        difference, words, verdict = found.difference, "", Verdict.WRONG_ANSWER
+        if condition and stage:
+            words, verdict = condition.words, condition.verdict
+        elif difference.verdict is verdict and story.changed is None:
+            words = _exotic(contract, target, story)
+            verdict = Verdict.ROBUSTNESS if words else verdict
+        if difference.verdict is Verdict.WRONG_ANSWER:
+            difference = dataclasses.replace(difference, verdict=verdict)
         raise Failure(story, target.name, difference, words) from None
+
+
+def _exotic(contract: Contract, target: Target, story: Story) -> str:
+    """Return what was needed for a failure, if the call is right in ordinary circumstances."""
+    how = story.circumstances
+    kinds = {
+        how.mode: {"mode": ""},
+        "tensors that are lazy negations" if how.is_negated else "": {"is_negated": False},
+        f"objects of {how.objects}" if how.objects else "": {"objects": ""},
+    }
+    for words, ordinary in kinds.items():
+        plain = dataclasses.replace(story, circumstances=dataclasses.replace(how, **ordinary))
+        if words and attempt(_tell_answer, contract, target, plain, []).error is None:
+            return words
+    return ""
 
 
 def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[str]) -> None:
@@ -170,12 +195,14 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
     arguments = OBJECTS[how.objects](story.arguments)
     if how.objects and reference_answer(contract.function, copied(arguments)).error is not None:
         arguments = story.arguments  # `reference` takes no such objects
-    with (
-        unchanged(slow=True) as settings,
-        target.running(checked=how.is_checked, seed=story.seed),
-    ):
+    if "expanded" in how.layouts:
+        arguments = _with_equal_entries(contract, arguments)
+    with target.running(checked=how.is_checked, seed=story.seed):
         x = Pair(contract, target, arguments, how)
-        x.call()
+        with unchanged(slow=True) as settings:
+            x.call()
+        if settings:
+            raise Found(settings[0])
         x.check_sharing()
         stage.append("answered")
         if story.condition:
@@ -185,8 +212,17 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
         else:
             for promise in contract.properties:
                 _keep(promise, target, story)
-    if settings:
-        raise Found(settings[0])
+
+
+def _with_equal_entries(contract: Contract, arguments: Arguments) -> Arguments:
+    """Let the entries of each array be equal if that is valid, so that one can be expanded."""
+    for path, value in list(places(arguments)):
+        if isinstance(value, np.ndarray) and value.size > 1 and path[0] not in contract.written:
+            equal = np.full_like(value, value.flat[-1])
+            changed = copied(put(arguments, path, equal))
+            if reference_answer(contract.function, changed).error is None:
+                arguments = put(arguments, path, equal)
+    return arguments
 
 
 def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: Story) -> None:
@@ -301,7 +337,7 @@ def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:
     except Found as error:
         found = error.difference
     story = Story(contract.function, called[0] if called else {})
-    raise Failure(story, target.name, found, f"the law {law.name}") from None
+    raise Failure(story, target.name, found) from None
 
 
 def as_reference(value: Any) -> Any:

@@ -61,7 +61,6 @@ def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcom
     try:
         return Outcome(function(*args, **keywords))
     except RAISED as error:
-        error.__traceback__ = None  # which would keep the arguments alive
         return Outcome(error=error)
 
 
@@ -192,10 +191,13 @@ class Pair:
 
     def outcome(self, mode: str | None = None) -> Outcome:
         """Return the outcome of the target, without a comparison."""
-        args, keywords = self._passed()
-        function = self.target.function(self.contract.function)
         with MODES[self.circumstances.mode if mode is None else mode]():
-            return attempt(function, *args, **keywords)
+            return attempt(self.prepared())
+
+    def prepared(self) -> Callable[[], Any]:
+        """Return a function that makes the call of the target."""
+        args, keywords = self._passed()
+        return functools.partial(self.target.function(self.contract.function), *args, **keywords)
 
     def _passed(self) -> tuple[list[Any], Arguments]:
         """Return the positional and the keyword arguments."""
@@ -247,8 +249,9 @@ class Pair:
             return found
         for placed, old, new in zip(self.memory.placed, versions, self._versions(), strict=True):
             if old != new and placed.name.partition(".")[0] not in self.contract.written:
-                return Difference(placed.name, new - old, 0, "is written, and put back")
-        if not any(objects(value) for value in self.ours.values()):
+                kind = "is written, and put back"
+                return Difference(placed.name, new - old, 0, kind, Verdict.ROBUSTNESS)
+        if not any(True for value in self.ours.values() for _ in objects(value)):
             return None
         found = self.comparison.difference(self.ours, self.theirs, "arguments")
         return found if found is not None and found.verdict is Verdict.WRONG_ANSWER else None

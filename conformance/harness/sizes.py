@@ -48,7 +48,7 @@ def rngs() -> st.SearchStrategy[Rng]:
 def vectors(
     draw: st.DrawFn, size: int, least: int, most: int, dtype: Any = np.int64, *, rare: Any = ()
 ) -> npt.NDArray[Any]:
-    """Draw a vector of integers; up to 8 are drawn one by one, so that they shrink one by one.
+    """Draw a vector of integers, sometimes of equal ones; up to 8 are drawn one by one.
 
     Args:
         draw: Hypothesis' `draw`.
@@ -63,6 +63,8 @@ def vectors(
         elements = elements | st.sampled_from(rare)
     if size <= 8:
         return np.array([draw(elements) for _ in range(size)], dtype)
+    if draw(st.integers(0, 9)) == 9:
+        return np.full(size, draw(elements), dtype)
     rng = draw(rngs())
     found = rng.integers(least, most, size, endpoint=True).astype(dtype)
     if rare:

@@ -1,0 +1,122 @@
+"""Context parallelism: the part of each sequence that a rank holds."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.functions.batches import MAX_INT32, Batch, deferred
+from conformance.harness.contract import Arguments, Contract
+from conformance.harness.laws import (
+    Access,
+    Description,
+    Half,
+    any_order_means_the_same,
+    padding_adds_nothing,
+    ranks_partition,
+)
+from conformance.harness.sizes import fit, sizes, vectors
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
+    """Draw lengths up to the greatest, often near a multiple of a round of the ranks."""
+    number, ranks, interleave = draw(sizes()), draw(sizes(1, 2100)), draw(sizes(1, 2**14))
+    if draw(st.integers(0, 9)) == 9:
+        # As many ranks would do as well, but whoever computes all of them runs out of memory.
+        ranks, interleave = draw(st.sampled_from(((1, MAX_INT32), (3, MAX_INT32 // 3))))
+    rank = draw(st.none() | st.sampled_from((0, ranks - 1)) | st.integers(0, ranks - 1))
+    if rank is None:
+        number, ranks = fit(8192, number, ranks)
+    round_of_ranks = ranks * interleave
+    most = draw(st.sampled_from((20, min(4 * round_of_ranks, MAX_INT32), MAX_INT32)))
+    edges = [k * round_of_ranks + d for k in (0, 1, 2, 9) for d in (-1, 0, 1)] + [MAX_INT32]
+    edges = [edge for edge in edges if 0 <= edge <= MAX_INT32]
+    options = {
+        name: value
+        for name, value, default in (
+            ("dcp_size", ranks, 1),
+            ("dcp_rank", rank, None),
+            ("cp_kv_cache_interleave_size", interleave, 1),
+        )
+        if value != default or draw(st.booleans())
+    }
+    room = draw(st.none() | st.just(0) | sizes(0, 70))
+
+    def contents(draw: st.DrawFn) -> Arguments:
+        lens = draw(vectors(number, 0, most, np.int32, rare=edges))
+        arguments = {"seq_lens": lens, **options}
+        if room is not None:
+            columns = (ranks,) if rank is None else ()
+            arguments["out"] = np.full((number + room, *columns), 77, np.int32)
+        return arguments
+
+    return deferred(contents)
+
+
+def out_is_the_input(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let `out` overlap the lengths, all or a part of them."""
+    memory, shift = arguments["seq_lens"], rng.randrange(2)
+    if len(memory) <= shift:
+        return None
+    # `out` is first, so that what is written is said to be written to it.
+    out = {"out": memory[shift:], "seq_lens": memory[: len(memory) - shift]}
+    return {**out, "dcp_size": 1, "dcp_rank": 0}
+
+
+def large_round(_: Arguments, rng: random.Random) -> Arguments:
+    """Let a round of the ranks have 2**31 positions, or more than an int64 counts."""
+    ranks, interleave = rng.choice(((2**16, 2**15), (2, 2**30), (2**31 - 1, 2**31 - 1)))
+    sizes = {"dcp_size": ranks, "cp_kv_cache_interleave_size": interleave}
+    return {"seq_lens": np.array([3], np.int32), "dcp_rank": 0, **sizes}
+
+
+def _lengths(batch: Batch, _: object) -> Arguments:
+    return {
+        "seq_lens": batch.seq_lens.astype(np.int32),
+        "dcp_size": batch.layout.cp_world_size,
+        "cp_kv_cache_interleave_size": batch.layout.cp_kv_cache_interleave_size,
+    }
+
+
+def _held_keys(batch: Batch, _: Arguments, result: np.ndarray) -> list[Access]:
+    """Return the keys of a rank: of the positions that it holds, as many as its local length."""
+    layout, lens = batch.layout, result[:, batch.layout.cp_rank]
+    numbers = np.arange(lens.max(initial=0))
+    interleave = layout.cp_kv_cache_interleave_size
+    turns = numbers // interleave * layout.cp_world_size * interleave
+    held = layout.on_rank(turns + numbers % interleave).tolist()
+    reads = {
+        (token, key, 0)
+        for token, request in enumerate(batch.owners.tolist())
+        for key in held[: lens[request]]
+    }
+    return [Access(frozenset(reads))]
+
+
+CONTRACTS = [
+    Contract(
+        function="get_dcp_local_seq_lens",
+        calls=calls(),
+        dense=frozenset({"out"}),
+        specials=(out_is_the_input, large_round),
+        checked_only="shares memory",
+        laws=(ranks_partition, padding_adds_nothing, any_order_means_the_same),
+        # Each token reads its whole sequence, which shows a length that is too large.
+        description=Description(_lengths, _held_keys, shows=Half.READS, causal=False),
+        hard_cases={
+            "every rank's length, near 2**31": lambda arguments: (
+                arguments.get("dcp_rank") is None and max(arguments["seq_lens"], default=0) > 2**30
+            ),
+            "the last rank": lambda arguments: (
+                arguments.get("dcp_rank") == arguments.get("dcp_size", 1) - 1 > 0
+            ),
+            "more than 256 ranks": lambda arguments: arguments.get("dcp_size", 1) > 256,
+            "out is longer": lambda arguments: (
+                len(arguments.get("out", ())) > len(arguments["seq_lens"])
+            ),
+        },
+    )
+]
