@@ -80,7 +80,9 @@ class Stage:
 
     def pair(self, arguments: Arguments, *, is_paged: bool = False) -> Pair:
         """Return the same call with other arguments."""
-        return Pair(self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged)
+        return Pair(
+            self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged
+        )
 
     @property
     def writes(self) -> bool:
@@ -192,6 +194,9 @@ def _is_settable(arguments: Arguments, path: Any) -> bool:
 @condition("the same memory with other contents", weight=5, needs_other=True)
 def refilled(stage: Stage) -> None:
     """Runners write each step into the same buffers; torch does not see NumPy's writes."""
+    if "expanded" in stage.story.circumstances.layouts:  # entries that share memory
+        in_turn(stage)
+        return
     x, other = stage.x, dict(places(stage.y.ours))
     contents = {
         path: other[path].copy()
@@ -328,9 +333,7 @@ def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | 
 # Threads and modes.
 
 
-@condition(
-    "two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True
-)
+@condition("two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True)
 def in_threads(stage: Stage) -> None:
     """Each thread gets its own answer."""
     if stage.writes:
