@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import mmap
+import os
 import pickle
 import resource
 import signal
@@ -190,6 +191,16 @@ class Limits:
 
 
 _CURRENT: Limits | None = None
+
+
+def _limit_child() -> None:
+    """Let a forked child end: it would keep the pipes of a dead worker open."""
+    if _CURRENT is not None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _CURRENT.seconds)
+
+
+os.register_at_fork(after_in_child=_limit_child)
 
 
 @contextlib.contextmanager

@@ -366,6 +366,10 @@ class FunctionItem(pytest.Item):
             properties, self.text = described(self.config, failure, self.kind, self._case())
             found |= properties
             raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            found["line"] = f"{function} on {target.name}: an error in the run: {said}"
+            raise
         finally:
             found["examples"] = checks.COUNTS[function, target.name] - drawn
             met = sorted(name for owner, name in checks.MET if owner == function)

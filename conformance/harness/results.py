@@ -76,8 +76,9 @@ class Results:
     def _num_examples(self, function: str, target: str) -> int:
         """Return how many examples were drawn or replayed."""
         found = [properties_of(report) for report in self.reports.get((function, target), ())]
-        replayed = sum("replay" == each["check"] for each in found)
-        return replayed + sum(each.get("examples", 0) for each in found)
+        replayed: int = sum("replay" == each["check"] for each in found)
+        drawn: int = sum(each.get("examples", 0) for each in found)
+        return replayed + drawn
 
     def _cell(self, contract: Contract, target: Target) -> str:
         """Return what the table says of a function on a target."""

@@ -16,6 +16,14 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
         found = re.search(r"(.*::[\w.]+)(-\w+)?\[(stored|answers|refusals|laws)-[\w:]+\]$", nodeid)
         return found[1] if found else nodeid
 
+    def _reschedule(self, node: Any) -> None:
+        """Give a worker more work; it runs its last test only when it knows the next one."""
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down:
+            if self._pending_of(self.assigned_work[node]) >= 2:
+                return
+            self._assign_work_unit(node)
+
     def remove_node(self, node: Any) -> str | None:
         """Take the tests of a worker back, and return the one during which it ended, if any.
 

@@ -33,7 +33,7 @@ CONTRACTS = [
     ),
     Contract(
         function="is_valid_kv_cache_layout",
-        calls=st.just(st.just({"layout": "NHD"})),
+        calls=st.just(st.just({"value": "NHD"})),
     ),
 ]
 """
@@ -67,7 +67,7 @@ LAX = """
 HANGS = """
 LOCK = ctypes.create_string_buffer(64)
 
-def is_valid_kv_cache_layout(layout):
+def is_valid_kv_cache_layout(value):
     for _ in range(2):
         ctypes.PyDLL(None).pthread_mutex_lock(LOCK)
 """
@@ -177,7 +177,7 @@ def test_a_run_goes_on_after_a_crash_and_a_hang(folder: Path) -> None:
     with (folder / "mine.py").open("a") as file:
         file.write(HANGS)
     command = [sys.executable, "-m", "pytest", "-p", "conformance.harness.plugin", "functions"]
-    command += ["-n1", "--impl=mine.py", "--failures=f", "--profile=dev", "--hang-seconds=0.5"]
+    command += ["-n1", "--impl=mine.py", "--failures=f", "--profile=dev", "--hang-seconds=3"]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     assert pytest.ExitCode.TESTS_FAILED == found.returncode, found.stdout + found.stderr
     assert re.search(r"get_dcp_local_seq_lens +CRASHES", found.stdout)
