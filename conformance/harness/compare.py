@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from conformance.harness.memory import NUMPY_IN_BOTH_TWINS, bits, first_difference
+from conformance.harness.memory import NUMPY_IN_BOTH_TWINS, bits, first_difference, torch_dtype
 from conformance.harness.story import Difference, Verdict
 from conformance.harness.values import Array, is_object, parts
 
@@ -40,6 +39,9 @@ class Comparison:
         if isinstance(expected, np.ndarray):
             found = self._of_arrays(expected, got, where)
             return [] if found is None else [found]
+        if expected is None or isinstance(expected, int):
+            found = _of_plain(expected, got, where)
+            return [] if found is None else [found]
         inside = parts(expected)
         if not (inside or isinstance(expected, list | tuple | dict) or is_object(expected)):
             found = _of_plain(expected, got, where)
@@ -65,16 +67,17 @@ class Comparison:
         return differences
 
     def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
-        name = re.findall(r"\w+", where)[-1]
-        is_numpy = name in self.host
+        is_numpy = name_of(where) in self.host
         if not isinstance(got, np.ndarray if is_numpy else torch.Tensor):
             return Difference(where, got, expected, "wrong type")
         if tuple(got.shape) != expected.shape:
             return Difference(where, got, expected, "wrong shape")
         if isinstance(got, torch.Tensor):
-            if str(got.dtype).removeprefix("torch.") != expected.dtype.name:
+            if got.dtype is not torch_dtype(expected.dtype):
                 return Difference(where, got, expected, "wrong dtype")
-            device = "cpu" if name.endswith("_cpu") else self.device
+            device = self.device
+            if device != "cpu" and name_of(where).endswith("_cpu"):
+                device = "cpu"
             if got.device.type != device:
                 return Difference(where, got.device.type, device, "wrong device")
             if type(got) is not torch.Tensor or got.layout is not torch.strided:
@@ -84,13 +87,22 @@ class Comparison:
             return Difference(where, got, expected, "wrong dtype")
         else:
             values = got
-        if not expected.size:
+        if not expected.size or (expected.dtype.kind in "iub" and (values == expected).all()):
             return None
         mine, right = bits(values), bits(expected)
         if np.array_equal(mine, right):
             return None
         index = first_difference(mine, right)
         return Difference(where, values, expected, "wrong value", index=index)
+
+
+def name_of(where: str) -> str:
+    """Return the last name in an expression.
+
+    >>> name_of("result[0].seq_lens"), name_of("arguments['positions']")
+    ('seq_lens', 'positions')
+    """
+    return where.rpartition(".")[2].rpartition("['")[2].removesuffix("']")
 
 
 def as_numpy(tensor: torch.Tensor) -> Array:
@@ -106,6 +118,8 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 
 
 def _of_plain(expected: Any, got: Any, where: str) -> Difference | None:
+    if type(expected) is type(got) and type(expected) in {int, bool, type(None)}:
+        return None if expected == got else Difference(where, got, expected, "wrong value")
     if isinstance(expected, np.dtype) and isinstance(got, torch.dtype):
         got = np.dtype(str(got).removeprefix("torch."))
     if isinstance(expected, type) and isinstance(got, type):

@@ -311,6 +311,7 @@ def with_more_fields(cls: type[Any]) -> type[Any]:
     return dataclasses.make_dataclass(cls.__name__, more, bases=(cls,), frozen=is_frozen, eq=False)
 
 
+@functools.cache
 def torch_dtype(dtype: Any) -> torch.dtype:
     """Return torch's dtype for NumPy's."""
     found: torch.dtype = getattr(torch, np.dtype(dtype).name)

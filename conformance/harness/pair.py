@@ -229,7 +229,6 @@ class Pair:
             raise Found(Difference("the call", got.error, expected.value, "raises"))
         difference = self.comparison.difference(expected.value, got.value)
         difference = difference or self._changes(before, versions) or next(iter(settings), None)
-        difference = difference or self._folded(expected.value, got.value)
         if difference is not None:
             raise Found(difference)
         self.held.append((expected.value, got.value))
@@ -276,6 +275,9 @@ class Pair:
         restored.
         """
         expected, got = self.held.pop()
+        difference = self._folded(expected, got)
+        if difference is not None:
+            raise Found(difference)
         if "expanded" in self.circumstances.layouts:
             return
         mine = [(array, array.copy()) for array in arrays(self.ours)]

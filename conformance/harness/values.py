@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
@@ -28,9 +29,19 @@ def is_object(value: Any) -> bool:
     >>> is_object(SimpleNamespace(a=1)), is_object(int), is_object("a")
     (True, False, False)
     """
-    if isinstance(value, type | str | int | float | list | tuple | dict):
+    return _is_object_class(type(value))
+
+
+@functools.cache  # these are asked millions of times in a run
+def _is_object_class(cls: type[Any]) -> bool:
+    if issubclass(cls, type | str | int | float | list | tuple | dict):
         return False
-    return dataclasses.is_dataclass(value) or isinstance(value, SimpleNamespace | Stub)
+    return dataclasses.is_dataclass(cls) or issubclass(cls, SimpleNamespace | Stub)
+
+
+@functools.cache
+def _names_of_fields(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 class Stub:
@@ -39,8 +50,8 @@ class Stub:
 
 def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of an object; those of a dataclass without what it caches in itself."""
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
+    if dataclasses.is_dataclass(type(value)):
+        names = _names_of_fields(type(value))
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return dict(vars(value))
 
@@ -51,6 +62,8 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
     >>> parts({"a": 1}), parts([7]), parts(slice(1, 2)), parts(3)
     ([('a', 1)], [(0, 7)], [('start', 1), ('stop', 2), ('step', None)], [])
     """
+    if value is None or isinstance(value, int | np.ndarray | torch.Tensor | str):  # most values
+        return []
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, list | tuple):
