@@ -19,6 +19,7 @@ from conformance.cases.replay import CaseCheck
 from conformance.checks.contract_checks import checks_in
 from conformance.checks.registry import is_about
 from conformance.coverage.goals import COVERAGE
+from conformance.harness import plugin as harness_plugin
 from conformance.messages.formatting import printable
 from conformance.plugin.case_items import case_items, deviation_checks
 from conformance.plugin.explain import explain, list_names
@@ -31,9 +32,10 @@ from conformance.results.outcomes import properties_of
 from conformance.results.run import CHECKED, RUN, Run
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the conformance run."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the options of the conformance run, and the plugin of `conformance.functions`."""
     add_options(parser)
+    pluginmanager.register(harness_plugin, "harness")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,6 +130,7 @@ def pytest_collection_modifyitems(
     if run.is_replay or run.functions is not None:
         checked = [item for item in items if CHECKED in item.stash and not run.is_replay]
         selected = [item for item in checked if run.is_selected(item.stash[CHECKED][0].function)]
+        selected += [item for item in items if isinstance(item, harness_plugin.FunctionItem)]
         left_out = [item for item in items if item not in selected]
         config.hook.pytest_deselected(items=left_out)
         items[:] = selected

@@ -26,6 +26,7 @@ from conformance.contracts.contract import ANY_NAME, Contract, InvalidInput
 from conformance.coverage.goals import COVERAGE
 from conformance.execution.invocations import CallVariant, Invocation
 from conformance.generation.profiles import Kind, Profile
+from conformance.harness.plugin import is_story
 from conformance.strategies import cached as st
 from conformance.targets.target import RAISED, REFERENCE, Target
 from conformance.values.aliases import Alias
@@ -133,6 +134,7 @@ def corpus_checks(directory: Path | None = None) -> list[CaseCheck]:
     """
     folders = [CORPUS, folder_for(CORPUS)] if directory is None else [directory]
     paths = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.json"))]
+    paths = [path for path in paths if not is_story(path)]
     return [case_check(path, f"corpus/{path.stem}", decodes=False) for path in paths]
 
 
@@ -143,9 +145,10 @@ def replayed_checks(path: Path) -> list[CaseCheck]:
         ValueError: A file is not a stored case, or the folder has none.
     """
     if not path.is_dir():
-        return [case_check(path)]
-    paths = [file for file in sorted(path.rglob("*.json")) if file.name != "index.json"]
-    if not paths:
+        return [] if is_story(path) else [case_check(path)]
+    files = [file for file in sorted(path.rglob("*.json")) if file.name != "index.json"]
+    paths = [file for file in files if not is_story(file)]
+    if not files:
         raise ValueError(f"{path} has no cases")
     return [case_check(one, str(one.relative_to(path).with_suffix(""))) for one in paths]
 

@@ -218,7 +218,7 @@ def _with_equal_entries(contract: Contract, arguments: Arguments) -> Arguments:
     """Let the entries of each array be equal if that is valid, so that one can be expanded."""
     for path, value in list(places(arguments)):
         if isinstance(value, np.ndarray) and value.size > 1 and path[0] not in contract.written:
-            equal = np.full_like(value, value.flat[-1])
+            equal = np.full_like(value, value.reshape(-1)[-1])
             changed = copied(put(arguments, path, equal))
             if reference_answer(contract.function, changed).error is None:
                 arguments = put(arguments, path, equal)

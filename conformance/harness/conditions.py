@@ -194,6 +194,9 @@ def _is_settable(arguments: Arguments, path: Any) -> bool:
 @condition("the same memory with other contents", weight=5, needs_other=True)
 def refilled(stage: Stage) -> None:
     """Runners write each step into the same buffers; torch does not see NumPy's writes."""
+    if "expanded" in stage.story.circumstances.layouts:  # entries that share memory
+        in_turn(stage)
+        return
     x, other = stage.x, dict(places(stage.y.ours))
     contents = {
         path: other[path].copy()

@@ -233,7 +233,7 @@ class Memory:
         root = root_of(array)
         key = id(root), where
         if key not in self._roots:
-            flat = root.reshape(-1, order="K")
+            flat = root.reshape(-1, order="A")
             memory = self._filled(flat.size + 2 * GUARD, flat.dtype)
             memory[GUARD : GUARD + flat.size] = flat
             device = torch.from_numpy(_for_torch(memory)).to(where) if where != "numpy" else None

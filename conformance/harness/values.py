@@ -152,7 +152,7 @@ class Copier:
             if root is value:
                 return value.copy(order="K")
             start = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-            flat = self.copied(root).reshape(-1, order="K").view(np.uint8)
+            flat = self.copied(root).reshape(-1, order="A").view(np.uint8)
             return np.ndarray(value.shape, value.dtype, flat.data, start, value.strides)
         if isinstance(value, list | tuple | dict) or is_object(value):
             return rebuilt(value, [(key, self.copied(part)) for key, part in parts(value)])

@@ -35,6 +35,7 @@ from conformance.execution.forked_calls import (
     kill_hanging,
 )
 from conformance.generation.shrinking import ShrinkBudgets
+from conformance.harness.plugin import FunctionItem
 from conformance.messages.formatting import printable
 from conformance.results.run import CHECKED, Run
 from conformance.targets.progress import PROGRESS
@@ -78,8 +79,12 @@ class Supervisor:
         self._reports: list[pytest.TestReport] = []
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
         """Run a test in the child, and log its reports."""
+        if isinstance(item, FunctionItem):
+            return None
         if self.child is not None and self.child.is_this_process:
             self._reports = runtestprotocol(item, log=False, nextitem=nextitem)
             return True

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from conformance.harness.results import properties_of as report_of_harness
 from conformance.results.outcomes import properties_of
 from conformance.results.run import Run
 from conformance.values.differences import Finding
@@ -63,6 +64,11 @@ class FailureSummary:
 
     def _shown(self, failed: list[pytest.TestReport]) -> list[pytest.TestReport]:
         """Return the first failure of each function, as many as fit, and at least one."""
+        ours = [report for report in failed if not report_of_harness(report)]
+        theirs = [report for report in failed if report_of_harness(report) and report.failed]
+        return [*(self._shown_of_ours(ours) if ours else ()), *theirs]
+
+    def _shown_of_ours(self, failed: list[pytest.TestReport]) -> list[pytest.TestReport]:
         firsts = self.run.first_failures()
         others = [report for report in failed if "function" not in properties_of(report)]
         if not firsts:
