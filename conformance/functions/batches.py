@@ -20,7 +20,7 @@ import reference
 from conformance.harness.contract import Arguments, Special
 from conformance.harness.sizes import rngs, sizes, vectors
 
-IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+IntArray: TypeAlias = npt.NDArray[Any]
 T = TypeVar("T")
 
 MAX_INT32: Final = 2**31 - 1
@@ -57,7 +57,8 @@ class Layout:
         """Return the positions of this rank in the same rounds of the ranks."""
         interleave = self.cp_kv_cache_interleave_size
         in_round = positions % (self.cp_world_size * interleave)
-        return positions - in_round + self.cp_rank * interleave + in_round % interleave
+        found: IntArray = positions - in_round + self.cp_rank * interleave + in_round % interleave
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,16 +126,6 @@ class Batch:
         """int64[N], each request's sequence length."""
         return self.query_lens + self.num_computed_tokens
 
-    @property
-    def longest_query(self) -> int:
-        """The greatest query length."""
-        return int(self.query_lens.max(initial=0))
-
-    @property
-    def longest(self) -> int:
-        """The greatest sequence length."""
-        return int(self.seq_lens.max(initial=0))
-
     @functools.cached_property
     def owners(self) -> IntArray:
         """int64[num_tokens], the request of each token."""
@@ -183,13 +174,17 @@ class Batch:
             num_computed_tokens_cpu=np.minimum(computed, MAX_INT32).astype(np.int32),
             num_reqs=number(self.num_reqs),
             num_actual_tokens=number(self.num_actual_tokens),
-            max_query_len=number(min(self.longest_query + self.raised[0], MAX_INT32)),
-            max_seq_len=number(min(self.longest + self.raised[1], MAX_INT32)),
+            max_query_len=number(min(_greatest(self.query_lens) + self.raised[0], MAX_INT32)),
+            max_seq_len=number(min(_greatest(lens) + self.raised[1], MAX_INT32)),
             block_table_tensor=self.block_table,
             slot_mapping=self.slot_mapping(),
             causal=np.bool_(self.causal) if self.has_numpy_ints else self.causal,  # type: ignore[arg-type]  # NumPy's serves too
             **self.optional,
         )
+
+
+def _greatest(lens: IntArray) -> int:
+    return int(lens.max(initial=0))
 
 
 @st.composite
@@ -315,52 +310,35 @@ def batches(
 def _query_lens(
     draw: st.DrawFn, kind: str, num_reqs: int, num_tokens: int, longest: int
 ) -> IntArray:
-    """Draw lengths of a given sum, each at most `longest`; few of them one by one."""
-    if kind in {"decodes", "uniform"} and num_reqs and num_tokens % num_reqs == 0:
+    """Draw lengths of a given sum, each at most `longest`: some of 1, the others between cuts."""
+    if not num_reqs:
+        return np.zeros(0, np.int64)
+    if kind in {"decodes", "uniform"} and num_tokens % num_reqs == 0:
         return np.full(num_reqs, num_tokens // num_reqs)
-    if num_reqs <= 8:
-        lens: list[int] = []
-        for after in range(num_reqs - 1, -1, -1):
-            left = num_tokens - sum(lens)
-            least, greatest = max(0, left - after * longest), min(left, longest)
-            is_short = draw(st.booleans()) and least <= 1 <= greatest
-            lens.append(1 if is_short else draw(st.integers(least, greatest)))
-        found = np.array(lens, np.int64)
-    else:
-        rng = draw(rngs())
-        found = np.diff(
-            np.sort(rng.integers(0, num_tokens, num_reqs - 1, endpoint=True)), prepend=0
-        )
-        found = np.append(found, num_tokens - found.sum())
-        found[rng.random(num_reqs) < rng.choice((0.0, 0.5, 0.9))] = 1
-        while found.sum() > num_tokens:  # some became longer
-            over = int(found.sum()) - num_tokens
-            found[np.flatnonzero(found)[:over]] -= 1
-        found = np.minimum(found, longest)
-        room = longest - found
-        found += np.clip(num_tokens - found.sum() - (np.cumsum(room) - room), 0, room)
-    return np.sort(found) if kind == "decodes first" else found
+    ones = draw(st.integers(0, min(num_reqs - 1, num_tokens)))
+    left = num_tokens - ones
+    cuts = np.sort(draw(vectors(num_reqs - ones - 1, 0, left)))
+    found = np.concatenate([np.ones(ones, np.int64), np.diff(cuts, prepend=0, append=left)])
+    found = np.minimum(found, longest)
+    room = longest - found
+    found += np.clip(num_tokens - found.sum() - (np.cumsum(room) - room), 0, room)
+    if kind == "decodes first":
+        return np.sort(found)
+    return found if draw(st.booleans()) else draw(rngs()).permutation(found)
 
 
 def _contexts(draw: st.DrawFn, lens: IntArray, longest: int, block: int) -> IntArray:
     """Draw computed tokens: none, any, or so that they or the sequence end near a block's end."""
     room = longest - lens
-    near = longest // block
-    if len(lens) > 8:
-        rng = draw(rngs())
-        ends = rng.integers(0, near, len(lens), endpoint=True) * block
-        ends += rng.integers(-1, 2, len(lens)) - lens * rng.integers(0, 2)
-        found = rng.integers(0, room, endpoint=True)
-        found = np.where(rng.random(len(lens)) < 0.5, ends, found)
-        found[rng.random(len(lens)) < rng.choice((0.0, 0.3, 1.0))] = 0
-        return np.clip(found, 0, room)
-    found = np.zeros(len(lens), np.int64)
-    for i in range(len(lens) if draw(st.integers(0, 4)) else 0):
-        found[i] = draw(st.integers(0, int(room[i])))
-        if draw(st.booleans()):
-            end = draw(st.integers(0, near)) * block + draw(st.integers(-1, 1))
-            found[i] = end - lens[i] * draw(st.integers(0, 1))
-    return np.clip(found, 0, room)
+    if not draw(st.integers(0, 4)):
+        return np.zeros_like(lens)
+    kind = draw(vectors(len(lens), 0, 3))
+    ends = draw(vectors(len(lens), 0, longest // block)) * block
+    ends += draw(vectors(len(lens), -1, 1))
+    anywhere = draw(vectors(len(lens), 0, longest)) % (room + 1)
+    found = np.choose(kind, (np.zeros_like(lens), anywhere, ends, ends - lens))
+    clipped: IntArray = np.clip(found, 0, room)
+    return clipped
 
 
 def _block_table(
@@ -417,26 +395,23 @@ def _optional(
     return found
 
 
-VECTORS: Final = ("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu")
-
-
 def metadata_specials(argument: str) -> Sequence[Special]:
     """Return invalid calls in which several fields of a metadata are wrong in the same way."""
+    lens = ("seq_lens", "seq_lens_cpu")
+    by_request = (*lens, "num_computed_tokens_cpu")
+    every = (*by_request, "query_start_loc", "query_start_loc_cpu")
+    wrong: tuple[Callable[[Any], Any], ...] = (
+        lambda array: array.astype(np.int64),
+        lambda array: array[:-1].copy(),
+        lambda array: array[None].copy(),
+        lambda array: array.tolist(),
+        lambda array: array.reshape(()) if array.size == 1 else array[:, None].copy(),
+    )
 
-    def change(arguments: Arguments, rng: random.Random) -> Arguments | None:
-        fields = {*rng.choice((VECTORS, VECTORS[:2], (*VECTORS, "query_start_loc")))}
-        fields |= {"query_start_loc_cpu"} if "query_start_loc" in fields else set()
-        wrong = rng.choice(
-            (
-                lambda array: array.astype(np.int64),
-                lambda array: array[:-1].copy(),
-                lambda array: array[None].copy(),
-                lambda array: array.tolist(),
-                lambda array: array.reshape(()) if array.size == 1 else array[:, None].copy(),
-            )
-        )
+    def change(arguments: Arguments, rng: random.Random) -> Arguments:
+        names, change = rng.choice((lens, by_request, every)), rng.choice(wrong)
         made = arguments[argument]
-        values = {name: wrong(getattr(made, name)) for name in sorted(fields)}
+        values = {name: change(getattr(made, name)) for name in names}
         return {**arguments, argument: dataclasses.replace(made, **values)}
 
     return (change,)

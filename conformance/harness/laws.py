@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 import reference
-from conformance.functions.batches import Batch, IntArray, batches, layouts
+from conformance.functions.batches import Batch, batches, layouts
 from conformance.harness.contract import Arguments, Contract
 from conformance.laws.access import Access, Half, as_reference
 
@@ -78,24 +78,25 @@ class Case:
 class Reading:
     """A case, and the target's results for its batch and for changed ones."""
 
-    batch: Batch
-    options: Any
-    choice: Any
+    case: Case
     contract: Contract
     call: Call
     half: Half
 
     @property
+    def batch(self) -> Batch:
+        """The case's batch."""
+        return self.case.batch
+
+    @property
     def description(self) -> Description:
         """How the function describes a batch."""
-        found = self.contract.description
-        if found is None:
-            raise ValueError(f"the contract of {self.contract.function} has no description")
-        return found
+        assert self.contract.description is not None
+        return self.contract.description
 
     def arguments(self, batch: Batch | None = None) -> Arguments:
         """Return the arguments for a batch; None for the case's own."""
-        return self.description.arguments(self.batch if batch is None else batch, self.options)
+        return self.description.arguments(self.batch if batch is None else batch, self.case.options)
 
     def parts(self, batch: Batch | None = None) -> Sequence[Part | Access]:
         """Call the target for a batch, and return the parts of its result."""
@@ -107,7 +108,7 @@ class Reading:
 
     def access(self, batch: Batch | None = None) -> list[Access]:
         """Return the access relation of each part of the target's result for a batch."""
-        layout = (self.batch if batch is None else batch).layout
+        layout: Any = (self.batch if batch is None else batch).layout
         half = self.half & self.description.shows
         return [
             part.only(half)
@@ -118,7 +119,8 @@ class Reading:
 
     def whole(self, half: Half = Half.BOTH) -> Access:
         """Return the access relation of the batch itself."""
-        return Access.of(self.batch.metadata(), self.batch.layout, half)
+        layout: Any = self.batch.layout
+        return Access.of(self.batch.metadata(), layout, half)
 
     def expected(self) -> Access:
         """Return what the parts of the result must read and write together."""
@@ -162,7 +164,8 @@ def law(
 @st.composite
 def cases(draw: st.DrawFn, contract: Contract, law: Law) -> Case:
     """Draw small batches: all pairs of a token and a key can be listed."""
-    description = contract.description or Description(lambda *_: {}, lambda *_: [])
+    description = contract.description
+    assert description is not None
     layout = draw(layouts(most=4, has_ranks=description.has_ranks))
     least = description.least_tokens or draw(st.sampled_from((1, 1, 1, 0)))
     batch = draw(draw(batches(layout, most=(4, 12, 4), longest=40, least_tokens=least)))
@@ -174,7 +177,7 @@ def cases(draw: st.DrawFn, contract: Contract, law: Law) -> Case:
 def check_law(law: Law, contract: Contract, call: Call, case: Case) -> None:
     """Raise AssertionError, with a message of one line, if a target violates a law."""
     try:
-        law.body(Reading(case.batch, case.options, case.choice, contract, call, law.half))
+        law.body(Reading(case, contract, call, law.half))
     except (ValueError, TypeError, IndexError) as error:
         raise AssertionError(f"what the result describes is not valid: {error}") from error
 
@@ -315,7 +318,7 @@ PADDINGS: Final = st.tuples(
 def padding_adds_nothing(reading: Reading) -> None:
     """Added padding does not change what each part of a result reads and writes."""
     without = _filled(reading.access(unpadded(reading.batch)))
-    with_padding = _filled(reading.access(padded(reading.batch, *reading.choice)))
+    with_padding = _filled(reading.access(padded(reading.batch, *reading.case.choice)))
     assert len(without) == len(with_padding), (
         f"{len(with_padding)} parts with padding, but {len(without)} without"
     )
@@ -332,7 +335,7 @@ def _filled(parts: list[Access]) -> list[Access]:
 @law(choices=lambda batch: st.permutations(range(batch.num_reqs)))
 def any_order_means_the_same(reading: Reading) -> None:
     """Reordering the requests does not change what each token reads and writes."""
-    changed, names = in_order(reading.batch, reading.choice)
+    changed, names = in_order(reading.batch, reading.case.choice)
     found = [part.renamed(names) for part in reading.access(changed)]
     Access.union(found).assert_equal(Access.union(reading.access()))
 
@@ -374,11 +377,12 @@ MOST_BLOCKS: Final = 99
 """The last block of a cache that attention is computed over."""
 
 
-def _blocks(batch: Batch) -> IntArray:
+def _blocks(batch: Batch) -> Array:
     """Return the manager's block that each token lies in."""
     pieces = batch.layout.blocks_per_kv_block
     column = batch.places // batch.layout.virtual_block_size * pieces
-    return batch.block_table[batch.owners, column] // pieces
+    blocks: Array = batch.block_table[batch.owners, column] // pieces
+    return blocks
 
 
 def _attention(
