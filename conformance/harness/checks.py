@@ -74,7 +74,7 @@ PROFILES: Final = {
     for profile in (
         Profile("dev", 60, 40, 15),
         Profile("brief", 150, 80, 40),
-        Profile("default", 600, 300, 80),
+        Profile("default", 400, 150, 40),
         Profile("nightly", 3000, 1500, 400, 0.4),
     )
 }

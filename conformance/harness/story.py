@@ -87,6 +87,10 @@ class Story:
     changed: tuple[Any, ...] | None = None
     is_loose: bool = False
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave it to `show`: Hypothesis would read fields that a refusal has removed."""
+        printer.text("the story above")
+
 
 class Failure(AssertionError):
     """A target does not do what `reference` does.
