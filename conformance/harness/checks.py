@@ -32,9 +32,10 @@ from conformance.harness.pair import (
 )
 from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
+from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
-from conformance.harness.values import arrays, copied, places, put
+from conformance.harness.values import arrays, copied, fingerprint, places, put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,8 @@ def stories(draw: st.DrawFn, contract: Contract, *, is_quick: bool = False) -> S
 @st.composite
 def changed_calls(draw: st.DrawFn, contract: Contract) -> list[Story]:
     """Draw a valid call, and four of which one place is changed."""
-    arguments = draw(draw(contract.calls))
+    with mostly_small():
+        arguments = draw(draw(contract.calls))
     found = [Story(contract.function, arguments)]
     for _ in range(4):
         rng = random.Random(draw(st.integers(0, 2**32 - 1)))  # noqa: S311  # no secret
@@ -421,15 +423,13 @@ def is_confirmed(failure: Failure, body: Callable[[Any], None]) -> bool:
 
 def _key(example: Any) -> str:
     """Return a text that tells examples apart."""
-    found = [example] if isinstance(example, Story) else example
-    return repr([_text(one) for one in found]) if isinstance(found, list) else repr(found)
+    stories = example if isinstance(example, list) else [example]
+    return repr([_text(story) if isinstance(story, Story) else repr(story) for story in stories])
 
 
-def _text(story: Any) -> str:
-    if not isinstance(story, Story):
-        return repr(story)
-    contents = [array.tobytes() for array in arrays([story.arguments, story.other])]
-    return f"{story}{contents!r}"
+def _text(story: Story) -> str:
+    arguments = fingerprint([story.arguments, story.other])
+    return f"{story.condition} {story.seed} {story.circumstances} {story.changed} {arguments}"
 
 
 def contracts() -> Iterator[Contract]:

@@ -43,9 +43,9 @@ from conformance.harness.values import (
     Stub,
     arrays,
     copied,
+    fingerprint,
     get,
     is_object,
-    parts,
     places,
     put,
     text_of,
@@ -80,9 +80,7 @@ class Stage:
 
     def pair(self, arguments: Arguments, *, is_paged: bool = False) -> Pair:
         """Return the same call with other arguments."""
-        return Pair(
-            self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged
-        )
+        return Pair(self.contract, self.target, arguments, self.x.circumstances, is_paged=is_paged)
 
     @property
     def writes(self) -> bool:
@@ -137,24 +135,16 @@ def condition(words: str, **options: Any) -> Callable[[Run], Run]:
 def edited(stage: Stage) -> None:
     """A cache must not take a call for another that differs in one value."""
     x = stage.x
-    base = _shown(x.held[-1][0]) if x.held else None
+    base = fingerprint(x.held[-1][0]) if x.held else None
     for path, new in _edits(stage):
         outcome = x.accepts(path, new)
-        if outcome.error is None and _shown(outcome.value) != base:
+        if outcome.error is None and fingerprint(outcome.value) != base:
             old = copy.copy(get(x.ours, path))
             for value in (new, old):
                 x.put(path, value)
                 x.call()
             return
     refilled(stage)
-
-
-def _shown(value: Any) -> str:
-    """Return a text that tells two results of `reference` apart."""
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
-    inside = parts(value)
-    return repr([(key, _shown(part)) for key, part in inside]) if inside else repr(value)
 
 
 def _edits(stage: Stage) -> Iterator[tuple[Any, Any]]:
@@ -335,7 +325,9 @@ def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | 
 # Threads and modes.
 
 
-@condition("two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True)
+@condition(
+    "two threads that call at the same time", needs_other=True, takes_long=True, may_vary=True
+)
 def in_threads(stage: Stage) -> None:
     """Each thread gets its own answer."""
     if stage.writes:
@@ -405,9 +397,7 @@ def in_changing_checks(stage: Stage) -> None:
 # Memory.
 
 
-@condition(
-    "arguments in read-only memory", verdict=Verdict.ROBUSTNESS, weight=1, takes_long=True
-)
+@condition("arguments in read-only memory", verdict=Verdict.ROBUSTNESS, weight=1, takes_long=True)
 def read_only(stage: Stage) -> None:
     """A write that is put back is a write: another thread may read meanwhile.
 

@@ -282,14 +282,22 @@ class Memory:
             found = bits(placed.memory), bits(wanted[id(placed.memory)])
             if np.array_equal(*found):
                 continue
-            mine, right = bits(placed.view), bits(-placed.ours if placed.is_negated else placed.ours)
+            mine, right = (
+                bits(placed.view),
+                bits(-placed.ours if placed.is_negated else placed.ours),
+            )
             if np.array_equal(mine, right):
                 where = f"the memory around {placed.name}"
                 values = placed.memory, wanted[id(placed.memory)]
-                return Difference(where, *values, "writes outside an argument", index=first_difference(*found))
+                return Difference(
+                    where, *values, "writes outside an argument", index=first_difference(*found)
+                )
             is_written = placed.name.partition(".")[0] in self.contract.written
             kind = "wrong value" if is_written else "changes an argument"
-            values = np.array(-placed.view if placed.is_negated else placed.view), placed.ours.copy()
+            values = (
+                np.array(-placed.view if placed.is_negated else placed.view),
+                placed.ours.copy(),
+            )
             return Difference(placed.name, *values, kind, index=first_difference(mine, right))
         return None
 
@@ -331,7 +339,9 @@ def _view(memory: Array, shape: tuple[int, ...], strides: Strides, first: int) -
 def _view_like(view: Array, memory: Array, other: Array) -> Array:
     """Return the view of `other` that `view` is of `memory`."""
     first = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
-    return np.lib.stride_tricks.as_strided(other[first // view.itemsize :], view.shape, view.strides)
+    return np.lib.stride_tricks.as_strided(
+        other[first // view.itemsize :], view.shape, view.strides
+    )
 
 
 def bits(array: Array) -> Array:

@@ -147,12 +147,12 @@ def _arrays_near(value: np.ndarray[Any, Any], rng: random.Random) -> Iterator[An
             yield changed
 
 
-REFERENCE_SECONDS: Final = 0.5
-"""The processor time that `reference` may take for a changed call. Drawn calls take a tenth; a
+REFERENCE_SECONDS: Final = 0.2
+"""The processor time that `reference` may take for a changed call. Drawn calls take less; a
 changed one may be valid, and have 2**31 results."""
 
 
-class TooLong(BaseException):  # noqa: N818  # no error of the program
+class TooLong(BaseException):  # no error of the program
     """`reference` takes too long."""
 
 

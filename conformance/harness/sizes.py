@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,11 +17,24 @@ EDGES: Final = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 Rng: TypeAlias = np.random.Generator
 
 
+_IS_SMALL: ContextVar[bool] = ContextVar("mostly small", default=False)
+
+
+@contextlib.contextmanager
+def mostly_small() -> Iterator[None]:
+    """Draw most sizes small inside: for refusals, which seldom depend on a size."""
+    token = _IS_SMALL.set(True)
+    try:
+        yield
+    finally:
+        _IS_SMALL.reset(token)
+
+
 @st.composite
 def sizes(draw: st.DrawFn, least: int = 0, most: int = 1100, *, small: int = 5) -> int:
     """Draw a size: half are small, others uniform up to 70, exactly at an edge or next to one."""
-    band = draw(st.integers(0, 9))
-    if band < 5 or most <= small:
+    band = draw(st.integers(0, 49 if _IS_SMALL.get() else 9))
+    if band < 5 or band > 9 or most <= small:
         return draw(st.integers(least, max(least, min(small, most))))
     if band < 7:
         return draw(st.integers(least, max(least, min(70, most))))

@@ -177,6 +177,18 @@ def copied(value: Any) -> Any:
     return Copier().copied(value)
 
 
+def fingerprint(value: Any) -> str:
+    """Return a text that tells values apart.
+
+    >>> fingerprint([np.zeros(1, np.int8), 2])
+    "[(0, \"int8(1,)b'\\\\x00'\"), (1, '2')]"
+    """
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
+    inside = parts(value)
+    return repr([(key, fingerprint(part)) for key, part in inside]) if inside else repr(value)
+
+
 def text_of(path: Path) -> str:
     """Return a path as an expression.
 
