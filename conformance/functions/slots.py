@@ -126,11 +126,12 @@ def a_misplaced_token_gets_no_slot(target: Target, arguments: Arguments) -> None
     far = np.array((past, past, past, -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63)))
     # A whole request's positions stay consecutive, which a loop may process as one run.
     edges = starts if rng.random() < 0.5 else range(starts[-1] + 1)
+    rate = rng.choice((0.0, 0.3, 0.8))
     for start, stop in itertools.pairwise(edges):
-        if rng.random() < 0.7:
+        if rng.random() < rate:
             with np.errstate(over="ignore"):
                 positions[start:stop] = rng.choice(far) + np.arange(stop - start)
-    table[:, :1] = rng.choice((-1, 0, 0))  # block 0 is a block like any other
+    table[rng.random(table.shape) < rng.choice((0.0, 0.0, 0.5))] = -1
     bad = {**arguments, "positions": positions, "block_table": table}
     with target.running(checked=False):
         outcome = Pair(CONTRACTS[0], target, bad).outcome()
