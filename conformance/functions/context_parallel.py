@@ -94,6 +94,9 @@ def _held_keys(batch: Batch, _: Arguments, result: np.ndarray) -> list[Access]:
 CONTRACTS = [
     Contract(
         function="get_dcp_local_seq_lens",
+        is_affordable=lambda arguments: (
+            arguments.get("dcp_rank") is not None or not 5000 < arguments["dcp_size"] < 2**31
+        ),
         calls=calls(),
         dense=frozenset({"out"}),
         specials=(out_is_the_input,),

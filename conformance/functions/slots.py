@@ -240,6 +240,7 @@ CONTRACTS = [
     ),
     Contract(
         function="map_to_kernel_blocks",
+        is_affordable=lambda arguments: not 1000 < arguments["blocks_per_kv_block"] < 2**31,
         calls=kernel_block_calls(),
         laws=(
             kernel_blocks_rename,

@@ -353,6 +353,9 @@ CHECKED_ONLY: Final = (
 )
 """What `fast` does not read, or does not compare."""
 
+COPIED: Final = frozenset({"seq_lens", "query_start_loc", "seq_lens_cpu", "query_start_loc_cpu"})
+"""Fields of a metadata, and their copies, of which a twin reads either."""
+
 CONTRACTS = [
     Contract(
         function="create_ubatch_slices",
@@ -385,6 +388,7 @@ CONTRACTS = [
     ),
     Contract(
         function="_make_metadata_with_slice",
+        unread=COPIED | {"max_query_len"},
         calls=_cut(is_one=True),
         specials=(wrong_slice, *metadata_specials("attn_metadata")),
         checked_only=CHECKED_ONLY,
@@ -405,6 +409,7 @@ CONTRACTS = [
     ),
     Contract(
         function="split_attn_metadata",
+        unread=COPIED | {"max_query_len"},
         calls=_cut(is_one=False),
         specials=(wrong_slice, *metadata_specials("common_attn_metadata")),
         checked_only=CHECKED_ONLY,

@@ -39,6 +39,8 @@ class Contract:
             refuses in checked mode only; so do messages that name an element, as in `x[3]`.
         loose: Arguments and fields of which a change may violate several preconditions: the class
             of the exception is compared, its message is not.
+        unread: Fields of objects that one of the twins may not read, as it reads their copy.
+        is_affordable: Whether a changed call can be made here: a valid one may have 2**31 results.
         properties: What it promises beyond the answer of one call.
         laws: The laws that hold for it.
         description: How its arguments and results describe a batch, for the laws.
@@ -56,6 +58,8 @@ class Contract:
     specials: Sequence[Special] = ()
     checked_only: str = r"(?!)"
     loose: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
+    is_affordable: Callable[[Arguments], bool] = lambda _: True
     properties: Sequence[Property] = ()
     laws: Sequence[Law] = ()
     description: Description | None = None

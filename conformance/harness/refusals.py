@@ -57,13 +57,14 @@ def invalid(
         value = get(arguments, path)
         options = list(_near(value, rng))
         parent = get(arguments, path[:-1])
-        if is_object(parent):
+        if is_object(parent) and path[-1] not in contract.unread:
             options += [GONE] * (len(options) // 6)
         if isinstance(parent, list) and rng.random() < 0.2:
             options = [entry for entry in parent if entry is not value] or options
         new = rng.choice(options)
         made = attempt(put, arguments, path, new)
-        if made.error is None:
+        affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
+        if made.error is None and (affordable.error is not None or affordable.value):
             is_loose = bool({*path} & contract.loose) or np.shape(new) != np.shape(value)
             is_loose |= isinstance(value, list | tuple | dict)
             return path, _with_copies(made.value, path, value, rng), is_loose
@@ -197,12 +198,16 @@ def check_refusal(contract: Contract, target: Target, story: Story) -> None:
         got = pair.outcome()
     written = {placed.name for placed in pair.memory.placed} & contract.written
     is_cheap = not _is_of_elements(contract, wanted.error)
+    where = "the call with checks off"
     if is_cheap and (got.error is None or type(got.error) is not type(wanted.error)):
-        where = "the call with checks off"
         raise Found(_difference(where, got, wanted.error))
     difference = pair.memory.changed(before)
-    is_answer = difference is not None and difference.where in written and got.error is None
-    if difference is not None and not is_answer:
+    fault = getattr(got.error, "kind", None)
+    is_race = fault is not None and fault.name == "RACE"
+    if fault is not None and not is_race:  # a kernel leaves its memory
+        raise Found(Difference(where, got.error, wanted.error, "a fault of a kernel"))
+    may_write = got.error is None or is_race
+    if difference is not None and not (may_write and difference.where in written):
         raise Found(difference)
 
 
