@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -27,44 +28,48 @@ class Comparison:
         self.device, self.host = device, host | NUMPY_IN_BOTH_TWINS
 
     def difference(self, expected: Any, got: Any, where: str = "result") -> Difference | None:
-        """Return the first difference: of structure, then of values, then of types alone."""
-        found = list(self._differences(expected, got, where))
-        if not found:
-            return None
-        order = (Verdict.WRONG_ANSWER, Verdict.OTHER)
-        return min(found, key=lambda difference: order.index(difference.verdict))
+        """Return the first wrong value or structure; if there is none, the first wrong type."""
+        mild: list[Difference] = []
+        return self._wrong(expected, got, where, mild) or next(iter(mild), None)
 
-    def _differences(self, expected: Any, got: Any, where: str) -> list[Difference]:
-        """Return one difference, or those of the parts, up to the first wrong answer."""
+    def _wrong(
+        self, expected: Any, got: Any, where: str, mild: list[Difference]
+    ) -> Difference | None:
+        """Return the first wrong answer; append the first difference of a type alone to `mild`."""
+        found: Difference | None
         if isinstance(expected, np.ndarray):
             found = self._of_arrays(expected, got, where)
-            return [] if found is None else [found]
-        if expected is None or isinstance(expected, int):
+        elif isinstance(expected, list | tuple | dict | slice) or is_object(expected):
+            return self._of_parts(expected, got, where, mild)
+        else:
             found = _of_plain(expected, got, where)
-            return [] if found is None else [found]
-        inside = parts(expected)
-        if not (inside or isinstance(expected, list | tuple | dict) or is_object(expected)):
-            found = _of_plain(expected, got, where)
-            return [] if found is None else [found]
-        differences = []
+        if found is not None and found.verdict is Verdict.OTHER:
+            mild[:] = mild or [found]
+            return None
+        return found
+
+    def _of_parts(
+        self, expected: Any, got: Any, where: str, mild: list[Difference]
+    ) -> Difference | None:
         if type(expected).__name__ != type(got).__name__:
+            found = Difference(where, got, expected, "wrong type", Verdict.OTHER)
             if not _is_alike(expected, got):
-                return [Difference(where, got, expected, "wrong type")]
-            differences.append(Difference(where, got, expected, "wrong type", Verdict.OTHER))
-        if isinstance(expected, list | tuple | dict) and len(expected) != len(got):
-            return [Difference(where, got, expected, "wrong length")]
-        if isinstance(expected, dict) and list(expected) != list(got):
-            return [Difference(where, list(got), list(expected), "wrong keys")]
+                return dataclasses.replace(found, verdict=Verdict.WRONG_ANSWER)
+            mild[:] = mild or [found]
         is_entry = isinstance(expected, list | tuple | dict)
-        for key, part in inside:
-            if not is_entry and not hasattr(got, key):
-                return [Difference(f"{where}.{key}", "nothing", part, "missing attribute")]
-            other = got[key] if is_entry else getattr(got, key)
+        if is_entry and len(expected) != len(got):
+            return Difference(where, got, expected, "wrong length")
+        if isinstance(expected, dict) and list(expected) != list(got):
+            return Difference(where, list(got), list(expected), "wrong keys")
+        for key, part in parts(expected):
             place = f"{where}[{key!r}]" if is_entry else f"{where}.{key}"
-            differences += self._differences(part, other, place)
-            if any(one.verdict is Verdict.WRONG_ANSWER for one in differences):
-                break
-        return differences
+            if not is_entry and not hasattr(got, key):
+                return Difference(place, "nothing", part, "missing attribute")
+            other = got[key] if is_entry else getattr(got, key)
+            wrong = self._wrong(part, other, place, mild)
+            if wrong is not None:
+                return wrong
+        return None
 
     def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
         is_numpy = name_of(where) in self.host
@@ -72,21 +77,16 @@ class Comparison:
             return Difference(where, got, expected, "wrong type")
         if tuple(got.shape) != expected.shape:
             return Difference(where, got, expected, "wrong shape")
-        if isinstance(got, torch.Tensor):
-            if got.dtype is not torch_dtype(expected.dtype):
-                return Difference(where, got, expected, "wrong dtype")
-            device = self.device
-            if device != "cpu" and name_of(where).endswith("_cpu"):
-                device = "cpu"
+        if got.dtype != (expected.dtype if is_numpy else torch_dtype(expected.dtype)):
+            return Difference(where, got, expected, "wrong dtype")
+        if not is_numpy:
+            is_on_cpu = self.device == "cpu" or name_of(where).endswith("_cpu")
+            device = "cpu" if is_on_cpu else self.device
             if got.device.type != device:
                 return Difference(where, got.device.type, device, "wrong device")
             if type(got) is not torch.Tensor or got.layout is not torch.strided:
                 return Difference(where, type(got).__name__, "Tensor", "wrong type", Verdict.OTHER)
-            values = as_numpy(got)
-        elif got.dtype != expected.dtype:
-            return Difference(where, got, expected, "wrong dtype")
-        else:
-            values = got
+        values = got if is_numpy else as_numpy(got)
         if not expected.size or (expected.dtype.kind in "iub" and (values == expected).all()):
             return None
         mine, right = bits(values), bits(expected)
@@ -126,9 +126,8 @@ def _of_plain(expected: Any, got: Any, where: str) -> Difference | None:
         expected, got = expected.__name__, got.__name__
     if isinstance(expected, NUMBERS) != isinstance(got, NUMBERS) or isinstance(got, torch.Tensor):
         return Difference(where, got, expected, "wrong type")
-    if isinstance(expected, float) and expected != expected:  # NaN
-        return None if got != got else Difference(where, got, expected, "wrong value")
-    if bool(expected != got):
+    is_nan = isinstance(expected, float) and math.isnan(expected)
+    if not (math.isnan(got) if is_nan else bool(expected == got)):
         return Difference(where, got, expected, "wrong value")
     if type(expected) is not type(got):
         kinds = type(got).__name__, type(expected).__name__

@@ -302,7 +302,7 @@ def _raised_by(pair: Pair) -> BaseException | None:
 
 @contextlib.contextmanager
 def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | None]:
-    """Give an attribute of a caller's object behaviour, for a call inside; None if there is none."""
+    """Let an attribute of a caller's object run code inside; yield None if there is no object."""
     pair = None
     found = []
     if stage.contract.takes_own_objects:
@@ -424,13 +424,13 @@ def read_only(stage: Stage) -> None:
 @condition("memory that a call keeps", verdict=Verdict.ROBUSTNESS, weight=1)
 def released(stage: Stage) -> None:
     """Neither arguments nor results stay alive, nor do those of a refused call."""
-    arguments = stage.story.arguments
-    numbers = [path for path, value in places(arguments) if type(value) is int]
+    valid = stage.story.arguments
+    numbers = [path for path, value in places(valid) if type(value) is int]
     refused = [
-        put(arguments, stage.random.choice(numbers), stage.random.choice((-5, 2**31, "x")))
+        put(valid, stage.random.choice(numbers), stage.random.choice((-5, 2**31, "x")))
         for _ in range(4 if numbers else 0)
     ]
-    for arguments in (arguments, *refused):
+    for arguments in (valid, *refused):
         pair = stage.pair(arguments)
         result = pair.outcome().value
         memory = [(placed.name, weakref.ref(placed.memory)) for placed in pair.memory.placed]
