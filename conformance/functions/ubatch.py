@@ -199,13 +199,13 @@ def _slices(
 def _cut(draw: st.DrawFn, *, is_one: bool) -> st.SearchStrategy[Arguments]:
     """Draw batches and their micro-batches; an empty list is the subject of a property."""
     batch_of_sizes = draw(batches(least_tokens=1, has_optional=True))
-    number = draw(sizes(0, 1030, small=3))
+    number = draw(sizes(0, 130, small=3))
     [is_apart, has_more] = choices(draw, (False, True), (False, True))
 
     def contents(draw: st.DrawFn) -> Arguments:
         batch = draw(batch_of_sizes)
         # `reference` validates the batch for each part.
-        count = min(number, max(3, 12_000 // (batch.num_reqs + 10)))
+        count = min(number, max(3, 3_000 // (batch.num_reqs + 10)))
         slices = _slices(draw, batch, count, is_apart=is_apart)
         metadata = batch.metadata()
         if not is_one:

@@ -279,9 +279,10 @@ class Memory:
                 right = -placed.ours if placed.is_negated else placed.ours
                 np.copyto(_view_like(placed.view, placed.memory, wanted[id(placed.memory)]), right)
         for placed in self.placed:
-            found = bits(placed.memory), bits(wanted[id(placed.memory)])
+            found = [m.view(np.uint8) for m in (placed.memory, wanted[id(placed.memory)])]
             if np.array_equal(*found):
                 continue
+            found = [bits(placed.memory), bits(wanted[id(placed.memory)])]
             mine, right = (
                 bits(placed.view),
                 bits(-placed.ours if placed.is_negated else placed.ours),
