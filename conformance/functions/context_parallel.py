@@ -7,16 +7,16 @@ import random
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.functions.batches import MAX_INT32, Batch, choices, deferred
 from conformance.harness.contract import Arguments, Contract
-from conformance.harness.laws import (
+from conformance.harness.sizes import fit, sizes, vectors
+from conformance.laws.access import Access, Half
+from conformance.laws.batch_laws import (
     Description,
     any_order_means_the_same,
     padding_adds_nothing,
     ranks_partition,
 )
-from conformance.harness.sizes import fit, sizes, vectors
-from conformance.laws.access import Access, Half
+from conformance.laws.batches import MAX_INT32, Batch, choices, deferred
 
 
 @st.composite

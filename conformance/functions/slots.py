@@ -13,16 +13,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.functions.batches import (
-    Batch,
-    Layout,
-    batches,
-    choices,
-    deferred,
-    layouts,
-)
 from conformance.harness.contract import Arguments, Contract
-from conformance.harness.laws import (
+from conformance.harness.pair import Pair
+from conformance.harness.sizes import rngs, sizes, vectors
+from conformance.laws.access import Half
+from conformance.laws.batch_laws import (
     Description,
     Part,
     any_order_means_the_same,
@@ -34,9 +29,14 @@ from conformance.harness.laws import (
     slots_are_distinct,
     writes_are_read_back,
 )
-from conformance.harness.pair import Pair
-from conformance.harness.sizes import rngs, sizes, vectors
-from conformance.laws.access import Half
+from conformance.laws.batches import (
+    Batch,
+    Layout,
+    batches,
+    choices,
+    deferred,
+    layouts,
+)
 
 if TYPE_CHECKING:
     from conformance.harness.targets import Target

@@ -12,17 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.functions.batches import (
-    MAX_INT32,
-    Batch,
-    IntArray,
-    batches,
-    choices,
-    deferred,
-    metadata_specials,
-)
 from conformance.harness.contract import Arguments, Contract
-from conformance.harness.laws import (
+from conformance.harness.pair import Pair
+from conformance.harness.sizes import rngs, sizes, vectors
+from conformance.laws.batch_laws import (
     Description,
     Part,
     a_slice_keeps_its_tokens,
@@ -32,8 +25,15 @@ from conformance.harness.laws import (
     split_partitions,
     writes_are_read_back,
 )
-from conformance.harness.pair import Pair
-from conformance.harness.sizes import rngs, sizes, vectors
+from conformance.laws.batches import (
+    MAX_INT32,
+    Batch,
+    IntArray,
+    batches,
+    choices,
+    deferred,
+    metadata_specials,
+)
 
 if TYPE_CHECKING:
     from conformance.harness.targets import Target

@@ -5,9 +5,10 @@ matter. Read the modules in this order:
 
 - `contract`: what is stated about a function; `sizes`: how sizes and contents are drawn;
 - `values`: the one walker through the parts of a value; `memory`: arrays become tensors;
-- `compare`: the first difference of two values; `story`: a call of both twins, and its comparison;
-- `conditions`: what must not matter; `refusals`: one place of a valid call is changed;
-- `laws`: statements about slots that hold for many functions;
+- `compare`: the first difference of two values; `pair`: a call of both twins, and its comparison;
+- `conditions`: what must not matter; `process`: settings that a call leaves as they are;
+- `refusals`: one place of a valid call is changed;
 - `targets`, `limits`: what is under test, and how much time and memory it may take;
-- `checks`: the tests of a contract; `show`, `cases`, `plugin`: failures as text, as files, in pytest.
+- `story`, `checks`: examples as data, and the tests of a contract;
+- `show`, `cases`, `plugin`, `results`: failures as text and as files; the tests in pytest.
 """

@@ -7,7 +7,7 @@ import dataclasses
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import hypothesis
@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
-from conformance.harness import laws as law_module
 from conformance.harness import limits
 from conformance.harness.conditions import CONDITIONS, Stage, check_growth, check_long_life
 from conformance.harness.contract import Arguments, Contract
@@ -64,7 +63,9 @@ class Profile:
         """Return the numbers for a target."""
         if target.name.rpartition(":")[2] == "host":
             return self
-        counts = {kind: max(int(getattr(self, kind) * self.native), 5) for kind in KINDS}
+        counts: dict[str, Any] = {
+            kind: max(int(getattr(self, kind) * self.native), 5) for kind in KINDS
+        }
         return dataclasses.replace(self, **counts)
 
 
@@ -108,7 +109,7 @@ features = st.lists(st.sampled_from(FEATURES), max_size=6)
 
 
 def circumstances(contract: Contract, found: list[tuple[str, Any]]) -> Circumstances:
-    """Return the circumstances that have some features; of two that exclude each other, the last."""
+    """Return the circumstances with some features; of two that exclude each other, the last."""
     layouts = tuple(name for feature, name in found if feature == "layout")
     others = {feature: value for feature, value in found if feature != "layout"}
     if others.get("objects") == "own classes" and not contract.takes_own_objects:
@@ -179,7 +180,7 @@ def tell(contract: Contract, target: Target, story: Story) -> None:
 def _exotic(contract: Contract, target: Target, story: Story) -> str:
     """Return what was needed for a failure, if the call is right in ordinary circumstances."""
     how = story.circumstances
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         how.mode: {"mode": ""},
         "tensors that are lazy negations" if how.is_negated else "": {"is_negated": False},
         f"objects of {how.objects}" if how.objects else "": {"objects": ""},
@@ -313,7 +314,7 @@ def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], N
                 COUNTS[contract.function, target.name] += 1
                 _check_law(contract, target, law, case)
 
-            _run(body, law_module.cases(contract, law), counts.laws, counts)
+            _run(body, law.cases(contract), counts.laws, counts)
 
     return test
 
@@ -331,13 +332,14 @@ def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:
 
     try:
         with target.running(checked=True):
-            law_module.check_law(law, contract, call, case)
-        return
+            law.check(contract, call, case)
     except AssertionError as error:
         kind = f"violates the law {law.name}"
         found = Difference(law.statement, str(error), "holds", kind)
     except Found as error:
         found = error.difference
+    else:
+        return
     story = Story(contract.function, called[0] if called else {})
     raise Failure(story, target.name, found) from None
 
@@ -430,19 +432,6 @@ def _key(example: Any) -> str:
 def _text(story: Story) -> str:
     arguments = fingerprint([story.arguments, story.other])
     return f"{story.condition} {story.seed} {story.circumstances} {story.changed} {arguments}"
-
-
-def contracts() -> Iterator[Contract]:
-    """Yield the contracts of all functions, module by module."""
-    import importlib  # noqa: PLC0415
-    import pkgutil  # noqa: PLC0415
-
-    import conformance.functions as package  # noqa: PLC0415
-
-    for module in pkgutil.iter_modules(package.__path__):
-        yield from getattr(
-            importlib.import_module(f"{package.__name__}.{module.name}"), "CONTRACTS", ()
-        )
 
 
 def replay(contract: Contract, target: Target, story: Story) -> None:

@@ -71,7 +71,9 @@ class Comparison:
                 return wrong
         return None
 
-    def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
+    def _of_arrays(  # noqa: PLR0911  # one difference after the other
+        self, expected: Array, got: Any, where: str
+    ) -> Difference | None:
         is_numpy = name_of(where) in self.host
         if not isinstance(got, np.ndarray if is_numpy else torch.Tensor):
             return Difference(where, got, expected, "wrong type")
@@ -82,8 +84,9 @@ class Comparison:
         if not is_numpy:
             is_on_cpu = self.device == "cpu" or name_of(where).endswith("_cpu")
             device = "cpu" if is_on_cpu else self.device
-            if got.device.type != device:
-                return Difference(where, got.device.type, device, "wrong device")
+            found: Any = got.device
+            if found.type != device:
+                return Difference(where, found.type, device, "wrong device")
             if type(got) is not torch.Tensor or got.layout is not torch.strided:
                 return Difference(where, type(got).__name__, "Tensor", "wrong type", Verdict.OTHER)
         values = got if is_numpy else as_numpy(got)
@@ -111,10 +114,11 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 
     plain = tensor.detach().resolve_neg().resolve_conj().cpu()
     try:
-        return plain.numpy()
+        values: Array = plain.numpy()
     except TypeError:
         dtype = np.dtype(getattr(ml_dtypes, str(plain.dtype).removeprefix("torch.")))
-        return plain.contiguous().view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
+        values = plain.contiguous().view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
+    return values
 
 
 def _of_plain(expected: Any, got: Any, where: str) -> Difference | None:

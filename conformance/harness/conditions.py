@@ -191,7 +191,7 @@ def refilled(stage: Stage) -> None:
     contents = {
         path: other[path].copy()
         for path, value in places(x.ours)
-        if isinstance(value, np.ndarray) and np.shape(other.get(path)) == value.shape
+        if isinstance(value, np.ndarray) and getattr(other.get(path), "shape", None) == value.shape
     }
     old = {path: get(x.ours, path).copy() for path in contents}
     if stage.random.random() < 0.3:  # an idle step: it may be refused, but nothing is left of it

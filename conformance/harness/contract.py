@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hypothesis.strategies import SearchStrategy
 
 if TYPE_CHECKING:
-    from conformance.harness.laws import Description, Law
     from conformance.harness.targets import Target
 
 Arguments: TypeAlias = dict[str, Any]
@@ -21,6 +20,24 @@ Special: TypeAlias = Callable[[Arguments, random.Random], Arguments | None]
 
 Property: TypeAlias = Callable[["Target", Arguments], None]
 """Makes calls of the target, and raises AssertionError if it does not do what it promises."""
+
+
+class Law(Protocol):
+    """A law of `conformance.laws.batch_laws`."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def statement(self) -> str:
+        """The law in a sentence."""
+
+    def cases(self, contract: Contract) -> SearchStrategy[Any]:
+        """Return a strategy of cases for which it must hold."""
+
+    def check(self, contract: Contract, call: Callable[[str, Arguments], Any], case: Any) -> None:
+        """Raise AssertionError if the target that is called violates it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +60,8 @@ class Contract:
         is_affordable: Whether a changed call can be made here: a valid one may have 2**31 results.
         properties: What it promises beyond the answer of one call.
         laws: The laws that hold for it.
-        description: How its arguments and results describe a batch, for the laws.
+        description: How its arguments and results describe a batch: a `Description` of
+            `conformance.laws.batch_laws`.
         hard_cases: A few cases by name that the project's own default run must draw.
         has_kernel: Whether it runs kernels, and is tested on the target `native` too.
         takes_own_objects: Whether a caller's own objects with the same attributes serve in place of
@@ -62,7 +80,7 @@ class Contract:
     is_affordable: Callable[[Arguments], bool] = lambda _: True
     properties: Sequence[Property] = ()
     laws: Sequence[Law] = ()
-    description: Description | None = None
+    description: Any = None
     hard_cases: Mapping[str, Callable[[Arguments], bool]] = dataclasses.field(default_factory=dict)
     has_kernel: bool = False
     takes_own_objects: bool = False

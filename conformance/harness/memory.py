@@ -103,6 +103,10 @@ class Placed(NamedTuple):
     on_device: torch.Tensor | None
     is_negated: bool
 
+    def signed(self, array: Array) -> Array:
+        """Return an array with the sign that `memory` has, or had before."""
+        return np.negative(array) if self.is_negated else array
+
 
 class Memory:
     """Converts the arguments of a call for a target, and finds what the call changes.
@@ -172,7 +176,7 @@ class Memory:
             return found
         if cls.__bases__ == (object,):
             return cls
-        return with_more_fields(self._class_of(cls.__bases__[0]))
+        return with_more_fields(self._class_of(cls.__bases__[0]))  # type: ignore[arg-type]  # hashable
 
     def _place(self, value: Any, name: str) -> str:
         """Return where an array lies: NumPy's, or torch's on a device."""
@@ -236,8 +240,10 @@ class Memory:
             flat = root.reshape(-1, order="A")
             memory = self._filled(flat.size + 2 * GUARD, flat.dtype)
             memory[GUARD : GUARD + flat.size] = flat
-            device = torch.from_numpy(_for_torch(memory)).to(where) if where != "numpy" else None
-            self._roots[key] = root, memory, device if where not in {"numpy", "cpu"} else None
+            copy = None
+            if where not in {"numpy", "cpu"}:
+                copy = torch.from_numpy(_for_torch(memory)).to(where)
+            self._roots[key] = root, memory, copy
         _, memory, on_device = self._roots[key]
         begin = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         first = GUARD + begin // array.itemsize
@@ -245,7 +251,7 @@ class Memory:
         view = _view(memory, array.shape, strides, first)
         if where == "numpy":
             return self._track(Placed(name, array, memory, view, view, None, False))
-        flat = torch.from_numpy(_for_torch(memory)) if on_device is None else on_device
+        flat: Any = torch.from_numpy(_for_torch(memory)) if on_device is None else on_device
         given = flat.view(torch_dtype(memory.dtype)).as_strided(array.shape, strides, first)
         return self._track(Placed(name, array, memory, view, given, on_device, False))
 
@@ -261,7 +267,7 @@ class Memory:
         """Write what `reference`'s arrays hold into the target's memory."""
         for placed in self.placed:
             if placed.ours.size:
-                np.copyto(placed.view, -placed.ours if placed.is_negated else placed.ours)
+                np.copyto(placed.view, placed.signed(placed.ours))
             if placed.on_device is not None:
                 placed.on_device.copy_(torch.from_numpy(_for_torch(placed.memory)))
 
@@ -276,30 +282,21 @@ class Memory:
             if placed.on_device is not None:
                 placed.memory.view(np.uint8)[:] = placed.on_device.view(torch.uint8).cpu().numpy()
             if placed.ours.size:
-                right = -placed.ours if placed.is_negated else placed.ours
-                np.copyto(_view_like(placed.view, placed.memory, wanted[id(placed.memory)]), right)
+                view = _view_like(placed.view, placed.memory, wanted[id(placed.memory)])
+                np.copyto(view, placed.signed(placed.ours))
         for placed in self.placed:
-            found = [m.view(np.uint8) for m in (placed.memory, wanted[id(placed.memory)])]
-            if np.array_equal(*found):
+            intact = wanted[id(placed.memory)]
+            if np.array_equal(placed.memory.view(np.uint8), intact.view(np.uint8)):
                 continue
-            found = [bits(placed.memory), bits(wanted[id(placed.memory)])]
-            mine, right = (
-                bits(placed.view),
-                bits(-placed.ours if placed.is_negated else placed.ours),
-            )
+            mine, right = bits(placed.view), bits(placed.signed(placed.ours))
             if np.array_equal(mine, right):
-                where = f"the memory around {placed.name}"
-                values = placed.memory, wanted[id(placed.memory)]
-                return Difference(
-                    where, *values, "writes outside an argument", index=first_difference(*found)
-                )
+                where, kind = f"the memory around {placed.name}", "writes outside an argument"
+                index = first_difference(bits(placed.memory), bits(intact))
+                return Difference(where, placed.memory, intact, kind, index=index)
             is_written = placed.name.partition(".")[0] in self.contract.written
             kind = "wrong value" if is_written else "changes an argument"
-            values = (
-                np.array(-placed.view if placed.is_negated else placed.view),
-                placed.ours.copy(),
-            )
-            return Difference(placed.name, *values, kind, index=first_difference(mine, right))
+            got, index = np.array(placed.signed(placed.view)), first_difference(mine, right)
+            return Difference(placed.name, got, placed.ours.copy(), kind, index=index)
         return None
 
     def protect(self, *, is_read_only: bool) -> None:
@@ -315,7 +312,7 @@ class Memory:
 @functools.cache
 def with_more_fields(cls: type[Any]) -> type[Any]:
     """Return a caller's subclass of a dataclass, with one more field."""
-    is_frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]  # a dataclass
+    is_frozen = cls.__dataclass_params__.frozen
     more = [("more", int, dataclasses.field(default=5))]
     return dataclasses.make_dataclass(cls.__name__, more, bases=(cls,), frozen=is_frozen, eq=False)
 

@@ -125,8 +125,9 @@ def _subclassed(value: Any) -> Any:
         return value
     new = [(key, _subclassed(part)) for key, part in parts(value)]
     if is_object(value) and dataclasses.is_dataclass(value):
-        return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))
-    return rebuilt(value, new, {list: _List, dict: _Dict}.get(type(value)))
+        return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))  # type: ignore[arg-type]  # hashable
+    own: dict[Any, Any] = {list: _List, dict: _Dict}
+    return rebuilt(value, new, own.get(type(value)))
 
 
 @functools.cache
@@ -154,6 +155,9 @@ OBJECTS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
 a caller's own classes with the same attributes."""
 
 
+ORDINARY: Final = Circumstances()
+
+
 class Pair:
     """The arguments of a call for `reference`, and the same ones for the target.
 
@@ -175,7 +179,7 @@ class Pair:
         contract: Contract,
         target: Target,
         arguments: Arguments,
-        circumstances: Circumstances = Circumstances(),
+        circumstances: Circumstances = ORDINARY,
         *,
         is_paged: bool = False,
     ) -> None:
@@ -239,10 +243,10 @@ class Pair:
         for mine, theirs in zip(arrays(expected), arrays(got), strict=True):
             strides = theirs.strides if isinstance(theirs, np.ndarray) else theirs.stride()
             is_folded = any(n > 1 and not s for n, s in zip(theirs.shape, strides, strict=True))
-            if is_folded and mine.size:
-                if not any(np.may_share_memory(mine, array) for array in arrays(self.ours)):
-                    words = "elements that share memory", "memory for each"
-                    return Difference("result", *words, "wrong memory")
+            is_view = any(np.may_share_memory(mine, array) for array in arrays(self.ours))
+            if is_folded and mine.size and not is_view:
+                words = "elements that share memory", "memory for each"
+                return Difference("result", *words, "wrong memory")
         return None
 
     def _versions(self) -> list[int]:

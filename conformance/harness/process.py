@@ -93,5 +93,6 @@ def unchanged(*, slow: bool = False) -> Iterator[list[Difference]]:
         if now != old:
             if write is not None:
                 write(old)
-            shown = ("another state", "as before") if name in SLOW else (now, old)
-            found.append(Difference(name, *shown, "changes the process", Verdict.ROBUSTNESS))
+            got, expected = ("another state", "as before") if name in SLOW else (now, old)
+            kind = "changes the process"
+            found.append(Difference(name, got, expected, kind, Verdict.ROBUSTNESS))

@@ -85,7 +85,7 @@ def _with_copies(arguments: Arguments, path: Path, old: Any, rng: random.Random)
     return changed
 
 
-def _near(value: Any, rng: random.Random) -> Iterator[Any]:
+def _near(value: Any, rng: random.Random) -> Iterator[Any]:  # noqa: C901  # a table of types
     """Yield values near a valid one: other types, dtypes, axes, lengths and elements."""
     yield None
     if isinstance(value, bool | np.bool_):
@@ -174,7 +174,7 @@ def time_of_cpu(seconds: float) -> Iterator[None]:
 
 
 def check_refusal(contract: Contract, target: Target, story: Story) -> None:
-    """Raise `Found` unless a changed call ends as in `reference`, with checks on and with them off."""
+    """Raise `Found` unless a changed call ends as in `reference`, with and without checks."""
     path = story.changed or ()
     pair = Pair(contract, target, story.arguments)
     before = pair.memory.snapshot()
@@ -201,14 +201,14 @@ def check_refusal(contract: Contract, target: Target, story: Story) -> None:
     where = "the call with checks off"
     if is_cheap and (got.error is None or type(got.error) is not type(wanted.error)):
         raise Found(_difference(where, got, wanted.error))
-    difference = pair.memory.changed(before)
+    change = pair.memory.changed(before)
     fault = getattr(got.error, "kind", None)
     is_race = fault is not None and fault.name == "RACE"
     if fault is not None and not is_race:  # a kernel leaves its memory
         raise Found(Difference(where, got.error, wanted.error, "a fault of a kernel"))
     may_write = got.error is None or is_race
-    if difference is not None and not (may_write and difference.where in written):
-        raise Found(difference)
+    if change is not None and not (may_write and change.where in written):
+        raise Found(change)
 
 
 def _compare(

@@ -92,7 +92,7 @@ class Story:
         printer.text("the story above")
 
 
-class Failure(AssertionError):
+class Failure(AssertionError):  # noqa: N818  # a finding, not an error of the program
     """A target does not do what `reference` does.
 
     Args:

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import torch
 
+from conformance.arrays.fresh_memory import filled_memory
 from conformance.entry_point import how_to_install
-from conformance.harness.fresh_memory import filled_memory
 from conformance.name_lists import names_in
 from conformance.targets.implementations import FAST, Implementation
 from conformance.targets.simulated_launches import native_launches

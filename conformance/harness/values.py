@@ -29,7 +29,7 @@ def is_object(value: Any) -> bool:
     >>> is_object(SimpleNamespace(a=1)), is_object(int), is_object("a")
     (True, False, False)
     """
-    return _is_object_class(type(value))
+    return _is_object_class(type(value))  # type: ignore[arg-type]  # a class is hashable
 
 
 @functools.cache  # these are asked millions of times in a run
@@ -51,7 +51,7 @@ class Stub:
 def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of an object; those of a dataclass without what it caches in itself."""
     if dataclasses.is_dataclass(type(value)):
-        names = _names_of_fields(type(value))
+        names = _names_of_fields(type(value))  # type: ignore[arg-type]  # likewise
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return dict(vars(value))
 

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from conformance.arrays.fresh_memory import filled_tensors
 from conformance.arrays.guard_bands import POISON_BYTE
-from conformance.harness.fresh_memory import filled_tensors
 from fast import launch
 
 Simulate: TypeAlias = Callable[..., object]

@@ -28,6 +28,7 @@ import torch
 import fast
 import reference
 from conformance.adapters.deviation import Deviation
+from conformance.arrays.fresh_memory import filled_memory
 from conformance.coverage.presets import (
     MINIMAL,
     REAL,
@@ -37,7 +38,6 @@ from conformance.coverage.presets import (
     Preset,
 )
 from conformance.entry_point import how_to_install
-from conformance.harness.fresh_memory import filled_memory
 from conformance.name_lists import names_in
 from conformance.targets.conversion import Converter
 from conformance.targets.implementations import FAST, NAMES, Implementation, is_of_fast

@@ -28,6 +28,7 @@ from typing import Final
 
 import torch
 
+from conformance.functions import contracts
 from conformance.harness import checks
 from conformance.harness.checks import Profile
 from conformance.harness.story import Failure
@@ -37,7 +38,7 @@ from tests.harness.own_bugs import CATALOGUE, CLASSES, OWN, Bug, check_witness, 
 
 PATCH_ERRORS: Final = "NameError|UnboundLocalError|ImportError|SyntaxError"
 
-CONTRACTS: Final = {contract.function: contract for contract in checks.contracts()}
+CONTRACTS: Final = {contract.function: contract for contract in contracts()}
 
 
 def first_failures(

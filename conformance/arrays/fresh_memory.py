@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import torch
 
-POISON_BYTE: Final = 0xAA
-"""The byte that fills new memory: elements are negative, large and unlike any answer."""
+from conformance.arrays.guard_bands import POISON_BYTE
 
 HANDLER: Final = b"mem_handler"
 """The name of the capsules in which NumPy passes allocators."""

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 import reference
-from conformance.functions.batches import Batch, batches, layouts
 from conformance.harness.contract import Arguments, Contract
 from conformance.laws.access import Access, Half, as_reference
+from conformance.laws.batches import Batch, batches, layouts
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -91,8 +91,8 @@ class Reading:
     @property
     def description(self) -> Description:
         """How the function describes a batch."""
-        assert self.contract.description is not None
-        return self.contract.description
+        found: Description = self.contract.description
+        return found
 
     def arguments(self, batch: Batch | None = None) -> Arguments:
         """Return the arguments for a batch; None for the case's own."""
@@ -153,19 +153,20 @@ class Law:
         """The law in a sentence."""
         return " ".join((self.body.__doc__ or "").split())
 
+    def cases(self, contract: Contract) -> SearchStrategy[Case]:
+        """Return a strategy of small batches: all pairs of a token and a key can be listed."""
+        return _cases(contract.description, self)
 
-def law(
-    half: Half = Half.BOTH, choices: Callable[[Batch], SearchStrategy[Any]] = lambda _: st.none()
-) -> Callable[[Callable[[Reading], None]], Law]:
-    """Return a decorator that makes a `Law`."""
-    return lambda body: Law(body, half, choices)
+    def check(self, contract: Contract, call: Call, case: Case) -> None:
+        """Raise AssertionError, with a message of one line, if a target violates the law."""
+        try:
+            self.body(Reading(case, contract, call, self.half))
+        except (ValueError, TypeError, IndexError) as error:
+            raise AssertionError(f"what the result describes is not valid: {error}") from error
 
 
 @st.composite
-def cases(draw: st.DrawFn, contract: Contract, law: Law) -> Case:
-    """Draw small batches: all pairs of a token and a key can be listed."""
-    description = contract.description
-    assert description is not None
+def _cases(draw: st.DrawFn, description: Description, law: Law) -> Case:
     layout = draw(layouts(most=4, has_ranks=description.has_ranks))
     least = description.least_tokens or draw(st.sampled_from((1, 1, 1, 0)))
     batch = draw(draw(batches(layout, most=(4, 12, 4), longest=40, least_tokens=least)))
@@ -174,12 +175,11 @@ def cases(draw: st.DrawFn, contract: Contract, law: Law) -> Case:
     return Case(batch, draw(description.options(batch)), draw(law.choices(batch)))
 
 
-def check_law(law: Law, contract: Contract, call: Call, case: Case) -> None:
-    """Raise AssertionError, with a message of one line, if a target violates a law."""
-    try:
-        law.body(Reading(case, contract, call, law.half))
-    except (ValueError, TypeError, IndexError) as error:
-        raise AssertionError(f"what the result describes is not valid: {error}") from error
+def law(
+    half: Half = Half.BOTH, choices: Callable[[Batch], SearchStrategy[Any]] = lambda _: st.none()
+) -> Callable[[Callable[[Reading], None]], Law]:
+    """Return a decorator that makes a `Law`."""
+    return lambda body: Law(body, half, choices)
 
 
 # Changes of a batch.
