@@ -32,7 +32,7 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     room = draw(sizes(0, 70)) if room == 9 else room
     rank = None if rank is None else int((ranks - 1) * rank)
     if rank is None:
-        number, ranks = fit(8192, number, ranks)
+        number, ranks = fit(40_000, number, ranks)
     round_of_ranks = ranks * interleave
     most = draw(st.sampled_from((20, min(4 * round_of_ranks, MAX_INT32), MAX_INT32)))
     edges = [k * round_of_ranks + d for k in (0, 1, 2, 9) for d in (-1, 0, 1)] + [MAX_INT32]

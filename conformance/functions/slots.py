@@ -100,6 +100,15 @@ def out_is_an_input(arguments: Arguments, rng: random.Random) -> Arguments | Non
     return {**out, **arguments, **out}
 
 
+def no_positions(arguments: Arguments, _: random.Random) -> Arguments | None:
+    """Let the starts be those of a batch with more tokens than there are positions."""
+    starts, positions = arguments["query_start_loc"].copy(), arguments["positions"]
+    if len(starts) < 2 or starts[-1] > 2**30:
+        return None
+    starts[-1] = len(positions) + 3
+    return {**arguments, "query_start_loc": starts, "out": np.full(len(positions) + 9, 77)}
+
+
 def no_place(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let no row have a block, no position be in the table, or no request be there."""
     blocks = (1 + arguments["block_table"].shape[1]) * arguments.get("cp_world_size", 1)
@@ -207,7 +216,7 @@ CONTRACTS = [
     Contract(
         function="compute_slot_mapping",
         calls=slot_calls(),
-        specials=(out_is_an_input, no_place),
+        specials=(out_is_an_input, no_place, no_positions),
         checked_only=r"shares memory|but positions has",
         properties=(a_misplaced_token_gets_no_slot,),
         laws=(

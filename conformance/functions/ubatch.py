@@ -200,7 +200,8 @@ def _cut(draw: st.DrawFn, *, is_one: bool) -> st.SearchStrategy[Arguments]:
     """Draw batches and their micro-batches; an empty list is the subject of a property."""
     batch_of_sizes = draw(batches(least_tokens=1, has_optional=True))
     number = draw(sizes(0, 130, small=3))
-    [is_apart, has_more] = choices(draw, (False, True), (False, True))
+    few = (False, False, True)
+    [is_apart, has_more, is_twice] = choices(draw, (False, True), (False, True), few)
 
     def contents(draw: st.DrawFn) -> Arguments:
         batch = draw(batch_of_sizes)
@@ -209,6 +210,7 @@ def _cut(draw: st.DrawFn, *, is_one: bool) -> st.SearchStrategy[Arguments]:
         slices = _slices(draw, batch, count, is_apart=is_apart)
         metadata = batch.metadata()
         if not is_one:
+            slices += slices[-1:] * is_twice  # a dummy run may name one twice
             return {"ubatch_slices": slices, "common_attn_metadata": metadata}
         ubatch = slices[draw(st.integers(0, len(slices) - 1))]
         requests = ubatch.request_slice

@@ -11,7 +11,7 @@ import torch
 
 from conformance.harness.memory import NUMPY_IN_BOTH_TWINS, bits, first_difference, torch_dtype
 from conformance.harness.story import Difference, Verdict
-from conformance.harness.values import Array, is_object, parts
+from conformance.harness.values import Array, fields_of, is_object, parts
 
 NUMBERS: Final = (bool, int, float, np.generic)
 
@@ -56,6 +56,9 @@ class Comparison:
             if not _is_alike(expected, got):
                 return dataclasses.replace(found, verdict=Verdict.WRONG_ANSWER)
             mild[:] = mild or [found]
+        elif dataclasses.is_dataclass(got) and len(fields_of(got)) > len(parts(expected)):
+            words = "an object with more fields", type(expected).__name__
+            mild[:] = mild or [Difference(where, *words, "wrong type", Verdict.OTHER)]
         is_entry = isinstance(expected, list | tuple | dict)
         if is_entry and len(expected) != len(got):
             return Difference(where, got, expected, "wrong length")

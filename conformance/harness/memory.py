@@ -237,9 +237,9 @@ class Memory:
         root = root_of(array)
         key = id(root), where
         if key not in self._roots:
-            flat = root.reshape(-1, order="A")
-            memory = self._filled(flat.size + 2 * GUARD, flat.dtype)
-            memory[GUARD : GUARD + flat.size] = flat
+            elements = root.reshape(-1, order="A")
+            memory = self._filled(elements.size + 2 * GUARD, elements.dtype)
+            memory[GUARD : GUARD + elements.size] = elements
             copy = None
             if where not in {"numpy", "cpu"}:
                 copy = torch.from_numpy(_for_torch(memory)).to(where)

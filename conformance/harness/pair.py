@@ -239,7 +239,12 @@ class Pair:
         return expected
 
     def _folded(self, expected: Any, got: Any) -> Difference | None:
-        """Return the first array of a result whose elements share memory, as in an expanded one."""
+        """Return the first array of a result whose elements share memory, as in an expanded one.
+
+        Or an object that occurs twice in a result, if `reference` returns two.
+        """
+        if len(set(map(id, objects(got)))) < len(set(map(id, objects(expected)))):
+            return Difference("result", "one object twice", "two objects", "wrong object")
         for mine, theirs in zip(arrays(expected), arrays(got), strict=True):
             strides = theirs.strides if isinstance(theirs, np.ndarray) else theirs.stride()
             is_folded = any(n > 1 and not s for n, s in zip(theirs.shape, strides, strict=True))
@@ -327,8 +332,10 @@ class Pair:
         """Set a part of the arguments of both in place."""
         name = text_of(path)
         for side, value in ((self.ours, new), (self.theirs, self.memory.convert(new, name))):
-            parent = get(side, path[:-1])
-            if isinstance(parent, dict | list):
+            parent, old = get(side, path[:-1]), get(side, path)
+            if isinstance(old, list) and isinstance(value, list):
+                old[:] = value
+            elif isinstance(parent, dict | list):
                 parent[path[-1]] = value
             else:
                 object.__setattr__(parent, path[-1], value)

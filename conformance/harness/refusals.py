@@ -194,8 +194,10 @@ def check_refusal(contract: Contract, target: Target, story: Story) -> None:
         return
     pair = Pair(contract, target, story.arguments)
     before = pair.memory.snapshot()
-    with target.running(checked=False):
+    with target.running(checked=False), unchanged() as settings:
         got = pair.outcome()
+    for difference in settings:
+        raise Found(difference)
     written = {placed.name for placed in pair.memory.placed} & contract.written
     is_cheap = not _is_of_elements(contract, wanted.error)
     where = "the call with checks off"
