@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
-import importlib.util
 import os
 import re
 import secrets
 import shlex
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,98 +32,48 @@ from conformance.harness.results import Results
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.name_lists import names_in, near
-from conformance.targets.implementations import Absent, Implementation, load_implementations
+from conformance.targets.implementations import Absent, load_implementations
 
 ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
-NUM_FRAMES: Final = 3
-"""How many frames of a process that ended are shown."""
-
 
 @dataclasses.dataclass
 class Run:
-    """What the options describe, and what this process has learned about the functions.
+    """What the options describe.
 
     Attributes:
         targets: The targets under test.
-        contracts: The file and the contract of each function.
-        functions: The functions to test; None for all.
+        contracts: The file and the contract of each function to test.
         profile: How many examples are drawn.
         stored: The cases to replay before the tests of a function.
-        options: The options that name each implementation.
         is_replay: Whether nothing else is run.
-        folder: Where failing stories are stored.
-        limits: Of this process.
-        journals: The folder of the workers' journals; in the controller, None before the first.
-        reasons: Why a function, or a kind of its tests, does not run any more.
+        limits: Of this process; in the controller, they only have the folder of the workers.
+        ended: What is not tested any more: an implementation, a function, and a kind or "" for all.
     """
 
     targets: list[Target]
     contracts: dict[str, tuple[Path, Contract]]
-    functions: list[str] | None
     profile: checks.Profile
     stored: list[cases.Case]
-    options: dict[str, list[str]]
     is_replay: bool
-    folder: Path
     limits: Limits
-    journals: Path | None
-    reasons: dict[tuple[str, ...], str] = dataclasses.field(default_factory=dict)
+    ended: set[tuple[str, str, str]] = dataclasses.field(default_factory=set)
 
-    def note(self, function: str, kind: str, target: str, *, is_wrong: bool) -> None:
+    def end(self, function: str, kind: str, target: str, *, is_wrong: bool) -> None:
         """Note that a test failed: wrong answers end the function, others only this kind."""
+        is_all = is_wrong and kind in {"answers", "stored"}
+        self.ended.add((target.rpartition(":")[0], function, "" if is_all else kind))
+
+    def has_ended(self, function: str, kind: str, target: str) -> bool:
+        """Return whether a test is not run, because one before has failed."""
+        for file in self.limits.folder.glob("*.journal") if self.limits.folder else ():
+            found = read_journal(file)  # of a worker that died, since it still names a test
+            match = ITEM.search(found[0]) if found and file.stem != self.limits.worker else None
+            if match:
+                self.end(*match.group("function", "kind", "target"), is_wrong=True)
         owner = target.rpartition(":")[0]
-        is_end = is_wrong and kind in {"answers", "stored", "replay"}
-        key = (owner, function) if is_end else (owner, function, kind)
-        self.reasons[key] = f"not run: {kind} on {target} {'are wrong' if is_wrong else 'fail'}"
-
-    def why_not(self, item: FunctionItem) -> str:
-        """Return why a test does not run; empty if it does."""
-        for journal in self.journals.glob("*.journal") if self.journals else ():
-            found = read_journal(journal)  # of a worker that died, since it still names a test
-            if found and journal.stem != self.limits.worker:
-                function, kind, target = _parts(found[0])
-                self.note(function, kind, target, is_wrong=True)
-        owner, function = item.target.name.rpartition(":")[0], item.contract.function
-        found_reasons = (self.reasons.get((owner, function, *kind)) for kind in ((), (item.kind,)))
-        return next(filter(None, found_reasons), "") if item.kind != "replay" else ""
-
-    def items(self, contract: Contract) -> Iterator[tuple[str, str, Target, Callable[[], None]]]:
-        """Yield the name, the kind, the target and the body of each test of a function."""
-        for target in self.targets:
-            if not target.offers(contract.function):
-                continue
-            if target.kind == "native" and not contract.has_kernel:
-                continue
-            for case in self.stored:
-                if case.story.function == contract.function:
-                    kind = "replay" if self.is_replay else "stored"
-                    yield case.path.stem, kind, target, _replay(contract, target, case.story)
-            if self.is_replay:
-                continue
-            yield (
-                contract.function,
-                "answers",
-                target,
-                checks.answers(contract, target, self.profile),
-            )
-            if target.implementation.adapter.validates:
-                test = checks.refusals(contract, target, self.profile)
-                yield contract.function, "refusals", target, test
-            if contract.laws:
-                yield contract.function, "laws", target, checks.laws(contract, target, self.profile)
-
-
-def _replay(contract: Contract, target: Target, story: Story) -> Callable[[], None]:
-    return lambda: checks.replay(contract, target, story)
-
-
-def _parts(nodeid: str) -> tuple[str, str, str]:
-    """Return the function, the kind and the target of a test."""
-    found = ITEM.search(nodeid)
-    assert found is not None, nodeid
-    return found["function"], found["kind"], found["target"]
+        return not self.ended.isdisjoint({(owner, function, ""), (owner, function, kind)})
 
 
 RUN: Final = pytest.StashKey[Run]()
@@ -173,99 +122,75 @@ def _positive(text: str) -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before anything runs."""
+    config.addinivalue_line("python_files", "functions/*.py")
     try:
         run = config.stash[RUN] = _run(config)
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
     if not hasattr(config, "workerinput"):
-        contracts = [contract for _, contract in run.contracts.values()]
+        contracts = [run.contracts[function][1] for function in sorted(run.contracts)]
         is_complete = _is_whole(config) and run.profile.name == "default"
-        results = Results(run.targets, contracts, run.functions, is_complete=is_complete)
+        results = Results(run.targets, contracts, is_complete=is_complete)
         config.pluginmanager.register(results, "harness-results")
 
 
 def _run(config: pytest.Config) -> Run:
-    """Return what the options describe; files get absolute names, which workers inherit."""
-    option = config.option
-    for name in ("impl", "adapter"):
-        found = [str(Path(t).resolve()) if t.endswith(".py") else t for t in getattr(option, name)]
-        setattr(option, name, found)
+    option, is_alone = config.option, not _has_other_plugin(config)
     implementations = load_implementations(option.impl, option.adapter)
     for implementation in implementations:
         implementation.is_strict |= option.is_strict
-    contracts = _contracts(config)
-    adapters = option.adapter if len(option.adapter) > 1 else option.adapter * len(option.impl)
-    options: dict[str, list[str]] = {implementation.name: [] for implementation in implementations}
-    for name, texts in (("--impl", option.impl), ("--adapter", adapters)):
-        for implementation, text in zip(implementations, texts, strict=False):
-            options[implementation.name] += [name, text]
-    workerinput: dict[str, Any] = getattr(config, "workerinput", {})
-    journals = Path(workerinput["journals"]) if "journals" in workerinput else None
-    targets = _targets(config, implementations)
-    has_gpu = any(target.device == "cuda" for target in targets)  # it maps all its memory
-    gib = None if has_gpu else option.memory_limit
+    kinds = option.target
+    if kinds is not None and not is_alone:  # the other plugin has `sim`
+        kinds = ",".join(kind for kind in kinds.split(",") if kind.strip() != "sim")
+    targets = choose(kinds, implementations) if kinds != "" or is_alone else []
+    # The driver of a GPU maps all its memory.
+    has_limit = sys.platform == "linux" and all(target.device == "cpu" for target in targets)
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
     return Run(
-        targets=targets,
-        contracts=contracts,
-        functions=_functions(config, contracts),
-        profile=_profile(config),
-        stored=_stored(config, contracts),
-        options=options,
-        is_replay=option.replay is not None,
-        folder=_folder("failures") if option.failures is None else option.failures.resolve(),
-        limits=Limits(option.hang_seconds, gib, journals, workerinput.get("workerid", "")),
-        journals=journals,
+        targets,
+        _contracts(config),
+        _profile(option),
+        _stored(option.replay, is_alone=is_alone),
+        option.replay is not None,
+        Limits(
+            option.hang_seconds,
+            option.memory_limit if has_limit else None,
+            Path(worker["journals"]) if worker else None,
+            worker.get("workerid", ""),
+        ),
     )
-
-
-def _targets(config: pytest.Config, implementations: list[Implementation]) -> list[Target]:
-    names: str | None = config.option.target
-    if names is None or not _has_other_plugin(config):
-        return choose(names, implementations)
-    kept = [name for name in names.split(",") if name.strip() != "sim"]  # the other plugin has it
-    return choose(",".join(kept), implementations) if kept else []
 
 
 def _contracts(config: pytest.Config) -> dict[str, tuple[Path, Contract]]:
     """Return the contracts of this package, or of the folders `functions` among the arguments."""
     paths = [Path(config.invocation_params.dir, each.split("::")[0]) for each in config.args]
-    near_by = [folder for path in paths for folder in (path, path.parent, path / "functions")]
+    near_by = [folder for path in paths for folder in (path, path.parent)]
     folders = [path for path in near_by if path.name == "functions" and path.is_dir()]
     files = [file for folder in folders or [FOLDER / "functions"] for file in folder.glob("*.py")]
-    return {
+    found = {
         contract.function: (file.resolve(), contract)
         for file in sorted(files)
         for contract in getattr(_module(file.resolve()), "CONTRACTS", ())
     }
+    if config.option.functions is None:
+        return found
+    chosen: dict[str, tuple[Path, Contract]] = {}
+    for name in names_in(config.option.functions):
+        members = {key: found[key] for key in found if name in {key, key.partition(".")[0]}}
+        if not members and not _has_other_plugin(config):
+            raise ValueError(f"function {name!r} is unknown; did you mean {near(name, found)}?")
+        chosen |= members
+    return chosen
 
 
 def _module(file: Path) -> Any:
     if file.parent == FOLDER / "functions":
         return importlib.import_module(f"conformance.functions.{file.stem}")
-    name = f"functions_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(file.parents[1]))
+    return importlib.import_module(f"functions.{file.stem}")
 
 
-def _functions(config: pytest.Config, contracts: Iterable[str]) -> list[str] | None:
-    if config.option.functions is None:
-        return None
-    found = []
-    for name in names_in(config.option.functions):
-        members = [known for known in contracts if name in {known, known.partition(".")[0]}]
-        if not members and not _has_other_plugin(config):
-            meant = near(name, [*contracts])
-            raise ValueError(f"function {name!r} is unknown; did you mean {meant}?")
-        found += members
-    return list(dict.fromkeys(found))
-
-
-def _profile(config: pytest.Config) -> checks.Profile:
-    option = config.option
+def _profile(option: argparse.Namespace) -> checks.Profile:
     if option.profile not in checks.PROFILES:
         known = ", ".join(checks.PROFILES)
         raise ValueError(f"--profile {option.profile!r} is unknown; there are {known}")
@@ -274,28 +199,16 @@ def _profile(config: pytest.Config) -> checks.Profile:
         return profile
     if option.hypothesis_seed is None:
         option.hypothesis_seed = str(secrets.randbits(32))  # workers inherit it
-    if not str(option.hypothesis_seed).isdecimal():
-        raise ValueError(f"--hypothesis-seed must be an integer, got {option.hypothesis_seed!r}")
     return dataclasses.replace(profile, seed=int(option.hypothesis_seed))
 
 
-def _stored(config: pytest.Config, contracts: Iterable[str]) -> list[cases.Case]:
+def _stored(replayed: Path | None, *, is_alone: bool) -> list[cases.Case]:
     """Return the stored cases that the run begins with, or consists of."""
-    replayed = config.option.replay
-    if replayed is not None:
-        config.option.replay = replayed = replayed.resolve()
-    folder = _folder("corpus") if replayed is None else replayed
-    files = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
-    if _has_other_plugin(config) or replayed is None:
+    path = _folder("corpus") if replayed is None else replayed
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if replayed is None or not is_alone:
         files = [file for file in files if is_story(file)]
-    found = [case for file in files for case in cases.load(file)]
-    for case in found if replayed is not None else ():
-        if case.story.function not in contracts:
-            function = case.story.function
-            raise ValueError(f"{case.path}: {function!r} has no contract")
-    if replayed is not None and not found and not _has_other_plugin(config):
-        raise ValueError(f"{replayed} has no cases")
-    return found
+    return [case for file in files for case in cases.load(file)]
 
 
 def is_story(file: Path) -> bool:
@@ -306,7 +219,7 @@ def is_story(file: Path) -> bool:
 def _folder(name: str) -> Path:
     """Return a folder of this package, or one in the working directory if it is installed."""
     is_ours = os.access(FOLDER, os.W_OK) and "site-packages" not in FOLDER.parts
-    return FOLDER / name if is_ours else Path(f"conformance-{name}").resolve()
+    return FOLDER / name if is_ours else Path(f"conformance-{name}")
 
 
 def _has_other_plugin(config: pytest.Config) -> bool:
@@ -315,8 +228,8 @@ def _has_other_plugin(config: pytest.Config) -> bool:
 
 def _is_whole(config: pytest.Config) -> bool:
     """Return whether no option or argument leaves out functions, targets or tests."""
-    chosen = ("impl", "adapter", "target", "functions", "replay", "keyword", "markexpr", "lf")
-    left_out = any(config.getoption(name, None) for name in (*chosen, "deselect", "ff"))
+    names = "impl adapter target functions replay keyword markexpr lf deselect"
+    left_out = any(config.getoption(name, None) for name in names.split())
     return not left_out and all(Path(argument).is_dir() for argument in config.args)
 
 
@@ -327,10 +240,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     seed = "derandomized" if run.profile.seed is None else f"seed {run.profile.seed}"
     names = ", ".join(target.name for target in run.targets)
-    implementations = {id(one.implementation): one.implementation for one in run.targets}.values()
-    lines = [f"conformance: on {names}; profile {run.profile.name}, {seed}"]
-    return lines + [
-        f"under test: {implementation.describe()}" for implementation in implementations
+    implementations = dict.fromkeys(target.implementation for target in run.targets)
+    return [
+        f"conformance: on {names}; profile {run.profile.name}, {seed}",
+        *(f"under test: {implementation.describe()}" for implementation in implementations),
     ]
 
 
@@ -338,160 +251,119 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 class FunctionItem(pytest.Item):
-    """One kind of test of a function on a target."""
+    """A test; `what` is the function, the kind and the name of the target."""
 
-    def __init__(
-        self, *, contract: Contract, kind: str, target: Target, test: Callable[[], None], **kw: Any
-    ) -> None:
+    def __init__(self, *, what: tuple[str, str, str], test: Callable[[], None], **kw: Any) -> None:
         super().__init__(**kw)
-        self.contract, self.kind, self.target, self.test = contract, kind, target, test
+        self.what, self.test = what, test
         self.text = ""
 
     def runtest(self) -> None:
         """Run the test within the limits, and note what it found."""
-        run, function, target = self.config.stash[RUN], self.contract.function, self.target
-        found: dict[str, Any] = {"check": self.kind, "function": function, "target": target.name}
-        why = run.why_not(self)
-        drawn = checks.COUNTS[function, target.name]
+        run, (function, kind, target) = self.config.stash[RUN], self.what
+        found: dict[str, Any] = {"function": function, "check": kind, "target": target}
+        drawn = checks.COUNTS[function, target]
         try:
-            if why:
-                pytest.skip(why)
+            if run.has_ended(*self.what):
+                pytest.skip("not run, since a test before has failed")
             with run.limits.running(self.nodeid):
                 self.test()
         except (Absent, Unsupported) as missing:
             pytest.skip(str(missing))
         except Failure as failure:
             is_wrong = failure.difference.verdict is Verdict.WRONG_ANSWER
-            run.note(function, self.kind, target.name, is_wrong=is_wrong)
-            properties, self.text = described(self.config, failure, self.kind, self._case())
-            found |= properties
-            raise
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            found["line"] = f"{function} on {target.name}: an error in the run: {said}"
+            run.end(*self.what, is_wrong=is_wrong)
+            stem = self.name.partition("[")[0]
+            path = next((c.path for c in run.stored if c.path.stem == stem), None)
+            self.text = _describe(self.config, failure, found, path)
             raise
         finally:
-            found["examples"] = checks.COUNTS[function, target.name] - drawn
-            met = sorted(name for owner, name in checks.MET if owner == function)
-            found["hard_cases"] = ",".join(met)
+            found["examples"] = checks.COUNTS[function, target] - drawn + (kind == "stored")
+            found["hard_cases"] = sorted(name for owner, name in checks.MET if owner == function)
             self.user_properties += found.items()
-
-    def _case(self) -> Path | None:
-        stored = self.config.stash[RUN].stored
-        is_stored = self.kind in {"stored", "replay"}
-        return next(
-            (c.path for c in stored if is_stored and self.name.startswith(c.path.stem)), None
-        )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the text of a failure, without the traceback of the harness."""
-        if self.text and not self.config.option.fulltrace:
-            return self.text
-        return super().repr_failure(excinfo, style)
+        return self.text or super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Return the heading of the report."""
         return self.path, None, self.name
 
 
-def described(
-    config: pytest.Config, failure: Failure, kind: str, path: Path | None = None
-) -> tuple[dict[str, Any], str]:
-    """Store the story of a failure; return the properties of the report, and its text.
-
-    Args:
-        config: pytest's.
-        failure: The failure.
-        kind: The kind of the test.
-        path: The file of the story, if it is stored already.
-    """
-    run, line = config.stash[RUN], show.one_line(failure)
+def _describe(
+    config: pytest.Config, failure: Failure, found: dict[str, Any], path: Path | None = None
+) -> str:
+    """Store the story of a failure unless it has a file; add to `found`, and return the text."""
+    run, option, line = config.stash[RUN], config.option, show.one_line(failure)
     target = next(target for target in run.targets if target.name == failure.target)
     verdict = failure.difference.verdict
-    fails = verdict is Verdict.WRONG_ANSWER or target.is_strict
-    found = {"verdict": verdict.value, "line": line, "fails": fails}
-    command = ""
+    is_fatal = verdict is Verdict.WRONG_ANSWER or target.is_strict
+    found |= {"verdict": verdict.value, "line": line, "is_fatal": is_fatal}
+    folder = _folder("corpus") if option.corpus_add else option.failures or _folder("failures")
     try:
-        if path is None:
-            path = cases.store(failure.story, run.folder, failure.target, line)
-            if config.option.corpus_add:
-                corpus = cases.store(failure.story, _folder("corpus"), failure.target, line)
-                found["stored"] = str(corpus)
-        command = found["replay"] = replay_command(config, path, target)
+        path = path or cases.store(failure.story, folder, failure.target, line)
     except (OSError, TypeError, ValueError) as error:
-        found["replay"] = f"the case cannot be stored: {error}"
-    host = run.contracts[failure.story.function][1].host if kind != "laws" else frozenset()
-    return found, show.failure_text(failure, command, host)
-
-
-def replay_command(config: pytest.Config, path: Path, target: Target) -> str:
-    """Return the command line that replays a stored case on a target."""
-    with contextlib.suppress(ValueError):
-        path = path.relative_to(Path.cwd())
-    words = ["python", "-m", "conformance", "--replay", str(path)]
-    words += config.stash[RUN].options.get(target.implementation.name, [])
-    return shlex.join([*words, "--target", target.kind])
+        command = f"the case cannot be stored: {error}"
+    else:
+        path, here = path.resolve(), Path.cwd()
+        path = path.relative_to(here) if path.is_relative_to(here) else path
+        words = ["python", "-m", "conformance", "--replay", str(path)]
+        for name in ("impl", "adapter"):
+            words += [word for text in getattr(option, name) for word in (f"--{name}", text)]
+        command = shlex.join([*words, "--target", target.kind])
+    found["replay"] = command
+    return show.failure_text(failure, command, run.contracts[failure.story.function][1].host)
 
 
 class FunctionFile(pytest.File):
     """A file with `CONTRACTS`."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield the tests of its functions; a replay has its own."""
+        """Yield the tests of its functions."""
         run = self.config.stash[RUN]
         for file, contract in run.contracts.values():
-            is_chosen = run.functions is None or contract.function in run.functions
-            if file == self.path.resolve() and is_chosen and not run.is_replay:
-                yield from _items(self, contract)
+            for target in run.targets if file == self.path.resolve() else ():
+                for stem, kind, test in _tests(run, contract, target):
+                    what = contract.function, kind, target.name
+                    name = f"{stem}[{kind}-{target.name}]"
+                    yield FunctionItem.from_parent(self, name=name, what=what, test=test)
 
 
-def _items(parent: pytest.Collector, contract: Contract) -> Iterator[pytest.Item]:
-    for name, kind, target, test in parent.config.stash[RUN].items(contract):
-        yield FunctionItem.from_parent(
-            parent,
-            name=f"{name}[{kind}-{target.name}]",
-            contract=contract,
-            kind=kind,
-            target=target,
-            test=test,
-        )
-
-
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect the files of functions; `pytest_pycollect_makemodule` those that are arguments."""
-    if parent.session.isinitpath(file_path):
-        return None
-    return pytest_pycollect_makemodule(file_path, parent)
+def _tests(
+    run: Run, contract: Contract, target: Target
+) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    """Yield the name, the kind and the body of each test of a function on a target."""
+    function = contract.function
+    if not target.offers(function) or (target.kind == "native" and not contract.has_kernel):
+        return
+    for case in run.stored:
+        if case.story.function == function:
+            test = functools.partial(checks.replay, contract, target, case.story)
+            yield case.path.stem, "stored", test
+    if run.is_replay:
+        return
+    yield function, "answers", checks.answers(contract, target, run.profile)
+    if target.implementation.adapter.validates:
+        yield function, "refusals", checks.refusals(contract, target, run.profile)
+    if contract.laws:
+        yield function, "laws", checks.laws(contract, target, run.profile)
 
 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
     """Collect a file of functions in place of a module with tests."""
-    contracts = parent.config.stash[RUN].contracts.values()
-    if module_path.resolve() not in {file for file, _ in contracts}:
-        return None
-    return FunctionFile.from_parent(parent, path=module_path)
-
-
-class _Replayed(pytest.Collector):
-    """The parent of the tests of a replay."""
-
-    def collect(self) -> Iterable[pytest.Item]:
-        return ()
+    files = {file for file, _ in parent.config.stash[RUN].contracts.values()}
+    is_ours = module_path.resolve() in files
+    return FunctionFile.from_parent(parent, path=module_path) if is_ours else None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """In a replay, run its cases alone."""
-    run = session.config.stash[RUN]
-    if run.is_replay and (run.stored or not _has_other_plugin(session.config)):
-        # The path determines which `conftest.py` applies.
-        parent = _Replayed.from_parent(session, name="replay", nodeid="replay", path=FOLDER)
-        session.config.hook.pytest_deselected(items=items[:])
-        items[:] = [
-            item for _, contract in run.contracts.values() for item in _items(parent, contract)
-        ]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a replay, run nothing else."""
+    if config.stash[RUN].is_replay:
+        items[:] = [item for item in items if isinstance(item, FunctionItem)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -499,7 +371,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Turn a failure that does not fail the run into an expected one."""
     report = yield
     found = dict(report.user_properties)
-    if isinstance(item, FunctionItem) and report.failed and found.get("fails") is False:
+    if isinstance(item, FunctionItem) and report.failed and found.get("is_fatal") is False:
         report.outcome, report.wasxfail = "skipped", found["line"]
     return report
 
@@ -520,50 +392,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker where its journal is."""
-    run = node.config.stash[RUN]
-    run.journals = run.journals or Path(tempfile.mkdtemp(prefix="conformance-"))
-    node.workerinput["journals"] = str(run.journals)
+    limits = node.config.stash[RUN].limits
+    if limits.folder is None:
+        folder = tempfile.TemporaryDirectory(prefix="conformance-")
+        node.config.add_cleanup(folder.cleanup)
+        limits.folder = Path(folder.name)
+    node.workerinput["journals"] = str(limits.folder)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
-    """Report the story during which a worker ended as a wrong answer of its function."""
-    if ITEM.search(crashitem) is None:
+    """Report the story during which a worker ended."""
+    match = ITEM.search(crashitem)
+    if match is None:
         return
-    function, kind, name = _parts(crashitem)
     config, worker = report.node.config, report.node.gateway.id
-    run = config.stash[RUN]
-    assert run.journals is not None
-    stack = run.journals / f"{worker}.stack"
-    first, frames = _stack(stack.read_text(errors="replace") if stack.exists() else "")
+    limits = config.stash[RUN].limits
+    found: dict[str, Any] = {**match.groupdict(), "check": match["kind"]}
+    first = (limits.folder / f"{worker}.stack").read_text(errors="replace").partition("\n")[0]
+    is_hang = first.startswith("Timeout")
     words = f"crashes ({first.rpartition(': ')[2] or 'its process ended'})"
-    if first.startswith("Timeout"):
-        words = f"hangs for more than {run.limits.seconds:g} s, and cannot be stopped"
-    _, _, story = read_journal(run.journals / f"{worker}.journal") or ("", "", None)
+    if is_hang:
+        words = f"hangs for more than {limits.seconds:g} s, and cannot be stopped"
+    story = (read_journal(limits.folder / f"{worker}.journal") or ("", ""))[1]
     if isinstance(story, Story):
-        found, text = described(config, failure_of(name, story, words), kind)
+        text = _describe(config, failure_of(found["target"], story, words), found)
     else:
-        line = f"{function} on {name}: {story or 'outside of a call'} {words}"
-        found, text = {"verdict": Verdict.WRONG_ANSWER.value, "line": line, "fails": True}, line
-    report.longrepr = "\n".join([text, *frames])
+        where = story or "outside of a call"
+        text = found["line"] = f"{found['function']} on {found['target']}: {where} {words}"
+    found["verdict"] = "hangs" if is_hang else "crashes"
+    report.longrepr = text
     report.location = (*report.location[:2], crashitem.rpartition("::")[2])
-    found |= {"check": kind, "function": function, "target": name, "end": words.split()[0]}
     report.user_properties = [*found.items()]
-
-
-def _stack(text: str) -> tuple[str, list[str]]:
-    """Return the first line of what faulthandler wrote, and the implementation's last frames."""
-    threads = [part for part in text.split("\n\n") if 'File "' in part]
-    current = [part for part in threads if part.startswith("Current")] or threads[-1:]
-    ours = (str(FOLDER), "site-packages", '"<')
-    frames = [line for part in current for line in part.splitlines() if 'File "' in line]
-    return text.partition("\n")[0], [
-        f"    {frame.strip()}" for frame in frames if not any(one in frame for one in ours)
-    ][:NUM_FRAMES]
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the journals."""
-    run = config.stash.get(RUN, None)
-    if run is not None and run.journals is not None and not hasattr(config, "workerinput"):
-        shutil.rmtree(run.journals, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -12,7 +12,10 @@ from conformance.harness.contract import Contract
 from conformance.harness.story import Verdict
 from conformance.harness.targets import Target
 
-PLURALS: Final = {
+WORDS: Final = {
+    "crashes": "CRASHES",
+    "hangs": "HANGS",
+    "": "error",
     Verdict.WRONG_ANSWER.value: "wrong answers",
     Verdict.MISSING_REFUSAL.value: "missing refusals",
     Verdict.ROBUSTNESS.value: "robustness",
@@ -20,10 +23,7 @@ PLURALS: Final = {
 }
 """The words of the table; the gravest first."""
 
-ENDS: Final = {"crashes": "CRASHES", "hangs": "HANGS"}
-
-NUM_TEXTS: Final = 3
-"""How many failures that do not fail the run are shown in full."""
+TOLERATED: Final = [*WORDS][4:]
 
 
 class Results:
@@ -31,22 +31,15 @@ class Results:
 
     Args:
         targets: The targets under test.
-        contracts: All contracts.
-        functions: The functions to test; None for all.
+        contracts: The contracts of the functions to test.
         is_complete: Whether every hard case must be drawn.
     """
 
     def __init__(
-        self,
-        targets: Sequence[Target],
-        contracts: Sequence[Contract],
-        functions: Sequence[str] | None,
-        *,
-        is_complete: bool,
+        self, targets: Sequence[Target], contracts: Sequence[Contract], *, is_complete: bool
     ) -> None:
-        self.targets, self.is_complete = targets, is_complete
-        self.contracts = [c for c in contracts if functions is None or c.function in functions]
-        self.reports: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
+        self.targets, self.contracts, self.is_complete = targets, contracts, is_complete
+        self.found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self.num_others = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -55,94 +48,61 @@ class Results:
         if not found:
             self.num_others += report.when == "call"
         elif report.when in {"call", "???"} or report.failed:
-            self.reports[found["function"], found["target"]].append(report)
+            found["is_failed"] = report.failed or hasattr(report, "wasxfail")
+            found["num"] = found.get("examples", 0) * (not report.skipped)
+            found["seconds"] = report.duration
+            self.found[found["function"]].append(found)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
         """Show the verdict of a failure that does not fail the run."""
-        found = properties_of(report)
-        if not found or not hasattr(report, "wasxfail"):
-            return None
-        word = str(found["verdict"])
-        return PLURALS[word], "f", (word.upper(), {"yellow": True})
+        word = properties_of(report).get("verdict", "")
+        is_shown = hasattr(report, "wasxfail") and word
+        return (WORDS[word], "f", (word.upper(), {"yellow": True})) if is_shown else None
 
-    def _failed(self, function: str, target: str) -> list[dict[str, Any]]:
-        reports = self.reports.get((function, target), ())
-        return [
-            {"verdict": "", **properties_of(report)}
-            for report in reports
-            if report.failed or hasattr(report, "wasxfail")
-        ]
-
-    def _num_examples(self, function: str, target: str) -> int:
-        """Return how many examples were drawn or replayed."""
-        found = [properties_of(report) for report in self.reports.get((function, target), ())]
-        replayed: int = sum("replay" == each["check"] for each in found)
-        drawn: int = sum(each.get("examples", 0) for each in found)
-        return replayed + drawn
+    def _failed(self) -> list[dict[str, Any]]:
+        found = [one for function in sorted(self.found) for one in self.found[function]]
+        return [one for one in found if one["is_failed"]]
 
     def _cell(self, contract: Contract, target: Target) -> str:
-        """Return what the table says of a function on a target."""
-        function, name = contract.function, target.name
-        if not target.offers(function):
+        if not target.offers(contract.function):
             return "absent"
-        reports = self.reports.get((function, name), ())
-        failed = self._failed(function, name)
-        ends = [ENDS[found["end"]] for found in failed if found.get("end") in ENDS]
-        if ends:
-            return ends[0]
-        if failed:
-            verdicts = {found["verdict"] for found in failed}
-            words = [word for verdict, word in PLURALS.items() if verdict in verdicts]
-            return ", ".join(words) or "error"
-        if not reports:
-            return "-"
-        if all(report.skipped for report in reports):
-            return "not run"
-        examples = self._num_examples(function, name)
-        return f"conforms ({examples:,})" if examples else "not checkable"
+        found = [one for one in self.found[contract.function] if one["target"] == target.name]
+        verdicts = {one.get("verdict", "") for one in found if one["is_failed"]}
+        number = sum(one["num"] for one in found)
+        failed = ", ".join(word for verdict, word in WORDS.items() if verdict in verdicts)
+        return failed or (f"conforms ({number:,})" if number else "not run")
 
     def _table(self) -> Iterator[str]:
-        """Yield the lines of the table, without functions that no target has."""
-        names = {function for function, _ in self.reports}
+        """Yield the lines of the table, without functions that have no tests here."""
         rows = [["function", *(target.name for target in self.targets), "time"]]
-        for contract in sorted(self.contracts, key=lambda contract: contract.function):
+        for contract in self.contracts:
             cells = [self._cell(contract, target) for target in self.targets]
-            reports = [self.reports.get((contract.function, t.name), ()) for t in self.targets]
-            seconds = sum(report.duration for each in reports for report in each)
-            if contract.function in names:
+            if self.found[contract.function] or "absent" in cells:
+                seconds = sum(one["seconds"] for one in self.found[contract.function])
                 rows.append([contract.function, *cells, f"{seconds:.1f} s"])
-            elif "absent" in cells:
-                rows.append([contract.function, *cells, ""])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            yield "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
     def _failure_lines(self) -> Iterator[str]:
         """Yield a line for each failed test, and the command that replays it."""
-        for key in sorted(self.reports):
-            for found in self._failed(*key):
-                is_wrong = found["verdict"] == Verdict.WRONG_ANSWER.value
-                word = "FAILS" if is_wrong or not found["verdict"] else found["verdict"]
-                yield f"{word}: {found.get('line', f'{key[0]} on {key[1]}: an error in the run')}"
-                if found.get("replay"):
-                    yield f"  replay: {found['replay']}"
-                if found.get("stored"):
-                    yield f"  stored: {found['stored']}"
+        for found in self._failed():
+            verdict = found.get("verdict", "")
+            where = f"{found['function']} on {found['target']}"
+            line = found.get("line", f"{where}: an error in the run")
+            yield f"{verdict if verdict in TOLERATED else 'FAILS'}: {line}"
+            if "replay" in found:
+                yield f"  replay: {found['replay']}"
 
     def _missing_lines(self) -> Iterator[str]:
         """Yield a line for each hard case that no example was, in a run that must draw all."""
         for contract in self.contracts if self.is_complete else ():
-            keys = [(contract.function, target.name) for target in self.targets]
-            found = [properties_of(report) for key in keys for report in self.reports.get(key, ())]
-            met = {name for each in found for name in str(each.get("hard_cases", "")).split(",")}
-            has_failed = any(self._failed(*key) for key in keys)
-            for name in contract.hard_cases if found and not has_failed else ():
+            found = self.found[contract.function]
+            met = {name for one in found for name in one.get("hard_cases", ())}
+            is_right = found and not any(one["is_failed"] for one in found)
+            for name in contract.hard_cases if is_right else ():
                 if name not in met:
                     yield f"hard case not drawn: {contract.function}: {name}"
-
-    def _has_checked(self) -> bool:
-        keys = list(self.reports)
-        return any(self._failed(*key) or self._num_examples(*key) for key in keys)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -150,20 +110,16 @@ class Results:
         is_over = session.exitstatus == pytest.ExitCode.OK and not session.shouldstop
         if not is_over or session.config.option.collectonly:
             return
+        num = sum(one["num"] for found in self.found.values() for one in found)
         if any(self._missing_lines()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        elif not self._has_checked() and not self.num_others:
+        elif not num and not self._failed() and not self.num_others:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table, and a line for each failure."""
-        if not self.reports:
+        if not any(self.found.values()):
             return
-        expected = [r for each in self.reports.values() for r in each if hasattr(r, "wasxfail")]
-        if expected:
-            terminalreporter.section("what does not fail the run")
-        for report in expected[:NUM_TEXTS]:
-            terminalreporter.write_line(f"{report.longrepr}\n")
         terminalreporter.section("functions")
         for line in self._table():
             terminalreporter.write_line(line)
@@ -172,12 +128,8 @@ class Results:
                 terminalreporter.write_line(f"not checked on {target.name}: refusals (declared)")
         for line in [*self._failure_lines(), *self._missing_lines()]:
             terminalreporter.write_line(line, red=line.startswith(("FAILS", "hard case")))
-        counts = Counter(found["verdict"] for key in self.reports for found in self._failed(*key))
-        if expected:
-            words = ", ".join(
-                f"{counts[key]} {word}" for key, word in PLURALS.items() if counts[key]
-            )
-            terminalreporter.write_line(f"tests with {words}; only wrong answers fail the run")
+        if not all(one.get("is_fatal", True) for one in self._failed()):
+            terminalreporter.write_line("only wrong answers fail the run, others with --strict")
 
 
 def properties_of(report: Any) -> dict[str, Any]:

@@ -12,32 +12,24 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
     """Gives a worker all tests of a function; other tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        """Return what the tests that stay together have in common."""
         found = re.search(r"(.*::[\w.]+)(-\w+)?\[(stored|answers|refusals|laws)-[\w:]+\]$", nodeid)
         return found[1] if found else nodeid
 
     def _reschedule(self, node: Any) -> None:
-        """Give a worker more work; it runs its last test only when it knows the next one."""
         super()._reschedule(node)
+        # A worker runs its last test only when it knows the next one.
         while self.workqueue and not node.shutting_down:
             if self._pending_of(self.assigned_work[node]) >= 2:
                 return
             self._assign_work_unit(node)
 
     def remove_node(self, node: Any) -> str | None:
-        """Take the tests of a worker back, and return the one during which it ended, if any.
-
-        xdist's own scheduler would run that one again.
-        """
-        units = self.assigned_work.pop(node)
-        pending = [(u, test) for u in units.values() for test, is_done in u.items() if not is_done]
-        if not pending:
-            return None
-        unit, crashed = pending[0]
-        unit[crashed] = True
-        self.workqueue.update(
-            {scope: unit for scope, unit in units.items() if not all(unit.values())}
-        )
-        for other in self.assigned_work:
-            self._reschedule(other)
-        return str(crashed)
+        """Return the test during which a worker ended; xdist's scheduler would run it again."""
+        for unit in self.assigned_work[node].values():
+            for test, is_done in unit.items():
+                if not is_done:
+                    unit[test] = True
+                    super().remove_node(node)
+                    return str(test)
+        found: str | None = super().remove_node(node)
+        return found

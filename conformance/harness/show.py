@@ -112,6 +112,8 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
         did = f"{where} {'raised' if raised else 'returned'} {_short(got, most // 2)}"
         should = "reference raises" if raises else "should return"
         return [*lines, did, f"but {should} {_short(expected, most)}"]
+    if where == "the call" and isinstance(got, str):
+        return [*lines, f"{where} {difference.kind}"]
     notes = [place] if place else []
     if index is not None:
         before = story.arguments.get(where)

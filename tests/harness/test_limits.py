@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import time
@@ -92,20 +93,19 @@ def test_the_journal_has_the_story_of_a_process_that_ended(tmp_path: Path) -> No
     end_in(tmp_path, STORY)
     found = read_journal(tmp_path / "gw0.journal")
     assert found is not None
-    assert ("x", "host") == found[:2]
-    assert isinstance(found[2], Story)
-    assert [0, 1, 2] == found[2].arguments["seq_lens"].tolist()
+    assert "x" == found[0]
+    assert isinstance(found[1], Story)
+    assert [0, 1, 2] == found[1].arguments["seq_lens"].tolist()
 
 
-@pytest.mark.parametrize("value", [np.zeros(10**6), lambda: 0])
-def test_the_journal_names_what_cannot_be_stored(tmp_path: Path, value: object) -> None:
-    end_in(tmp_path, Story("f", {"x": value, "size": 3}))
+def test_the_journal_names_what_cannot_be_pickled(tmp_path: Path) -> None:
+    end_in(tmp_path, Story("f", {"x": lambda: 0, "size": 3}))
     found = read_journal(tmp_path / "gw0.journal")
     assert found is not None
-    assert found[2] in {"f(x=float64[1000000], size=3)", "f(x=function, size=3)"}
+    assert isinstance(found[1], str)
+    assert re.fullmatch(r"f\(x=<function .*>, size=3\)", found[1])
 
 
 def test_the_journal_is_empty_after_a_test(tmp_path: Path) -> None:
     run(STORY, lambda: None, folder=tmp_path, worker="gw0")
     assert read_journal(tmp_path / "gw0.journal") is None
-    assert read_journal(tmp_path / "gw1.journal") is None

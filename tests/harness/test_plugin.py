@@ -123,7 +123,7 @@ def test_limits(pytester: pytest.Pytester, folder: Path, fault: str, words: str)
     write(folder, FAULTS[fault])
     found = run(pytester, *MINE, "--hang-seconds", "0.5", "--memory-limit", "1")
     found.assert_outcomes(failed=1, skipped=1)
-    found.stdout.fnmatch_lines([f"FAILS: get_dcp_local_seq_lens on host: *{words}*"])
+    found.stdout.fnmatch_lines([f"FAILS: get_dcp_local_seq_lens on host: the call {words}*"])
 
 
 def test_a_missing_refusal_fails_only_a_strict_run(pytester: pytest.Pytester, folder: Path) -> None:
@@ -183,7 +183,6 @@ def test_a_run_goes_on_after_a_crash_and_a_hang(folder: Path) -> None:
     assert re.search(r"get_dcp_local_seq_lens +CRASHES", found.stdout)
     assert re.search(r"is_valid_kv_cache_layout +HANGS", found.stdout)
     assert re.search(r"FAILS: get_dcp_local_seq_lens on host: .*Segmentation", found.stdout)
-    assert "mine.py" in found.stdout  # the frame
     assert "2 failed, 2 skipped" in found.stdout
     assert 2 == len([*(folder / "f").glob("*.json")])
 

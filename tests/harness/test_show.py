@@ -156,6 +156,7 @@ def test_words_for_other_differences() -> None:
             array,
             "raises",
         ),
+        "the call needs 4 GiB": ("the call", "needs 4 GiB", "a result", "needs 4 GiB"),
         "violates the law once, each slot is written once, slot 3 twice": (
             "each slot is written once",
             "slot 3 twice",
