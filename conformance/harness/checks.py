@@ -76,7 +76,7 @@ PROFILES: Final = {
     for profile in (
         Profile("dev", 60, 40, 15),
         Profile("brief", 150, 80, 40),
-        Profile("default", 400, 150, 40),
+        Profile("default", 360, 150, 40),
         Profile("nightly", 3000, 1500, 400, 0.4),
     )
 }
@@ -119,23 +119,25 @@ def circumstances(contract: Contract, found: list[tuple[str, Any]]) -> Circumsta
 
 @st.composite
 def stories(draw: st.DrawFn, contract: Contract, *, is_quick: bool = False) -> Story:
-    """Draw a story; the condition is drawn first, so that shrinking removes it first."""
-    names = [""] + [
+    """Draw a story; its conditions are drawn first, so that shrinking removes them first."""
+    names = [
         name
         for name, condition in CONDITIONS.items()
         for _ in range(condition.weight)
         if not (is_quick and condition.takes_long)
+        and (contract.takes_own_objects or not condition.needs_objects)
     ]
-    condition = draw(st.sampled_from(names))
+    conditions = draw(st.lists(st.sampled_from(names), max_size=2))
     how = circumstances(contract, draw(features))
     calls = draw(contract.calls)
     arguments = draw(calls)
     other = None
-    if condition and CONDITIONS[condition].needs_other:
-        is_alike = draw(st.integers(0, 9)) < (8 if CONDITIONS[condition].same_sizes else 5)
+    if any(CONDITIONS[name].needs_other for name in conditions):
+        same = any(CONDITIONS[name].same_sizes for name in conditions)
+        is_alike = draw(st.integers(0, 9)) < (8 if same else 5)
         other = draw(calls if is_alike else draw(contract.calls))
-    seed = draw(st.integers(0, 2**16)) if condition else 0
-    return Story(contract.function, arguments, other, how, condition, seed)
+    seed = draw(st.integers(0, 2**16))
+    return Story(contract.function, arguments, other, how, tuple(conditions), seed)
 
 
 @st.composite
@@ -158,7 +160,6 @@ def changed_calls(draw: st.DrawFn, contract: Contract) -> list[Story]:
 
 def tell(contract: Contract, target: Target, story: Story) -> None:
     """Run a story, and raise `Failure` if the target does not do what `reference` does."""
-    condition = CONDITIONS.get(story.condition)
     stage: list[str] = []
     try:
         with limits.call(target, story):
@@ -168,8 +169,8 @@ def tell(contract: Contract, target: Target, story: Story) -> None:
                 _tell_answer(contract, target, story, stage)
     except Found as found:
         difference, words, verdict = found.difference, "", Verdict.WRONG_ANSWER
-        if condition and stage:
-            words, verdict = condition.words, condition.verdict
+        if stage[1:]:
+            words, verdict = CONDITIONS[stage[-1]].words, CONDITIONS[stage[-1]].verdict
         elif difference.verdict is verdict and story.changed is None:
             words = _exotic(contract, target, story)
             verdict = Verdict.ROBUSTNESS if words else verdict
@@ -209,12 +210,13 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
             raise Found(settings[0])
         x.check_sharing()
         stage.append("answered")
-        if not story.condition or story.seed % 3 == 0:
+        if story.seed % 3 == 0:
             for promise in contract.properties:
                 _keep(promise, target, story)
-        if story.condition:
+        for name in story.conditions:
+            stage.append(name)
             rng = random.Random(story.seed)  # noqa: S311  # no secret
-            CONDITIONS[story.condition].run(Stage(contract, target, story, x, rng))
+            CONDITIONS[name].run(Stage(contract, target, story, x, rng))
             x.check_held()
 
 
@@ -414,8 +416,7 @@ def is_confirmed(failure: Failure, body: Callable[[Any], None]) -> bool:
 
     If it may depend on timing, it must happen once in 25 further runs.
     """
-    condition = CONDITIONS.get(failure.story.condition)
-    if condition is None or not condition.may_vary:
+    if not any(CONDITIONS[name].may_vary for name in failure.story.conditions):
         return True
     for _ in range(AGAIN):
         with contextlib.suppress(Exception):
@@ -433,7 +434,7 @@ def _key(example: Any) -> str:
 
 def _text(story: Story) -> str:
     arguments = fingerprint([story.arguments, story.other])
-    return f"{story.condition} {story.seed} {story.circumstances} {story.changed} {arguments}"
+    return f"{story.conditions} {story.seed} {story.circumstances} {story.changed} {arguments}"
 
 
 def replay(contract: Contract, target: Target, story: Story) -> None:

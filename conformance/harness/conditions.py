@@ -48,6 +48,7 @@ from conformance.harness.values import (
     is_object,
     places,
     put,
+    set_part,
     text_of,
 )
 
@@ -101,6 +102,7 @@ class Condition:
         verdict: What a failure is that only shows with it.
         weight: How often it is drawn.
         needs_other: Whether it makes another call too.
+        needs_objects: Whether it needs objects of the caller's own classes.
         same_sizes: Whether the other call mostly has the same sizes.
         takes_long: Whether it takes milliseconds; on `native` such conditions are not drawn.
         may_vary: Whether it depends on timing: a failure is repeated before it is reported.
@@ -111,6 +113,7 @@ class Condition:
     verdict: Verdict = Verdict.WRONG_ANSWER
     weight: int = 2
     needs_other: bool = False
+    needs_objects: bool = False
     same_sizes: bool = False
     takes_long: bool = False
     may_vary: bool = False
@@ -284,7 +287,7 @@ class _Raised(Exception):  # noqa: N818  # a caller's own
     """What an attribute of a caller's object raises."""
 
 
-@condition("an attribute that raised in the call before", weight=1)
+@condition("an attribute that raised in the call before", weight=2, needs_objects=True)
 def after_an_error(stage: Stage) -> None:
     """A call that a caller's object ends leaves nothing behind."""
 
@@ -298,7 +301,9 @@ def after_an_error(stage: Stage) -> None:
         other.call()
 
 
-@condition("an attribute that calls the function itself", weight=1, needs_other=True)
+@condition(
+    "an attribute that calls the function itself", weight=2, needs_objects=True, needs_other=True
+)
 def reentered(stage: Stage) -> None:
     """A caller's object may call the library."""
     calls: list[None] = []
@@ -592,30 +597,31 @@ def of_another_kind(stage: Stage) -> None:
     if not settable or stage.target.device != "cpu":
         return
     path, value = stage.random.choice(settable)
-    name = stage.random.choice(sorted(TENSORS))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of prototypes
-        made = attempt(TENSORS[name], value.detach().resolve_neg().clone())
+    plain = value.detach().resolve_neg()
     expected = pair.expected().value
-    if made.error is not None or expected is None:
-        return  # torch has no such tensor of this dtype and shape
-    parent = get(pair.theirs, path[:-1])
-    if isinstance(parent, dict | list):
-        parent[path[-1]] = made.value
-    else:
-        object.__setattr__(parent, path[-1], made.value)
-    got = pair.outcome("")
-    where = f"the call with {name} as {text_of(path)}"
+    for name, make in TENSORS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of prototypes
+            made = attempt(make, plain.clone())
+        if made.error is None:  # otherwise torch has no such tensor of this dtype and shape
+            set_part(pair.theirs, path, made.value)
+            _check_kind(stage, pair, expected, name, text_of(path), has_memory=bool(plain.numel()))
+
+
+def _check_kind(
+    stage: Stage, pair: Pair, expected: Any, name: str, path: str, *, has_memory: bool
+) -> None:
+    got, where = pair.outcome(""), f"the call with {name} as {path}"
     if got.error is not None:
-        if name in TAKEN and value.numel() and stage.target.is_fast:
+        if name in TAKEN and has_memory and stage.target.is_fast:
             raise Found(Difference(where, got.error, expected, "raises"))
         if not isinstance(got.error, TypeError | ValueError):
-            expected_words = "TypeError or ValueError"
-            raise Found(Difference(where, got.error, expected_words, "wrong exception"))
+            words = "TypeError or ValueError"
+            raise Found(Difference(where, got.error, words, "wrong exception"))
         return
-    difference = attempt(pair.comparison.difference, expected, got.value)
+    found = attempt(pair.comparison.difference, expected, got.value).value
     # What is handed on without being read, such as a block table, may be of that kind.
-    if difference.value and difference.value.kind in {"wrong value", "wrong shape", "wrong dtype"}:
+    if found and found.kind in {"wrong value", "wrong shape", "wrong dtype"}:
         raise Found(Difference(where, got.value, "a refusal, or the right answer", "wrong value"))
 
 

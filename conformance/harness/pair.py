@@ -32,6 +32,7 @@ from conformance.harness.values import (
     places,
     put,
     rebuilt,
+    set_part,
     text_of,
 )
 
@@ -332,13 +333,11 @@ class Pair:
         """Set a part of the arguments of both in place."""
         name = text_of(path)
         for side, value in ((self.ours, new), (self.theirs, self.memory.convert(new, name))):
-            parent, old = get(side, path[:-1]), get(side, path)
+            old = get(side, path)
             if isinstance(old, list) and isinstance(value, list):
                 old[:] = value
-            elif isinstance(parent, dict | list):
-                parent[path[-1]] = value
             else:
-                object.__setattr__(parent, path[-1], value)
+                set_part(side, path, value)
 
     def fill(self, contents: Mapping[Path, Any]) -> None:
         """Write other contents into arrays of both, by their paths; torch does not see it."""

@@ -71,8 +71,8 @@ class Story:
         arguments: The arguments of the call, as `reference` takes them.
         other: The arguments of a second valid call, of which conditions make use.
         circumstances: Where memory lies, and how the call is made.
-        condition: A name in `conditions.CONDITIONS`; empty for none.
-        seed: Of what a condition chooses by itself.
+        conditions: Names in `conditions.CONDITIONS`, one after the other.
+        seed: Of what conditions choose by themselves.
         changed: For a refusal: the path of the one place that was changed, such as
             `("common_attn_metadata", "seq_lens")`, or `()` for several; None for a valid call.
         is_loose: For a refusal: whether the messages of exceptions may differ.
@@ -82,7 +82,7 @@ class Story:
     arguments: Arguments
     other: Arguments | None = None
     circumstances: Circumstances = Circumstances()
-    condition: str = ""
+    conditions: tuple[str, ...] = ()
     seed: int = 0
     changed: tuple[Any, ...] | None = None
     is_loose: bool = False

@@ -107,6 +107,15 @@ def put(value: Any, path: Path, new: Any) -> Any:
     return rebuilt(value, [(key, part) for key, part in found if part is not GONE])
 
 
+def set_part(value: Any, path: Path, new: Any) -> None:
+    """Set the part at a path in place."""
+    parent = get(value, path[:-1])
+    if isinstance(parent, dict | list):
+        parent[path[-1]] = new
+    else:
+        object.__setattr__(parent, path[-1], new)  # the class may be frozen
+
+
 GONE: Final = object()
 """In `put`: the part is removed."""
 

@@ -58,7 +58,7 @@ def first_failures(
             if isinstance(error, Failure):
                 what, got = error.difference, str(error.difference.got)
                 failure |= {"condition": error.condition, "kind": what.kind}
-                failure |= {"drawn": error.story.condition, "verdict": what.verdict.value}
+                failure |= {"drawn": error.story.conditions, "verdict": what.verdict.value}
                 failure |= {"broken": bool(re.search(PATCH_ERRORS, got))}
             else:
                 failure["error"] = traceback.format_exc(limit=-6)
