@@ -69,7 +69,7 @@ def cuts(draw: st.DrawFn, ends: IntArray, total: int, number: int) -> list[int]:
 @st.composite
 def created(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw counts, up to more than an int64 can sum, and points in and between requests."""
-    number, points = draw(sizes(1)), draw(sizes(0, 2100, small=3))
+    number, points = draw(sizes(1)), draw(sizes(0, 300, small=3))
     kind, most, dtype, is_int = choices(
         *(draw, range(12), (3, 1, 20, 1000, MAX_INT32), (np.int32, np.int64), (True, False))
     )
@@ -148,7 +148,7 @@ def a_micro_batch_knows_whether_it_is_empty(target: Target, arguments: Arguments
 @st.composite
 def sliced_starts(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw starts up to the greatest int32, and any requests."""
-    number = draw(sizes())
+    number = draw(sizes(0, 2100))
     most, ends, step = choices(draw, (1, 3, 20, MAX_INT32 // max(number, 1)), range(4), (None, 1))
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -199,7 +199,7 @@ def _slices(
 def _cut(draw: st.DrawFn, *, is_one: bool) -> st.SearchStrategy[Arguments]:
     """Draw batches and their micro-batches; an empty list is the subject of a property."""
     batch_of_sizes = draw(batches(least_tokens=1, has_optional=True))
-    number = draw(sizes(0, 130, small=3))
+    number = draw(sizes(0, 70, small=3))
     few = (False, False, True)
     [is_apart, has_more, is_twice] = choices(draw, (False, True), (False, True), few)
 

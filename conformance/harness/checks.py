@@ -76,7 +76,7 @@ PROFILES: Final = {
     for profile in (
         Profile("dev", 60, 40, 15),
         Profile("brief", 150, 80, 40),
-        Profile("default", 360, 150, 40),
+        Profile("default", 320, 100, 40),
         Profile("nightly", 3000, 1500, 400, 0.4),
     )
 }
@@ -276,8 +276,9 @@ def _check_life(contract: Contract, target: Target, stories: list[Story]) -> Non
     by_size = sorted(stories, key=lambda story: sum(a.nbytes for a in arrays(story.arguments)))
     if not by_size:
         return
+    last = by_size[0]
     try:
-        with target.running():
+        with target.running(), limits.call(target, last):
             for last in stories:
                 Pair(contract, target, last.arguments).call()
             last = by_size[0]
@@ -329,7 +330,8 @@ def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:
     def call(function: str, arguments: Arguments) -> Any:
         called.append(arguments)
         pair = Pair(dataclasses.replace(contract, function=function), target, arguments)
-        got = pair.outcome()
+        with limits.call(target, Story(function, arguments)):
+            got = pair.outcome()
         if got.error is not None:
             raise Found(Difference("the call", got.error, "an answer", "raises"))
         return as_reference(got.value)

@@ -375,7 +375,7 @@ def in_threads(stage: Stage) -> None:
     found: list[Difference] = []
 
     def work(pair: Pair, wanted: Outcome) -> None:
-        end = time.monotonic() + 0.05
+        end = time.monotonic() + 0.03
         with stage.target.running(checked=pair.circumstances.is_checked):
             call = pair.prepared()
             while time.monotonic() < end and not found:
@@ -701,7 +701,9 @@ def check_long_life(contract: Contract, target: Target, arguments: Arguments) ->
     end = time.monotonic() + 2.0
     used = 0
     for k in range(LONG_LIFE):
-        call()
+        got = attempt(call)
+        if got.error is not None:
+            raise Found(Difference(f"call {k + 2:,}", got.error, wanted.value, "raises"))
         if k & (k + 1) == 0 or (k % 997 == 0 and time.monotonic() > end):
             pair.call(wanted=wanted)
             pair.held.clear()

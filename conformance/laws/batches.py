@@ -262,7 +262,7 @@ def batches(
     pieces, block = layout.blocks_per_kv_block, layout.virtual_block_size
     if has_room and most[0] > 8:
         num_blocks = max(num_blocks, -(-num_tokens // max(busy * block, 1)))
-    cells = max(10**5 // pieces, 1)
+    cells = max(40_000 // pieces, 1)
     if gives_way:
         num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
     num_blocks = min(num_blocks, cells)
@@ -274,7 +274,7 @@ def batches(
         for few in choices(draw, FEW, FEW, FEW, FEW, FEW)
     )
     columns += num_blocks * pieces
-    rows = busy + padded + min(rows, 10**5 // max(columns, 1))
+    rows = busy + padded + min(rows, 40_000 // max(columns, 1))
     excess = (0, 0, 3, 2**30)
     raised_query, raised, causal, drift, has_copies, has_numpy_ints, dtype, *optional = choices(
         *(draw, excess, excess, (True, True, False), (0, 0, 2), (False, True), (False, True)),
