@@ -43,6 +43,7 @@ from conformance.harness.values import (
     Stub,
     arrays,
     copied,
+    fields_of,
     fingerprint,
     get,
     is_object,
@@ -199,6 +200,10 @@ def refilled(stage: Stage) -> None:
         if isinstance(value, np.ndarray) and getattr(other.get(path), "shape", None) == value.shape
     }
     old = {path: get(x.ours, path).copy() for path in contents}
+    for path, values in contents.items():
+        if path[0] in stage.contract.written:  # nothing is left of an earlier call
+            values[...] = 55
+            old[path][...] = 66
     if stage.random.random() < 0.3:  # an idle step: it may be refused, but nothing is left of it
         x.fill({path: np.zeros_like(values) for path, values in old.items()})
         x.outcome()
@@ -213,30 +218,20 @@ def refilled(stage: Stage) -> None:
 @condition("a copy of the objects with other contents", needs_other=True, same_sizes=True)
 def of_copies(stage: Stage) -> None:
     """What an object has cached in itself is about its own memory."""
-    x = stage.x
-    if "expanded" in stage.story.circumstances.layouts:
-        in_turn(stage)
-        return
-    other = dict(places(stage.y.ours))
-    theirs, ours = copy.deepcopy(x.theirs), copied(x.ours)
-    for path, value in places(x.ours):
-        new = other.get(path)
-        if isinstance(value, np.ndarray) and getattr(new, "shape", None) == value.shape:
-            get(ours, path)[...] = new
-            copy_of_theirs = get(theirs, path)
-            is_array = isinstance(copy_of_theirs, np.ndarray)
-            copy_of_theirs[...] = new if is_array else torch.from_numpy(new)
-    changed = Pair(stage.contract, stage.target, ours)
-    expected = changed.expected()
-    if expected.error is None:
-        changed.theirs = theirs
-        got = changed.outcome()
-        difference = changed.comparison.difference(expected.value, got.value)
-        if got.error is not None:
-            difference = Difference("the call", got.error, expected.value, "raises")
-        if difference is not None:
-            raise Found(difference)
-    x.call()
+    y = stage.y
+    for name, value in stage.x.theirs.items():
+        if is_object(value) and type(value) is type(y.theirs[name]):
+            clone = copy.deepcopy(value)
+            for field, new in fields_of(y.theirs[name]).items():
+                old = getattr(clone, field)
+                is_alike = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+                if is_alike and old.shape == new.shape and 0 not in old.stride():
+                    old.copy_(new)
+                else:
+                    object.__setattr__(clone, field, new)
+            y.theirs[name] = clone
+    y.call()
+    stage.x.call()
 
 
 @condition("another call in turn", needs_other=True)

@@ -196,9 +196,12 @@ class Pair:
         return reference_answer(self.contract.function, self.ours)
 
     def outcome(self, mode: str | None = None) -> Outcome:
-        """Return the outcome of the target, without a comparison."""
-        with MODES[self.circumstances.mode if mode is None else mode]():
-            return attempt(self.prepared())
+        """Return the outcome of the target; raise `Found` if the process is changed."""
+        with unchanged() as settings, MODES[self.circumstances.mode if mode is None else mode]():
+            outcome = attempt(self.prepared())
+        for difference in settings:
+            raise Found(difference)
+        return outcome
 
     def prepared(self) -> Callable[[], Any]:
         """Return a function that makes the call of the target."""
@@ -228,12 +231,11 @@ class Pair:
         expected = self.expected() if wanted is None else wanted
         if expected.error is not None:
             raise AssertionError(f"the strategy drew an invalid call: {expected.error!r}")
-        with unchanged() as settings:
-            got = self.outcome(mode)
+        got = self.outcome(mode)
         if got.error is not None:
             raise Found(Difference("the call", got.error, expected.value, "raises"))
         difference = self.comparison.difference(expected.value, got.value)
-        difference = difference or self._changes(before, versions) or next(iter(settings), None)
+        difference = difference or self._changes(before, versions)
         if difference is not None:
             raise Found(difference)
         self.held.append((expected.value, got.value))
