@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.sizes import fit, sizes, vectors
+from conformance.laws import batch_laws as laws
 from conformance.laws.access import Access, Half
-from conformance.laws.batch_laws import (
-    Description,
-    any_order_means_the_same,
-    padding_adds_nothing,
-    ranks_partition,
-)
 from conformance.laws.batches import MAX_INT32, Batch, choices, deferred
 
 
@@ -37,15 +32,9 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     most = draw(st.sampled_from((20, min(4 * round_of_ranks, MAX_INT32), MAX_INT32)))
     edges = [k * round_of_ranks + d for k in (0, 1, 2, 9) for d in (-1, 0, 1)] + [MAX_INT32]
     edges = [edge for edge in edges if 0 <= edge <= MAX_INT32]
-    options = {
-        name: value
-        for name, value, default in (
-            ("dcp_size", ranks, 1),
-            ("dcp_rank", rank, None),
-            ("cp_kv_cache_interleave_size", interleave, 1),
-        )
-        if value != default or draw(st.booleans())
-    }
+    options = {"dcp_size": ranks, "dcp_rank": rank, "cp_kv_cache_interleave_size": interleave}
+    defaults = {"dcp_size": 1, "dcp_rank": None, "cp_kv_cache_interleave_size": 1}
+    options = {k: v for k, v in options.items() if v != defaults[k] or draw(st.booleans())}
 
     def contents(draw: st.DrawFn) -> Arguments:
         lens = draw(vectors(number, 0, most, np.int32, rare=edges))
@@ -58,14 +47,12 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     return deferred(contents)
 
 
-def out_is_the_input(arguments: Arguments, rng: random.Random) -> Arguments | None:
+def out_is_the_input(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let `out` overlap the lengths, all or a part of them."""
-    memory, shift = arguments["seq_lens"], rng.randrange(2)
-    if len(memory) <= shift:
-        return None
+    memory = np.pad(arguments["seq_lens"], (0, 1))
+    lens, out = memory[:-1], memory[rng.randrange(2) :][: len(memory) - 1]
     # `out` is first, so that what is written is said to be written to it.
-    out = {"out": memory[shift:], "seq_lens": memory[: len(memory) - shift]}
-    return {**out, "dcp_size": 1, "dcp_rank": 0}
+    return {"out": out, "seq_lens": lens, "dcp_size": 1, "dcp_rank": 0}
 
 
 def _lengths(batch: Batch, _: object) -> Arguments:
@@ -94,27 +81,23 @@ def _held_keys(batch: Batch, _: Arguments, result: np.ndarray) -> list[Access]:
 CONTRACTS = [
     Contract(
         function="get_dcp_local_seq_lens",
-        is_affordable=lambda arguments: (
-            arguments.get("dcp_rank") is not None or not 5000 < arguments["dcp_size"] < 2**31
+        is_affordable=lambda args: (
+            args.get("dcp_rank") is not None or not 5000 < args["dcp_size"] < 2**31
         ),
         calls=calls(),
         dense=frozenset({"out"}),
         specials=(out_is_the_input,),
         checked_only="shares memory",
-        laws=(ranks_partition, padding_adds_nothing, any_order_means_the_same),
+        laws=(laws.ranks_partition, laws.padding_adds_nothing, laws.any_order_means_the_same),
         # Each token reads its whole sequence, which shows a length that is too large.
-        description=Description(_lengths, _held_keys, shows=Half.READS, causal=False),
+        description=laws.Description(_lengths, _held_keys, shows=Half.READS, causal=False),
         hard_cases={
-            "every rank's length, near 2**31": lambda arguments: (
-                arguments.get("dcp_rank") is None and max(arguments["seq_lens"], default=0) > 2**30
+            "every rank's length, near 2**31": lambda args: (
+                args.get("dcp_rank") is None and max(args["seq_lens"], default=0) > 2**30
             ),
-            "the last rank": lambda arguments: (
-                arguments.get("dcp_rank") == arguments.get("dcp_size", 1) - 1 > 0
-            ),
-            "more than 256 ranks": lambda arguments: arguments.get("dcp_size", 1) > 256,
-            "out is longer": lambda arguments: (
-                len(arguments.get("out", ())) > len(arguments["seq_lens"])
-            ),
+            "the last rank": lambda args: args.get("dcp_rank") == args.get("dcp_size", 1) - 1 > 0,
+            "more than 256 ranks": lambda args: args.get("dcp_size", 1) > 256,
+            "out is longer": lambda args: len(args.get("out", ())) > len(args["seq_lens"]),
         },
     )
 ]

@@ -15,16 +15,8 @@ import reference
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.pair import Pair
 from conformance.harness.sizes import rngs, sizes, vectors
-from conformance.laws.batch_laws import (
-    Description,
-    Part,
-    a_slice_keeps_its_tokens,
-    any_order_means_the_same,
-    attention_is_dense,
-    padding_adds_nothing,
-    split_partitions,
-    writes_are_read_back,
-)
+from conformance.laws import batch_laws as laws
+from conformance.laws.batch_laws import Description, Part
 from conformance.laws.batches import (
     MAX_INT32,
     Batch,
@@ -365,27 +357,25 @@ CONTRACTS = [
         host=frozenset({"num_scheduled_tokens"}),
         specials=(wrong_points, no_tokens),
         properties=(counts_may_be_mapped_from_a_file, a_micro_batch_knows_whether_it_is_empty),
-        laws=(split_partitions, padding_adds_nothing, any_order_means_the_same),
+        laws=(laws.split_partitions, laws.padding_adds_nothing, laws.any_order_means_the_same),
         description=Description(_created, _created_parts, _points, least_tokens=1),
         hard_cases={
-            "more than 64 points": lambda arguments: (
-                isinstance(arguments["split_points"], list) and len(arguments["split_points"]) > 64
+            "more than 64 points": lambda args: (
+                isinstance(args["split_points"], list) and len(args["split_points"]) > 64
             ),
-            "more tokens than an int64 holds": lambda arguments: (
-                sum(arguments["num_scheduled_tokens"].tolist()) > MAX_INT64
+            "more tokens than an int64 holds": lambda args: (
+                sum(args["num_scheduled_tokens"].tolist()) > MAX_INT64
             ),
-            "a point past int64": lambda arguments: (
-                np.max(arguments["split_points"], initial=0) > MAX_INT64
-            ),
+            "a point past int64": lambda args: np.max(args["split_points"], initial=0) > MAX_INT64,
         },
     ),
     Contract(
         function="slice_query_start_locs",
         calls=sliced_starts(),
-        laws=(a_slice_keeps_its_tokens, writes_are_read_back, padding_adds_nothing),
+        laws=(laws.a_slice_keeps_its_tokens, laws.writes_are_read_back, laws.padding_adds_nothing),
         description=Description(_starts, _requests, _ends, _tokens_of_requests),
         hard_cases={
-            "more than 1,023 requests": lambda arguments: len(arguments["query_start_loc"]) > 1024,
+            "more than 1,023 requests": lambda args: len(args["query_start_loc"]) > 1024,
         },
     ),
     Contract(
@@ -394,17 +384,16 @@ CONTRACTS = [
         calls=_cut(is_one=True),
         specials=(wrong_slice, *metadata_specials("attn_metadata")),
         checked_only=CHECKED_ONLY,
-        laws=(a_slice_keeps_its_tokens, writes_are_read_back, padding_adds_nothing),
+        laws=(laws.a_slice_keeps_its_tokens, laws.writes_are_read_back, laws.padding_adds_nothing),
         description=Description(_one_slice, _one_part, _points, _tokens, least_tokens=1),
         hard_cases={
-            "one request cut at both ends": lambda arguments: (
-                _edges(*arguments.values()) == (True, True)
-                and arguments["ubatch_slice"].request_slice.stop
-                == arguments["ubatch_slice"].request_slice.start + 1
+            "one request cut at both ends": lambda args: (
+                _edges(*args.values()) == (True, True)
+                and args["ubatch_slice"].request_slice.stop
+                == args["ubatch_slice"].request_slice.start + 1
             ),
-            "padding alone": lambda arguments: (
-                arguments["ubatch_slice"].token_slice.start
-                >= arguments["attn_metadata"].query_start_loc[-1]
+            "padding alone": lambda args: (
+                args["ubatch_slice"].token_slice.start >= args["attn_metadata"].query_start_loc[-1]
             ),
         },
         takes_own_objects=True,
@@ -417,18 +406,16 @@ CONTRACTS = [
         checked_only=CHECKED_ONLY,
         properties=(no_micro_batches_of_nothing,),
         laws=(
-            split_partitions,
-            writes_are_read_back,
-            padding_adds_nothing,
-            any_order_means_the_same,
-            attention_is_dense,
+            laws.split_partitions,
+            laws.writes_are_read_back,
+            laws.padding_adds_nothing,
+            laws.any_order_means_the_same,
+            laws.attention_is_dense,
         ),
         description=Description(_split, _parts, _points),
         hard_cases={
-            "more than 64 micro-batches": lambda arguments: len(arguments["ubatch_slices"]) > 64,
-            "more than 1,023 requests": lambda arguments: (
-                arguments["common_attn_metadata"].num_reqs > 1023
-            ),
+            "more than 64 micro-batches": lambda args: len(args["ubatch_slices"]) > 64,
+            "more than 1,023 requests": lambda args: args["common_attn_metadata"].num_reqs > 1023,
         },
         takes_own_objects=True,
     ),

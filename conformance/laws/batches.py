@@ -174,17 +174,13 @@ class Batch:
             num_computed_tokens_cpu=np.minimum(computed, MAX_INT32).astype(np.int32),
             num_reqs=number(self.num_reqs),
             num_actual_tokens=number(self.num_actual_tokens),
-            max_query_len=number(min(_greatest(self.query_lens) + self.raised[0], MAX_INT32)),
-            max_seq_len=number(min(_greatest(lens) + self.raised[1], MAX_INT32)),
+            max_query_len=number(min(self.query_lens.max(initial=0) + self.raised[0], MAX_INT32)),
+            max_seq_len=number(min(self.seq_lens.max(initial=0) + self.raised[1], MAX_INT32)),
             block_table_tensor=self.block_table,
             slot_mapping=self.slot_mapping(),
             causal=np.bool_(self.causal) if self.has_numpy_ints else self.causal,  # type: ignore[arg-type]  # NumPy's serves too
             **self.optional,
         )
-
-
-def _greatest(lens: IntArray) -> int:
-    return int(lens.max(initial=0))
 
 
 @st.composite
@@ -365,9 +361,8 @@ def _block_table(
     elif order == "shuffled":
         ids = draw(rngs()).permutation(total)
     ids = np.minimum(ids + first, last)  # `pieces` may leave too few numbers
-    table[: len(lens)][columns < needed[:, None]] = (
-        ids[:, None] * pieces + np.arange(pieces)
-    ).reshape(-1)
+    listed = ids[:, None] * pieces + np.arange(pieces)
+    table[: len(lens)][columns < needed[:, None]] = listed.reshape(-1)
     if len(lens) and is_shared:
         # Only whole blocks, computed in both, can be shared.
         common = np.minimum(computed, computed[0]) // layout.virtual_block_size * pieces
