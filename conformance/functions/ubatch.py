@@ -342,7 +342,8 @@ def _edges(ubatch: Any, metadata: Any) -> tuple[bool, bool]:
 
 
 CHECKED_ONLY: Final = (
-    r"^(seq_lens|max_query_len|logits_indices_padded|num_logits_indices|dcp_local_seq_lens) "
+    r"^(seq_lens|max_query_len|num_logits_indices|dcp_local_seq_lens|encoder_seq_lens has) "
+    r"|^logits_indices_padded "
     r"|, (but \w+_cpu has|less than the|more than num_actual_tokens)"
 )
 """What `fast` does not read, or does not compare."""

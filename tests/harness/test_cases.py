@@ -85,7 +85,7 @@ values = st.recursive(
 )
 def test_round_trip_is_exact(arguments: dict[str, Any], other: dict[str, Any] | None) -> None:
     how = Circumstances(("strided", "offset"), is_negated=True, mode="inference")
-    story = Story("f", arguments, other, how, "threads", 3, ("m", "seq_lens", 3))
+    story = Story("f", arguments, other, how, ("in_threads",), 3, ("m", "seq_lens", 3))
     assert same(vars(story), vars(trip(story)))
 
 
