@@ -53,7 +53,7 @@ class Contract:
         host: The arguments and fields whose arrays stay NumPy's in both twins.
         specials: Invalid calls that no change of one place makes.
         checked_only: A regular expression of `reference`'s messages. What they refuse, `fast`
-            refuses in checked mode only; so do messages that name an element, as in `x[3]`.
+            refuses in checked mode only; so do messages that say what an element is: `x[3] is`.
         loose: Arguments and fields of which a change may violate several preconditions: the class
             of the exception is compared, its message is not.
         unread: Fields of objects that one of the twins may not read, as it reads their copy.

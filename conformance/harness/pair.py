@@ -51,11 +51,14 @@ class Outcome(NamedTuple):
 
 
 class Found(Exception):  # noqa: N818  # a difference, not an error
-    """The first difference of a call; `checks` makes a `Failure` of it."""
+    """The first difference of a call; `checks` makes a `Failure` of it.
 
-    def __init__(self, difference: Difference) -> None:
+    `arguments` are those of the call, if it is not the first one of its story.
+    """
+
+    def __init__(self, difference: Difference, arguments: Arguments | None = None) -> None:
         super().__init__(difference)
-        self.difference = difference
+        self.difference, self.arguments = difference, arguments
 
 
 def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcome:
@@ -185,6 +188,7 @@ class Pair:
         is_paged: bool = False,
     ) -> None:
         self.contract, self.target, self.circumstances = contract, target, circumstances
+        self.drawn = arguments
         self.ours: Arguments = copied(arguments)
         self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
         self.theirs = self.memory.converted(self.ours)
@@ -233,11 +237,11 @@ class Pair:
             raise AssertionError(f"the strategy drew an invalid call: {expected.error!r}")
         got = self.outcome(mode)
         if got.error is not None:
-            raise Found(Difference("the call", got.error, expected.value, "raises"))
+            raise Found(Difference("the call", got.error, expected.value, "raises"), self.drawn)
         difference = self.comparison.difference(expected.value, got.value)
         difference = difference or self._changes(before, versions)
         if difference is not None:
-            raise Found(difference)
+            raise Found(difference, self.drawn)
         self.held.append((expected.value, got.value))
         return expected
 

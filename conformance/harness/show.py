@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import textwrap
@@ -35,7 +36,8 @@ Place: TypeAlias = tuple[str, int, int]  # in words; the request, and its token 
 
 def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset()) -> str:
     """Return a failure as one screen, with its replay command; `host` is that of the contract."""
-    story, difference = failure.story, failure.difference
+    difference = failure.difference
+    story = dataclasses.replace(failure.story, arguments=failure.arguments)
     place = _place(story, difference)
     head = [f"{story.function} on {failure.target}: {difference.kind}"]
     if difference.verdict is not Verdict.WRONG_ANSWER:
@@ -305,7 +307,7 @@ def _command(line: str, joint: str = " \\") -> list[str]:
 
 def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
     """Return the call as an expression, if it is short and shows the failure by itself."""
-    story, arguments = failure.story, dict(failure.story.arguments)
+    story, arguments = failure.story, dict(failure.arguments)
     arrays = [value for value in arguments.values() if isinstance(value, np.ndarray)]
     is_shared = any(np.may_share_memory(a, b) for a, b in itertools.combinations(arrays, 2))
     impl = re.search(r"--impl[ =](?:\S*/)?([\w.]+?)(?:\.py)?(?:\s|$)", replay)

@@ -100,11 +100,18 @@ class Failure(AssertionError):  # noqa: N818  # a finding, not an error of the p
         target: The name of the target.
         difference: The first difference.
         condition: What was needed for it, in a few words; empty if the call alone shows it.
+        arguments: Those of the call that shows it, if it is another one than the story's.
     """
 
     def __init__(
-        self, story: Story, target: str, difference: Difference, condition: str = ""
+        self,
+        story: Story,
+        target: str,
+        difference: Difference,
+        condition: str = "",
+        arguments: Arguments | None = None,
     ) -> None:
         self.story, self.target = story, target
+        self.arguments = story.arguments if arguments is None else arguments
         self.difference, self.condition = difference, condition
         super().__init__(f"{difference.where} = {difference.got!r}, not {difference.expected!r}")
