@@ -32,6 +32,9 @@ from conformance.results.outcomes import properties_of
 from conformance.results.run import CHECKED, RUN, Run
 
 
+FUNCTIONS = Path(__file__).parent / "functions"
+
+
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the options of the conformance run, and the plugin of `conformance.functions`."""
     add_options(parser)
@@ -83,7 +86,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip modules without a check of the chosen functions; for a replay, skip all of them."""
+    """Skip modules without a check of the chosen functions; for a replay, skip all of them.
+
+    The tests of `conformance/functions`, which the newer harness makes, run if they are named.
+    """
+    if collection_path == FUNCTIONS and not config.getoption("--replay"):
+        named = (Path(argument.partition("::")[0]).resolve() for argument in config.args)
+        return None if any(path.is_relative_to(FUNCTIONS) for path in named) else True
     run = config.stash[RUN]
     functions = () if run.is_replay else run.functions
     if functions is None or collection_path.parent != Path(__file__).parent:

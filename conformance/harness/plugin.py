@@ -362,7 +362,7 @@ def pytest_pycollect_makemodule(
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a replay, run nothing else."""
-    if config.stash[RUN].is_replay:
+    if config.stash[RUN].is_replay and config.stash[RUN].stored:
         items[:] = [item for item in items if isinstance(item, FunctionItem)]
 
 

@@ -134,5 +134,5 @@ class Results:
 
 def properties_of(report: Any) -> dict[str, Any]:
     """Return the properties of a report of the plugin; nothing for another report."""
-    found = dict(report.user_properties)
+    found = dict(getattr(report, "user_properties", ()))
     return found if "check" in found else {}
