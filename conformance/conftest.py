@@ -91,14 +91,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     The tests of `conformance/functions`, which the newer harness makes, run if they are named.
     """
     if collection_path == FUNCTIONS and not config.getoption("--replay"):
-        named = (Path(argument.partition("::")[0]).resolve() for argument in config.args)
-        return None if any(path.is_relative_to(FUNCTIONS) for path in named) else True
+        return None if _names_functions(config) else True
     run = config.stash[RUN]
     functions = () if run.is_replay else run.functions
     if functions is None or collection_path.parent != Path(__file__).parent:
         return None
     is_module = collection_path.match("test_*.py")
     return True if is_module and not is_about(collection_path, functions) else None
+
+
+def _names_functions(config: pytest.Config) -> bool:
+    named = (Path(argument.partition("::")[0]).resolve() for argument in config.args)
+    return any(path.is_relative_to(FUNCTIONS) for path in named)
 
 
 def pytest_pycollect_makeitem(
@@ -218,7 +222,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     `--dist` overrides this.
     """
-    if config.getvalue("dist") != "load":
+    if config.getvalue("dist") != "load" or _names_functions(config):
         return None
     from xdist.scheduler import WorkStealingScheduling  # noqa: PLC0415  # xdist is optional
 
