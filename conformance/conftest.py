@@ -31,7 +31,6 @@ from conformance.results.failure_summary import FailureSummary
 from conformance.results.outcomes import properties_of
 from conformance.results.run import CHECKED, RUN, Run
 
-
 FUNCTIONS = Path(__file__).parent / "functions"
 
 
