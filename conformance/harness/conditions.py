@@ -468,18 +468,13 @@ def released(stage: Stage) -> None:
         result = pair.outcome().value
         memory = [(placed.name, weakref.ref(placed.memory)) for placed in pair.memory.placed]
         memory += [("a result", weakref.ref(a)) for a in arrays(result)]
-        memory += [("an argument", weakref.ref(v)) for v in objects_of(pair.theirs)]
+        memory += [("an argument", weakref.ref(v)) for _, v in places(pair.theirs) if is_object(v)]
         del pair, result
         if any(alive() is not None for _, alive in memory):
             gc.collect()
         kept = [name for name, alive in memory if alive() is not None]
         if kept:
             raise Found(Difference(kept[0], "kept alive", "released", "keeps memory"))
-
-
-def objects_of(arguments: Arguments) -> list[Any]:
-    """Return the objects of the caller among the arguments, which may be weakly referenced."""
-    return [value for _, value in places(arguments) if is_object(value)]
 
 
 # Interrupts and other kinds of tensors.
