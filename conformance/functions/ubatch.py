@@ -380,6 +380,7 @@ CONTRACTS = [
     ),
     Contract(
         function="_make_metadata_with_slice",
+        has_kernel=True,  # another path on a device
         unread=COPIED | {"max_query_len"},
         calls=_cut(is_one=True),
         specials=(wrong_slice, *metadata_specials("attn_metadata")),
@@ -400,6 +401,7 @@ CONTRACTS = [
     ),
     Contract(
         function="split_attn_metadata",
+        has_kernel=True,  # another path on a device
         unread=COPIED | {"max_query_len"},
         calls=_cut(is_one=False),
         specials=(wrong_slice, *metadata_specials("common_attn_metadata")),

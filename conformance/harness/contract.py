@@ -63,7 +63,7 @@ class Contract:
         description: How its arguments and results describe a batch: a `Description` of
             `conformance.laws.batch_laws`.
         hard_cases: A few cases by name that the project's own default run must draw.
-        has_kernel: Whether it runs kernels, and is tested on the target `native` too.
+        has_kernel: Whether a device has a path of its own, tested on the target `native` too.
         takes_own_objects: Whether a caller's own objects with the same attributes serve in place of
             its dataclasses.
     """
