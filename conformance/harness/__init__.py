@@ -1,6 +1,6 @@
 """The harness: draws calls and what happens beside them, and compares a target with `reference`.
 
-One example is one *story*: a call, where its memory lies, and at most one condition that must not
+One example is one *story*: a call, where its memory lies, and up to two conditions that must not
 matter. Read the modules in this order:
 
 - `contract`: what is stated about a function; `sizes`: how sizes and contents are drawn;
