@@ -93,7 +93,7 @@ def no_place(arguments: Arguments, rng: random.Random) -> Arguments:
 def a_misplaced_token_gets_no_slot(target: Target, arguments: Arguments) -> None:
     """With checks off, a token that `reference` refuses gets -1, never a neighbour's slot."""
     starts, table = arguments["query_start_loc"], arguments["block_table"].copy()
-    if starts[-1] > 64:
+    if starts[-1] > 64 or not target.has_checks:
         return
     rng, layout = np.random.default_rng(int(starts[-1]) + table.size), _layout(arguments)
     positions, tokens = arguments["positions"].copy(), np.arange(starts[-1])

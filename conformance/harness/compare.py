@@ -131,7 +131,8 @@ def _of_plain(expected: Any, got: Any, where: str) -> Difference | None:
         got = np.dtype(str(got).removeprefix("torch."))
     if isinstance(expected, type) and isinstance(got, type):
         expected, got = expected.__name__, got.__name__
-    if isinstance(expected, NUMBERS) != isinstance(got, NUMBERS) or isinstance(got, torch.Tensor):
+    is_array = isinstance(got, np.ndarray | torch.Tensor)
+    if isinstance(expected, NUMBERS) != isinstance(got, NUMBERS) or is_array:
         return Difference(where, got, expected, "wrong type")
     is_nan = isinstance(expected, float) and math.isnan(expected)
     if not (math.isnan(got) if is_nan else bool(expected == got)):
@@ -149,8 +150,3 @@ def _is_alike(expected: Any, got: Any) -> bool:
     if isinstance(expected, dict):
         return isinstance(got, dict)
     return is_object(expected) and all(hasattr(got, name) for name, _ in parts(expected))
-
-
-def in_verdict(difference: Difference | None, verdict: Verdict) -> Difference | None:
-    """Return a difference with another verdict."""
-    return difference and dataclasses.replace(difference, verdict=verdict)

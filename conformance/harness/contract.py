@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hypothesis.strategies import SearchStrategy
 
@@ -20,24 +20,6 @@ Special: TypeAlias = Callable[[Arguments, random.Random], Arguments | None]
 
 Property: TypeAlias = Callable[["Target", Arguments], None]
 """Makes calls of the target, and raises AssertionError if it does not do what it promises."""
-
-
-class Law(Protocol):
-    """A law of `conformance.laws.batch_laws`."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def statement(self) -> str:
-        """The law in a sentence."""
-
-    def cases(self, contract: Contract) -> SearchStrategy[Any]:
-        """Return a strategy of cases for which it must hold."""
-
-    def check(self, contract: Contract, call: Callable[[str, Arguments], Any], case: Any) -> None:
-        """Raise AssertionError if the target that is called violates it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +41,7 @@ class Contract:
         unread: Fields of objects that one of the twins may not read, as it reads their copy.
         is_affordable: Whether a changed call can be made here: a valid one may have 2**31 results.
         properties: What it promises beyond the answer of one call.
-        laws: The laws that hold for it.
+        laws: The laws of `conformance.laws.batch_laws` that hold for it.
         description: How its arguments and results describe a batch: a `Description` of
             `conformance.laws.batch_laws`.
         hard_cases: A few cases by name that the project's own default run must draw.
@@ -79,7 +61,7 @@ class Contract:
     unread: frozenset[str] = frozenset()
     is_affordable: Callable[[Arguments], bool] = lambda _: True
     properties: Sequence[Property] = ()
-    laws: Sequence[Law] = ()
+    laws: Sequence[Any] = ()
     description: Any = None
     hard_cases: Mapping[str, Callable[[Arguments], bool]] = dataclasses.field(default_factory=dict)
     has_kernel: bool = False

@@ -35,10 +35,6 @@ Strides: TypeAlias = tuple[int, ...]
 Layout: TypeAlias = Callable[[Array], Strides]
 
 
-def _dense(array: Array) -> Strides:
-    return _in_order(array.shape, 1)
-
-
 def _in_order(shape: tuple[int, ...], step: int) -> Strides:
     strides: list[int] = []
     for size in reversed(shape):
@@ -67,11 +63,11 @@ def _expanded(array: Array) -> Strides:
 
 
 def _reversed(array: Array) -> Strides:
-    return tuple(-stride for stride in _dense(array))
+    return tuple(-stride for stride in _in_order(array.shape, 1))
 
 
 LAYOUTS: Final[Mapping[str, Layout]] = {
-    "dense": _dense,
+    "dense": lambda array: _in_order(array.shape, 1),
     "strided": lambda array: _in_order(array.shape, 2),
     "every third element": lambda array: _in_order(array.shape, 3),
     "padded rows": _padded_rows,
@@ -306,7 +302,9 @@ class Memory:
                 start = placed.memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
                 length = placed.memory.nbytes + mmap.PAGESIZE
                 access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
-                ctypes.CDLL(None).mprotect(ctypes.c_void_p(start), ctypes.c_size_t(length), access)
+                pages = ctypes.c_void_p(start), ctypes.c_size_t(length)
+                if ctypes.CDLL(None).mprotect(*pages, access):
+                    raise OSError("mprotect failed")
 
 
 @functools.cache

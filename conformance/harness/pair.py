@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -74,35 +74,25 @@ def reference_answer(function: str, arguments: Arguments) -> Outcome:
     return attempt(operator.attrgetter(function)(reference), **arguments)
 
 
-def _default_dtype() -> AbstractContextManager[None]:
-    return _Switched(torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16)
-
-
-def _three_threads() -> AbstractContextManager[None]:
-    return _Switched(torch.get_num_threads, torch.set_num_threads, 3)
-
-
-class _Switched(AbstractContextManager[None]):
-    """A setting of the process within a block."""
-
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], value: Any) -> None:
-        self.read, self.write, self.value = read, write, value
-
-    def __enter__(self) -> None:
-        self.before = self.read()
-        self.write(self.value)
-
-    def __exit__(self, *_: object) -> None:
-        self.write(self.before)
+@contextmanager
+def _switched(read: Callable[[], Any], write: Callable[[Any], None], value: Any) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
 
 
 MODES: Final[Mapping[str, Callable[[], AbstractContextManager[Any]]]] = {
     "": nullcontext,
-    "three threads of torch": _three_threads,
+    "three threads of torch": lambda: _switched(torch.get_num_threads, torch.set_num_threads, 3),
     "torch.no_grad": torch.no_grad,
     "torch.inference_mode": torch.inference_mode,
     "torch.autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "default dtype bfloat16": _default_dtype,
+    "default dtype bfloat16": lambda: _switched(
+        torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16
+    ),
     "default device meta": lambda: torch.device("meta"),
 }
 """Modes of torch in which a call is made."""
@@ -146,14 +136,10 @@ def _stubbed(value: Any) -> Any:
     return rebuilt(value, new, _stub_class(type(value).__name__) if is_object(value) else None)
 
 
-def _each(change: Callable[[Any], Any]) -> Callable[[Arguments], Arguments]:
-    return lambda arguments: {name: change(value) for name, value in arguments.items()}
-
-
 OBJECTS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
     "": lambda arguments: arguments,
-    "subclasses": _each(_subclassed),
-    "own classes": _each(_stubbed),
+    "subclasses": _subclassed,
+    "own classes": _stubbed,
 }
 """Whose classes the lists, dicts and objects among the arguments are of: a caller's subclasses, or
 a caller's own classes with the same attributes."""

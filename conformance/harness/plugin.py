@@ -339,7 +339,7 @@ def _tests(
         return
     for case in run.stored:
         if case.story.function == function:
-            test = functools.partial(checks.replay, contract, target, case.story)
+            test = functools.partial(checks.tell, contract, target, case.story)
             yield case.path.stem, "stored", test
     if run.is_replay:
         return

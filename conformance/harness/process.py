@@ -86,13 +86,15 @@ def unchanged(*, slow: bool = False) -> Iterator[list[Difference]]:
     names = [name for name in SETTINGS if (name in SLOW) == slow]
     before = {name: SETTINGS[name][0]() for name in names}
     found: list[Difference] = []
-    yield found
-    for name, old in before.items():
-        read, write = SETTINGS[name]
-        now = read()
-        if now != old:
-            if write is not None:
-                write(old)
-            got, expected = ("another state", "as before") if name in SLOW else (now, old)
-            kind = "changes the process"
-            found.append(Difference(name, got, expected, kind, Verdict.ROBUSTNESS))
+    try:
+        yield found
+    finally:
+        for name, old in before.items():
+            read, write = SETTINGS[name]
+            now = read()
+            if now != old:
+                if write is not None:
+                    write(old)
+                got, expected = ("another state", "as before") if name in SLOW else (now, old)
+                kind = "changes the process"
+                found.append(Difference(name, got, expected, kind, Verdict.ROBUSTNESS))

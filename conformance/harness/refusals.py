@@ -7,6 +7,7 @@ What `reference` refuses, the target must refuse: the same class, naming the sam
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import re
 import signal
@@ -29,7 +30,6 @@ from conformance.harness.values import (
     parts,
     places,
     put,
-    text_of,
 )
 
 if TYPE_CHECKING:
@@ -175,7 +175,6 @@ def time_of_cpu(seconds: float) -> Iterator[None]:
 
 def check_refusal(contract: Contract, target: Target, story: Story) -> None:
     """Raise `Found` unless a changed call ends as in `reference`, with and without checks."""
-    path = story.changed or ()
     pair = Pair(contract, target, story.arguments)
     before = pair.memory.snapshot()
     try:
@@ -189,7 +188,7 @@ def check_refusal(contract: Contract, target: Target, story: Story) -> None:
         got = pair.outcome()
     for difference in settings:
         raise Found(difference)
-    _compare(pair, story, wanted, got, before, path)
+    _compare(pair, story, wanted, got, before)
     if wanted.error is None or not target.has_checks:
         return
     pair = Pair(contract, target, story.arguments)
@@ -205,15 +204,14 @@ def check_refusal(contract: Contract, target: Target, story: Story) -> None:
     fault = getattr(got.error, "kind", None)
     is_race = fault is not None and fault.name == "RACE"
     if fault is not None and not is_race:  # a kernel leaves its memory
-        raise Found(Difference(where, got.error, wanted.error, "a fault of a kernel"))
+        words = "a fault of a kernel"
+        raise Found(Difference(where, got.error, wanted.error, words, Verdict.ROBUSTNESS))
     may_write = got.error is None or is_race
-    if change is not None and not (may_write and change.where in written):
-        raise Found(change)
+    if change is None or not (may_write and change.where in written):
+        _check_unchanged(change)
 
 
-def _compare(
-    pair: Pair, story: Story, wanted: Outcome, got: Outcome, before: Any, path: Path
-) -> None:
+def _compare(pair: Pair, story: Story, wanted: Outcome, got: Outcome, before: Any) -> None:
     if wanted.error is None:
         if got.error is not None:
             raise Found(Difference("the call", got.error, wanted.value, "raises"))
@@ -224,12 +222,16 @@ def _compare(
         return
     if got.error is None or type(got.error) is not type(wanted.error):
         raise Found(_difference("the call", got, wanted.error))
-    difference = pair.memory.changed(before)
-    if difference is not None:
-        raise Found(difference)
+    _check_unchanged(pair.memory.changed(before))
+    path = story.changed or ()
     if not agree(pair.target, wanted.error, got.error, path, is_loose=story.is_loose):
         kind = "wrong message"
         raise Found(Difference("the call", got.error, wanted.error, kind, Verdict.OTHER))
+
+
+def _check_unchanged(change: Difference | None) -> None:
+    if change is not None:  # of an invalid call, so no wrong answer
+        raise Found(dataclasses.replace(change, verdict=Verdict.ROBUSTNESS))
 
 
 def _difference(where: str, got: Outcome, wanted: BaseException) -> Difference:
@@ -264,12 +266,3 @@ def agree(
         return mine == theirs
     names = {key for key in path if isinstance(key, str)} & set(re.findall(r"\w+", mine))
     return not names or bool(names & set(re.findall(r"\w+", theirs)))
-
-
-def described(story: Story) -> str:
-    """Return which place of a call was changed, and to what."""
-    if not story.changed:
-        return "several places"
-    value = attempt(get, story.arguments, story.changed)
-    shown = "is gone" if value.error is not None else f"is {value.value!r}"
-    return f"{text_of(story.changed)} {shown}"

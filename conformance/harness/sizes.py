@@ -16,7 +16,6 @@ EDGES: Final = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 
 Rng: TypeAlias = np.random.Generator
 
-
 _IS_SMALL: ContextVar[bool] = ContextVar("mostly small", default=False)
 
 

@@ -154,36 +154,30 @@ def root_of(array: Array) -> Array:
     return array
 
 
-class Copier:
-    """Copies values: one object that occurs twice stays one, views of one memory stay so."""
+def copied(value: Any) -> Any:
+    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so."""
+    made: dict[int, tuple[Any, Any]] = {}
 
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[Any, Any]] = {}
-
-    def copied(self, value: Any) -> Any:
-        """Return the copy of a value."""
+    def once(value: Any) -> Any:
         if value is None or isinstance(value, str | int | float | type | slice):
             return value
-        if id(value) not in self._made:
-            self._made[id(value)] = value, self._copied(value)
-        return self._made[id(value)][1]
+        if id(value) not in made:
+            made[id(value)] = value, anew(value)
+        return made[id(value)][1]
 
-    def _copied(self, value: Any) -> Any:
+    def anew(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             root = root_of(value)
             if root is value:
                 return value.copy(order="K")
             start = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-            flat = self.copied(root).reshape(-1, order="A").view(np.uint8)
+            flat = once(root).reshape(-1, order="A").view(np.uint8)
             return np.ndarray(value.shape, value.dtype, flat.data, start, value.strides)
         if isinstance(value, list | tuple | dict) or is_object(value):
-            return rebuilt(value, [(key, self.copied(part)) for key, part in parts(value)])
+            return rebuilt(value, [(key, once(part)) for key, part in parts(value)])
         return copy.copy(value)
 
-
-def copied(value: Any) -> Any:
-    """Return a deep copy of a value, see `Copier`."""
-    return Copier().copied(value)
+    return once(value)
 
 
 def fingerprint(value: Any) -> str:
