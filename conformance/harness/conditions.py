@@ -704,14 +704,14 @@ LONG_LIFE: Final = 66_000
 def check_long_life(contract: Contract, target: Target, arguments: Arguments) -> None:
     """Raise `Found` if a small call, made very often, gives another answer or keeps memory.
 
-    It ends after two seconds.
+    It ends after eight seconds.
     """
     if _rewrites(contract, arguments):
         return
     pair = Pair(contract, target, arguments)
     wanted = pair.call()
     call = pair.prepared()
-    end = time.monotonic() + 2.0
+    end = time.monotonic() + 8.0
     used = 0
     for k in range(LONG_LIFE):
         got = attempt(call)
