@@ -278,9 +278,45 @@ def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[]
         drawn = stories(contract, target, is_quick=is_quick)
         _run(body, drawn, counts.answers, counts, is_strict=target.is_strict)
         if not is_quick:
+            _meet_hard_cases(body, drawn, contract, counts, is_strict=target.is_strict)
             _check_life(contract, target, kept)
 
     return test
+
+
+class _Met(Exception):  # noqa: N818  # no error
+    """A hard case was drawn."""
+
+
+def _meet_hard_cases(
+    body: Callable[[Story], None],
+    drawn: st.SearchStrategy[Story],
+    contract: Contract,
+    profile: Profile,
+    *,
+    is_strict: bool,
+) -> None:
+    """Tell a story of each hard case that chance has left out."""
+    for name, holds in contract.hard_cases.items():
+        if (contract.function, name) in MET:
+            continue
+
+        def seek(story: Story, holds: Callable[[Arguments], bool] = holds) -> None:
+            if holds(story.arguments):
+                raise _Met
+
+        def tell_hard(story: Story, holds: Callable[[Arguments], bool] = holds) -> None:
+            if holds(story.arguments):
+                body(story)
+
+        for seed in range(8):
+            one = dataclasses.replace(profile, seed=seed, shrink_seconds=0.0)
+            try:
+                _search(seek, drawn, profile.answers, one)
+            except _Met:
+                one = dataclasses.replace(one, shrink_seconds=profile.shrink_seconds)
+                _run(tell_hard, drawn, profile.answers, one, is_strict=is_strict)
+                break
 
 
 def _count(contract: Contract, target: Target, story: Story) -> None:
