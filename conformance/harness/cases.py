@@ -21,7 +21,7 @@ import numpy as np
 
 import reference
 from conformance.harness.story import Circumstances, Story
-from conformance.harness.values import root_of
+from conformance.harness.values import Drawn, root_of
 
 Json: TypeAlias = Any
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -109,13 +109,17 @@ def load(path: Path) -> list[Case]:
 def _is_named(value: Any) -> bool:
     """Return whether a value is a scalar or dtype of NumPy, or a class, that has a name here."""
     if isinstance(value, type):
-        return CLASSES.get(value.__name__) is value
+        return _class_named(value.__name__) is value
     dtype = value.dtype if isinstance(value, np.generic) else value
     return isinstance(dtype, np.dtype) and DTYPES.get(dtype.name) == dtype
 
 
+def _class_named(name: str) -> Any:
+    return CLASSES.get(name) or Drawn.classes.get(name)
+
+
 def _has_fields(value: object) -> bool:
-    return CLASSES.get(type(value).__name__) is type(value)
+    return _class_named(type(value).__name__) is type(value)
 
 
 def _listed(array: Array) -> Json:
@@ -239,11 +243,11 @@ class _Decoder:
         kind = node["$"]
         if kind == "ref":
             return self._found[node["id"]]
-        if "fields" in node and kind in {"dict", *CLASSES}:
+        if "fields" in node and (kind == "dict" or _class_named(kind)):
             fields = {name: self.decode(part) for name, part in node["fields"].items()}
             found: Any = fields
             if kind != "dict":
-                found = CLASSES[kind].__new__(CLASSES[kind])
+                found = object.__new__(_class_named(kind))
                 vars(found).update(fields)
         elif kind in _READERS:
             found = _READERS[kind](self, node)

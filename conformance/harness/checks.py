@@ -23,13 +23,12 @@ from conformance.harness.compare import as_numpy
 from conformance.harness.conditions import CONDITIONS, Stage, check_growth, check_long_life
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.memory import LAYOUTS
+from conformance.harness.objects import RAISED, attempt
 from conformance.harness.pair import (
     MODES,
     OBJECTS,
-    RAISED,
     Found,
     Pair,
-    attempt,
     reference_answer,
 )
 from conformance.harness.process import unchanged
@@ -62,11 +61,10 @@ class Profile:
     seed: int | None = None
     shrink_seconds: float = 20.0
 
-    def of(self, target: Target) -> Profile:
-        """Return the numbers for a target."""
-        if target.kind == "host":
-            return self
-        counts: Any = {kind: max(int(getattr(self, kind) * self.native), 5) for kind in KINDS}
+    def of(self, contract: Contract, target: Target) -> Profile:
+        """Return the numbers for a function on a target."""
+        part = contract.examples * (1 if target.kind == "host" else self.native)
+        counts: Any = {kind: max(int(getattr(self, kind) * part), 5) for kind in KINDS}
         return dataclasses.replace(self, **counts)
 
 
@@ -215,7 +213,7 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
     """Run a story about a valid call; `stage` is not empty once the call alone was right."""
     how = story.circumstances
     arguments = OBJECTS[how.objects](story.arguments)
-    if how.objects and reference_answer(contract.function, copied(arguments)).error is not None:
+    if how.objects and reference_answer(contract, copied(arguments)).error is not None:
         arguments = story.arguments  # `reference` takes no such objects
     if "expanded" in how.layouts:
         arguments = _with_equal_entries(contract, arguments)
@@ -243,7 +241,7 @@ def _with_equal_entries(contract: Contract, arguments: Arguments) -> Arguments:
         if isinstance(value, np.ndarray) and value.size > 1 and path[0] not in contract.written:
             equal = np.full_like(value, value.reshape(-1)[-1])
             changed = copied(put(arguments, path, equal))
-            if reference_answer(contract.function, changed).error is None:
+            if reference_answer(contract, changed).error is None:
                 arguments = put(arguments, path, equal)
     return arguments
 
@@ -265,9 +263,9 @@ def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: S
 
 def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
     """Return the test of a contract's answers."""
-    counts = profile.of(target)
+    counts = profile.of(contract, target)
     kept: list[Story] = []
-    is_quick = counts.answers < profile.answers
+    is_quick = target.kind != "host"
 
     def body(story: Story) -> None:
         tell(contract, target, story)
@@ -351,7 +349,7 @@ def _check_life(contract: Contract, target: Target, stories: list[Story]) -> Non
 
 def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
     """Return the test of a contract's refusals."""
-    counts = profile.of(target)
+    counts = profile.of(contract, target)
 
     def body(found: list[Story]) -> None:
         valid, *changed = found
@@ -370,7 +368,7 @@ def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[
 
 def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
     """Return the test of a contract's laws."""
-    counts = profile.of(target)
+    counts = profile.of(contract, target)
 
     def test() -> None:
         for law in contract.laws:
@@ -390,7 +388,12 @@ def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:
 
     def call(function: str, arguments: Arguments) -> Any:
         called.append(arguments)
-        pair = Pair(dataclasses.replace(contract, function=function), target, arguments)
+        own = (
+            contract
+            if function == contract.function
+            else Contract(function=function, calls=st.nothing())
+        )
+        pair = Pair(own, target, arguments)
         with limits.call(target, Story(function, arguments)):
             got = pair.outcome()
         if got.error is not None:

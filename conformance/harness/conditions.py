@@ -29,13 +29,12 @@ import numpy as np
 import torch
 
 from conformance.harness.contract import Arguments, Contract
+from conformance.harness.objects import Outcome, attempt
 from conformance.harness.pair import (
     MODES,
     OBJECTS,
     Found,
-    Outcome,
     Pair,
-    attempt,
     write_into,
 )
 from conformance.harness.story import Difference, Story, Verdict

@@ -45,6 +45,10 @@ class Contract:
         description: How its arguments and results describe a batch: a `Description` of
             `conformance.laws.batch_laws`.
         hard_cases: A few cases by name that the project's own default run must draw.
+        run: Makes the call, if it is not one call of the function: it gets the twin and the
+            arguments by name. See `objects.play`.
+        has_objects: Whether arguments contain factories of `objects`.
+        examples: The part of a profile's examples that suffices.
         has_kernel: Whether a device has a path of its own, tested on the target `native` too.
         takes_own_objects: Whether a caller's own objects with the same attributes serve in place of
             its dataclasses.
@@ -64,5 +68,8 @@ class Contract:
     laws: Sequence[Any] = ()
     description: Any = None
     hard_cases: Mapping[str, Callable[[Arguments], bool]] = dataclasses.field(default_factory=dict)
+    run: Callable[..., Any] | None = None
+    has_objects: bool = False
+    examples: float = 1.0
     has_kernel: bool = False
     takes_own_objects: bool = False

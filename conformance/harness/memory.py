@@ -16,7 +16,16 @@ import torch
 
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.story import Circumstances, Difference
-from conformance.harness.values import Array, Stub, arrays, is_object, parts, rebuilt, root_of
+from conformance.harness.values import (
+    Array,
+    Drawn,
+    Stub,
+    arrays,
+    is_object,
+    parts,
+    rebuilt,
+    root_of,
+)
 
 if TYPE_CHECKING:
     from conformance.harness.targets import Target
@@ -170,7 +179,7 @@ class Memory:
         if cls.__module__.partition(".")[0] == "reference":
             found: type[Any] = self.target.find(cls.__name__)
             return found
-        if cls.__bases__ == (object,):
+        if cls.__bases__ == (object,) or issubclass(cls, Drawn):
             return cls
         return with_more_fields(self._class_of(cls.__bases__[0]))  # type: ignore[arg-type]  # hashable
 

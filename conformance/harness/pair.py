@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
-import reference
 from conformance.harness.compare import Comparison
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.memory import Memory, with_more_fields
+from conformance.harness.objects import Outcome, Twin, attempt, perform, reference_function
 from conformance.harness.process import unchanged
 from conformance.harness.story import Circumstances, Difference, Verdict
 from conformance.harness.values import (
     Array,
+    Drawn,
     Path,
     Stub,
     arrays,
@@ -39,16 +38,6 @@ from conformance.harness.values import (
 if TYPE_CHECKING:
     from conformance.harness.targets import Target
 
-RAISED: Final = (Exception, SystemExit)
-"""What counts as an answer of a call: `sys.exit` in it does not end a run."""
-
-
-class Outcome(NamedTuple):
-    """What a call returned, or the exception that it raised."""
-
-    value: Any = None
-    error: BaseException | None = None
-
 
 class Found(Exception):  # noqa: N818  # a difference, not an error
     """The first difference of a call; `checks` makes a `Failure` of it.
@@ -61,17 +50,11 @@ class Found(Exception):  # noqa: N818  # a difference, not an error
         self.difference, self.arguments = difference, arguments
 
 
-def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcome:
-    """Call a function; return what it returned or raised."""
-    try:
-        return Outcome(function(*args, **keywords))
-    except RAISED as error:
-        return Outcome(error=error)
-
-
-def reference_answer(function: str, arguments: Arguments) -> Outcome:
+def reference_answer(contract: Contract, arguments: Arguments) -> Outcome:
     """Return the outcome of `reference`; arguments that it writes are changed."""
-    return attempt(operator.attrgetter(function)(reference), **arguments)
+    if contract.run is not None or contract.has_objects:
+        return perform(Twin(), contract, arguments)
+    return attempt(reference_function(contract.function), **arguments)
 
 
 @contextmanager
@@ -118,7 +101,7 @@ def _subclassed(value: Any) -> Any:
     if isinstance(value, slice) or not (isinstance(value, list | dict) or parts(value)):
         return value
     new = [(key, _subclassed(part)) for key, part in parts(value)]
-    if is_object(value) and dataclasses.is_dataclass(value):
+    if is_object(value) and not isinstance(value, Drawn):
         return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))  # type: ignore[arg-type]  # hashable
     own: dict[Any, Any] = {list: _List, dict: _Dict}
     return rebuilt(value, new, own.get(type(value)))
@@ -133,7 +116,8 @@ def _stubbed(value: Any) -> Any:
     if isinstance(value, slice) or not parts(value):
         return value
     new = [(key, _stubbed(part)) for key, part in parts(value)]
-    return rebuilt(value, new, _stub_class(type(value).__name__) if is_object(value) else None)
+    is_theirs = is_object(value) and not isinstance(value, Drawn)
+    return rebuilt(value, new, _stub_class(type(value).__name__) if is_theirs else None)
 
 
 OBJECTS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
@@ -183,27 +167,38 @@ class Pair:
 
     def expected(self) -> Outcome:
         """Return the outcome of `reference`."""
-        return reference_answer(self.contract.function, self.ours)
+        return reference_answer(self.contract, self.ours)
 
     def outcome(self, mode: str | None = None) -> Outcome:
         """Return the outcome of the target; raise `Found` if the process is changed."""
         with unchanged() as settings, MODES[self.circumstances.mode if mode is None else mode]():
-            outcome = attempt(self.prepared())
+            if self.contract.run is not None or self.contract.has_objects:
+                outcome = perform(Twin(self.target), self.contract, self.theirs)
+            else:
+                outcome = attempt(self.prepared())
         for difference in settings:
             raise Found(difference)
         return outcome
 
     def prepared(self) -> Callable[[], Any]:
         """Return a function that makes the call of the target."""
+        if self.contract.run is not None or self.contract.has_objects:
+            return self._performed
         args, keywords = self._passed()
         return functools.partial(self.target.function(self.contract.function), *args, **keywords)
+
+    def _performed(self) -> Any:
+        outcome = perform(Twin(self.target), self.contract, self.theirs)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
 
     def _passed(self) -> tuple[list[Any], Arguments]:
         """Return the positional and the keyword arguments."""
         keywords = dict(self.theirs)
         if not self.circumstances.is_positional:
             return [], keywords
-        function = operator.attrgetter(self.contract.function)(reference)
+        function = reference_function(self.contract.function)
         args = []
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in keywords or parameter.kind is parameter.KEYWORD_ONLY:
@@ -225,11 +220,15 @@ class Pair:
         if got.error is not None:
             raise Found(Difference("the call", got.error, expected.value, "raises"), self.drawn)
         difference = self.comparison.difference(expected.value, got.value)
-        difference = difference or self._changes(before, versions)
+        difference = difference or self.effect(expected, got) or self._changes(before, versions)
         if difference is not None:
             raise Found(difference, self.drawn)
         self.held.append((expected.value, got.value))
         return expected
+
+    def effect(self, expected: Outcome, got: Outcome) -> Difference | None:
+        """Return the first difference of what became of the caller's objects."""
+        return self.comparison.difference(expected.effects, got.effects, "after the call")
 
     def _folded(self, expected: Any, got: Any) -> Difference | None:
         """Return the first array of a result whose elements share memory, as in an expanded one.
@@ -342,7 +341,7 @@ class Pair:
         changed = attempt(lambda: put(copied(self.ours), path, copied(new)))
         if changed.error is not None:
             return changed
-        return reference_answer(self.contract.function, changed.value)
+        return reference_answer(self.contract, changed.value)
 
 
 def write_into(expected: Any, got: Any) -> None:

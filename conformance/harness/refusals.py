@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from conformance.harness.contract import Arguments, Contract
-from conformance.harness.pair import Found, Outcome, Pair, attempt
+from conformance.harness.objects import Device, Operation, Outcome, attempt
+from conformance.harness.pair import Found, Pair
 from conformance.harness.process import unchanged
 from conformance.harness.story import Difference, Story, Verdict
 from conformance.harness.values import (
     GONE,
+    Drawn,
     Path,
     copied,
     fields_of,
@@ -51,13 +53,15 @@ def invalid(
         special = rng.choice(contract.specials)(copied(arguments), rng)
         if special is not None:
             return (), special, True
-    found = [path for path, _ in places(arguments) if path]
+    found = [path for path, value in places(arguments) if path and not isinstance(value, Device)]
     for _ in range(5):
         path = rng.choice(found)
         value = get(arguments, path)
         options = list(_near(value, rng))
         parent = get(arguments, path[:-1])
-        if is_object(parent) and path[-1] not in contract.unread:
+        if isinstance(parent, Operation) and path[-1] != "arguments":
+            continue
+        if is_object(parent) and not isinstance(parent, Drawn) and path[-1] not in contract.unread:
             options += [GONE] * (len(options) // 6)
         if isinstance(parent, list) and rng.random() < 0.2:
             options = [entry for entry in parent if entry is not value] or options
@@ -100,6 +104,8 @@ def _near(value: Any, rng: random.Random) -> Iterator[Any]:  # noqa: C901  # a t
         yield from (float("nan"), -value, value + 1.0, float("inf"), "x")
     elif isinstance(value, np.ndarray):
         yield from _arrays_near(value, rng)
+    elif isinstance(value, np.dtype):
+        yield from (*map(np.dtype, (np.int32, np.float32, np.float64, np.int8)), "x", 4)
     elif isinstance(value, str):
         yield from (f"{value}x", "", 3)
     elif isinstance(value, list | tuple):
@@ -165,7 +171,7 @@ def time_of_cpu(seconds: float) -> Iterator[None]:
         raise TooLong
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)  # again: a callback may swallow one
     try:
         yield
     finally:
@@ -182,8 +188,9 @@ def check_refusal(contract: Contract, target: Target, story: Story) -> None:
             wanted = pair.expected()
     except TooLong:
         return  # a valid call of a huge size, of which the example is not
-    if isinstance(wanted.error, MemoryError):
-        return
+    has_effects = contract.run is not None or contract.has_objects
+    if isinstance(wanted.error, MemoryError) or (has_effects and wanted.effects is None):
+        return  # or a factory refuses what was changed
     with target.running(checked=True), unchanged(slow=True) as settings:
         got = pair.outcome()
     for difference in settings:
@@ -216,13 +223,13 @@ def _compare(pair: Pair, story: Story, wanted: Outcome, got: Outcome, before: An
         if got.error is not None:
             raise Found(Difference("the call", got.error, wanted.value, "raises"))
         difference = pair.comparison.difference(wanted.value, got.value)
-        difference = difference or pair.memory.changed(before)
+        difference = difference or pair.effect(wanted, got) or pair.memory.changed(before)
         if difference is not None:
             raise Found(difference)
         return
     if got.error is None or type(got.error) is not type(wanted.error):
         raise Found(_difference("the call", got, wanted.error))
-    _check_unchanged(pair.memory.changed(before))
+    _check_unchanged(pair.memory.changed(before) or pair.effect(wanted, got))
     path = story.changed or ()
     if not agree(pair.target, wanted.error, got.error, path, is_loose=story.is_loose):
         kind = "wrong message"

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,8 @@ def is_object(value: Any) -> bool:
 def _is_object_class(cls: type[Any]) -> bool:
     if issubclass(cls, type | str | int | float | list | tuple | dict):
         return False
-    return dataclasses.is_dataclass(cls) or issubclass(cls, SimpleNamespace | Stub)
+    has_fields = dataclasses.is_dataclass(cls) or hasattr(cls, "compared")
+    return has_fields or issubclass(cls, SimpleNamespace | Stub)
 
 
 @functools.cache
@@ -44,12 +45,27 @@ def _names_of_fields(cls: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
 
+class Drawn:
+    """Data of the harness within arguments, which keeps its class in each twin."""
+
+    classes: ClassVar[dict[str, type[Any]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Note the class, so that stored cases may have instances of it."""
+        Drawn.classes[cls.__name__] = cls
+
+
 class Stub:
     """An object with the attributes of another, of a class with the same name."""
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of an object; those of a dataclass without what it caches in itself."""
+    """Return the fields of an object; those of a dataclass without what it caches in itself.
+
+    A class of the harness's stubs lists those that are compared in `compared`.
+    """
+    if hasattr(type(value), "compared"):
+        return {name: getattr(value, name) for name in type(value).compared}
     if dataclasses.is_dataclass(type(value)):
         names = _names_of_fields(type(value))  # type: ignore[arg-type]  # likewise
         return {name: getattr(value, name) for name in names if hasattr(value, name)}

@@ -1,0 +1,262 @@
+"""What a call needs beyond plain data: objects that each twin makes, and sessions of an object.
+
+An argument may be a `Factory`: it is drawn, changed, stored and shown as the data in its fields,
+and each twin makes an object of it anew for each call. A contract's `run` makes the call itself:
+`play` returns one that makes an object and calls its methods.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+import reference
+from conformance.harness.values import Drawn, arrays, parts, rebuilt
+
+if TYPE_CHECKING:
+    from conformance.harness.contract import Arguments, Contract
+    from conformance.harness.targets import Target
+
+RAISED = (Exception, SystemExit)
+"""What counts as an answer of a call: `sys.exit` in it does not end a run."""
+
+
+class Outcome(NamedTuple):
+    """What a call returned, or the exception that it raised; and what became of its objects."""
+
+    value: Any = None
+    error: BaseException | None = None
+    effects: Any = None
+
+
+def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcome:
+    """Call a function; return what it returned or raised."""
+    try:
+        return Outcome(function(*args, **keywords))
+    except RAISED as error:
+        return Outcome(error=error)
+
+
+class Factory(Drawn, abc.ABC):
+    """Data of which each twin makes an object: a class, a backend, a layer.
+
+    Subclasses are dataclasses. When `make` is called, factories in the fields have been made.
+    """
+
+    @abc.abstractmethod
+    def make(self, twin: Twin) -> Any:
+        """Return the object of a twin."""
+
+    def state(self, made: Any) -> Any:
+        """Return what a call may change of the object: it is compared after each call."""
+        del made
+
+
+@dataclasses.dataclass
+class Fresh(Factory):
+    """A list or dict that the function changes: each call gets its own."""
+
+    value: Any
+
+    def make(self, _: Twin) -> Any:
+        """Return a copy."""
+        return type(self.value)(self.value)
+
+    def state(self, made: Any) -> Any:
+        """Return what it contains."""
+        return made
+
+
+@dataclasses.dataclass
+class Device(Factory):
+    """The device of a twin's tensors; None for `reference`."""
+
+    def make(self, twin: Twin) -> str | None:
+        """Return its type."""
+        return twin.device
+
+
+class Twin:
+    """`reference`, or a target, while it makes one call.
+
+    Args:
+        target: The target; None for `reference`.
+
+    Attributes:
+        effects: What a contract's `run` leaves to be compared even if it raises.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target
+        self.effects: list[Any] = []
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._factories: list[tuple[Factory, Any]] = []
+
+    @property
+    def device(self) -> str | None:
+        """The type of device of its tensors; None for `reference`, which has arrays."""
+        return None if self.target is None else self.target.device
+
+    def find(self, name: str) -> Any:
+        """Return its class, constant or function of this name."""
+        if self.target is None:
+            return operator.attrgetter(name)(reference)
+        return self.target.find(name)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return its function of this name, or the method or property written `Class.method`."""
+        return reference_function(name) if self.target is None else self.target.function(name)
+
+    def make(self, value: Any) -> Any:
+        """Return a value with objects in place of factories; one that occurs twice stays one."""
+        if isinstance(value, slice) or not parts(value):
+            return value if not isinstance(value, Factory) else self._once(value, [])
+        if id(value) in self._made:
+            return self._made[id(value)][1]
+        return self._once(value, [(key, self.make(part)) for key, part in parts(value)])
+
+    def _once(self, value: Any, new: list[tuple[Any, Any]]) -> Any:
+        if id(value) not in self._made:
+            is_same = all(
+                made is part for (_, made), (_, part) in zip(new, parts(value), strict=True)
+            )
+            made = value if is_same else rebuilt(value, new)
+            if isinstance(made, Factory):
+                factory, made = made, made.make(self)
+                self._factories.append((factory, made))
+            self._made[id(value)] = value, made
+        return self._made[id(value)][1]
+
+    def states(self) -> list[Any]:
+        """Return what became of the objects that were made, in order."""
+        return [frozen(factory.state(made)) for factory, made in self._factories]
+
+
+def reference_function(name: str) -> Callable[..., Any]:
+    """Return the function of `reference`, or the method or property written `Class.method`."""
+    found: Any = operator.attrgetter(name)(reference)
+    if isinstance(found, functools.cached_property):
+        found = found.func
+    return getattr(found, "fget", found)  # type: ignore[no-any-return]
+
+
+def perform(
+    twin: Twin, contract: Contract, arguments: Arguments, call: Callable[..., Any] | None = None
+) -> Outcome:
+    """Make a call whose arguments may have factories; `call` is the twin's function, if known."""
+    made = attempt(twin.make, arguments)
+    if made.error is not None:
+        return made
+    if contract.run is not None:
+        outcome = attempt(contract.run, twin, **made.value)
+    else:
+        outcome = attempt(call or twin.function(contract.function), **made.value)
+    states = attempt(twin.states)
+    return outcome._replace(effects=[twin.effects, states.value, states.error])
+
+
+def frozen(value: Any) -> Any:
+    """Return a value with copies of its arrays, which do not change any more."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, slice) or not parts(value):
+        return value
+    return rebuilt(value, [(key, frozen(part)) for key, part in parts(value)])
+
+
+# Sessions.
+
+
+@dataclasses.dataclass
+class Operation(Drawn):
+    """A call of a method in a session.
+
+    Attributes:
+        method: Its name; `"="` writes `value` into all arrays that operation `step` has returned,
+            as a caller may.
+        arguments: Its keyword arguments.
+        on: Which of the session's objects it is called on.
+    """
+
+    method: str
+    arguments: dict[str, Any]
+    on: int = 0
+
+
+@dataclasses.dataclass
+class Step:
+    """What an operation did: all parts are copies.
+
+    Attributes:
+        returned: Its result.
+        arguments: The arrays of its arguments afterwards.
+        state: The object afterwards.
+    """
+
+    returned: Any
+    arguments: list[Any]
+    state: Any
+
+
+@dataclasses.dataclass
+class Played:
+    """The result of a session: what each operation did, and their results themselves."""
+
+    steps: list[Step]
+    results: list[Any]
+
+
+def play(cls: str, state: Callable[[Any], Any]) -> Callable[..., Played]:
+    """Return a `run` for a contract: it makes objects of a class, and calls their methods in order.
+
+    The arguments of the contract are those of the constructor, and `operations`. An operation that
+    raises does not end the session, so that what it leaves behind is compared.
+
+    Args:
+        cls: The class.
+        state: Returns all that operations may change of an object.
+    """
+
+    def run(twin: Twin, *, operations: list[Operation], **constructor: Any) -> Played:
+        number = 1 + min(max((operation.on for operation in operations), default=0), 3)
+        made = [twin.function(cls)(**constructor) for _ in range(number)]
+        played, errors = Played([], []), list[BaseException]()
+        for operation in operations:
+            got = attempt(_operate, made[operation.on], operation, played.results)
+            played.results.append(got.value)
+            given = [*arrays(operation.arguments)]
+            found = got.value, given, state(made[operation.on])
+            played.steps.append(Step(*map(frozen, found)))
+            if got.error is not None:
+                errors.append(got.error)
+                if len(errors) > 1:  # what follows from the first one
+                    break
+        if errors:
+            twin.effects.append(played.steps)
+            raise errors[0]
+        return played
+
+    return run
+
+
+def _operate(made: Any, operation: Operation, results: list[Any]) -> Any:
+    if operation.method == "=":
+        _write(results[operation.arguments["step"]], operation.arguments["value"])
+        return None
+    return getattr(made, operation.method)(**operation.arguments)
+
+
+def _write(value: Any, number: int) -> None:
+    if isinstance(value, np.ndarray | torch.Tensor) and isinstance(number, int):
+        value[...] = number % 100
+    for _, part in parts(value) if not isinstance(value, slice) else ():
+        _write(part, number)
