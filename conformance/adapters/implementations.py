@@ -226,7 +226,7 @@ class Implementation:
                 methods = (name for name, member in vars(ours).items() if callable(member))
                 lacks += [one for one in methods if one[0] != "_" and not self.offers(f"{function}.{one}")]
             if lacks:
-                yield f"{self.name}.{function} lacks {', '.join(lacks)}: no call needs them"
+                yield f"{self.name}.{function} lacks {', '.join(lacks)}: calls that need them are not made"
             if found.is_reordered:
                 yield f"{self.name}.{function} has another order: arguments are passed by name"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import random
 import time
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
-from conformance.adapters import Unsupported
+from conformance.adapters import Deviation, Unsupported
 from conformance.harness import limits
 from conformance.harness.compare import as_numpy
 from conformance.harness.conditions import CONDITIONS, Stage, check_growth, check_long_life
@@ -33,6 +34,7 @@ from conformance.harness.pair import (
 )
 from conformance.harness.process import unchanged
 from conformance.harness.refusals import check_refusal, invalid
+from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
@@ -403,6 +405,35 @@ def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], N
             _run(body, drawn, counts.laws, counts, is_strict=target.is_strict)
 
     return test
+
+
+def deviations(contract: Contract, target: Target) -> Callable[[], None]:
+    """Return the test that the witness of each declared deviation still fails as declared."""
+
+    def test() -> None:
+        for known in target.implementation.deviations:
+            if known.function == contract.function:
+                _check_witness(contract, target, known)
+
+    return test
+
+
+def _check_witness(contract: Contract, target: Target, known: Deviation) -> None:
+    arguments = dict(known.witness)
+    is_valid = reference_answer(contract, copied(arguments)).error is None
+    story = Story(known.function, arguments, changed=None if is_valid else known.names)
+    undeclared = copy.copy(target.implementation)
+    undeclared.deviations = ()
+    outcome = attempt(
+        _tell, contract, dataclasses.replace(target, implementation=undeclared), story
+    )
+    is_failure = isinstance(outcome.error, Failure)
+    line = one_line(outcome.error) if is_failure else str(outcome.error or "nothing")
+    if is_failure and known.explains(line):
+        return
+    words = "the declared deviation", f"a failure that matches {known.fails!r}"
+    kind = f"is out of date ({known.reason})"
+    raise Failure(story, target.name, Difference(words[0], line, words[1], kind))
 
 
 def _check_law(contract: Contract, target: Target, law: Any, case: Any) -> None:

@@ -313,7 +313,8 @@ class Pair:
         else:
             found = self.comparison.difference(expected, got)
             kind = "shares memory with another result"
-            difference = found and Difference(found.where, found.got, found.expected, kind)
+            if found is not None and found.verdict is Verdict.WRONG_ANSWER:
+                difference = Difference(found.where, found.got, found.expected, kind)
         for array, old in mine:
             array[...] = old
         self.memory.refill()
