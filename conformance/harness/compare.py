@@ -106,7 +106,6 @@ class Comparison:
         index = first_difference(mine, right)
         return Difference(where, values, expected, "wrong value", index=index)
 
-
     def _of_types(self, expected: Array, got: Any, where: str) -> Difference | None:
         """Return a difference of types, dtypes, devices or layouts."""
         is_numpy = name_of(where) in self.host
