@@ -54,7 +54,7 @@ def invalid(
         if special is not None:
             return (), special, True
     found = [path for path, value in places(arguments) if path and not isinstance(value, Device)]
-    for _ in range(5):
+    for _ in range(5 if found else 0):
         path = rng.choice(found)
         value = get(arguments, path)
         options = list(_near(value, rng))
@@ -69,8 +69,8 @@ def invalid(
         made = attempt(put, arguments, path, new)
         affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
         if made.error is None and (affordable.error is not None or affordable.value):
-            is_loose = bool({*path} & contract.loose) or np.shape(new) != np.shape(value)
-            is_loose |= isinstance(value, list | tuple | dict)
+            is_loose = bool({*path} & contract.loose) or isinstance(value, list | tuple | dict)
+            is_loose = is_loose or np.shape(new) != np.shape(value)
             return path, _with_copies(made.value, path, value, rng), is_loose
     return None
 
