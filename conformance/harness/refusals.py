@@ -69,7 +69,9 @@ def invalid(
         made = attempt(put, arguments, path, new)
         affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
         if made.error is None and (affordable.error is not None or affordable.value):
-            is_loose = bool({*path} & contract.loose) or np.shape(new) != np.shape(value)
+            # Lists of lists of several lengths have no shape.
+            shapes = [attempt(np.shape, one).value for one in (new, value)]
+            is_loose = bool({*path} & contract.loose) or shapes[0] != shapes[1]
             is_loose |= isinstance(value, list | tuple | dict)
             return path, _with_copies(made.value, path, value, rng), is_loose
     return None
