@@ -114,6 +114,12 @@ class Twin:
         """Return its function of this name, or the method or property written `Class.method`."""
         return reference_function(name) if self.target is None else self.target.function(name)
 
+    def method(self, cls: str, made: Any, name: str) -> Callable[..., Any]:
+        """Return a method of an object that it made, by our names of the class and the method."""
+        if self.target is None:
+            return getattr(made, name)  # type: ignore[no-any-return]
+        return self.target.implementation.method(cls, made, name)
+
     def make(self, value: Any) -> Any:
         """Return a value with objects in place of factories; one that occurs twice stays one."""
         if isinstance(value, slice) or not parts(value):
@@ -181,7 +187,7 @@ class Operation(Drawn):
     """A call of a method in a session.
 
     Attributes:
-        method: Its name; `"="` writes `value` into all arrays that operation `step` has returned,
+        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation `step` has returned,
             as a caller may.
         arguments: Its keyword arguments.
         on: Which of the session's objects it is called on.
@@ -233,7 +239,8 @@ def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Play
         watched = watch(made[0], constructor)
         played, errors = Played([], []), list[BaseException]()
         for operation in operations:
-            got = attempt(_operate, made[operation.on], operation, played.results)
+            method = functools.partial(twin.method, cls, made[operation.on])
+            got = attempt(_operate, method, operation, played.results)
             played.results.append(got.value)
             found = got.value, [*arrays(operation.arguments)], watched
             played.steps.append(Step(*map(frozen, found)))
@@ -249,11 +256,28 @@ def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Play
     return run
 
 
-def _operate(made: Any, operation: Operation, results: list[Any]) -> Any:
+def _operate(
+    method: Callable[[str], Callable[..., Any]], operation: Operation, results: list[Any]
+) -> Any:
     if operation.method == "=":
         _write(results[operation.arguments["step"]], operation.arguments["value"])
-        return None
-    return getattr(made, operation.method)(**operation.arguments)
+    elif operation.method:
+        return method(operation.method)(**operation.arguments)
+    return None
+
+
+def possible(arguments: Arguments, target: Target, cls: str) -> Arguments:
+    """Return the arguments of a session with nothing in place of methods that the class lacks."""
+    takes, operations = target.implementation.takes, arguments.get("operations")
+    if not isinstance(operations, list) or target.is_fast:
+        return arguments
+    nothing, known = Operation("", {}), {"", "="}
+    found = [
+        one if one.method in known or takes(cls, one.method, one.arguments) else nothing
+        for one in operations
+        if isinstance(one, Operation)
+    ]
+    return {**arguments, "operations": found}
 
 
 def _write(value: Any, number: int) -> None:

@@ -18,11 +18,13 @@ from typing import Any, Final
 
 import torch
 
-from conformance.arrays.fresh_memory import filled_memory
+from conformance.adapters.implementations import FAST, Implementation
 from conformance.entry_point import how_to_install
+from conformance.harness.fresh_memory import filled_memory
+from conformance.harness.launches import native_launches
+from conformance.harness.show import one_line
+from conformance.harness.story import Failure
 from conformance.name_lists import names_in
-from conformance.targets.implementations import FAST, Implementation
-from conformance.targets.simulated_launches import native_launches
 
 KINDS: Final = ("host", "native", "cuda")
 """The names of targets, in the order in which they run."""
@@ -59,6 +61,18 @@ class Target:
     def is_strict(self) -> bool:
         """Whether every failure fails the run, not only wrong answers."""
         return self.implementation.is_strict
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Fields that its objects do not have, as its adapter declares."""
+        return self.implementation.adapter.lacks
+
+    def excuses(self, failure: Failure) -> bool:
+        """Return whether a failure is a declared deviation of its function."""
+        found = (
+            one for one in self.implementation.deviations if one.function == failure.story.function
+        )
+        return any(one.explains(one_line(failure)) for one in found)
 
     @property
     def has_checks(self) -> bool:

@@ -68,6 +68,9 @@ def fields_of(value: Any) -> dict[str, Any]:
         return {name: getattr(value, name) for name in type(value).compared}
     if dataclasses.is_dataclass(type(value)):
         names = _names_of_fields(type(value))  # type: ignore[arg-type]  # likewise
+        own = getattr(value, "__dict__", {})
+        if len(own) >= len(names) and all(map(own.__contains__, names)):
+            return {name: own[name] for name in names}
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return dict(vars(value))
 
