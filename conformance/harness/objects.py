@@ -205,7 +205,7 @@ class Step:
     Attributes:
         returned: Its result.
         arguments: The arrays of its arguments afterwards.
-        state: The object afterwards.
+        state: What is watched, afterwards.
     """
 
     returned: Any
@@ -221,7 +221,7 @@ class Played:
     results: list[Any]
 
 
-def play(cls: str, state: Callable[[Any], Any]) -> Callable[..., Played]:
+def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Played]:
     """Return a `run` for a contract: it makes objects of a class, and calls their methods in order.
 
     The arguments of the contract are those of the constructor, and `operations`. An operation that
@@ -229,19 +229,20 @@ def play(cls: str, state: Callable[[Any], Any]) -> Callable[..., Played]:
 
     Args:
         cls: The class.
-        state: Returns all that operations may change of an object.
+        watch: Returns what operations may change of the first object: it gets that and the
+            arguments of the constructor. Other objects are left as they are made.
     """
 
     def run(twin: Twin, *, operations: list[Operation], **constructor: Any) -> Played:
         number = 1 + min(max((operation.on for operation in operations), default=0), 3)
         made = [twin.function(cls)(**constructor) for _ in range(number)]
+        watched = watch(made[0], constructor)
         played, errors = Played([], []), list[BaseException]()
         for operation in operations:
             method = functools.partial(twin.method, cls, made[operation.on])
             got = attempt(_operate, method, operation, played.results)
             played.results.append(got.value)
-            given = [*arrays(operation.arguments)]
-            found = got.value, given, state(made[operation.on])
+            found = got.value, [*arrays(operation.arguments)], watched
             played.steps.append(Step(*map(frozen, found)))
             if got.error is not None:
                 errors.append(got.error)

@@ -19,7 +19,7 @@ import numpy as np
 from conformance.adapters import Unsupported
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Device, Operation, Outcome, attempt
-from conformance.harness.pair import Found, Pair
+from conformance.harness.pair import OBJECTS, Found, Pair
 from conformance.harness.process import unchanged
 from conformance.harness.story import Difference, Story, Verdict
 from conformance.harness.values import (
@@ -74,7 +74,10 @@ def invalid(
         if isinstance(parent, list) and rng.random() < 0.2:
             options = [entry for entry in parent if entry is not value] or options
         new = rng.choice(options)
-        made = attempt(put, arguments, path, new)
+        whole = arguments
+        if new is GONE and contract.takes_own_objects:  # a dataclass may have a default
+            whole = OBJECTS["own classes"](arguments)
+        made = attempt(put, whole, path, new)
         affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
         if made.error is None and (affordable.error is not None or affordable.value):
             is_loose = bool({*path} & contract.loose) or np.shape(new) != np.shape(value)
