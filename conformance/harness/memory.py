@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -300,6 +300,10 @@ class Memory:
 
     def changed(self, before: Mapping[int, Array]) -> Difference | None:
         """Return the first memory that is not as `reference` left it, or as it was around it."""
+        return next(self.changes(before), None)
+
+    def changes(self, before: Mapping[int, Array]) -> Iterator[Difference]:
+        """Yield all such memory."""
         wanted = {key: memory.copy() for key, memory in before.items()}
         for placed in self.placed:
             if placed.on_device is not None:
@@ -317,12 +321,12 @@ class Memory:
             if np.array_equal(mine, right):
                 where, kind = f"the memory around {placed.name}", "writes outside an argument"
                 index = first_difference(bits(placed.memory), bits(intact))
-                return Difference(where, placed.memory, intact, kind, index=index)
+                yield Difference(where, placed.memory, intact, kind, index=index)
+                continue
             is_written = placed.name.partition(".")[0] in self.contract.written
             kind = "wrong value" if is_written else "changes an argument"
             got, index = np.array(placed.signed(placed.view)), first_difference(mine, right)
-            return Difference(placed.name, got, placed.ours.copy(), kind, index=index)
-        return None
+            yield Difference(placed.name, got, placed.ours.copy(), kind, index=index)
 
     def protect(self, *, is_read_only: bool) -> None:
         """Make the pages of memory read-only, apart from what the function writes."""
