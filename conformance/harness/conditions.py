@@ -619,22 +619,26 @@ def of_another_kind(stage: Stage) -> None:
             made = attempt(make, plain.clone())
         if made.error is None:  # otherwise torch has no such tensor of this dtype and shape
             set_part(pair.theirs, path, made.value)
-            _check_kind(stage, pair, expected, name, text_of(path), has_memory=bool(plain.numel()))
+            _check_kind(stage, pair, expected, name, path, value)
 
 
 def _check_kind(
-    stage: Stage, pair: Pair, expected: Any, name: str, path: str, *, has_memory: bool
+    stage: Stage, pair: Pair, expected: Any, name: str, path: Any, plain: torch.Tensor
 ) -> None:
-    got, where = pair.outcome(""), f"the call with {name} as {path}"
+    got, where = pair.outcome(""), f"the call with {name} as {text_of(path)}"
     if got.error is not None:
-        if name in TAKEN and has_memory and stage.target.is_fast:
+        if name in TAKEN and plain.numel() and stage.target.is_fast:
             raise Found(Difference(where, got.error, expected, "raises"))
         if not isinstance(got.error, TypeError | ValueError):
             words = "TypeError or ValueError"
             raise Found(Difference(where, got.error, words, "wrong exception"))
         return
-    found = attempt(pair.comparison.difference, expected, got.value).value
-    # What is handed on without being read, such as a block table, may be of that kind.
+    value = got.value
+    for at, part in places(value):
+        if part is get(pair.theirs, path):  # handed on without being read
+            value = put(value, at, plain)
+    found = attempt(pair.comparison.difference, expected, value).value
+    # A view of what is handed on, such as a block table, may be of that kind.
     if found and found.kind in {"wrong value", "wrong shape", "wrong dtype"}:
         raise Found(Difference(where, got.value, "a refusal, or the right answer", "wrong value"))
 

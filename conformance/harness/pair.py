@@ -159,9 +159,7 @@ class Pair:
     ) -> None:
         self.contract, self.target, self.circumstances = contract, target, circumstances
         self.drawn = arguments
-        self.ours: Arguments = copied(
-            arguments, has_numpy_scalars=circumstances.has_numpy_scalars
-        )
+        self.ours: Arguments = copied(arguments, has_numpy_scalars=circumstances.has_numpy_scalars)
         self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
         self.theirs = self.memory.converted(self.ours)
         self.comparison = Comparison(target.device, contract.host)
