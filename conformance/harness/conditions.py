@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import torch
 
+from conformance.adapters import Unsupported
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Outcome, attempt
 from conformance.harness.pair import (
@@ -172,6 +173,9 @@ def _edits(stage: Stage) -> Iterator[tuple[Any, Any]]:
     ]
     for _ in range(8 if found else 0):
         path, value = stage.random.choice(found)
+        has_it = attempt(get, stage.x.theirs, path).error is None  # an adapter's object may not
+        if not has_it or not stage.target.lacks.isdisjoint(path):
+            continue
         theirs = attempt(lambda path=path: get(other, path))
         new: list[Any] = []
         if theirs.error is None and type(theirs.value) is type(value):
@@ -344,7 +348,7 @@ def _raised_by(pair: Pair) -> BaseException | None:
     try:
         with pair.target.running(checked=pair.circumstances.is_checked):
             pair.call()
-    except Exception as error:  # noqa: BLE001  # raised again in the thread of the test
+    except (Exception, Unsupported) as error:  # noqa: BLE001  # raised again in the test's thread
         return error
     return None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from conformance.adapters.implementations import is_of_fast
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.story import Circumstances, Difference
 from conformance.harness.values import (
@@ -113,6 +114,10 @@ class Placed(NamedTuple):
         return np.negative(array) if self.is_negated else array
 
 
+class NotMadeError(Exception):
+    """An implementation raises when an object is made for an argument: its class, the exception."""
+
+
 class Memory:
     """Converts the arguments of a call for a target, and finds what the call changes.
 
@@ -147,11 +152,8 @@ class Memory:
 
     def convert(self, value: Any, name: str) -> Any:
         """Return the target's value for one of `reference`'s; each object is converted once."""
-        if value is None or isinstance(value, str | float | slice):
+        if value is None or isinstance(value, str | int | float | slice):
             return value
-        if type(value) is int:
-            is_small = self.circumstances.has_numpy_scalars and abs(value) < 2**31
-            return np.int64(value) if is_small else value
         key = id(value), self._place(value, name)
         if key not in self.made:
             self.made[key] = value, self._convert(value, name)
@@ -170,18 +172,29 @@ class Memory:
             (key, self.convert(part, f"{name}.{key}" if isinstance(key, str) else name))
             for key, part in parts(value)
         ]
-        if is_object(value) and not isinstance(value, SimpleNamespace | Stub):
-            return rebuilt(value, fields, self._class_of(type(value)))
+        if is_object(value) and not isinstance(value, SimpleNamespace | Stub | Drawn):
+            return self._object(value, fields)
         return rebuilt(value, fields)
 
-    def _class_of(self, cls: type[Any]) -> type[Any]:
-        """Return the target's class for one of `reference`'s, or for a subclass of one."""
-        if cls.__module__.partition(".")[0] == "reference":
-            found: type[Any] = self.target.find(cls.__name__)
-            return found
-        if cls.__bases__ == (object,) or issubclass(cls, Drawn):
-            return cls
-        return with_more_fields(self._class_of(cls.__bases__[0]))  # type: ignore[arg-type]  # hashable
+    def _object(self, value: Any, fields: list[tuple[str, Any]]) -> Any:
+        """Return the target's object for one of `reference`, or of a subclass with one more field.
+
+        Raises:
+            NotMadeError: The implementation does not make it.
+        """
+        ours = _class_of_reference(type(value))  # type: ignore[arg-type]  # hashable
+        if ours is None:
+            return rebuilt(value, fields)
+        implementation = self.target.implementation
+        found = implementation.find(ours.__name__) if implementation.offers(ours.__name__) else None
+        if is_of_fast(found):
+            cls = found if ours is type(value) else with_more_fields(found)
+            return rebuilt(value, fields, cls)
+        names = {field.name for field in dataclasses.fields(ours)}
+        try:
+            return implementation.new(ours.__name__, dict(kv for kv in fields if kv[0] in names))
+        except Exception as error:
+            raise NotMadeError(ours.__name__, error) from error
 
     def _place(self, value: Any, name: str) -> str:
         """Return where an array lies: NumPy's, or torch's on a device."""
@@ -291,6 +304,8 @@ class Memory:
                 np.copyto(view, placed.signed(placed.ours))
         for placed in self.placed:
             intact = wanted[id(placed.memory)]
+            if placed.name.rpartition(".")[2] in self.target.lacks:
+                continue
             if np.array_equal(placed.memory.view(np.uint8), intact.view(np.uint8)):
                 continue
             mine, right = bits(placed.view), bits(placed.signed(placed.ours))
@@ -314,6 +329,13 @@ class Memory:
                 pages = ctypes.c_void_p(start), ctypes.c_size_t(length)
                 if ctypes.CDLL(None).mprotect(*pages, access):
                     raise OSError("mprotect failed")
+
+
+@functools.cache
+def _class_of_reference(cls: type[Any]) -> type[Any] | None:
+    """Return the class of `reference` that a class is, or of which it is a subclass."""
+    found = (base for base in cls.__mro__ if base.__module__.partition(".")[0] == "reference")
+    return next(found, None)
 
 
 @functools.cache

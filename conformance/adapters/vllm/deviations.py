@@ -9,7 +9,6 @@ import numpy as np
 
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.values.call import Call
 
 SPEC: Final = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
 STATES: Final = {"block_size": 16, "shapes": ((4,),), "dtypes": (np.dtype(np.float16),)}
@@ -36,16 +35,14 @@ def _deviations() -> Iterator[Deviation]:
     views = r"\.seq_lens(_cpu)? = .* itself, or a view of it, but should be new memory"
     reason = "the lengths of a micro-batch that cuts no request are views: builders only read them"
     one = {"ubatch_slice": WHOLE, "attn_metadata": METADATA}
-    yield Deviation(
-        "_make_metadata_with_slice", reason, Call("_make_metadata_with_slice", one), views
-    )
+    yield Deviation("_make_metadata_with_slice", reason, one, views)
     several = {"ubatch_slices": [WHOLE], "common_attn_metadata": METADATA}
-    yield Deviation("split_attn_metadata", reason, Call("split_attn_metadata", several), views)
+    yield Deviation("split_attn_metadata", reason, several, views)
     layers = {"layers.0.attn": reference.PerLayerParameters(-1, None, 0.5)}
     yield Deviation(
         "infer_global_hyperparameters",
         "the result is the first layer's object, which also records whether the layers agree",
-        Call("infer_global_hyperparameters", {"per_layer_params": layers}),
+        {"per_layer_params": layers},
         r"itself, or a view of it, but should be new memory|has_same_\w+ = another object",
     )
     held = r"kv_cache_specs = the same object as arguments"
@@ -54,19 +51,14 @@ def _deviations() -> Iterator[Deviation]:
     yield Deviation(
         "UniformTypeKVCacheSpecs",
         reason,
-        Call("UniformTypeKVCacheSpecs", {"block_size": 16, "kv_cache_specs": specs}),
+        {"block_size": 16, "kv_cache_specs": specs},
         held,
     )
-    yield Deviation(
-        "UniformTypeKVCacheSpecs.from_specs",
-        reason,
-        Call("UniformTypeKVCacheSpecs.from_specs", {"specs": specs}),
-        held,
-    )
+    yield Deviation("UniformTypeKVCacheSpecs.from_specs", reason, {"specs": specs}, held)
     yield Deviation(
         "MambaSpec",
         "mamba_type is an enum",
-        Call("MambaSpec", STATES),
+        STATES,
         r"mamba_type\)? = MambaAttentionBackendEnum",
     )
 
