@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -50,6 +51,15 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         return {"query_start_loc_p": starts, **copies}
 
     return deferred(contents)
+
+
+def copy_of_fewer_tokens(_: Arguments, rng: random.Random) -> Arguments:
+    """Let the starts need more programs than the lists hold that are made for their copy."""
+    starts = np.array([0, 2**13, 2**14 + rng.randrange(9)], np.int32)
+    return {
+        "query_start_loc_p": starts,
+        "query_start_loc_p_cpu": starts // 2**13 * rng.randrange(2),
+    }
 
 
 def with_copy(twin: Twin, *, query_start_loc_p: Any, query_start_loc_p_cpu: Any = None) -> Any:
@@ -128,6 +138,7 @@ CONTRACTS = [
         run=with_copy,
         examples=0.7,
         has_kernel=True,
+        specials=(copy_of_fewer_tokens,),
         is_affordable=lambda args: args["query_start_loc_p"].max(initial=0) < 60_000,
         properties=(programs_make_the_plain_convolution,),
         laws=(laws.programs_cover, laws.padding_adds_nothing, laws.any_order_means_the_same),
