@@ -514,27 +514,37 @@ def released(stage: Stage) -> None:
 def interrupted(stage: Stage) -> None:
     """A signal may end a call anywhere; the next one is right."""
     package = str(File(stage.target.implementation.file).parent)
-    counted = _Interrupt(package, 0)
-    counted.run(stage.y)
+    counted = Interrupt(package, 0)
+    counted.run(lambda: stage.y.outcome(""))
     for _ in range(2):
-        _Interrupt(package, stage.random.randint(1, max(counted.seen, 1))).run(stage.y)
+        at = stage.random.randint(1, max(counted.seen, 1))
+        Interrupt(package, at).run(lambda: stage.y.outcome(""))
     if not stage.writes:
         stage.y.memory.refill()
         stage.y.call()
     stage.x.call()
 
 
-class _Interrupt:
-    """Raises KeyboardInterrupt before one line of a package's Python code."""
+class Interrupt:
+    """Raises KeyboardInterrupt before one line of a package's Python code.
+
+    Args:
+        package: The folder of the package.
+        at: The number of the line, of all that are run.
+
+    Attributes:
+        seen: How many lines were run.
+    """
 
     def __init__(self, package: str, at: int) -> None:
         self.package, self.at, self.seen = package, at, 0
 
-    def run(self, pair: Pair) -> None:
+    def run(self, call: Callable[[], Any]) -> None:
+        """Make a call, to its end or to the interrupt."""
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
-            pair.outcome("")
+            call()
         except KeyboardInterrupt:
             pass
         finally:
@@ -716,14 +726,14 @@ LONG_LIFE: Final = 66_000
 def check_long_life(contract: Contract, target: Target, arguments: Arguments) -> None:
     """Raise `Found` if a small call, made very often, gives another answer or keeps memory.
 
-    It ends after eight seconds.
+    It ends after eight seconds; after two if each call makes objects.
     """
     if _rewrites(contract, arguments):
         return
     pair = Pair(contract, target, arguments)
     wanted = pair.call()
     call = pair.prepared()
-    end = time.monotonic() + 8.0
+    end = time.monotonic() + (2.0 if contract.has_objects else 8.0)
     used = 0
     for k in range(LONG_LIFE):
         got = attempt(call)

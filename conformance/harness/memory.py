@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -156,11 +156,8 @@ class Memory:
 
     def convert(self, value: Any, name: str) -> Any:
         """Return the target's value for one of `reference`'s; each object is converted once."""
-        if value is None or isinstance(value, str | float | slice):
+        if value is None or isinstance(value, str | int | float | slice):
             return value
-        if type(value) is int:
-            is_small = self.circumstances.has_numpy_scalars and abs(value) < 2**31
-            return np.int64(value) if is_small else value
         key = id(value), self._place(value, name)
         if key not in self.made:
             self.made[key] = value, self._convert(value, name)
@@ -303,6 +300,10 @@ class Memory:
 
     def changed(self, before: Mapping[int, Array]) -> Difference | None:
         """Return the first memory that is not as `reference` left it, or as it was around it."""
+        return next(self.changes(before), None)
+
+    def changes(self, before: Mapping[int, Array]) -> Iterator[Difference]:
+        """Yield all such memory."""
         wanted = {key: memory.copy() for key, memory in before.items()}
         for placed in self.placed:
             if placed.on_device is not None:
@@ -320,12 +321,12 @@ class Memory:
             if np.array_equal(mine, right):
                 where, kind = f"the memory around {placed.name}", "writes outside an argument"
                 index = first_difference(bits(placed.memory), bits(intact))
-                return Difference(where, placed.memory, intact, kind, index=index)
+                yield Difference(where, placed.memory, intact, kind, index=index)
+                continue
             is_written = placed.name.partition(".")[0] in self.contract.written
             kind = "wrong value" if is_written else "changes an argument"
             got, index = np.array(placed.signed(placed.view)), first_difference(mine, right)
-            return Difference(placed.name, got, placed.ours.copy(), kind, index=index)
-        return None
+            yield Difference(placed.name, got, placed.ours.copy(), kind, index=index)
 
     def protect(self, *, is_read_only: bool) -> None:
         """Make the pages of memory read-only, apart from what the function writes."""

@@ -281,7 +281,7 @@ def possible(arguments: Arguments, target: Target, cls: str) -> Arguments:
 
 
 def _write(value: Any, number: int) -> None:
-    if isinstance(value, np.ndarray | torch.Tensor) and isinstance(number, int):
+    if isinstance(value, np.ndarray | torch.Tensor) and isinstance(number, int | np.integer):
         value[...] = number % 100
     for _, part in parts(value) if not isinstance(value, slice) else ():
         _write(part, number)

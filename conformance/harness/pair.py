@@ -167,7 +167,9 @@ class Pair:
         self.contract, self.target, self.circumstances = contract, target, circumstances
         arguments = possible(arguments, target, contract.function)
         self.drawn = arguments
-        self.ours: Arguments = copied(arguments)
+        self.ours: Arguments = copied(
+            arguments, has_numpy_scalars=circumstances.has_numpy_scalars
+        )
         self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
         try:
             self.theirs = self.memory.converted(self.ours)
@@ -307,21 +309,20 @@ class Pair:
         pairs = zip(objects(expected), objects(got), strict=False)
         is_same = any(id(b) in theirs and id(a) not in ours for a, b in pairs)
         write_into(expected, got)
-        difference = self.memory.changed(before)
-        if difference is not None:
-            difference = self._sharing(difference, {id(array): old for array, old in mine})
-        else:
-            found = self.comparison.difference(expected, got)
+        olds = {id(array): old for array, old in mine}
+        found = [self._sharing(change, olds) for change in self.memory.changes(before)]
+        wrong = None if found else self.comparison.difference(expected, got)
+        if wrong is not None and wrong.verdict is Verdict.WRONG_ANSWER:
             kind = "shares memory with another result"
-            if found is not None and found.verdict is Verdict.WRONG_ANSWER:
-                difference = Difference(found.where, found.got, found.expected, kind)
+            found = [Difference(wrong.where, wrong.got, wrong.expected, kind)]
         for array, old in mine:
             array[...] = old
         self.memory.refill()
-        if difference is None and is_same:
+        if is_same:
             kind = "returns an object of the arguments"
-            difference = Difference("result", "an argument", "a new one", kind, Verdict.OTHER)
-        self._refuse(difference)
+            found += [Difference("result", "an argument", "a new one", kind, Verdict.OTHER)]
+        for difference in sorted(found, key=lambda one: one.verdict is Verdict.OTHER):
+            self._refuse(difference)
 
     def _sharing(self, found: Difference, before: Mapping[int, Array]) -> Difference:
         """Return what a write to the results has shown, in words."""

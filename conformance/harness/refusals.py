@@ -60,7 +60,7 @@ def invalid(
         if special is not None:
             return (), special, True
     found = [path for path, value in places(arguments) if path and not isinstance(value, Device)]
-    for _ in range(5):
+    for _ in range(5 if found else 0):
         path = rng.choice(found)
         if not lacks.isdisjoint(path):
             continue
