@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -87,8 +87,8 @@ def numbers(most: int = 2**40) -> st.SearchStrategy[int]:
 
 def dtypes() -> st.SearchStrategy[np.dtype[Any]]:
     """Return dtypes of caches, and others that both twins have."""
-    usual = "float16 bfloat16 float32 int8 uint8 float8_e4m3fn float8_e5m2".split()
-    others = "float64 int64 uint16 bool complex64".split()
+    usual = ["float16", "bfloat16", "float32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
+    others = ["float64", "int64", "uint16", "bool", "complex64"]
     return st.sampled_from([DTYPES[name] for name in (*usual, *usual, *others)])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.generation.profiles import PROFILES, Kind
 from conformance.native import launch, offline_compiler
-from conformance.targets.simulated_launches import native_launches
+from conformance.harness.launches import native_launches
 from conformance.targets.target import TARGETS
 from fast import numba_cuda
 from kvtwin.kernels import find_kernels
