@@ -17,7 +17,7 @@ from conformance.harness.cases import DTYPES
 from conformance.harness.contract import Arguments, Contract, Property
 from conformance.harness.objects import Factory, Twin, attempt
 from conformance.harness.pair import Pair
-from conformance.harness.sizes import sizes
+from conformance.harness.sizes import EDGES, sizes
 from conformance.harness.targets import Target
 from conformance.harness.values import Stub
 from conformance.zoo import models
@@ -80,9 +80,12 @@ def foreign_class(kind: str) -> type[Any]:
 # Fields.
 
 
-def numbers(most: int = 2**40) -> st.SearchStrategy[int]:
-    """Return numbers of heads, elements, positions: mostly small, some past 2**31."""
-    return sizes(1, 9000) | st.sampled_from([n for n in (576, 2**31, 2**40) if n <= most] or [1])
+NUMBERS: Final = (*range(1, 34), *(n + d for n in EDGES[2:] for d in (0, 0, 1)), 100, 576, 3000)
+
+
+def numbers(*more: int) -> st.SearchStrategy[int]:
+    """Return numbers of heads, elements, positions: mostly small, some past 2**31; one draw each."""
+    return st.sampled_from((*NUMBERS, *(2**31, 2**31 - 1, 2**40, 2**40), *more))
 
 
 def dtypes() -> st.SearchStrategy[np.dtype[Any]]:
@@ -156,7 +159,7 @@ def states(draw: st.DrawFn) -> Arguments:
     """Draw the states of a Mamba layer, and how a page is padded."""
     few = draw(st.integers(1, 3))
     number = draw(many(few))
-    lengths = st.lists(st.integers(1, 9) | sizes(1, 9000), max_size=3)
+    lengths = st.lists(st.sampled_from(NUMBERS), max_size=3)
     shapes = [tuple(draw(lengths)) for _ in range(few)]
     kinds = [draw(dtypes()) for _ in range(few)]
     shapes, kinds = (([*one] * number)[:number] for one in (shapes, kinds))
@@ -168,7 +171,7 @@ def states(draw: st.DrawFn) -> Arguments:
     options = {
         "page_size_padded": None if padding is None else needed + padding,
         "mamba_type": draw(st.sampled_from(("mamba1", "mamba2", "short_conv"))),
-        "num_speculative_blocks": draw(st.integers(0, 3) | numbers()),
+        "num_speculative_blocks": draw(numbers(0, 0, 1, 2, 3)),
     }
     return fields | {name: value for name, value in options.items() if draw(st.booleans())}
 
@@ -326,12 +329,12 @@ def engine_configs(draw: st.DrawFn, kind: str) -> reference.VllmConfig:
         parallel_config=reference.ParallelConfig(
             tensor_parallel_size=4,
             decode_context_parallel_size=ranks,
-            prefill_context_parallel_size=draw(numbers(576)),
+            prefill_context_parallel_size=draw(numbers()),
         ),
         scheduler_config=reference.SchedulerConfig(
             max_num_batched_tokens=draw(numbers()),
             max_num_seqs=9,
-            max_num_encoder_input_tokens=draw(st.just(0) | numbers()),
+            max_num_encoder_input_tokens=draw(numbers(0, 0, 0)),
         ),
     )
     if draw(st.booleans()):
@@ -457,7 +460,7 @@ def _name(cls: type[Any]) -> str:
 @st.composite
 def layers_of_a_group(draw: st.DrawFn) -> Arguments:
     """Draw layers that are uniform, or nearly so."""
-    block_size = draw(numbers(2**31))
+    block_size = draw(numbers())
     owners = ("", "", "", "subclass", "foreign")
     found = draw(named_specs(block_size, owners=owners))
     last = [*found.values()][-1]

@@ -41,6 +41,7 @@ from conformance.harness.pair import (
 )
 from conformance.harness.story import Difference, Story, Verdict
 from conformance.harness.values import (
+    Drawn,
     Path,
     Stub,
     arrays,
@@ -50,6 +51,7 @@ from conformance.harness.values import (
     get,
     is_object,
     objects,
+    parts,
     places,
     put,
     set_part,
@@ -362,12 +364,17 @@ def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | 
     found = []
     if stage.contract.takes_own_objects:
         pair = stage.pair(OBJECTS["own classes"](stage.story.arguments))
-        found = [value for _, value in places(pair.theirs) if isinstance(value, Stub)]
+        found = [
+            (owner, sorted(names))
+            for _, owner in places(pair.theirs)
+            if isinstance(owner, Stub)
+            and (names := [name for name, part in parts(owner) if not _has_factory(part)])
+        ]
     if not found:
         yield None
         return
-    owner = stage.random.choice(found)
-    name = stage.random.choice(sorted(vars(owner)))
+    owner, names = stage.random.choice(found)
+    name = stage.random.choice(names)
     cls, value = type(owner), vars(owner).pop(name)
     owner.__class__ = type(cls.__name__, (cls,), {name: property(lambda _: behaviour(value))})
     try:
@@ -375,6 +382,11 @@ def _behaving(stage: Stage, behaviour: Callable[[Any], Any]) -> Iterator[Pair | 
     finally:
         owner.__class__ = cls
         vars(owner)[name] = value
+
+
+def _has_factory(value: Any) -> bool:
+    """Return whether a part is made for each call, which an attribute that runs code would hide."""
+    return any(isinstance(part, Drawn) for _, part in places(value))
 
 
 # Threads and modes.

@@ -282,7 +282,7 @@ def _is_of_elements(contract: Contract, error: BaseException) -> bool:
 
 WORDS: Final = (
     (re.compile(r"\b(NumPy array|torch tensor|ndarray|Tensor)\b"), "array"),
-    (re.compile(r"\b(torch\.|NumPy dtype |numpy\.)"), ""),
+    (re.compile(r"\b(torch\.|NumPy dtype |numpy\.|(reference|fast)\.\w+\.)"), ""),
 )
 
 
