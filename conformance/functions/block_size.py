@@ -159,11 +159,13 @@ def prepared(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
     def contents(draw: st.DrawFn) -> Arguments:
         kinds = (*ATTENTION, "MambaSpec", "MambaSpec", "EncoderOnlyAttentionSpec")
-        found, lists, rng = [], [], draw(rngs())
+        rng = draw(rngs())
+        found: list[Any] = []
+        lists: list[Any] = []
         for _ in range(min(number, 4)):
             manager = draw(st.sampled_from(MANAGERS))
-            spec = draw(group_spec(kinds, manager))
-            found.append(reference.KVCacheGroupSpec(["layers.0.attn"], spec))  # type: ignore[arg-type]  # made later
+            spec: Any = draw(group_spec(kinds, manager))
+            found.append(reference.KVCacheGroupSpec(["layers.0.attn"], spec))
             lists.append(groups_of(rng, manager, few, 3))
         order = rng.choices(range(len(found)), k=number) if number > 4 else range(number)
         found, lists = [found[i] for i in order], [lists[i] for i in order]
@@ -190,7 +192,8 @@ def a_group_of_no_kind(arguments: Arguments, rng: random.Random) -> Arguments:
     foreign = type("MambaSpec", (), {"block_size": rng.choice((16.0, 0, True))})
     empty = type(UNIFORM, (), {"block_size": 16, "kv_cache_specs": {}})
     uniform = Spec(UNIFORM, {"block_size": 16, "kv_cache_specs": {"a": spec}})
-    group = reference.KVCacheGroupSpec(["a"], rng.choice((spec, foreign(), empty(), uniform)))
+    chosen: Any = rng.choice((spec, foreign(), empty(), uniform))
+    group = reference.KVCacheGroupSpec(["a"], chosen)
     config = reference.KVCacheConfig(0, [], [group, *arguments["kv_cache_config"].kv_cache_groups])
     return {"kv_cache_config": config, "attn_groups": [[], *arguments["attn_groups"]]}
 
