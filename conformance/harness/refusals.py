@@ -153,6 +153,8 @@ def _arrays_near(value: np.ndarray[Any, Any], rng: random.Random) -> Iterator[An
         if value.dtype != dtype and value.dtype.kind not in "cU":
             with np.errstate(all="ignore"):
                 yield value.astype(dtype)
+    if value.ndim > 1 and len(value):
+        yield value[0].copy()
     if value.ndim:
         yield from (value[:-1].copy(), value[1:].copy(), value[:0].copy(), value[..., :-1].copy())
         yield from (np.concatenate([value, value[-1:]]), value[::-1].copy())
