@@ -414,8 +414,6 @@ def getter(found: Any) -> Any:
     """Return the function of a property, which takes the object; or what was found."""
     if isinstance(found, functools.cached_property):
         return operator.attrgetter(found.attrname or "")
-    if isinstance(found, functools.cached_property):
-        return found.func
     return found.fget if isinstance(found, property) else found
 
 
