@@ -7,7 +7,8 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -217,7 +218,7 @@ class Adapter:
         function: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        lacking: Set[str] = frozenset(),
+        lacking: AbstractSet[str] = frozenset(),
     ) -> dict[str, Any]:
         """Return a call's keyword arguments, except for `unsupported` ones that are the default.
 
@@ -285,7 +286,9 @@ class Adapter:
         """Convert a value of the implementation's to ours, including entries of lists and dicts."""
         return self._translated(theirs, "our_", self.ours)
 
-    def _translated(self, value: Any, prefix: str, inner: Callable[[Any], Any]) -> Any:
+    def _translated(  # noqa: PLR0911  # one kind after the other
+        self, value: Any, prefix: str, inner: Callable[[Any], Any]
+    ) -> Any:
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
         if isinstance(value, torch.Tensor):

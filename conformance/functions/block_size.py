@@ -120,10 +120,8 @@ def selections(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 def with_group(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let backends support nothing in common, or a multiple alone that does not divide."""
-    multiple = reference.MultipleOf
-    lists: list[Any] = rng.choice(
-        ([[2], [3]], [[32], [multiple(16)]], [[multiple(32)], [multiple(16)]], [[]])
-    )
+    m16, m32 = reference.MultipleOf(16), reference.MultipleOf(32)
+    lists: list[Any] = rng.choice(([[2], [3]], [[32], [m16]], [[m32], [m16]], [[]]))
     found = [Group(own) for own in lists]
     name = "kv_manager_block_size"
     if name in arguments:

@@ -97,7 +97,8 @@ class Registry(Factory):
             else given
             for given in (self.limits, self.tokens)
         ]
-        return CLASSES[self.kind](*dicts, Cache() if self.kind == "a cache" else None)
+        cls: Any = CLASSES[self.kind]
+        return cls(*dicts, Cache() if self.kind == "a cache" else None)
 
     def state(self, made: Any) -> Any:
         """Return the calls, and how often the cache was cleared."""
@@ -157,15 +158,16 @@ METHODS: Final = (
 @st.composite
 def sessions(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw budgets, and calls of their methods; now and then very many of one."""
-    number, length, methods = draw(sizes(0, 70, small=4)), draw(sizes(1, 20)), METHODS
+    number, length = draw(sizes(0, 70, small=4)), draw(sizes(1, 20))
+    methods: tuple[str, ...] = METHODS
     if draw(st.integers(0, 15)) == 15:
         number, length, methods = min(number, 3), 300, METHODS[-1:]
 
     def contents(draw: st.DrawFn) -> Arguments:
         tokens = _tokens(draw, number)
         largest = max(tokens.values(), default=0)
-        limits = draw(vectors(len(tokens), 0, 3, object, rare=(9, 999, 2**40)))
-        limits = {name: int(limit) for name, limit in zip(tokens, limits, strict=True)}
+        most = draw(vectors(len(tokens), 0, 3, object, rare=(9, 999, 2**40)))
+        limits = {name: int(limit) for name, limit in zip(tokens, most, strict=True)}
         limits["text"] = 2
         bounds = (1, largest - 1, largest, 2 * largest, 2 * largest + 1, 10**4, 2**70)
         longest, kind = choices(draw, bounds, tuple(CLASSES))

@@ -249,7 +249,7 @@ def _compare(pair: Pair, story: Story, wanted: Outcome, got: Outcome, before: An
         if difference is not None:
             raise Found(difference)
         return
-    if not _are_of_one_class(pair.target, wanted.error, got.error):
+    if got.error is None or not _are_of_one_class(pair.target, wanted.error, got.error):
         raise Found(_difference("the call", got, wanted.error))
     _check_unchanged(pair.memory.changed(before) or pair.effect(wanted, got))
     path = story.changed or ()
