@@ -175,7 +175,11 @@ def states(draw: st.DrawFn) -> Arguments:
 
 @st.composite
 def named_specs(
-    draw: st.DrawFn, block_size: int, *, kinds: tuple[str, ...] = (), owners: tuple[str, ...] = ("",)
+    draw: st.DrawFn,
+    block_size: int,
+    *,
+    kinds: tuple[str, ...] = (),
+    owners: tuple[str, ...] = ("",),
 ) -> dict[str, Spec]:
     """Draw specs by layer name, mostly of one kind and uniform; up to 3 are drawn."""
     if not kinds:
@@ -554,7 +558,9 @@ CONTRACTS = [
         "page_size_bytes",
         specials=(a_kind_that_does_not_say,),
         hard_cases={
-            "more than 64 layers": lambda args: len(args["self"].fields.get("kv_cache_specs", ())) > 64,
+            "more than 64 layers": lambda args: (
+                len(args["self"].fields.get("kv_cache_specs", ())) > 64
+            ),
             "fp8_ds_mla": lambda args: args["self"].fields.get("cache_dtype_str") == "fp8_ds_mla",
         },
     ),
