@@ -168,7 +168,6 @@ class Implementation:
             return False
         return True
 
-
     def _found(self, find: Callable[[str], Any], name: str) -> Any:
         try:
             return find(name)
@@ -214,7 +213,7 @@ class Implementation:
         return True
 
     def lacking_lines(self, functions: Iterable[str] = ()) -> Iterator[str]:
-        """Yield what it lacks: of all names, of the parameters of functions, of classes' methods."""
+        """Yield what it lacks: names, parameters of functions, methods of classes."""
         lacking = [name for name in NAMES if not self.offers(name)]
         if lacking:
             which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
@@ -224,9 +223,11 @@ class Implementation:
             lacks = sorted(found.parameters - self.adapter.lacks)
             if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
                 methods = (name for name, member in vars(ours).items() if callable(member))
-                lacks += [one for one in methods if one[0] != "_" and not self.offers(f"{function}.{one}")]
+                public = (one for one in methods if one[0] != "_")
+                lacks += [one for one in public if not self.offers(f"{function}.{one}")]
             if lacks:
-                yield f"{self.name}.{function} lacks {', '.join(lacks)}: calls that need them are not made"
+                which = ", ".join(lacks)
+                yield f"{self.name}.{function} lacks {which}: calls that need them are not made"
             if found.is_reordered:
                 yield f"{self.name}.{function} has another order: arguments are passed by name"
 

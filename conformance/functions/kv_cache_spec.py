@@ -17,7 +17,7 @@ from conformance.harness.cases import DTYPES
 from conformance.harness.contract import Arguments, Contract, Property
 from conformance.harness.objects import Factory, Twin, attempt
 from conformance.harness.pair import Pair
-from conformance.harness.sizes import sizes
+from conformance.harness.sizes import EDGES, sizes
 from conformance.harness.targets import Target
 from conformance.harness.values import Stub
 from conformance.zoo import models
@@ -80,9 +80,12 @@ def foreign_class(kind: str) -> type[Any]:
 # Fields.
 
 
-def numbers(most: int = 2**40) -> st.SearchStrategy[int]:
-    """Return numbers of heads, elements, positions: mostly small, some past 2**31."""
-    return sizes(1, 9000) | st.sampled_from([n for n in (576, 2**31, 2**40) if n <= most] or [1])
+NUMBERS: Final = (*range(1, 34), *(n + d for n in EDGES[2:] for d in (0, 0, 1)), 100, 576, 3000)
+
+
+def numbers(*more: int) -> st.SearchStrategy[int]:
+    """Return numbers of heads, elements, positions, by one draw: mostly small, some past 2**31."""
+    return st.sampled_from((*NUMBERS, *(2**31, 2**31 - 1, 2**40, 2**40), *more))
 
 
 def dtypes() -> st.SearchStrategy[np.dtype[Any]]:
@@ -123,7 +126,7 @@ def published(kind: str) -> list[Arguments]:
 
 
 @st.composite
-def fields_of_kind(draw: st.DrawFn, kind: str, **fixed: Any) -> Arguments:
+def fields_of_kind(draw: st.DrawFn, /, kind: str, **fixed: Any) -> Arguments:
     """Draw the fields of a spec; those with a default may be left out."""
     fields: Arguments
     if kind == UNIFORM:
@@ -155,10 +158,10 @@ def fields_of_kind(draw: st.DrawFn, kind: str, **fixed: Any) -> Arguments:
 def states(draw: st.DrawFn) -> Arguments:
     """Draw the states of a Mamba layer, and how a page is padded."""
     few = draw(st.integers(1, 3))
-    lengths = st.lists(st.integers(1, 9) | sizes(1, 9000), max_size=3)
+    number = draw(many(few))
+    lengths = st.lists(st.sampled_from(NUMBERS), max_size=3)
     shapes = [tuple(draw(lengths)) for _ in range(few)]
     kinds = [draw(dtypes()) for _ in range(few)]
-    number = draw(sizes(few, 130, small=3))
     shapes, kinds = (([*one] * number)[:number] for one in (shapes, kinds))
     needed = sum(math.prod(s) * k.itemsize for s, k in zip(shapes, kinds, strict=True))
     fields: Arguments = {"shapes": tuple(shapes), "dtypes": tuple(kinds)}
@@ -168,7 +171,7 @@ def states(draw: st.DrawFn) -> Arguments:
     options = {
         "page_size_padded": None if padding is None else needed + padding,
         "mamba_type": draw(st.sampled_from(("mamba1", "mamba2", "short_conv"))),
-        "num_speculative_blocks": draw(st.integers(0, 3) | numbers()),
+        "num_speculative_blocks": draw(numbers(0, 0, 1, 2, 3)),
     }
     return fields | {name: value for name, value in options.items() if draw(st.booleans())}
 
@@ -192,8 +195,13 @@ def named_specs(
         kind = draw(st.sampled_from(kinds))
         fields = draw(fields_of_kind(kind, block_size=block_size, **fixed))
         few.append(Spec(kind, fields, draw(st.sampled_from(owners))))
-    number = draw(sizes(len(few), 130, small=3))
-    return {f"layers.{i}.attn": few[i % len(few)] for i in range(number)}
+    return {f"layers.{i}.attn": few[i % len(few)] for i in range(draw(many(len(few))))}
+
+
+@st.composite
+def many(draw: st.DrawFn, few: int) -> int:
+    """Draw how many there are of what is drawn a few times: often no more."""
+    return draw(sizes(few, 130)) if draw(st.integers(0, 6)) == 6 else few
 
 
 def specs(kind: str, **fixed: Any) -> st.SearchStrategy[Spec]:
@@ -283,6 +291,12 @@ def constructor(kind: str) -> Contract:
         calls=st.just(calls),
         has_objects=kind == UNIFORM,
         specials=(no_states, a_page_too_small) if kind == "MambaSpec" else (),
+        # Of a state too many that is no state either, each twin says another.
+        is_affordable=lambda args: (
+            kind != "MambaSpec"
+            or len(args["shapes"]) == len(args["dtypes"])
+            or None not in (*args["shapes"], *args["dtypes"])
+        ),
         properties=(values_that_are_frozen(kind), methods_of(kind)),
         examples=0.2,
     )
@@ -321,12 +335,12 @@ def engine_configs(draw: st.DrawFn, kind: str) -> reference.VllmConfig:
         parallel_config=reference.ParallelConfig(
             tensor_parallel_size=4,
             decode_context_parallel_size=ranks,
-            prefill_context_parallel_size=draw(numbers(576)),
+            prefill_context_parallel_size=draw(numbers()),
         ),
         scheduler_config=reference.SchedulerConfig(
             max_num_batched_tokens=draw(numbers()),
             max_num_seqs=9,
-            max_num_encoder_input_tokens=draw(st.just(0) | numbers()),
+            max_num_encoder_input_tokens=draw(numbers(0, 0, 0)),
         ),
     )
     if draw(st.booleans()):
@@ -385,6 +399,7 @@ def method(name: str, **more: Any) -> Contract:
         takes_own_objects=True,
         is_affordable=lambda arguments: isinstance(arguments["self"], Spec),
         run=run,
+        examples=0.5,
         **more,
     )
 
@@ -396,16 +411,16 @@ def method(name: str, **more: Any) -> Contract:
 def merged(draw: st.DrawFn, kind: str) -> Arguments:
     """Draw equal specs; those of full attention with and without one window or chunk size."""
     fields = draw(fields_of_kind(kind))
-    number = draw(sizes(1, 130, small=4))
-    found = [Spec(kind, {**fields}) for _ in range(number)]
+    found = [Spec(kind, {**fields}) for _ in range(draw(st.integers(1, 4)))]
     if kind in FULL:
         name = draw(st.sampled_from(("sliding_window", "attention_chunk_size")))
         limit, are_limited = draw(numbers()), draw(st.integers(0, 15))
         for i, spec in enumerate(found):
-            free = {"sliding_window": None, "attention_chunk_size": None}
-            free[name] = limit if are_limited >> i % 4 & 1 else None
-            spec.fields |= free
-            spec.owner = draw(st.sampled_from(("", "", "subclass", "foreign"))) if i < 4 else ""
+            spec.fields |= {"sliding_window": None, "attention_chunk_size": None}
+            spec.fields[name] = limit if are_limited >> i & 1 else None
+            spec.owner = draw(st.sampled_from(("", "", "subclass", "foreign")))
+    number = len(found) if kind == UNIFORM else draw(many(len(found)))
+    found = [found[i % len(found)] for i in range(number)]
     return {"cls": getattr(reference, kind), "specs": found}
 
 
@@ -451,7 +466,7 @@ def _name(cls: type[Any]) -> str:
 @st.composite
 def layers_of_a_group(draw: st.DrawFn) -> Arguments:
     """Draw layers that are uniform, or nearly so."""
-    block_size = draw(numbers(2**31))
+    block_size = draw(numbers())
     owners = ("", "", "", "subclass", "foreign")
     found = draw(named_specs(block_size, owners=owners))
     last = [*found.values()][-1]
@@ -462,7 +477,8 @@ def layers_of_a_group(draw: st.DrawFn) -> Arguments:
         return {"specs": {**found, "layers.x": Spec(last.kind, other)}}
     if how == "a kind":
         kinds = (*UNIFORM_FIELD, "EncoderOnlyAttentionSpec")
-        return {"specs": {**found, **draw(named_specs(block_size, kinds=kinds))}}
+        others = draw(named_specs(block_size, kinds=kinds))
+        return {"specs": {**found, **{f"{name}.x": other for name, other in others.items()}}}
     if how in {"a size", "a first"}:
         fields = {**last.fields, "block_size": block_size + 1}
         found["layers.x"] = Spec(last.kind, fields)
@@ -492,6 +508,7 @@ def uniform(name: str) -> Contract:
         calls=st.just(layers_of_a_group()),
         has_objects=True,
         specials=(never_uniform,),
+        examples=0.6,
         hard_cases={
             "more than 64 layers": lambda args: len(args["specs"]) > 64,
             "full attention and MLA": lambda args: (
@@ -511,7 +528,7 @@ def lists_of(draw: st.DrawFn, cls: str) -> Arguments:
     number = draw(st.sampled_from((4, 0, -1, 2**40)))
     spec = reference.FullAttentionSpec(16, 8, 128, np.float16)
     tensors, groups = [reference.KVCacheTensor(4, ["a"])], [reference.KVCacheGroupSpec(["a"], spec)]
-    return {
+    arguments: dict[str, Arguments] = {
         "KVCacheTensor": {"size": number, "shared_by": names},
         "KVCacheGroupSpec": {
             "layer_names": names,
@@ -522,7 +539,8 @@ def lists_of(draw: st.DrawFn, cls: str) -> Arguments:
             "kv_cache_tensors": draw(st.sampled_from((tensors, [], None))),
             "kv_cache_groups": draw(st.sampled_from((groups, [], names))),
         },
-    }[cls]
+    }
+    return arguments[cls]
 
 
 def holds_what_it_is_given(cls: str) -> Property:
@@ -582,6 +600,7 @@ CONTRACTS = [
         has_objects=True,
         is_affordable=lambda arguments: isinstance(arguments["cls"], type),
         run=merge,
+        examples=0.6,
         specials=(one_of_another_kind, two_bounds),
         hard_cases={
             "a bound that the first lacks": lambda args: (

@@ -38,7 +38,16 @@ from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
-from conformance.harness.values import arrays, copied, fingerprint, parts, places, put, rebuilt
+from conformance.harness.values import (
+    arrays,
+    copied,
+    fingerprint,
+    objects,
+    parts,
+    places,
+    put,
+    rebuilt,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +213,9 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
         if stage[1:]:
             words, verdict = CONDITIONS[stage[-1]].words, CONDITIONS[stage[-1]].verdict
         if difference.verdict is verdict is Verdict.WRONG_ANSWER and story.changed is None:
-            needed = _needed(contract, target, story)
+            needed = _needed(
+                contract, target, dataclasses.replace(story, conditions=tuple(stage[1:]))
+            )
             verdict = Verdict.ROBUSTNESS if needed not in {"", EARLIER} else verdict
             words = needed if not words or verdict is Verdict.ROBUSTNESS else words
         if difference.verdict is Verdict.WRONG_ANSWER:
@@ -353,7 +364,12 @@ def _count(contract: Contract, target: Target, story: Story) -> None:
 
 def _check_life(contract: Contract, target: Target, stories: list[Story]) -> None:
     """Make a small call very often, and calls of other contents, whose memory must not be kept."""
-    by_size = sorted(stories, key=lambda story: sum(a.nbytes for a in arrays(story.arguments)))
+
+    def size(story: Story) -> tuple[int, int]:
+        in_bytes = sum(array.nbytes for array in arrays(story.arguments))
+        return in_bytes, sum(1 for _ in objects(story.arguments))
+
+    by_size = sorted(stories, key=size)
     if not by_size:
         return
     last = by_size[0]
