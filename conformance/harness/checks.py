@@ -138,27 +138,37 @@ def stories(
     conditions = draw(st.lists(st.sampled_from(names), max_size=2))
     how = circumstances([one for one in draw(features) if one not in left_out])
     calls = draw(contract.calls)
-    arguments = draw(calls)
+    arguments = _supported(contract, target, draw(calls), draw)
     other = None
     if any(CONDITIONS[name].needs_other for name in conditions):
         same = any(CONDITIONS[name].same_sizes for name in conditions)
         is_alike = draw(st.integers(0, 9)) < (8 if same else 5)
         other = draw(calls if is_alike else draw(contract.calls))
+        other = _supported(contract, target, other, draw)
     seed = draw(st.integers(0, 2**16))
     return Story(contract.function, arguments, other, how, tuple(conditions), seed)
 
 
+def _supported(
+    contract: Contract, target: Target, arguments: Arguments, draw: st.DrawFn
+) -> Arguments:
+    """Return a call, mostly without options that the target lacks, if it is valid without them."""
+    fewer = target.implementation.supported(contract.function, arguments)
+    if len(fewer) == len(arguments) or draw(st.integers(0, 4)) == 4:
+        return arguments
+    is_valid = reference_answer(contract, copied(fewer)).error is None
+    return fewer if is_valid else arguments
+
+
 @st.composite
-def changed_calls(
-    draw: st.DrawFn, contract: Contract, lacks: frozenset[str] = frozenset()
-) -> list[Story]:
+def changed_calls(draw: st.DrawFn, contract: Contract, target: Target) -> list[Story]:
     """Draw a valid call, and eight of which one place is changed."""
     with mostly_small():
-        arguments = draw(draw(contract.calls))
+        arguments = _supported(contract, target, draw(draw(contract.calls)), draw)
     found = [Story(contract.function, arguments)]
     for _ in range(8):
         rng = random.Random(draw(st.integers(0, 2**32 - 1)))  # noqa: S311  # no secret
-        made = invalid(contract, arguments, rng, lacks)
+        made = invalid(contract, arguments, rng, target.implementation.adapter)
         if made is not None:
             path, changed, is_loose = made
             found.append(Story(contract.function, changed, changed=path, is_loose=is_loose))
@@ -388,7 +398,7 @@ def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[
                 tell(contract, target, story)
                 COUNTS[contract.function, target.name] += 1
 
-    drawn = changed_calls(contract, target.lacks)
+    drawn = changed_calls(contract, target)
     return lambda: _run(body, drawn, counts.refusals, counts, is_strict=target.is_strict)
 
 
@@ -429,9 +439,9 @@ def _check_witness(contract: Contract, target: Target, known: Deviation) -> None
     outcome = attempt(
         _tell, contract, dataclasses.replace(target, implementation=undeclared), story
     )
-    is_failure = isinstance(outcome.error, Failure)
-    line = one_line(outcome.error) if is_failure else str(outcome.error or "nothing")
-    if is_failure and known.explains(line):
+    error = outcome.error
+    line = one_line(error) if isinstance(error, Failure) else str(error or "nothing")
+    if isinstance(error, Failure) and known.explains(line):
         return
     words = "the declared deviation", f"a failure that matches {known.fails!r}"
     kind = f"is out of date ({known.reason})"

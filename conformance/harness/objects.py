@@ -187,8 +187,8 @@ class Operation(Drawn):
     """A call of a method in a session.
 
     Attributes:
-        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation `step` has returned,
-            as a caller may.
+        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation
+            `step` has returned, as a caller may.
         arguments: Its keyword arguments.
         on: Which of the session's objects it is called on.
     """

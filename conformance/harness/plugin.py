@@ -25,6 +25,7 @@ import pytest
 
 from conformance import FOLDER
 from conformance.adapters import Unsupported
+from conformance.adapters.implementations import load_implementations
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
 from conformance.harness.limits import Limits, failure_of, read_journal
@@ -32,7 +33,6 @@ from conformance.harness.results import Results
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.name_lists import names_in, near
-from conformance.adapters.implementations import load_implementations
 
 ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
