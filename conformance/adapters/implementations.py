@@ -240,6 +240,9 @@ class Implementation:
             if lacks:
                 which = ", ".join(lacks)
                 yield f"{self.name}.{function} lacks {which}: calls that need them are not made"
+            if function in self.adapter.unsupported:
+                values = ", ".join(self.adapter.unsupported[function])
+                yield f"{self.name}.{function} has unsupported values (declared): {values}"
             if found.is_reordered:
                 yield f"{self.name}.{function} has another order: arguments are passed by name"
 

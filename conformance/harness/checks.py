@@ -138,23 +138,21 @@ def stories(
     conditions = draw(st.lists(st.sampled_from(names), max_size=2))
     how = circumstances([one for one in draw(features) if one not in left_out])
     calls = draw(contract.calls)
-    arguments = _supported(contract, target, draw(calls), draw)
+    arguments = _supported(contract, target, draw(calls))
     other = None
     if any(CONDITIONS[name].needs_other for name in conditions):
         same = any(CONDITIONS[name].same_sizes for name in conditions)
         is_alike = draw(st.integers(0, 9)) < (8 if same else 5)
         other = draw(calls if is_alike else draw(contract.calls))
-        other = _supported(contract, target, other, draw)
+        other = _supported(contract, target, other)
     seed = draw(st.integers(0, 2**16))
     return Story(contract.function, arguments, other, how, tuple(conditions), seed)
 
 
-def _supported(
-    contract: Contract, target: Target, arguments: Arguments, draw: st.DrawFn
-) -> Arguments:
-    """Return a call, mostly without options that the target lacks, if it is valid without them."""
+def _supported(contract: Contract, target: Target, arguments: Arguments) -> Arguments:
+    """Return a call without options that the target lacks, if it is valid without them."""
     fewer = target.implementation.supported(contract.function, arguments)
-    if len(fewer) == len(arguments) or draw(st.integers(0, 4)) == 4:
+    if len(fewer) == len(arguments):
         return arguments
     is_valid = reference_answer(contract, copied(fewer)).error is None
     return fewer if is_valid else arguments
@@ -164,7 +162,7 @@ def _supported(
 def changed_calls(draw: st.DrawFn, contract: Contract, target: Target) -> list[Story]:
     """Draw a valid call, and eight of which one place is changed."""
     with mostly_small():
-        arguments = _supported(contract, target, draw(draw(contract.calls)), draw)
+        arguments = _supported(contract, target, draw(draw(contract.calls)))
     found = [Story(contract.function, arguments)]
     for _ in range(8):
         rng = random.Random(draw(st.integers(0, 2**32 - 1)))  # noqa: S311  # no secret
