@@ -290,7 +290,7 @@ class Adapter:
         """Convert a value of the implementation's to ours, including entries of lists and dicts."""
         return self._translated(theirs, "our_", self.ours)
 
-    def _translated(  # noqa: PLR0911  # one kind of value after the other
+    def _translated(  # noqa: PLR0911  # one kind after the other
         self, value: Any, prefix: str, inner: Callable[[Any], Any]
     ) -> Any:
         if value is None or isinstance(value, bool | int | float | str | bytes):

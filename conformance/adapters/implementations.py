@@ -224,7 +224,7 @@ class Implementation:
         return True
 
     def lacking_lines(self, functions: Iterable[str] = ()) -> Iterator[str]:
-        """Yield what it lacks: names, and parameters and methods of some functions and classes."""
+        """Yield what it lacks: names, parameters of functions, methods of classes."""
         lacking = [name for name in NAMES if not self.offers(name)]
         if lacking:
             which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
@@ -234,9 +234,8 @@ class Implementation:
             lacks = sorted(found.parameters - self.adapter.lacks)
             if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
                 methods = (name for name, member in vars(ours).items() if callable(member))
-                lacks += [
-                    one for one in methods if one[0] != "_" and not self.offers(f"{function}.{one}")
-                ]
+                public = (one for one in methods if one[0] != "_")
+                lacks += [one for one in public if not self.offers(f"{function}.{one}")]
             if lacks:
                 which = ", ".join(lacks)
                 yield f"{self.name}.{function} lacks {which}: calls that need them are not made"

@@ -29,15 +29,16 @@ from conformance.laws.batches import (
 def _split(draw: st.DrawFn, *, has_uniform: bool) -> st.SearchStrategy[Arguments]:
     """Draw batches in any order, and a threshold next to a request's length, or far from all."""
     batch_of_sizes = draw(batches(most=(1100, 8193, 20), has_optional=True))
-    kind, near, uniform, has_idle_first = choices(
-        *(draw, ("none", "near", "longest", "far"), (0, 0, 1, -1), (None, False, True, True)),
-        (True, False, False, False),
+    kind, near, uniform, order = choices(
+        *(draw, ("none", "near", "near", "longest", "far"), (0, 0, 1, -1)),
+        *((None, False, True, True), ("any", "any", "idle first", "by length")),
     )
 
     def contents(draw: st.DrawFn) -> Arguments:
         batch = draw(batch_of_sizes)
-        if has_idle_first:
-            batch, _ = laws.in_order(batch, np.argsort(batch.query_lens > 0).tolist())
+        if order != "any":
+            keys = batch.query_lens > 0 if order == "idle first" else batch.query_lens
+            batch, _ = laws.in_order(batch, np.argsort(keys).tolist())
         arguments: Arguments = {"common_attn_metadata": batch.metadata()}
         lens = batch.query_lens
         threshold = {"longest": int(lens.max(initial=1)), "far": MAX_INT32}.get(kind, 1)
@@ -121,6 +122,7 @@ def _split_contract(function: str, read: str, **about: Any) -> Contract:
         laws=(laws.split_partitions, laws.padding_adds_nothing),
         description=Description(_of_batch, _kinds, _thresholds),
         takes_own_objects=True,
+        examples=0.7,
         **about,
     )
 
@@ -144,8 +146,8 @@ CONTRACTS = [
                 and _lens(args).any()
                 and not _is_long(args).any()
             ),
-            "more than 256 decodes": lambda args: (
-                len(_lens(args)) > 256 and not _is_long(args)[:257].any()
+            "more than 256 decodes before a prefill": lambda args: (
+                _is_long(args).any() and _is_long(args).argmax() > 256
             ),
         },
     ),

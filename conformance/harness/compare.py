@@ -154,7 +154,8 @@ def as_numpy(tensor: torch.Tensor | Array) -> Array:
         values: Array = plain.numpy()
     except TypeError:
         dtype = np.dtype(getattr(ml_dtypes, str(plain.dtype).removeprefix("torch.")))
-        values = plain.contiguous().view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
+        dense = plain.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides
+        values = dense.view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
     return values
 
 

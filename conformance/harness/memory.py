@@ -67,7 +67,11 @@ def _expanded(array: Array) -> Strides:
     """Repeat one entry along each axis along which all are equal."""
     strides = list(_in_order(array.shape, 1))
     for axis in range(array.ndim):
-        if array.shape[axis] > 1 and (array == np.take(array, [0], axis)).all():
+        with np.errstate(invalid="ignore"):  # of NaNs
+            is_equal = (
+                (array == np.take(array, [0], axis)).all() if array.shape[axis] > 1 else False
+            )
+        if is_equal:
             strides[axis] = 0
     return tuple(strides)
 
@@ -152,11 +156,8 @@ class Memory:
 
     def convert(self, value: Any, name: str) -> Any:
         """Return the target's value for one of `reference`'s; each object is converted once."""
-        if value is None or isinstance(value, str | float | slice):
+        if value is None or isinstance(value, str | int | float | slice):
             return value
-        if type(value) is int:
-            is_small = self.circumstances.has_numpy_scalars and abs(value) < 2**31
-            return np.int64(value) if is_small else value
         key = id(value), self._place(value, name)
         if key not in self.made:
             self.made[key] = value, self._convert(value, name)
@@ -241,6 +242,7 @@ class Memory:
             and where != "numpy"
             and array.dtype.kind in "if"
             and array.dtype.itemsize > 1
+            and not (array != array).any()  # noqa: PLR0124  # torch makes another NaN of one
         )
         if array.size:
             np.negative(array, out=view) if is_negated else np.copyto(view, array)
@@ -371,15 +373,15 @@ def _for_torch(memory: Array) -> Array:
 
 def _view(memory: Array, shape: tuple[int, ...], strides: Strides, first: int) -> Array:
     size = memory.itemsize
-    return np.lib.stride_tricks.as_strided(memory[first:], shape, [step * size for step in strides])
+    begin = first * size if 0 not in shape else 0
+    steps = [step * size for step in strides]  # `as_strided` takes no dtype of ml_dtypes
+    return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, begin, steps)
 
 
 def _view_like(view: Array, memory: Array, other: Array) -> Array:
     """Return the view of `other` that `view` is of `memory`."""
-    first = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
-    return np.lib.stride_tricks.as_strided(
-        other[first // view.itemsize :], view.shape, view.strides
-    )
+    first = view.ctypes.data - memory.ctypes.data
+    return np.ndarray(view.shape, view.dtype, other.view(np.uint8).data, first, view.strides)
 
 
 def bits(array: Array) -> Array:

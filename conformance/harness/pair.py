@@ -167,7 +167,7 @@ class Pair:
         self.contract, self.target, self.circumstances = contract, target, circumstances
         arguments = possible(arguments, target, contract.function)
         self.drawn = arguments
-        self.ours: Arguments = copied(arguments)
+        self.ours: Arguments = copied(arguments, has_numpy_scalars=circumstances.has_numpy_scalars)
         self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
         try:
             self.theirs = self.memory.converted(self.ours)
@@ -298,6 +298,10 @@ class Pair:
         """
         expected, got = self.held.pop()
         self._refuse(self._folded(expected, got))
+        for name, given in self.ours.items():
+            if expected is given and got is not self.theirs[name] and isinstance(given, np.ndarray):
+                kind = "returns another object"
+                raise Found(Difference("result", "another object", name, kind, Verdict.OTHER))
         if "expanded" in self.circumstances.layouts:
             return
         mine = [(array, array.copy()) for array in arrays(self.ours)]

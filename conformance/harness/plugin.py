@@ -337,7 +337,7 @@ def _tests(
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Yield the name, the kind and the body of each test of a function on a target."""
     function = contract.function
-    if not target.offers(function) or (target.kind == "native" and not contract.has_kernel):
+    if not target.offers(*contract.names) or (target.kind == "native" and not contract.has_kernel):
         return
     for case in run.stored:
         if case.story.function == function:
@@ -348,7 +348,7 @@ def _tests(
     if any(known.function == function for known in target.implementation.deviations):
         yield function, "deviations", checks.deviations(contract, target)
     yield function, "answers", checks.answers(contract, target, run.profile)
-    if target.implementation.adapter.validates:
+    if target.implementation.adapter.validates and not contract.is_long:
         yield function, "refusals", checks.refusals(contract, target, run.profile)
     if contract.laws:
         yield function, "laws", checks.laws(contract, target, run.profile)

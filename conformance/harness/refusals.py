@@ -61,7 +61,7 @@ def invalid(
         if special is not None:
             return (), special, True
     found = [path for path, value in places(arguments) if path and not isinstance(value, Device)]
-    for _ in range(5):
+    for _ in range(5 if found else 0):
         path = rng.choice(found)
         if not adapter.lacks.isdisjoint(path):
             continue
@@ -83,8 +83,8 @@ def invalid(
         made = attempt(put, whole, path, new)
         affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
         if made.error is None and (affordable.error is not None or affordable.value):
-            is_loose = bool({*path} & contract.loose) or np.shape(new) != np.shape(value)
-            is_loose |= isinstance(value, list | tuple | dict)
+            is_loose = bool({*path} & contract.loose) or isinstance(value, list | tuple | dict)
+            is_loose = is_loose or np.shape(new) != np.shape(value)
             return path, _with_copies(made.value, path, value, rng), is_loose
     return None
 
@@ -125,7 +125,8 @@ def _near(value: Any, rng: random.Random) -> Iterator[Any]:  # noqa: C901  # a t
     elif isinstance(value, list | tuple):
         entries = list(value)
         yield from (entries[:-1], entries + entries[-1:], entries[::-1], [*entries, None])
-        yield from (tuple(entries), list(entries), 3, "ab", iter(entries), np.array([1]))
+        yield dict(enumerate(entries))
+        yield from (tuple(entries), list(entries), 3, "ab", np.array([1]))
     elif isinstance(value, dict):
         yield from (dict(list(value.items())[1:]), list(value), 3)
     elif isinstance(value, slice):
@@ -152,8 +153,11 @@ def _arrays_near(value: np.ndarray[Any, Any], rng: random.Random) -> Iterator[An
     yield from (value.tolist(), value[None].copy(), value[..., None].copy(), "x")
     yield np.zeros((), value.dtype)
     for dtype in (np.int16, np.int32, np.int64, np.float32, np.bool_, np.uint8, np.int8):
-        if value.dtype != dtype:
-            yield value.astype(dtype)
+        if value.dtype != dtype and value.dtype.kind not in "cU":
+            with np.errstate(all="ignore"):
+                yield value.astype(dtype)
+    if value.ndim > 1 and len(value):
+        yield value[0].copy()
     if value.ndim:
         yield from (value[:-1].copy(), value[1:].copy(), value[:0].copy(), value[..., :-1].copy())
         yield from (np.concatenate([value, value[-1:]]), value[::-1].copy())
@@ -283,7 +287,7 @@ def _is_of_elements(contract: Contract, error: BaseException) -> bool:
 
 WORDS: Final = (
     (re.compile(r"\b(NumPy array|torch tensor|ndarray|Tensor)\b"), "array"),
-    (re.compile(r"\b(torch\.|NumPy dtype |numpy\.)"), ""),
+    (re.compile(r"\b(torch\.|NumPy dtype |numpy\.|(reference|fast)\.\w+\.)"), ""),
 )
 
 

@@ -173,11 +173,16 @@ def root_of(array: Array) -> Array:
     return array
 
 
-def copied(value: Any) -> Any:
-    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so."""
+def copied(value: Any, *, has_numpy_scalars: bool = False) -> Any:
+    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so.
+
+    Ints become NumPy's, if wanted, apart from large ones and those of slices.
+    """
     made: dict[int, tuple[Any, Any]] = {}
 
     def once(value: Any) -> Any:
+        if has_numpy_scalars and type(value) is int and abs(value) < 2**31:
+            return np.int64(value)
         if value is None or isinstance(value, str | int | float | type | slice):
             return value
         if id(value) not in made:
