@@ -325,7 +325,7 @@ def engine_configs(draw: st.DrawFn, spec: Spec) -> reference.VllmConfig:
     kind, block = spec.kind, spec.fields["block_size"]
     before = (spec.fields.get("sliding_window") or 1) - 1
 
-    def near_a_block(*more: int, before: int = 0) -> int:
+    def near_a_block(*more: int, before: int = 0) -> Any:
         if draw(st.booleans()):
             return draw(numbers(*more))
         return max(block * draw(st.integers(1, 5)) + draw(st.integers(-1, 1)) - before, 1)
