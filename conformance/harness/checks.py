@@ -97,6 +97,9 @@ COUNTS: Final[Counter[tuple[str, str]]] = Counter()
 UNSUPPORTED: Final[Counter[tuple[str, str, str]]] = Counter()
 """The number of examples that an adapter does not support: function, target and reason."""
 
+SIMPLE: Final = 0.2
+"""A contract with so few examples is of a function too simple for a long life."""
+
 MET: Final[set[tuple[str, str]]] = set()
 """The hard cases that were drawn: function and name."""
 
@@ -318,7 +321,7 @@ def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[]
         if not is_quick:
             _meet_hard_cases(body, drawn, contract, counts, is_strict=target.is_strict)
             with contextlib.suppress(Unsupported):
-                if not contract.is_long:
+                if not contract.is_long and contract.examples > SIMPLE:
                     _check_life(contract, target, kept)
 
     return test

@@ -157,6 +157,9 @@ def edited(stage: Stage) -> None:
     x = stage.x
     base = fingerprint(x.accepts((), x.ours).value)
     for path, new in _edits(stage):
+        affordable = attempt(stage.contract.is_affordable, put(x.ours, path, new))
+        if affordable.error is None and not affordable.value:
+            continue
         outcome = x.accepts(path, new)
         if outcome.error is None and fingerprint(outcome.value) != base:
             old = copy.copy(get(x.ours, path))

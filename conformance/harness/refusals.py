@@ -124,8 +124,8 @@ def _near(value: Any, rng: random.Random) -> Iterator[Any]:  # noqa: C901  # a t
         yield from (f"{value}x", "", 3)
     elif isinstance(value, list | tuple):
         entries = list(value)
-        yield from (entries[:-1], entries + entries[-1:], entries[::-1], [*entries, None])
-        yield dict(enumerate(entries))
+        yield from (entries[:-1], entries + entries[-1:], entries[::-1])
+        yield from ([*entries[:-1], None][: len(entries)], dict(enumerate(entries)))
         yield from (tuple(entries), list(entries), 3, "ab", np.array([1]))
     elif isinstance(value, dict):
         yield from (dict(list(value.items())[1:]), list(value), 3)
