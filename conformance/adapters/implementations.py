@@ -155,14 +155,14 @@ class Implementation:
 
     def supported(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call without options that it does not support."""
-        if self.module is fast:
-            return dict(arguments)
         lacking, values = self.lacking(name).parameters, self.adapter.unsupported.get(name, {})
-        is_out = {
-            key: key in lacking or (key in values and values[key](value))
-            for key, value in arguments.items()
-        }
-        return {key: value for key, value in arguments.items() if not is_out[key]}
+        out = {key for key in arguments if key in lacking}
+        out |= {key for key in values.keys() & arguments if values[key](arguments[key])}
+        if not out:
+            return dict(arguments)
+        ours = inspect.signature(operator.attrgetter(name)(reference)).parameters
+        options = {key for key in out & ours.keys() if ours[key].default is not ours[key].empty}
+        return {key: value for key, value in arguments.items() if key not in options}
 
     def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
         """Return whether a class has a method, if it has the class, and supports its arguments."""

@@ -173,8 +173,11 @@ class Pair:
         except NotMadeError as error:
             name, raised = error.args
             raise Found(Difference(f"{name}(...)", raised, f"a {name}", "raises")) from None
-        lacks = target.lacks if target.is_fast else target.lacks | {"state"}  # of a `Step`
-        self.comparison = Comparison(target.device, contract.host, lacks)
+        # A stranger need not have the `state` of a `Step`, nor what a caller's subclass has more.
+        lacks = target.lacks if target.is_fast else target.lacks | {"state", "more"}
+        self.comparison = Comparison(
+            target.device, contract.host, lacks, may_have_more=not target.is_fast
+        )
         self.held: list[tuple[Any, Any]] = []
 
     def expected(self) -> Outcome:
