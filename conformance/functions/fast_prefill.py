@@ -31,6 +31,8 @@ from conformance.laws.batches import (
     metadata_specials,
 )
 
+FIELD_NAMES = ("logits_indices_padded", "num_logits_indices")
+
 MAKE = "make_kv_sharing_fast_prefill_common_attn_metadata"
 
 # make_kv_sharing_fast_prefill_common_attn_metadata
@@ -68,7 +70,7 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     def contents(draw: st.DrawFn) -> Arguments:
         batch = draw(batch_of_sizes)
         if which is None:
-            fields: Any = dict.fromkeys(("logits_indices_padded", "num_logits_indices"))
+            fields: Any = dict.fromkeys(FIELD_NAMES)
             return {"common_attn_metadata": dataclasses.replace(batch.metadata(), **fields)}
         tokens = _tokens(draw, batch, which)
         number: Any = np.int32 if batch.has_numpy_ints else int
@@ -189,10 +191,10 @@ def extend(twin: Twin, prefix: str) -> Any:
     }
 
 
-def match(twin: Twin, names: list[str]) -> Any:
+def match(twin: Twin, **has: bool) -> Any:
     """Return whether an object with some attributes matches, and what the protocol declares."""
     protocol = twin.find("KVSharingFastPrefillMetadata")
-    metadata = SimpleNamespace(**dict.fromkeys(names))
+    metadata = SimpleNamespace(**{name: None for name, is_there in has.items() if is_there})
     return isinstance(metadata, protocol), sorted(protocol.__annotations__)
 
 
@@ -239,13 +241,7 @@ CONTRACTS = [
     Contract(
         function="KVSharingFastPrefillMetadata",
         calls=st.just(
-            st.fixed_dictionaries(
-                {
-                    "names": st.lists(
-                        st.sampled_from(("logits_indices_padded", "num_logits_indices", "longest"))
-                    )
-                }
-            )
+            st.fixed_dictionaries(dict.fromkeys((*FIELD_NAMES, "longest"), st.booleans()))
         ),
         run=match,
         examples=0.1,
