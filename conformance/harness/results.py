@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -64,13 +64,17 @@ class Results:
         return [one for one in found if one["is_failed"]]
 
     def _cell(self, contract: Contract, target: Target) -> str:
-        if not target.offers(contract.function):
+        if not target.offers(*contract.names):
             return "absent"
         found = [one for one in self.found[contract.function] if one["target"] == target.name]
         verdicts = {one.get("verdict", "") for one in found if one["is_failed"]}
         number = sum(one["num"] for one in found)
         failed = ", ".join(word for verdict, word in WORDS.items() if verdict in verdicts)
-        return failed or (f"conforms ({number:,})" if number else "not run")
+        if failed or not number:
+            is_unsupported = any(one.get("unsupported") for one in found)
+            return failed or ("not checkable" if is_unsupported else "not run")
+        known = {one.function for one in target.implementation.deviations}
+        return f"{'deviates' if contract.function in known else 'conforms'} ({number:,})"
 
     def _table(self) -> Iterator[str]:
         """Yield the lines of the table, without functions that have no tests here."""
@@ -93,6 +97,19 @@ class Results:
             yield f"{verdict if verdict in TOLERATED else 'FAILS'}: {line}"
             if "replay" in found:
                 yield f"  replay: {found['replay']}"
+
+    def _lacking_lines(self) -> Iterator[str]:
+        """Yield lines about what implementations lack, and about calls that were not made."""
+        functions = [contract.function for contract in self.contracts]
+        for implementation in dict.fromkeys(target.implementation for target in self.targets):
+            yield from implementation.lacking_lines(functions)
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for function, found in self.found.items():
+            for one in found:
+                for reason, number in one.get("unsupported", ()):
+                    counts[function, one["target"], reason] += number
+        for (function, target, reason), number in sorted(counts.items()):
+            yield f"not supported: {function} on {target}, {number:,} examples: {reason}"
 
     def _missing_lines(self) -> Iterator[str]:
         """Yield a line for each hard case that no example was, in a run that must draw all."""
@@ -126,6 +143,8 @@ class Results:
         for target in self.targets:
             if not target.implementation.adapter.validates:
                 terminalreporter.write_line(f"not checked on {target.name}: refusals (declared)")
+        for line in self._lacking_lines():
+            terminalreporter.write_line(line)
         for line in [*self._failure_lines(), *self._missing_lines()]:
             terminalreporter.write_line(line, red=line.startswith(("FAILS", "hard case")))
         if not all(one.get("is_fatal", True) for one in self._failed()):

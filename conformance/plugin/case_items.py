@@ -14,7 +14,8 @@ from conformance.checks.registry import contracts
 from conformance.generation.profiles import Kind
 from conformance.messages.formatting import printable
 from conformance.results.run import CHECKED, Run
-from conformance.targets.target import Target
+from conformance.targets.target import Target, explains
+from conformance.values.call import Call
 
 
 class CaseItem(pytest.Item):
@@ -98,12 +99,13 @@ def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
         declared_name = f"the declared deviation of {deviation.function} ({deviation.reason})"
         if wrong:
             raise AssertionError(f"{declared_name} {wrong}")
-        check = check_of_call(contracts()[deviation.function], deviation.witness, deviation.names)
+        call = Call(deviation.function, {**deviation.witness})
+        check = check_of_call(contracts()[deviation.function], call, deviation.names)
         # Undeclared, or its own declaration would excuse the witness.
         try:
             check.bind(target.undeclared(), TRIES, "minimal")()
         except Exception as error:
-            if deviation.explains(error):
+            if explains(deviation, error):
                 return
             raise AssertionError(
                 f"the witness of {declared_name} fails, but not as declared: {deviation.fails!r}"

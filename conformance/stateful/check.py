@@ -15,7 +15,7 @@ from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
 from conformance.strategies import cached as st
 from conformance.targets.implementations import Absent
-from conformance.targets.target import RAISED, STATEFUL_TEST, Target
+from conformance.targets.target import RAISED, STATEFUL_TEST, Target, explains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StatefulCheck(Check):
                     run()
             except RAISED as error:
                 declared = target.implementation.deviations
-                known = next((one for one in declared if one.explains(error)), None)
+                known = next((one for one in declared if explains(one, error)), None)
                 if known is None:
                     raise
                 # Steps after it depend on its result, so they are not compared.

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any
 
-import torch
+from conformance.harness.launches import OWN_THREADS, Simulate, launching
 
-from conformance.arrays.fresh_memory import filled_tensors
-from conformance.arrays.guard_bands import POISON_BYTE
-from fast import launch
+_OBSERVERS: list[Callable[[Any, int, Any], None]] = []
 
-Simulate: TypeAlias = Callable[..., object]
-"""Runs a kernel, as `simulator.simulate` and `native.launch_natively` do."""
 
-ON_CPU: Final = torch.empty(0)
-"""A tensor that takes the device path only inside a simulator."""
+def _observed(simulate: Simulate) -> Simulate:
+    def run(kernel: Any, grid: tuple[int, int], threads: int, args: Any, *, seed: int) -> None:
+        for see in _OBSERVERS:
+            see(kernel, threads, args)
+        simulate(kernel, grid, threads, args, seed=seed)
 
-OWN_THREADS: Final = 1024
-"""The maximum, so that a kernel runs with the number of threads that it declares."""
-
-_OBSERVERS: Final[list[Callable[[Any, int, Any], None]]] = []
+    return run
 
 
 @contextlib.contextmanager
 def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
-    """Run kernels in the simulator inside; a seed sets the order of blocks and threads.
-
-    Args:
-        seed: The seed.
-        threads: Threads in a block; None for a small number chosen by the seed.
-    """
+    """Run kernels in the simulator inside; a seed sets the order of blocks and threads."""
     from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
 
-    with _launching(simulate, seed, (threads,) if threads else (2, 8, 32)):
+    with launching(_observed(simulate), seed, (threads,) if threads else (2, 8, 32)):
         yield
 
 
@@ -44,14 +34,11 @@ def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
 def native_launches(
     seed: int, threads: int | None = None, *, arch: str = "sm_90"
 ) -> Iterator[None]:
-    """Run kernels as machine code inside; see `simulated_launches`.
-
-    They are compiled for the GPU that `arch` names.
-    """
+    """Run kernels as machine code inside; see `simulated_launches`."""
     from conformance.native import launch_natively  # noqa: PLC0415  # it needs numba-cuda
 
     sizes = (threads,) if threads else (2, 32, 64, 128, OWN_THREADS)
-    with _launching(functools.partial(launch_natively, arch=arch), seed, sizes):
+    with launching(_observed(functools.partial(launch_natively, arch=arch)), seed, sizes):
         yield
 
 
@@ -68,35 +55,3 @@ def launches_seen(see: Callable[[Any, int, Any], None]) -> Iterator[None]:
 def counting_launches(count: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Call `count` for every kernel that is launched on the CPU inside."""
     return launches_seen(lambda *_: count())
-
-
-@contextlib.contextmanager
-def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterator[None]:
-    """Run kernels on the CPU inside; the seed chooses the block size from `sizes`."""
-    chance = random.Random(seed)  # noqa: S311  # no secret
-    threads = chance.choice(sizes)
-    # Like a GPU that runs few threads at once, so that each thread has several work items.
-    at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
-    before = launch.uses_kernels(ON_CPU)
-    poison = chance.choice((POISON_BYTE, 0))
-    with (
-        filled_tensors(poison),
-        launch.simulated_by(_Launcher(simulate, seed), threads, at_once),
-    ):
-        assert launch.uses_kernels(ON_CPU), "a tensor does not take the device path"
-        yield
-    assert before == launch.uses_kernels(ON_CPU), "the simulator outlives its block"
-
-
-class _Launcher:
-    """A launcher that runs each kernel on the CPU, with a new seed for each launch."""
-
-    def __init__(self, simulate: Simulate, seed: int) -> None:
-        self._simulate = simulate
-        self._seed = seed
-
-    def __call__(self, kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
-        self._seed += 1
-        for see in _OBSERVERS:
-            see(kernel, threads, args)
-        self._simulate(kernel, grid, threads, args, seed=self._seed)

@@ -195,7 +195,7 @@ class Target:
 
     def excuses(self, function: str, error: BaseException) -> bool:
         """Return whether a declared deviation explains a failure of a function."""
-        return any(known.explains(error) for known in self.deviations(function))
+        return any(explains(known, error) for known in self.deviations(function))
 
     def converter(self, **options: Any) -> Converter:
         """Return a new converter of arguments for this target, with `Converter`'s options."""
@@ -216,6 +216,14 @@ class Target:
             nothing if self.simulation is None else self.simulation(seed),
         ):
             yield
+
+
+def explains(known: Deviation, error: BaseException) -> bool:
+    """Return whether a deviation explains a failure, or its cause."""
+    difference = getattr(error, "difference", None)  # its message breaks long lines
+    if known.explains(str(error)) or known.explains(getattr(difference, "line", "")):
+        return True
+    return error.__cause__ is not None and explains(known, error.__cause__)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.targets.implementations import load_implementation
+from conformance.adapters.implementations import load_implementation
 from conformance.targets.target import Target
 from kvtwin.bench import command_line
 from kvtwin.bench.command_line import main, read_record
