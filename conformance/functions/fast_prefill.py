@@ -230,6 +230,7 @@ CONTRACTS = [
             "more than 1,023 requests": lambda args: args["common_attn_metadata"].num_reqs > 1023,
         },
         has_kernel=True,
+        examples=0.7,
         takes_own_objects=True,
     ),
     Contract(
