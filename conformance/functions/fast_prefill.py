@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import random
 import typing
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -116,6 +117,16 @@ def make(twin: Twin, common_attn_metadata: Any, logits_indices_cpu: Any = None) 
     return made
 
 
+def another_copy(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let one index differ from its copy."""
+    metadata = arguments["common_attn_metadata"]
+    if _comes_back(arguments) or not metadata.num_logits_indices:
+        return None
+    copy = metadata.logits_indices_padded[: metadata.num_logits_indices].copy()
+    copy[rng.randrange(len(copy))] += 1
+    return {**arguments, "logits_indices_cpu": copy}
+
+
 def _indexed(batch: Batch, seed: int | None) -> Arguments:
     """Return a call of which each request's tokens depend on its own lengths alone."""
     lens = zip(batch.query_lens.tolist(), batch.num_computed_tokens.tolist(), strict=True)
@@ -210,7 +221,7 @@ CONTRACTS = [
         ),
         unread=frozenset({"query_start_loc_cpu", "num_actual_tokens"}),
         loose=frozenset({"logits_indices_cpu"}),
-        specials=metadata_specials("common_attn_metadata"),
+        specials=(another_copy, *metadata_specials("common_attn_metadata")),
         laws=(
             laws.logits_tokens_keep_their_reads,
             laws.padding_adds_nothing,
