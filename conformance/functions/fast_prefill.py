@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import random
 import typing
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from conformance.laws.batches import (
     deferred,
     metadata_specials,
 )
+
+FIELD_NAMES = ("logits_indices_padded", "num_logits_indices")
 
 MAKE = "make_kv_sharing_fast_prefill_common_attn_metadata"
 
@@ -68,7 +71,7 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     def contents(draw: st.DrawFn) -> Arguments:
         batch = draw(batch_of_sizes)
         if which is None:
-            fields: Any = dict.fromkeys(("logits_indices_padded", "num_logits_indices"))
+            fields: Any = dict.fromkeys(FIELD_NAMES)
             return {"common_attn_metadata": dataclasses.replace(batch.metadata(), **fields)}
         tokens = _tokens(draw, batch, which)
         number: Any = np.int32 if batch.has_numpy_ints else int
@@ -112,6 +115,16 @@ def make(twin: Twin, common_attn_metadata: Any, logits_indices_cpu: Any = None) 
                     f"{index}"
                 )
     return made
+
+
+def another_copy(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let one index differ from its copy."""
+    metadata = arguments["common_attn_metadata"]
+    if _comes_back(arguments) or not metadata.num_logits_indices:
+        return None
+    copy = metadata.logits_indices_padded[: metadata.num_logits_indices].copy()
+    copy[rng.randrange(len(copy))] += 1
+    return {**arguments, "logits_indices_cpu": copy}
 
 
 def _indexed(batch: Batch, seed: int | None) -> Arguments:
@@ -189,10 +202,10 @@ def extend(twin: Twin, prefix: str) -> Any:
     }
 
 
-def match(twin: Twin, names: list[str]) -> Any:
+def match(twin: Twin, **has: bool) -> Any:
     """Return whether an object with some attributes matches, and what the protocol declares."""
     protocol = twin.find("KVSharingFastPrefillMetadata")
-    metadata = SimpleNamespace(**dict.fromkeys(names))
+    metadata = SimpleNamespace(**{name: None for name, is_there in has.items() if is_there})
     return isinstance(metadata, protocol), sorted(protocol.__annotations__)
 
 
@@ -208,7 +221,7 @@ CONTRACTS = [
         ),
         unread=frozenset({"query_start_loc_cpu", "num_actual_tokens"}),
         loose=frozenset({"logits_indices_cpu"}),
-        specials=metadata_specials("common_attn_metadata"),
+        specials=(another_copy, *metadata_specials("common_attn_metadata")),
         laws=(
             laws.logits_tokens_keep_their_reads,
             laws.padding_adds_nothing,
@@ -228,6 +241,7 @@ CONTRACTS = [
             "more than 1,023 requests": lambda args: args["common_attn_metadata"].num_reqs > 1023,
         },
         has_kernel=True,
+        examples=0.7,
         takes_own_objects=True,
     ),
     Contract(
@@ -239,13 +253,7 @@ CONTRACTS = [
     Contract(
         function="KVSharingFastPrefillMetadata",
         calls=st.just(
-            st.fixed_dictionaries(
-                {
-                    "names": st.lists(
-                        st.sampled_from(("logits_indices_padded", "num_logits_indices", "longest"))
-                    )
-                }
-            )
+            st.fixed_dictionaries(dict.fromkeys((*FIELD_NAMES, "longest"), st.booleans()))
         ),
         run=match,
         examples=0.1,

@@ -114,6 +114,7 @@ CONTRACTS = [
             ),
         },
         has_kernel=True,
+        examples=0.7,
         takes_own_objects=True,
     ),
 ]

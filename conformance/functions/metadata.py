@@ -191,7 +191,7 @@ CONTRACTS = [
                 > args["self"].query_start_loc[args["num_actual_reqs"]]
             ),
         },
-        examples=0.7,
+        examples=0.5,
     ),
     Contract(
         function="CommonAttentionMetadata.validate",

@@ -278,13 +278,21 @@ def _tell_answer(contract: Contract, target: Target, story: Story, stage: list[s
 
 
 def _with_equal_entries(contract: Contract, arguments: Arguments) -> Arguments:
-    """Let the entries of each array be equal if that is valid, so that one can be expanded."""
-    for path, value in list(places(arguments)):
+    """Let the entries of each array be equal if that is valid, so that one can be expanded.
+
+    A field and its copy on the CPU stay equal, although a function may not compare them.
+    """
+    found = dict(places(arguments))
+    for path, value in found.items():
         if isinstance(value, np.ndarray) and value.size > 1 and path[0] not in contract.written:
-            equal = np.full_like(value, value.reshape(-1)[-1])
-            changed = copied(put(arguments, path, equal))
-            if reference_answer(contract, changed).error is None:
-                arguments = put(arguments, path, equal)
+            name = str(path[-1])
+            if name.endswith("_cpu") and (*path[:-1], name.removesuffix("_cpu")) in found:
+                continue
+            changed, copy = arguments, (*path[:-1], f"{name}_cpu")
+            for place in (path, copy) if copy in found else (path,):
+                changed = put(changed, place, np.full_like(value, value.reshape(-1)[-1]))
+            if reference_answer(contract, copied(changed)).error is None:
+                arguments = changed
     return arguments
 
 
