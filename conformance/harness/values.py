@@ -209,12 +209,13 @@ def fingerprint(value: Any) -> str:
     """Return a text that tells values apart.
 
     >>> fingerprint([1, None])
-    "[(0, '1'), (1, 'None')]"
+    '[0: 1, 1: None]'
     """
     if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
+        return f"{value.dtype}{value.shape}{value.tobytes().hex()}"
     inside = parts(value)
-    return repr([(key, fingerprint(part)) for key, part in inside]) if inside else repr(value)
+    texts = (f"{key!r}: {fingerprint(part)}" for key, part in inside)
+    return f"[{', '.join(texts)}]" if inside else repr(value)
 
 
 def text_of(path: Path) -> str:
