@@ -62,6 +62,8 @@ def is_given(value: object) -> bool:
 def is_default(value: object, parameter: inspect.Parameter) -> bool:
     """Return whether a value is the default of a parameter."""
     default = parameter.default
+    if default is parameter.empty:  # where memory lies is no matter of values
+        return parameter.name in {"device", "pin_memory"}
     is_plain = default is None or isinstance(default, bool | int | float | str)
     return is_plain and type(value) is type(default) and value == default
 

@@ -155,14 +155,14 @@ class Implementation:
 
     def supported(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call without options that it does not support."""
-        if self.module is fast:
-            return dict(arguments)
         lacking, values = self.lacking(name).parameters, self.adapter.unsupported.get(name, {})
-        is_out = {
-            key: key in lacking or (key in values and values[key](value))
-            for key, value in arguments.items()
-        }
-        return {key: value for key, value in arguments.items() if not is_out[key]}
+        out = {key for key in arguments if key in lacking}
+        out |= {key for key in values.keys() & arguments if values[key](arguments[key])}
+        if not out:
+            return dict(arguments)
+        ours = inspect.signature(operator.attrgetter(name)(reference)).parameters
+        options = {key for key in out & ours.keys() if ours[key].default is not ours[key].empty}
+        return {key: value for key, value in arguments.items() if key not in options}
 
     def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
         """Return whether a class has a method, if it has the class, and supports its arguments."""
@@ -223,6 +223,18 @@ class Implementation:
             return False
         return True
 
+    def lacks_of(self, function: str) -> list[str]:
+        """Return the parameters of a function, and the methods of a class, that it lacks."""
+        if self.module is fast:
+            return []
+        lacks = sorted(self.lacking(function).parameters - self.adapter.lacks)
+        ours = getattr(reference, function, None)
+        if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
+            methods = (name for name, member in vars(ours).items() if callable(member))
+            public = (one for one in methods if one[0] != "_")
+            lacks += [one for one in public if not self.offers(f"{function}.{one}")]
+        return lacks
+
     def lacking_lines(self, functions: Iterable[str] = ()) -> Iterator[str]:
         """Yield what it lacks: names, parameters of functions, methods of classes."""
         lacking = [name for name in NAMES if not self.offers(name)]
@@ -230,19 +242,13 @@ class Implementation:
             which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
             yield f"{self.name} lacks {len(lacking)} of {len(NAMES)} names: {which}"
         for function in filter(self.offers, functions):
-            found, ours = self.lacking(function), getattr(reference, function, None)
-            lacks = sorted(found.parameters - self.adapter.lacks)
-            if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
-                methods = (name for name, member in vars(ours).items() if callable(member))
-                public = (one for one in methods if one[0] != "_")
-                lacks += [one for one in public if not self.offers(f"{function}.{one}")]
-            if lacks:
-                which = ", ".join(lacks)
+            if self.lacks_of(function):
+                which = ", ".join(self.lacks_of(function))
                 yield f"{self.name}.{function} lacks {which}: calls that need them are not made"
             if function in self.adapter.unsupported:
                 values = ", ".join(self.adapter.unsupported[function])
                 yield f"{self.name}.{function} has unsupported values (declared): {values}"
-            if found.is_reordered:
+            if self.lacking(function).is_reordered:
                 yield f"{self.name}.{function} has another order: arguments are passed by name"
 
     @property

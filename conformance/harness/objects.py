@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.harness.values import Drawn, parts, rebuilt
+from conformance.harness.values import Drawn, copied, parts, rebuilt
 
 if TYPE_CHECKING:
     from conformance.harness.contract import Arguments, Contract
@@ -207,11 +207,13 @@ class Step:
 
     Attributes:
         returned: Its result.
-        state: What is watched, afterwards.
+        state: What is watched, afterwards; an implementation may have nothing to watch.
+        is_refused: Whether it has raised.
     """
 
     returned: Any
     state: Any
+    is_refused: bool
 
 
 @dataclasses.dataclass
@@ -237,13 +239,20 @@ def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Play
     def run(twin: Twin, *, operations: list[Operation], **constructor: Any) -> Played:
         number = 1 + min(max((operation.on for operation in operations), default=0), 3)
         made = [twin.function(cls)(**constructor) for _ in range(number)]
-        watched = watch(made[0], constructor)
+        watched = attempt(watch, made[0], constructor)
+        is_known = twin.target is None or twin.target.is_fast
+        if watched.error is not None and is_known:
+            raise watched.error
         played, errors = Played([], []), list[BaseException]()
         for operation in operations:
             method = functools.partial(twin.method, cls, made[operation.on])
             got = attempt(_operate, method, operation, played.results)
             played.results.append(got.value)
-            played.steps.append(Step(frozen(got.value), frozen(watched)))
+            is_refused = got.error is not None
+            step = Step(frozen(got.value), frozen(watched.value), is_refused)
+            if watched.error is not None:  # it lacks a method
+                del step.state
+            played.steps.append(step)
             if got.error is not None:
                 errors.append(got.error)
                 if len(errors) > 1:  # what follows from the first one
@@ -266,18 +275,39 @@ def _operate(
     return None
 
 
-def possible(arguments: Arguments, target: Target, cls: str) -> Arguments:
-    """Return the arguments of a session with nothing in place of methods that the class lacks."""
-    takes, operations = target.implementation.takes, arguments.get("operations")
-    if not isinstance(operations, list) or target.is_fast:
+def possible(target: Target, contract: Contract, arguments: Arguments) -> Arguments:
+    """Return a valid call without options, and a session without methods, that a target lacks.
+
+    Nothing is in place of an operation that is not possible; so others may not be, either.
+    """
+    if target.is_fast:
+        return arguments
+    implementation = target.implementation
+    fewer: Arguments = implementation.supported(contract.function, arguments)
+    if len(fewer) < len(arguments) and perform(Twin(), contract, copied(fewer)).error is None:
+        arguments = fewer
+    operations = arguments.get("operations")
+    if not isinstance(operations, list):
         return arguments
     nothing, known = Operation("", {}), {"", "="}
-    found = [
-        one if one.method in known or takes(cls, one.method, one.arguments) else nothing
+    kept = [
+        one
+        if one.method in known or implementation.takes(contract.function, one.method, one.arguments)
+        else nothing
         for one in operations
-        if isinstance(one, Operation)
     ]
-    return {**arguments, "operations": found}
+    if all(map(operator.is_, kept, operations)):
+        return arguments
+    for attempts in range(5):
+        outcome = perform(Twin(), contract, copied({**arguments, "operations": kept}))
+        steps = outcome.effects[0][0] if outcome.error is not None and outcome.effects[0] else []
+        refused = [k for k, step in enumerate(steps) if step.is_refused]
+        if not refused:
+            break
+        kept[refused[0]] = nothing
+        if attempts == 4:
+            del kept[refused[0] :]
+    return {**arguments, "operations": kept}
 
 
 def _write(value: Any, number: int) -> None:

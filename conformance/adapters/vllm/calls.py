@@ -146,6 +146,17 @@ class Calls:
 
     # Functions that an engine calls when it starts.
 
+    def bind_kv_cache(
+        self,
+        kv_caches: Mapping[str, Any],
+        forward_context: Mapping[str, Any],
+        runner_kv_caches: list[Any],
+        num_attn_module: int = 1,
+    ) -> None:
+        """Pass layers that bind their cache."""
+        layers = {name: _Layer(layer) for name, layer in forward_context.items()}
+        find("bind_kv_cache")(kv_caches, layers, runner_kv_caches, num_attn_module)
+
     def compute_mm_encoder_budget(
         self, scheduler_config: Any, max_tokens_by_modality: Mapping[str, int]
     ) -> Any:
@@ -219,6 +230,23 @@ def _backend_of(group: Any) -> Any:
     return types.SimpleNamespace(
         get_supported_kernel_block_sizes=lambda _=None: sizes, get_name=lambda: "backend"
     )
+
+
+class _Layer:
+    """A layer with `bind_kv_cache`; setting its cache sets ours, which is in a list."""
+
+    def __init__(self, ours: Any) -> None:
+        object.__setattr__(self, "_ours", ours)
+
+    def bind_kv_cache(self, cache: Any) -> None:
+        """Bind the cache."""
+        self._ours.kv_cache = [cache]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ours, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours, name)
 
 
 class _Halves:

@@ -59,7 +59,7 @@ def _deviations() -> Iterator[Deviation]:
         "MambaSpec",
         "mamba_type is an enum",
         STATES,
-        r"mamba_type\)? = MambaAttentionBackendEnum",
+        r"mamba_type\)? = a MambaAttentionBackendEnum",
     )
 
 

@@ -71,7 +71,7 @@ def _is_none(value: object) -> bool:
 
 
 def _ends_before_it_starts(tokens: slice) -> bool:
-    return bool(tokens.stop < tokens.start)
+    return isinstance(tokens, slice) and bool(tokens.stop < tokens.start)
 
 
 class VllmAdapter(Adapter):
@@ -86,6 +86,7 @@ class VllmAdapter(Adapter):
     unsupported: ClassVar[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
         "CpuGpuBuffer": {"pin_memory": bool},
         "MambaSpec": {"shapes": _has_lists},
+        "MLAAttentionSpec": {"cache_dtype_str": lambda text: text == "fp8_ds_mla"},
         "UBatchSlice": dict.fromkeys(("request_slice", "token_slice"), _ends_before_it_starts),
         "bind_kv_cache": {"num_attn_module": _is_none},
         "extract_layer_index": {"num_attn_module": _is_none},
@@ -169,12 +170,6 @@ class VllmAdapter(Adapter):
         fields["num_computed_tokens_cpu"] = supplied(computed, is_known=False)
         return self.made(METADATA, **fields)
 
-    def layer(self, ours: Any) -> Any:
-        """Return a layer that binds its cache, as vLLM requires."""
-        if hasattr(ours, "kv_cache") and not hasattr(ours, "bind_kv_cache"):
-            return _Layer(ours)
-        return ours
-
     def config(self, ours: Any) -> Any:
         """Return a config with Python's numbers, and the tokens in flight."""
         values = {name: self._config_value(value) for name, value in vars(ours).items()}
@@ -194,23 +189,6 @@ TOKENS_OF_A_STEP: Final = "max_num_batched_tokens"
 SHARE: Final = "gpu_memory_utilization"
 DCP: Final = "decode_context_parallel_size"
 PCP: Final = "prefill_context_parallel_size"
-
-
-class _Layer:
-    """A layer with `bind_kv_cache`; setting its cache sets ours, which is in a list."""
-
-    def __init__(self, ours: Any) -> None:
-        object.__setattr__(self, "_ours", ours)
-
-    def bind_kv_cache(self, cache: Any) -> None:
-        """Bind the cache."""
-        self._ours.kv_cache = [cache]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ours, name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ours, name)
 
 
 def _of_object(member: str) -> Callable[..., Any]:
