@@ -650,11 +650,12 @@ def of_another_kind(stage: Stage) -> None:
             made = attempt(make, plain.clone())
         if made.error is None:  # otherwise torch has no such tensor of this dtype and shape
             set_part(pair.theirs, path, made.value)
-            right = expected
+            right, handed_on = expected, plain
             if name == "a tensor of complex numbers":  # a function may take any dtype
                 taken = pair.accepts(path, as_numpy(made.value))
-                right = expected if taken.error is not None else taken.value
-            _check_kind(stage, pair, right, name, path, plain)
+                if taken.error is None:
+                    right, handed_on = taken.value, made.value
+            _check_kind(stage, pair, right, name, path, handed_on)
 
 
 def _check_kind(
