@@ -23,7 +23,6 @@ from conformance.functions.kv_cache_spec import (
 )
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Factory, Twin
-from conformance.harness.sizes import sizes
 from conformance.harness.targets import Target
 from conformance.laws.batches import choices, deferred
 
@@ -108,7 +107,7 @@ def rngs() -> st.SearchStrategy[random.Random]:
 @st.composite
 def selections(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw groups of few or many backends that list few or many sizes."""
-    number, most = draw(sizes(0, 130, small=3)), draw(sizes(0, 130, small=4))
+    number, most = draw(st.integers(0, 3) | many(3)), draw(st.integers(0, 4) | many(4))
     [manager] = choices(draw, MANAGERS)
 
     def contents(draw: st.DrawFn) -> Arguments:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 import reference
-from conformance.harness.contract import Arguments, Contract
+from conformance.harness.contract import Arguments, Contract, Property
 from conformance.harness.objects import Twin, attempt
 from conformance.harness.targets import Target
 
@@ -73,8 +73,8 @@ def _raised(function: Any, *args: Any) -> str:
     return "" if error is None else type(error).__name__
 
 
-def plain_class(cls: str) -> Contract:
-    """Return the contract of a class that checks nothing."""
+def plain_class(cls: str, *properties: Property) -> Contract:
+    """Return the contract of a class that checks nothing; `properties` are further promises."""
 
     def run(twin: Twin, **arguments: Any) -> Any:
         return make(cls, twin, arguments)
@@ -88,7 +88,7 @@ def plain_class(cls: str) -> Contract:
         function=cls,
         calls=st.just(arguments_of(cls)),
         run=run,
-        properties=(fields_can_be_set_as_in_reference,),
+        properties=(fields_can_be_set_as_in_reference, *properties),
         examples=0.2,
     )
 
@@ -110,7 +110,7 @@ def constant(name: str) -> Contract:
 PLAIN: Final = (
     *("ModelConfig", "CacheConfig", "ParallelConfig", "SchedulerConfig", "PassConfig"),
     *("CompilationConfig", "SpeculativeConfig", "VllmConfig"),
-    *("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig", "PerLayerParameters", "UBatchSlice"),
+    *("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig", "PerLayerParameters"),
 )
 
 CONSTANTS: Final = (

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
+from conformance.functions.config import plain_class
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.pair import Pair
 from conformance.harness.sizes import rngs, sizes, vectors
@@ -120,19 +121,14 @@ def counts_may_be_mapped_from_a_file(target: Target, arguments: Arguments) -> No
 
 
 def a_micro_batch_knows_whether_it_is_empty(target: Target, arguments: Arguments) -> None:
-    """A `UBatchSlice` is empty without requests or without tokens, and cannot be changed."""
-    rng = random.Random(len(arguments["num_scheduled_tokens"]))  # noqa: S311  # no secret
+    """A `UBatchSlice` is empty without requests or without tokens."""
+    rng = random.Random(repr(arguments))  # noqa: S311  # no secret
     for _ in range(8):
         r0, r1, t0, t1 = (rng.randrange(3) for _ in range(4))
         made = target.find("UBatchSlice")(slice(r0, r1), slice(t0, t1))
         assert made.is_empty() == (r1 <= r0 or t1 <= t0), f"{made}.is_empty()"
         assert type(made.is_empty()) is bool, f"{made}.is_empty() is no bool"
         assert made.num_tokens == t1 - t0, f"{made}.num_tokens is {made.num_tokens}"
-    try:
-        made.token_slice = slice(0, 1)
-    except dataclasses.FrozenInstanceError:
-        return
-    raise AssertionError("a UBatchSlice can be changed")
 
 
 # slice_query_start_locs
@@ -353,12 +349,13 @@ COPIED: Final = frozenset({"seq_lens", "query_start_loc", "seq_lens_cpu", "query
 """Fields of a metadata, and their copies, of which a twin reads either."""
 
 CONTRACTS = [
+    plain_class("UBatchSlice", a_micro_batch_knows_whether_it_is_empty),
     Contract(
         function="create_ubatch_slices",
         calls=created(),
         host=frozenset({"num_scheduled_tokens"}),
         specials=(wrong_points, no_tokens),
-        properties=(counts_may_be_mapped_from_a_file, a_micro_batch_knows_whether_it_is_empty),
+        properties=(counts_may_be_mapped_from_a_file,),
         laws=(
             laws.split_partitions,
             laws.padding_adds_nothing,
