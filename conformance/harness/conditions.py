@@ -654,16 +654,17 @@ def of_another_kind(stage: Stage) -> None:
             if name == "a tensor of complex numbers":  # a function may take any dtype
                 taken = pair.accepts(path, as_numpy(made.value))
                 right = expected if taken.error is not None else taken.value
-            _check_kind(stage, pair, right, name, path, plain)
+            handed_on = plain if right is expected else made.value
+            _check_kind(stage, pair, right, name, path, handed_on)
 
 
 def _check_kind(
-    stage: Stage, pair: Pair, expected: Any, name: str, path: Path, plain: torch.Tensor
+    stage: Stage, pair: Pair, expected: Any, name: str, path: Path, handed_on: torch.Tensor
 ) -> None:
     given, where = get(pair.theirs, path), f"the call with {name} as {text_of(path)}"
     got = pair.outcome("")
     if got.error is not None:
-        if name in TAKEN and plain.numel() and stage.target.is_fast:
+        if name in TAKEN and handed_on.numel() and stage.target.is_fast:
             raise Found(Difference(where, got.error, expected, "raises"))
         if not isinstance(got.error, TypeError | ValueError):
             words = "TypeError or ValueError"
@@ -672,7 +673,7 @@ def _check_kind(
     value = got.value
     for at, part in places(value):
         if part is given:  # handed on without being read
-            value = put(value, at, plain)
+            value = put(value, at, handed_on)
     if any(_has_no_memory(array) for array in arrays(value)):
         return  # a view that cannot be read
     found = attempt(pair.comparison.difference, expected, value).value
