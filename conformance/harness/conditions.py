@@ -672,7 +672,7 @@ def _check_kind(
         return
     value = got.value
     for at, part in places(value):
-        if part is given:  # handed on without being read
+        if part is given and path[0] not in stage.contract.written:  # handed on without being read
             value = put(value, at, handed_on)
     if any(_has_no_memory(array) for array in arrays(value)):
         return  # a view that cannot be read
