@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import sys
 import threading
@@ -30,27 +32,28 @@ LOCK: Final = threading.RLock()
 
 def _valid(draw: st.DrawFn) -> Arguments:
     """Draw values of any type; arrays stay NumPy's, whose comparison has no truth value."""
-    array = st.sampled_from(([0, 1], [], [2.5], 1, ["NHD", "HND"], "NHD")).map(np.array)
+    # Of different shapes: one may be written into another.
+    array = st.sampled_from(([], [2.5], ["NHD", "HND"], [0, 1, 2], "NHD", [[1]])).map(np.array)
     text = st.sampled_from(TEXTS) | sizes(0, 9000).map(lambda n: ("NHD" * n)[:n])
     return {"value": draw(text | st.sampled_from((None, *OTHERS)) | array)}
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw steps, of a few kinds, in this or in another thread; the layout is read after each."""
+    """Draw steps of a few kinds, the last ones in another thread; the layout is read after each."""
     number = draw(sizes(1, 300))
 
     def contents(draw: st.DrawFn) -> Arguments:
         kinds = st.sampled_from(("set", "set", "environment", "attribute"))
         few = st.lists(st.tuples(kinds, st.integers(0, 15)), min_size=1, max_size=4)
-        possible, threads = draw(few), draw(st.sampled_from((0, 0, 1)))
+        possible, in_this = draw(few), draw(st.sampled_from((1.0, 1.0, 0.7, 0.3)))
         rng, operations = draw(rngs()), list[Operation]()
-        for _ in range(number):
+        for k in range(number):
             kind, at = possible[rng.integers(len(possible))]
             values = (*TEXTS, *((None,) * 8 if kind == "environment" else OTHERS))
-            value = (*TEXTS[:2], None, *values)[at]
-            operations.append(Operation(kind, {"value": value}))
-            operations.append(Operation("get", {}, on=int(rng.integers(threads + 1))))
+            value, on = (*TEXTS[:2], None, *values)[at], int(k > in_this * number)
+            operations.append(Operation(kind, {"value": value}, int(k - 1 > in_this * number)))
+            operations.append(Operation("get", {}, on))
         return {"operations": operations[draw(st.integers(0, 1)) :]}
 
     return deferred(contents)
@@ -77,17 +80,24 @@ def _play(twin: Twin, *, operations: list[Operation]) -> list[Any]:
             os.environ[VARIABLE] = value
         return None
 
+    def do_all(steps: list[Operation]) -> list[Any]:
+        answers: list[Any] = []
+        for step in steps:
+            got = attempt(do, step)
+            if isinstance(got.error, Unsupported):
+                raise got.error
+            named = [text for text in TEXTS[:2] if text in str(got.error)]
+            answers.append(got.value if got.error is None else (type(got.error), named))
+        return answers
+
     found: list[Any] = []
     with LOCK, ThreadPoolExecutor(1) as other:  # it starts a thread when there is work
         before = os.environ.pop(VARIABLE, None)
         change(None)
         try:
-            for step in operations:
-                got = other.submit(attempt, do, step).result() if step.on else attempt(do, step)
-                if isinstance(got.error, Unsupported):
-                    raise got.error
-                named = [text for text in TEXTS[:2] if text in str(got.error)]
-                found.append(got.value if got.error is None else (type(got.error), named))
+            for is_other, steps in itertools.groupby(operations, lambda step: step.on):
+                several = functools.partial(do_all, [*steps])
+                found += other.submit(several).result() if is_other else several()
         finally:
             change(None)
             os.environ.pop(VARIABLE, None)

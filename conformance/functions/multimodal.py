@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -118,10 +119,10 @@ def the_number_of_embeddings_may_be_told(target: Target, arguments: Arguments) -
     pair.theirs["num_embeds"] = number
     pair.call()
     rng = random.Random(number)  # noqa: S311  # no secret
-    told = rng.choice((number - 1, number + 1, len(mask), len(mask) + 1, -1, 1.0, "1"))
-    if told == number or not target.has_checks:
-        return
-    for is_checked in (True, False):
+    wrong = {number - 1, number + 1, rng.choice((len(mask), len(mask) + 1, -1, 1.5, "1"))}
+    for told, is_checked in itertools.product(wrong - {number}, (True, False)):
+        if not target.has_checks:
+            return
         pair = Pair(contract, target, arguments)
         before = pair.memory.snapshot()
         pair.theirs["num_embeds"] = told
