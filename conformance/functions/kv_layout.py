@@ -41,7 +41,7 @@ def _valid(draw: st.DrawFn) -> Arguments:
 @st.composite
 def histories(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw steps of a few kinds, the last ones in another thread; the layout is read after each."""
-    number = draw(sizes(1, 300))
+    number = draw(sizes(1, 40))
 
     def contents(draw: st.DrawFn) -> Arguments:
         kinds = st.sampled_from(("set", "set", "environment", "attribute"))
@@ -59,44 +59,46 @@ def histories(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     return deferred(contents)
 
 
-def _play(twin: Twin, *, operations: list[Operation]) -> list[Any]:
-    """Do the steps in a process without a layout; return the answers, of errors what they name."""
-    get, change = (twin.function(f"{verb}_kv_cache_layout") for verb in ("get", "set"))
+def _do(twin: Twin, step: Operation) -> Any:
+    """Do one step."""
+    if step.method == "get":
+        return twin.function("get_kv_cache_layout")()
+    value, change = step.arguments["value"], twin.function("set_kv_cache_layout")
     module: Any = sys.modules[change.__module__]
+    if step.method == "set":
+        change(value)
+    elif step.method == "attribute":
+        if not hasattr(module, OVERRIDE):
+            raise Unsupported(f"{module.__name__} has no {OVERRIDE}")
+        setattr(module, OVERRIDE, value)
+    elif value is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = value
+    return None
 
-    def do(step: Operation) -> Any:
-        if step.method == "get":
-            return get()
-        value = step.arguments["value"]
-        if step.method == "set":
-            return change(value)
-        if step.method == "attribute":
-            if not hasattr(module, OVERRIDE):
-                raise Unsupported(f"{module.__name__} has no {OVERRIDE}")
-            setattr(module, OVERRIDE, value)
-        elif value is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = value
-        return None
 
-    def do_all(steps: list[Operation]) -> list[Any]:
-        answers: list[Any] = []
-        for step in steps:
-            got = attempt(do, step)
-            if isinstance(got.error, Unsupported):
-                raise got.error
-            named = [text for text in TEXTS[:2] if text in str(got.error)]
-            answers.append(got.value if got.error is None else (type(got.error), named))
-        return answers
+def _do_all(twin: Twin, steps: list[Operation]) -> list[Any]:
+    """Do some steps in turn; return the answers, and of errors which layouts they name."""
+    answers: list[Any] = []
+    for step in steps:
+        got = attempt(_do, twin, step)
+        if isinstance(got.error, Unsupported):
+            raise got.error
+        named = [text for text in TEXTS[:2] if text in str(got.error)]
+        answers.append(got.value if got.error is None else (type(got.error), named))
+    return answers
 
-    found: list[Any] = []
+
+def _play(twin: Twin, *, operations: list[Operation]) -> list[Any]:
+    """Do the steps in a process without a layout."""
+    change, found = twin.function("set_kv_cache_layout"), list[Any]()
     with LOCK, ThreadPoolExecutor(1) as other:  # it starts a thread when there is work
         before = os.environ.pop(VARIABLE, None)
         change(None)
         try:
             for is_other, steps in itertools.groupby(operations, lambda step: step.on):
-                several = functools.partial(do_all, [*steps])
+                several = functools.partial(_do_all, twin, [*steps])
                 found += other.submit(several).result() if is_other else several()
         finally:
             change(None)
