@@ -34,7 +34,9 @@ from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.name_lists import names_in, near
 
-ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
+ITEM: Final = re.compile(
+    r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>stored|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
+)
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
 

