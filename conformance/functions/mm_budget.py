@@ -249,6 +249,7 @@ CONTRACTS = [
             ),
             "more than 16 modalities": lambda args: len(args["mm_registry"].tokens) > 16,
         },
+        examples=0.4,
         takes_own_objects=True,
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -118,10 +119,10 @@ def the_number_of_embeddings_may_be_told(target: Target, arguments: Arguments) -
     pair.theirs["num_embeds"] = number
     pair.call()
     rng = random.Random(number)  # noqa: S311  # no secret
-    told = rng.choice((number - 1, number + 1, len(mask), len(mask) + 1, -1, 1.0, "1"))
-    if told == number or not target.has_checks:
-        return
-    for is_checked in (True, False):
+    wrong = {number - 1, number + 1, rng.choice((len(mask), len(mask) + 1, -1, 1.5, "1"))}
+    for told, is_checked in itertools.product(wrong - {number}, (True, False)):
+        if not target.has_checks:
+            return
         pair = Pair(contract, target, arguments)
         before = pair.memory.snapshot()
         pair.theirs["num_embeds"] = told
@@ -153,6 +154,11 @@ def checked_items(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         return {"mm_embeddings": found, "expected_num_items": number}
 
     return deferred(contents)
+
+
+def one_item_alone(arguments: Arguments, _: random.Random) -> Arguments:
+    """Let a matrix be given where one item is expected."""
+    return {**arguments, "mm_embeddings": np.zeros((3, 2), np.int8), "expected_num_items": 1}
 
 
 def _row_size(arguments: Arguments) -> int:
@@ -190,6 +196,7 @@ CONTRACTS = [
     Contract(
         function="sanity_check_mm_encoder_outputs",
         calls=checked_items(),
+        specials=(one_item_alone,),
         hard_cases={"more than 64 items": lambda args: args["expected_num_items"] > 64},
         examples=0.5,
     ),

@@ -133,7 +133,8 @@ def _of_numbers(expected: Array, got: Any, found: Difference) -> Difference:
     """Return a wrong number rather than the difference of types; right ones are no wrong answer."""
     try:
         values = as_numpy(got)
-        wrong = np.argwhere(values != expected)
+        are_numbers = (values == values) | (expected == expected)  # noqa: PLR0124  # not both NaN
+        wrong = np.argwhere((values != expected) & are_numbers)
     except Exception:  # noqa: BLE001  # a meta tensor has no values, and a caller's may raise
         return found
     if not len(wrong):
@@ -163,7 +164,7 @@ def as_numpy(tensor: torch.Tensor | Array) -> Array:
     except TypeError:
         dtype = np.dtype(getattr(ml_dtypes, str(plain.dtype).removeprefix("torch.")))
         dense = plain.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides
-        values = dense.view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
+        values = dense.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
     return values
 
 
