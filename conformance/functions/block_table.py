@@ -19,6 +19,7 @@ from conformance.harness.objects import Device, Operation, Twin, attempt, frozen
 from conformance.harness.pair import Found, Pair
 from conformance.harness.sizes import fit, sizes
 from conformance.laws import batch_laws as laws
+from conformance.laws.attention import attention_is_dense
 from conformance.laws.batch_laws import Description, Part
 from conformance.laws.batches import MAX_INT32, Batch, deferred
 from reference import PAD_SLOT_ID
@@ -494,7 +495,7 @@ CONTRACTS = [
             laws.a_slice_keeps_its_tokens,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
-            laws.attention_is_dense,
+            attention_is_dense,
         ),
         description=Description(
             _steps, _own_group, options=lambda _: st.integers(0, 2**16), has_ranks=False

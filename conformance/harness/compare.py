@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from typing import Any, Final
@@ -84,7 +83,9 @@ class Comparison:
                 return wrong
         return None
 
-    def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
+    def _of_arrays(  # noqa: PLR0911  # one difference after the other
+        self, expected: Array, got: Any, where: str
+    ) -> Difference | None:
         if not isinstance(got, np.ndarray | torch.Tensor):
             return Difference(where, got, expected, "wrong type")
         if is_guessed(got):
@@ -93,10 +94,7 @@ class Comparison:
             return Difference(where, got, expected, "wrong shape")
         found = self._of_types(expected, got, where)
         if found is not None:
-            with contextlib.suppress(Exception):  # a meta tensor has no values
-                if np.array_equal(as_numpy(got), expected):  # the right numbers of another type
-                    found = dataclasses.replace(found, verdict=Verdict.OTHER)
-            return found
+            return _of_numbers(expected, got, found)
         values = as_numpy(got)
         if not expected.size or (expected.dtype.kind in "iub" and (values == expected).all()):
             return None
@@ -105,7 +103,6 @@ class Comparison:
             return None
         index = first_difference(mine, right)
         return Difference(where, values, expected, "wrong value", index=index)
-
 
     def _of_types(self, expected: Array, got: Any, where: str) -> Difference | None:
         """Return a difference of types, dtypes, devices or layouts."""
@@ -122,6 +119,19 @@ class Comparison:
             if type(got) is not torch.Tensor or got.layout is not torch.strided:
                 return Difference(where, type(got).__name__, "Tensor", "wrong type")
         return None
+
+
+def _of_numbers(expected: Array, got: Any, found: Difference) -> Difference:
+    """Return a wrong number rather than the difference of types; right ones are no wrong answer."""
+    try:
+        values = as_numpy(got)
+        wrong = np.argwhere(values != expected)
+    except Exception:  # noqa: BLE001  # a meta tensor has no values, and a caller's may raise
+        return found
+    if not len(wrong):
+        return dataclasses.replace(found, verdict=Verdict.OTHER)
+    index = tuple(map(int, wrong[0]))
+    return Difference(found.where, values, expected, "wrong value", index=index)
 
 
 def name_of(where: str) -> str:
@@ -144,7 +154,8 @@ def as_numpy(tensor: torch.Tensor | Array) -> Array:
         values: Array = plain.numpy()
     except TypeError:
         dtype = np.dtype(getattr(ml_dtypes, str(plain.dtype).removeprefix("torch.")))
-        values = plain.contiguous().view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
+        dense = plain.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides
+        values = dense.view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
     return values
 
 

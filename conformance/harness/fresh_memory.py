@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import torch
 
-
 POISON_BYTE: Final = 0xAA
 """What new memory is filled with: no plausible number."""
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -67,7 +67,11 @@ def _expanded(array: Array) -> Strides:
     """Repeat one entry along each axis along which all are equal."""
     strides = list(_in_order(array.shape, 1))
     for axis in range(array.ndim):
-        if array.shape[axis] > 1 and (array == np.take(array, [0], axis)).all():
+        with np.errstate(invalid="ignore"):  # of NaNs
+            is_equal = (
+                (array == np.take(array, [0], axis)).all() if array.shape[axis] > 1 else False
+            )
+        if is_equal:
             strides[axis] = 0
     return tuple(strides)
 
@@ -152,11 +156,8 @@ class Memory:
 
     def convert(self, value: Any, name: str) -> Any:
         """Return the target's value for one of `reference`'s; each object is converted once."""
-        if value is None or isinstance(value, str | float | slice):
+        if value is None or isinstance(value, str | int | float | slice):
             return value
-        if type(value) is int:
-            is_small = self.circumstances.has_numpy_scalars and abs(value) < 2**31
-            return np.int64(value) if is_small else value
         key = id(value), self._place(value, name)
         if key not in self.made:
             self.made[key] = value, self._convert(value, name)
@@ -195,9 +196,13 @@ class Memory:
             return rebuilt(value, fields, cls)
         names = {field.name for field in dataclasses.fields(ours)}
         try:
-            return implementation.new(ours.__name__, dict(kv for kv in fields if kv[0] in names))
+            made = implementation.new(ours.__name__, dict(kv for kv in fields if kv[0] in names))
         except Exception as error:
             raise NotMadeError(ours.__name__, error) from error
+        for name, part in fields:
+            if name not in names:
+                object.__setattr__(made, name, part)
+        return made
 
     def _place(self, value: Any, name: str) -> str:
         """Return where an array lies: NumPy's, or torch's on a device."""
@@ -206,7 +211,7 @@ class Memory:
         last = name.rpartition(".")[2]
         if last in NUMPY_IN_BOTH_TWINS or last in self.contract.host:
             return "numpy"
-        return "cpu" if last.endswith("_cpu") else self.target.device
+        return "cpu" if last == "cpu" or last.endswith("_cpu") else self.target.device
 
     def _array(self, array: Array, name: str) -> Any:
         where = self._place(array, name)
@@ -237,6 +242,7 @@ class Memory:
             and where != "numpy"
             and array.dtype.kind in "if"
             and array.dtype.itemsize > 1
+            and not (array != array).any()  # noqa: PLR0124  # torch makes another NaN of one
         )
         if array.size:
             np.negative(array, out=view) if is_negated else np.copyto(view, array)
@@ -298,6 +304,10 @@ class Memory:
 
     def changed(self, before: Mapping[int, Array]) -> Difference | None:
         """Return the first memory that is not as `reference` left it, or as it was around it."""
+        return next(self.changes(before), None)
+
+    def changes(self, before: Mapping[int, Array]) -> Iterator[Difference]:
+        """Yield all such memory."""
         wanted = {key: memory.copy() for key, memory in before.items()}
         for placed in self.placed:
             if placed.on_device is not None:
@@ -315,12 +325,12 @@ class Memory:
             if np.array_equal(mine, right):
                 where, kind = f"the memory around {placed.name}", "writes outside an argument"
                 index = first_difference(bits(placed.memory), bits(intact))
-                return Difference(where, placed.memory, intact, kind, index=index)
+                yield Difference(where, placed.memory, intact, kind, index=index)
+                continue
             is_written = placed.name.partition(".")[0] in self.contract.written
             kind = "wrong value" if is_written else "changes an argument"
             got, index = np.array(placed.signed(placed.view)), first_difference(mine, right)
-            return Difference(placed.name, got, placed.ours.copy(), kind, index=index)
-        return None
+            yield Difference(placed.name, got, placed.ours.copy(), kind, index=index)
 
     def protect(self, *, is_read_only: bool) -> None:
         """Make the pages of memory read-only, apart from what the function writes."""
@@ -363,15 +373,15 @@ def _for_torch(memory: Array) -> Array:
 
 def _view(memory: Array, shape: tuple[int, ...], strides: Strides, first: int) -> Array:
     size = memory.itemsize
-    return np.lib.stride_tricks.as_strided(memory[first:], shape, [step * size for step in strides])
+    begin = first * size if 0 not in shape else 0
+    steps = [step * size for step in strides]  # `as_strided` takes no dtype of ml_dtypes
+    return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, begin, steps)
 
 
 def _view_like(view: Array, memory: Array, other: Array) -> Array:
     """Return the view of `other` that `view` is of `memory`."""
-    first = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
-    return np.lib.stride_tricks.as_strided(
-        other[first // view.itemsize :], view.shape, view.strides
-    )
+    first = view.ctypes.data - memory.ctypes.data
+    return np.ndarray(view.shape, view.dtype, other.view(np.uint8).data, first, view.strides)
 
 
 def bits(array: Array) -> Array:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -108,7 +109,7 @@ def _subclassed(value: Any) -> Any:
     if isinstance(value, slice) or not (isinstance(value, list | dict) or parts(value)):
         return value
     new = [(key, _subclassed(part)) for key, part in parts(value)]
-    if is_object(value) and not isinstance(value, Drawn):
+    if is_object(value) and not isinstance(value, Drawn | SimpleNamespace):
         return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))  # type: ignore[arg-type]  # hashable
     own: dict[Any, Any] = {list: _List, dict: _Dict}
     return rebuilt(value, new, own.get(type(value)))
@@ -167,7 +168,7 @@ class Pair:
         self.contract, self.target, self.circumstances = contract, target, circumstances
         arguments = possible(arguments, target, contract.function)
         self.drawn = arguments
-        self.ours: Arguments = copied(arguments)
+        self.ours: Arguments = copied(arguments, has_numpy_scalars=circumstances.has_numpy_scalars)
         self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
         try:
             self.theirs = self.memory.converted(self.ours)
@@ -298,6 +299,10 @@ class Pair:
         """
         expected, got = self.held.pop()
         self._refuse(self._folded(expected, got))
+        for name, given in self.ours.items():
+            if expected is given and got is not self.theirs[name] and isinstance(given, np.ndarray):
+                kind = "returns another object"
+                raise Found(Difference("result", "another object", name, kind, Verdict.OTHER))
         if "expanded" in self.circumstances.layouts:
             return
         mine = [(array, array.copy()) for array in arrays(self.ours)]
@@ -307,21 +312,20 @@ class Pair:
         pairs = zip(objects(expected), objects(got), strict=False)
         is_same = any(id(b) in theirs and id(a) not in ours for a, b in pairs)
         write_into(expected, got)
-        difference = self.memory.changed(before)
-        if difference is not None:
-            difference = self._sharing(difference, {id(array): old for array, old in mine})
-        else:
-            found = self.comparison.difference(expected, got)
+        olds = {id(array): old for array, old in mine}
+        found = [self._sharing(change, olds) for change in self.memory.changes(before)]
+        wrong = None if found else self.comparison.difference(expected, got)
+        if wrong is not None and wrong.verdict is Verdict.WRONG_ANSWER:
             kind = "shares memory with another result"
-            if found is not None and found.verdict is Verdict.WRONG_ANSWER:
-                difference = Difference(found.where, found.got, found.expected, kind)
+            found = [Difference(wrong.where, wrong.got, wrong.expected, kind)]
         for array, old in mine:
             array[...] = old
         self.memory.refill()
-        if difference is None and is_same:
+        if is_same:
             kind = "returns an object of the arguments"
-            difference = Difference("result", "an argument", "a new one", kind, Verdict.OTHER)
-        self._refuse(difference)
+            found += [Difference("result", "an argument", "a new one", kind, Verdict.OTHER)]
+        for difference in sorted(found, key=lambda one: one.verdict is Verdict.OTHER):
+            self._refuse(difference)
 
     def _sharing(self, found: Difference, before: Mapping[int, Array]) -> Difference:
         """Return what a write to the results has shown, in words."""

@@ -25,6 +25,7 @@ import pytest
 
 from conformance import FOLDER
 from conformance.adapters import Unsupported
+from conformance.adapters.implementations import load_implementations
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
 from conformance.harness.limits import Limits, failure_of, read_journal
@@ -32,7 +33,6 @@ from conformance.harness.results import Results
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.name_lists import names_in, near
-from conformance.adapters.implementations import load_implementations
 
 ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
@@ -337,7 +337,7 @@ def _tests(
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Yield the name, the kind and the body of each test of a function on a target."""
     function = contract.function
-    if not target.offers(function) or (target.kind == "native" and not contract.has_kernel):
+    if not target.offers(*contract.names) or (target.kind == "native" and not contract.has_kernel):
         return
     for case in run.stored:
         if case.story.function == function:
@@ -348,7 +348,7 @@ def _tests(
     if any(known.function == function for known in target.implementation.deviations):
         yield function, "deviations", checks.deviations(contract, target)
     yield function, "answers", checks.answers(contract, target, run.profile)
-    if target.implementation.adapter.validates:
+    if target.implementation.adapter.validates and not contract.is_long:
         yield function, "refusals", checks.refusals(contract, target, run.profile)
     if contract.laws:
         yield function, "laws", checks.laws(contract, target, run.profile)

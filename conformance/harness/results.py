@@ -64,7 +64,7 @@ class Results:
         return [one for one in found if one["is_failed"]]
 
     def _cell(self, contract: Contract, target: Target) -> str:
-        if not target.offers(contract.function):
+        if not target.offers(*contract.names):
             return "absent"
         found = [one for one in self.found[contract.function] if one["target"] == target.name]
         verdicts = {one.get("verdict", "") for one in found if one["is_failed"]}

@@ -79,9 +79,9 @@ class Target:
         """Whether it has a checked mode; without one it must always refuse bad values."""
         return self.implementation.has_checked_mode
 
-    def offers(self, function: str) -> bool:
-        """Return whether the implementation has a function, or a method written `Class.method`."""
-        return self.implementation.offers(function)
+    def offers(self, *names: str) -> bool:
+        """Return whether the implementation has functions, or methods written `Class.method`."""
+        return all(map(self.implementation.offers, names))
 
     def find(self, name: str) -> Any:
         """Return the class, constant or function that the implementation now has by this name.

@@ -100,7 +100,8 @@ def rebuilt(value: Any, new: list[tuple[Any, Any]], cls: type[Any] | None = None
         return (cls or type(value))([part for _, part in new])
     if isinstance(value, slice):
         return slice(*(part for _, part in new))
-    made = object.__new__(cls or type(value))
+    new_class: Any = cls or type(value)
+    made = new_class.__new__(new_class)
     for name, part in new:
         object.__setattr__(made, name, part)  # the class may be frozen
     return made
@@ -173,11 +174,16 @@ def root_of(array: Array) -> Array:
     return array
 
 
-def copied(value: Any) -> Any:
-    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so."""
+def copied(value: Any, *, has_numpy_scalars: bool = False) -> Any:
+    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so.
+
+    Ints become NumPy's, if wanted, apart from large ones and those of slices.
+    """
     made: dict[int, tuple[Any, Any]] = {}
 
     def once(value: Any) -> Any:
+        if has_numpy_scalars and type(value) is int and abs(value) < 2**31:
+            return np.int64(value)
         if value is None or isinstance(value, str | int | float | type | slice):
             return value
         if id(value) not in made:

@@ -99,7 +99,8 @@ def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
         declared_name = f"the declared deviation of {deviation.function} ({deviation.reason})"
         if wrong:
             raise AssertionError(f"{declared_name} {wrong}")
-        check = check_of_call(contracts()[deviation.function], Call(deviation.function, {**deviation.witness}), deviation.names)
+        call = Call(deviation.function, {**deviation.witness})
+        check = check_of_call(contracts()[deviation.function], call, deviation.names)
         # Undeclared, or its own declaration would excuse the witness.
         try:
             check.bind(target.undeclared(), TRIES, "minimal")()

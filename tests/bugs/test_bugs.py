@@ -16,11 +16,11 @@ import torch
 
 import fast
 import reference
+from conformance.adapters.implementations import load_implementation
 from conformance.generation.profiles import PROFILES, Kind, Profile
 from conformance.messages.formatting import MAX_VALUE, WIDTH
 from conformance.messages.mismatch import Mismatch
 from conformance.results.failure_text import FULL, MAX_LINES, failure_text
-from conformance.adapters.implementations import load_implementation
 from conformance.targets.target import TARGETS, Target
 from fast._native.compiler import COMPILED
 from fast.kernels import block_table

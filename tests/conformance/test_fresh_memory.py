@@ -6,8 +6,8 @@ import numba
 import numpy as np
 import pytest
 
-from conformance.harness.fresh_memory import filled_memory
 from conformance.arrays.guard_bands import poisoned
+from conformance.harness.fresh_memory import filled_memory
 from conformance.targets.target import TARGETS
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from conformance.generation.profiles import PROFILES, Kind
-from conformance.native import launch, offline_compiler
 from conformance.harness.launches import native_launches
+from conformance.native import launch, offline_compiler
 from conformance.targets.target import TARGETS
 from fast import numba_cuda
 from kvtwin.kernels import find_kernels

@@ -12,9 +12,9 @@ import torch
 import fast
 from conformance.adapters import Deviation
 from conformance.adapters.base import FastAdapter
+from conformance.adapters.implementations import Implementation
 from conformance.cases import store
 from conformance.cases.replay import replayed_checks
-from conformance.adapters.implementations import Implementation
 from conformance.targets.target import TARGETS, Target
 from conformance.values.call import Call
 from kvtwin import vectors

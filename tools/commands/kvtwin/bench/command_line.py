@@ -18,8 +18,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
-from conformance.name_lists import near
 from conformance.adapters.implementations import Implementation, load_implementation
+from conformance.name_lists import near
 from conformance.targets.target import Target
 from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, make_batch
 from kvtwin.bench.measure import Row, WrongAnswerError, measure
