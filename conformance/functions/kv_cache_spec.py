@@ -320,11 +320,19 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @st.composite
-def engine_configs(draw: st.DrawFn, kind: str) -> reference.VllmConfig:
-    """Draw a configuration for a kind; parts that it does not read may be None."""
+def engine_configs(draw: st.DrawFn, spec: Spec) -> reference.VllmConfig:
+    """Draw a configuration for a spec; parts that its kind does not read may be None."""
+    kind, block = spec.kind, spec.fields["block_size"]
+    before = (spec.fields.get("sliding_window") or 1) - 1
+
+    def near_a_block(*more: int, before: int = 0) -> Any:
+        if draw(st.booleans()):
+            return draw(numbers(*more))
+        return max(block * draw(st.integers(1, 5)) + draw(st.integers(-1, 1)) - before, 1)
+
     ranks = draw(numbers()) if kind in FULL else 1 + 7 * (kind != "SlidingWindowSpec")
     config = reference.VllmConfig(
-        model_config=reference.ModelConfig(max_model_len=draw(numbers())),
+        model_config=reference.ModelConfig(max_model_len=near_a_block()),
         cache_config=reference.CacheConfig(
             mamba_cache_mode=draw(st.sampled_from(("none", "align", "all")))
         ),
@@ -334,9 +342,9 @@ def engine_configs(draw: st.DrawFn, kind: str) -> reference.VllmConfig:
             prefill_context_parallel_size=draw(numbers()),
         ),
         scheduler_config=reference.SchedulerConfig(
-            max_num_batched_tokens=draw(numbers()),
+            max_num_batched_tokens=near_a_block(before=before),
             max_num_seqs=9,
-            max_num_encoder_input_tokens=draw(numbers(0, 0, 0)),
+            max_num_encoder_input_tokens=near_a_block(0, 0, 0),
         ),
     )
     if draw(st.booleans()):
@@ -358,7 +366,7 @@ def calls_of(method: str) -> st.SearchStrategy[st.SearchStrategy[Arguments]]:
         if method == "copy_with_new_block_size":
             return {"self": spec, "block_size": draw(numbers())}
         first = next(iter(spec.fields["kv_cache_specs"].values())) if kind == UNIFORM else spec
-        return {"self": spec, "vllm_config": draw(engine_configs(first.kind))}
+        return {"self": spec, "vllm_config": draw(engine_configs(first))}
 
     return st.sampled_from(kinds).map(contents)
 
