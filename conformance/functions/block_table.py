@@ -99,7 +99,8 @@ class Session:
     def row(self) -> int:
         """Return a row, mostly one of a few, so that operations meet."""
         at = self.take(6)
-        return ((0, 1, 2, -1)[at] if at < 4 else self.take(self.rows)) % self.rows
+        found: int = ((0, 1, 2, -1)[at] if at < 4 else self.take(self.rows)) % self.rows
+        return found
 
     @property
     def rng(self) -> np.random.Generator:
