@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from conformance.harness.compare import as_numpy
+from conformance.harness.objects import Operation
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
-from conformance.harness.values import Array, fields_of, get, is_object, text_of
+from conformance.harness.values import Array, Drawn, fields_of, get, is_object, objects, text_of
 from reference import CommonAttentionMetadata
 
 WIDTH: Final = 100
@@ -53,10 +54,13 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
     for line in _statement(story, difference, 300, place[0]):
         head += [INDENT + x for x in textwrap.wrap(line, 96, subsequent_indent=INDENT, max_lines=4)]
     head += [INDENT + line for line in _window(difference)]
+    operations, wrong = _operations(story, difference)
+    if wrong:
+        head.append(INDENT + wrong)
     notes = {"needed": failure.condition, "circumstances": _circumstances(story.circumstances)}
     tail = [f"{name}: {note}"[:WIDTH] for name, note in notes.items() if note]
     tail += ["To reproduce:", *_command(replay), *_pasted(failure, replay, host)]
-    call = [INDENT + line for line in _call(story, place)]
+    call = [INDENT + line for line in [*_call(story, place), *operations]]
     head += ["called with" if call else "called without arguments"]
     most = MAX_LINES - len(head) - len(tail)
     if len(call) > most:
@@ -189,6 +193,8 @@ def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
 
 def _call(story: Story, place: Place) -> list[str]:
     values, starts = _batch(story)
+    if "operations" in values and _is_session(story):
+        del values["operations"]
     table: list[str] = []
     if starts:
         columns = [name for name, value in values.items() if _is_column(name, value, starts)]
@@ -203,6 +209,40 @@ def _call(story: Story, place: Place) -> list[str]:
             text = _short(value, WIDTH - len(name) - 7, place[1], is_quoted=True)
             (scalars if isinstance(value, int | None) else lines).append(f"{name} = {text}")
     return [*lines, *textwrap.wrap(", ".join(scalars), WIDTH - len(INDENT)), *table]
+
+
+def _is_session(story: Story) -> bool:
+    found = story.arguments.get("operations")
+    return isinstance(found, list) and all(isinstance(one, Operation) for one in found)
+
+
+MOST_OPERATIONS: Final = 20
+
+
+def _operations(story: Story, difference: Difference) -> tuple[list[str], str]:
+    """Return a line for each operation to the wrong one, and which that is, in words."""
+    if not _is_session(story):
+        return [], ""
+    done: list[Operation] = story.arguments["operations"]
+    found = re.search(r"\[(\d+)\]\.(state|returned)", difference.where)
+    last = int(found[1]) if found else len(done) - 1
+    lines = []
+    for k, one in enumerate(done[: last + 1]):
+        given = ", ".join(f"{n}={_short(v, 60, is_quoted=True)}" for n, v in one.arguments.items())
+        where = f" of object {one.on}" * (one.on != 0)
+        method = {"": "(nothing)", "=": "write into results"}.get(one.method, one.method)
+        lines.append(_short(f"{k}{where}: {method}({given})", WIDTH - len(INDENT)))
+    words = ""
+    if found:
+        is_state = found[2] == "state"
+        words = f"The state is correct before operation {last} and wrong after it"
+        words = f"{words if is_state else f'Operation {last} is the first to go wrong'}:"
+        words = _short(f"{words} {lines[-1].partition(': ')[2]}", WIDTH - len(INDENT))
+    if len(lines) > MOST_OPERATIONS:
+        first = MOST_OPERATIONS // 3
+        left = len(lines) - MOST_OPERATIONS + 1
+        lines[first : first + left] = [f"... {left} more operations ..."]
+    return lines, words
 
 
 def _is_column(name: str, value: Any, starts: list[int]) -> bool:
@@ -316,7 +356,8 @@ def _pasted(failure: Failure, replay: str, host: frozenset[str]) -> list[str]:
     arrays = [value for value in arguments.values() if isinstance(value, np.ndarray)]
     is_shared = any(np.may_share_memory(a, b) for a, b in itertools.combinations(arrays, 2))
     impl = re.search(r"--impl[ =](?:\S*/)?([\w.]+?)(?:\.py)?(?:\s|$)", replay)
-    is_other = failure.condition or _circumstances(story.circumstances) or is_shared
+    is_drawn = any(isinstance(value, Drawn) for value in objects(arguments))
+    is_other = failure.condition or _circumstances(story.circumstances) or is_shared or is_drawn
     if is_other or (story.changed is not None and not impl):  # `fast` needs checked mode then
         return []
     prefix = f"{impl[1] if impl else 'fast'}."
