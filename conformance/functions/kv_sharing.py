@@ -35,8 +35,8 @@ class Names(Factory):
 @st.composite
 def shared(draw: st.DrawFn, *, has_caches: bool) -> st.SearchStrategy[Arguments]:
     """Draw sharing layers with their targets; some are in their groups already."""
-    number = draw(sizes(0, 2000))
-    num_groups, num_layers = fit(3000, draw(sizes(1, 300, small=3)), draw(sizes(1, 1100)))
+    number = draw(sizes(0, 300))
+    num_groups, num_layers = fit(600, draw(sizes(1, 300, small=3)), draw(sizes(1, 300)))
     known, part = choices(draw, ("absent", "None", "empty", "full"), (0.3, 0.0, 0.9))
 
     def contents(draw: st.DrawFn) -> Arguments:
