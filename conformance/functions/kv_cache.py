@@ -22,7 +22,11 @@ from conformance.laws.backends import FP8_DS_MLA_BYTES, Backend, any_backend
 from conformance.laws.batches import choices, deferred
 
 CACHE_DTYPES: Final = [
-    DTYPES[name] for name in "float16 bfloat16 float32 int8 uint8 float8_e4m3fn float8_e5m2".split()
+    DTYPES[name]
+    for name in (
+        *("float16", "bfloat16", "float32", "int8", "uint8"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
 ]
 
 FACTORS: Final = (1, 2, 3, 4, 12, 64, 5040)
@@ -188,8 +192,11 @@ def caches(draw: st.DrawFn) -> st.SearchStrategy[Cache]:
                 _one_page(rng, kind, num_groups, num_tensors, page),
                 [page] * num_tensors,
             )
-        more = 0 if kind == "uniform" else 1
-        tensor_sizes = [(num_blocks + rng.choice((0, 0, more))) * page for page in pages]
+        # Without blocks, pages may be larger than any memory.
+        blocks = (
+            (num_blocks, num_blocks, num_blocks + (kind != "uniform"), 0) if num_blocks else (0,)
+        )
+        tensor_sizes = [rng.choice(blocks) * page for page in pages]
         return _named(rng, groups, tensor_sizes)
 
     return deferred(contents)

@@ -14,7 +14,7 @@ from conformance.functions.kv_cache import caches, layout
 from conformance.functions.kv_cache_spec import Spec
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Factory, Twin
-from conformance.harness.values import Array, arrays
+from conformance.harness.values import arrays
 from conformance.laws.backends import Backend
 from conformance.laws.batches import choices, deferred
 
