@@ -639,6 +639,7 @@ def of_another_kind(stage: Stage) -> None:
     if not settable or stage.target.device != "cpu" or not _validates(stage.target):
         return
     path, value = stage.random.choice(settable)
+    same = [other for other, one in places(pair.theirs, most=10**9) if one is value]
     plain = value.detach().resolve_neg()
     expected = pair.expected().value
     for name, make in TENSORS.items():
@@ -646,7 +647,8 @@ def of_another_kind(stage: Stage) -> None:
             warnings.simplefilter("ignore")  # of prototypes
             made = attempt(make, plain.clone())
         if made.error is None:  # otherwise torch has no such tensor of this dtype and shape
-            set_part(pair.theirs, path, made.value)
+            for one in same:
+                set_part(pair.theirs, one, made.value)
             right = expected
             if name == "a tensor of complex numbers":  # a function may take any dtype
                 taken = pair.accepts(path, as_numpy(made.value))
