@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 import reference
@@ -15,6 +16,7 @@ from conformance.functions.kv_cache import caches, layout
 from conformance.functions.kv_cache_spec import Spec
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Factory, Twin
+from conformance.harness.targets import Target
 from conformance.harness.values import arrays
 from conformance.laws.backends import Backend
 from conformance.laws.batches import choices, deferred
@@ -126,6 +128,22 @@ def wrong_states(_: Arguments, rng: random.Random) -> Arguments:
     return {"kv_cache_config": config, "kv_cache_raw_tensors": raws, "attn_backends": {}}
 
 
+def a_state_may_begin_past_two_gib(target: Target, _: Arguments) -> None:
+    """The states of a page lie one after the other, however long they are."""
+    if target.device != "cpu":
+        return
+    length = 2**31 + 8
+    raw = torch.from_numpy(np.zeros(length + 4, np.int8))  # which nobody touches
+    dtypes = torch.int8, torch.int8
+    spec = target.function("MambaSpec")(block_size=1, shapes=((length,), (4,)), dtypes=dtypes)
+    group = target.function("KVCacheGroupSpec")(layer_names=["0"], kv_cache_spec=spec)
+    lists = {"kv_cache_tensors": [], "kv_cache_groups": [group]}
+    config = target.function("KVCacheConfig")(num_blocks=1, **lists)
+    views = target.function("_reshape_kv_cache")(config, {"0": raw}, {})
+    starts = [state.storage_offset() for state in views["0"]]
+    assert starts == [0, length], f"states at bytes {starts}, expected {[0, length]}"
+
+
 def _specs(arguments: Arguments) -> list[Spec]:
     groups = arguments["kv_cache_config"].kv_cache_groups
     specs = [group.kv_cache_spec for group in groups]
@@ -169,6 +187,7 @@ CONTRACTS = [
         has_objects=True,
         is_affordable=_is_affordable,
         dense=frozenset({"kv_cache_raw_tensors"}),
+        properties=(a_state_may_begin_past_two_gib,),
         specials=(other_memory, wrong_shape, wrong_states),
         hard_cases={
             "kernel blocks, next to states, in another order": lambda args: (

@@ -616,6 +616,7 @@ TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
     "a meta tensor": lambda t: t.to("meta"),
     "a subclass": lambda t: t.as_subclass(_Subclass),
     "a wrapper without memory": _Wrapper,
+    "a lazy negation": lambda t: torch._neg_view(-t),  # noqa: SLF001  # torch's name for it
     "a Parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
     "a tensor whose storage was resized to 0": _resized,
     "a tensor of complex numbers": lambda t: torch.conj(t.to(torch.complex64)),
