@@ -153,7 +153,7 @@ def forward_context(rng: random.Random, of_caches: Iterable[str], number: int) -
     found = [*of_caches, *others]
     if rng.random() < 0.5:
         rng.shuffle(found)
-    had = None, [], ["an old cache"]
+    had: tuple[Any, ...] = None, [], ["an old cache"]
     return {name: Layer(rng.choice(had), is_new=rng.random() < 0.3) for name in found}
 
 
