@@ -325,6 +325,23 @@ def initialize(twin: Twin, **arguments: Any) -> list[Any]:
     return [returned, held(arguments["forward_context"], runner), [*map(layout, arrays(runner))]]
 
 
+def specs_of(arguments: Arguments) -> list[Spec]:
+    """Return the specs of all groups, those within uniform ones."""
+    groups = arguments["kv_cache_config"].kv_cache_groups
+    specs = [group.kv_cache_spec for group in groups if isinstance(group.kv_cache_spec, Spec)]
+    return [
+        one for spec in specs for one in (spec.fields.get("kv_cache_specs") or {"": spec}).values()
+    ]
+
+
+def has_possible_strides(arguments: Arguments) -> bool:
+    """Return whether NumPy can have such strides, even of an array without elements."""
+    shapes = [
+        [n for n in spec.fields.values() if isinstance(n, int)] for spec in specs_of(arguments)
+    ]
+    return all(math.prod(shape) < 2**55 for shape in shapes)
+
+
 def _is_affordable(arguments: Arguments) -> bool:
     tensors = arguments["kv_cache_config"].kv_cache_tensors
     return not any(2**22 < tensor.size < 2**63 for tensor in tensors)
@@ -357,7 +374,7 @@ CONTRACTS = [
         calls=whole_caches(),
         run=initialize,
         has_objects=True,
-        is_affordable=_is_affordable,
+        is_affordable=lambda args: _is_affordable(args) and has_possible_strides(args),
         hard_cases={
             "several attention modules": lambda args: args.get("num_attn_module", 1) > 1,
         },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 import reference
-from conformance.functions.kv_cache import caches, layout
+from conformance.functions.kv_cache import caches, has_possible_strides, layout, specs_of
 from conformance.functions.kv_cache_spec import Spec
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Factory, Twin
@@ -144,33 +143,15 @@ def a_state_may_begin_past_two_gib(target: Target, _: Arguments) -> None:
     assert starts == [0, length], f"states at bytes {starts}, expected {[0, length]}"
 
 
-def _specs(arguments: Arguments) -> list[Spec]:
-    groups = arguments["kv_cache_config"].kv_cache_groups
-    specs = [group.kv_cache_spec for group in groups]
-    return [
-        one for spec in specs for one in (spec.fields.get("kv_cache_specs") or {"": spec}).values()
-    ]
-
-
-def _is_affordable(arguments: Arguments) -> bool:
-    """Return whether NumPy can have such strides, even of an array without elements."""
-    shapes = [
-        [n for n in spec.fields.values() if isinstance(n, int)]
-        for spec in _specs(arguments)
-        if isinstance(spec, Spec)
-    ]
-    return all(math.prod(shape) < 2**55 for shape in shapes)
-
-
 def _is_hybrid(arguments: Arguments) -> bool:
-    kinds = {spec.kind for spec in _specs(arguments)}
+    kinds = {spec.kind for spec in specs_of(arguments)}
     return "MambaSpec" in kinds and any(kind.endswith("AttentionSpec") for kind in kinds)
 
 
 def _splits(arguments: Arguments) -> bool:
     """Return whether the kernels' blocks are smaller."""
     found = arguments.get("kernel_block_sizes") or []
-    sizes = [spec.fields["block_size"] for spec in _specs(arguments) if spec.kind != "MambaSpec"]
+    sizes = [spec.fields["block_size"] for spec in specs_of(arguments) if spec.kind != "MambaSpec"]
     return bool(found and sizes) and min(found) < max(sizes)
 
 
@@ -185,7 +166,7 @@ CONTRACTS = [
         calls=raw_caches(),
         run=view,
         has_objects=True,
-        is_affordable=_is_affordable,
+        is_affordable=has_possible_strides,
         dense=frozenset({"kv_cache_raw_tensors"}),
         properties=(a_state_may_begin_past_two_gib,),
         specials=(other_memory, wrong_shape, wrong_states),
@@ -194,11 +175,11 @@ CONTRACTS = [
                 _is_hybrid(args) and _splits(args) and _has_three_cycle(args)
             ),
             "a cache_dtype_str without a letter": lambda args: any(
-                spec.fields.get("cache_dtype_str") == "" for spec in _specs(args)
+                spec.fields.get("cache_dtype_str") == "" for spec in specs_of(args)
             ),
             "strides past 2**32": lambda args: any(
                 spec.fields.get("head_size", 0) * spec.fields["block_size"] > 2**32
-                for spec in _specs(args)
+                for spec in specs_of(args)
             ),
         },
     ),

@@ -92,6 +92,8 @@ class Backend(Factory):
             num_kv_heads, head_size = 1, FP8_DS_MLA_BYTES
         elif cache_dtype_str in {"fp8", ""}:  # as many bytes, so that only the shape differs
             num_kv_heads, head_size = head_size, num_kv_heads
+        if not isinstance(self.shape, list):
+            return self.shape
         lengths = {"kv": 2, "blocks": num_blocks, "tokens": block_size, "one": 1}
         lengths |= {"heads": num_kv_heads, "size": head_size}
         shape = [
