@@ -373,6 +373,7 @@ CONTRACTS = [
         function="init_kv_cache",
         calls=whole_caches(),
         run=initialize,
+        loose=frozenset({"fields"}),
         has_objects=True,
         is_affordable=lambda args: _is_affordable(args) and has_possible_strides(args),
         hard_cases={

@@ -166,6 +166,7 @@ CONTRACTS = [
         calls=raw_caches(),
         run=view,
         has_objects=True,
+        loose=frozenset({"fields"}),
         is_affordable=has_possible_strides,
         dense=frozenset({"kv_cache_raw_tensors"}),
         properties=(a_state_may_begin_past_two_gib,),

@@ -125,7 +125,8 @@ def _of_numbers(expected: Array, got: Any, found: Difference) -> Difference:
     """Return a wrong number rather than the difference of types; right ones are no wrong answer."""
     try:
         values = as_numpy(got)
-        wrong = np.argwhere(values != expected)
+        is_nan = (values != values) & (expected != expected)  # noqa: PLR0124  # not all have isnan
+        wrong = np.argwhere((values != expected) & ~is_nan)
     except Exception:  # noqa: BLE001  # a meta tensor has no values, and a caller's may raise
         return found
     if not len(wrong):
