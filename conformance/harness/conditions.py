@@ -619,6 +619,7 @@ TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
     "a meta tensor": lambda t: t.to("meta"),
     "a subclass": lambda t: t.as_subclass(_Subclass),
     "a wrapper without memory": _Wrapper,
+    "a lazy negation": lambda t: torch._neg_view(-t),  # noqa: SLF001  # torch's name for it
     "a Parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
     "a tensor whose storage was resized to 0": _resized,
     "a tensor of complex numbers": lambda t: torch.conj(t.to(torch.complex64)),
@@ -642,6 +643,7 @@ def of_another_kind(stage: Stage) -> None:
     if not settable or stage.target.device != "cpu" or not _validates(stage.target):
         return
     path, value = stage.random.choice(settable)
+    same = [other for other, one in places(pair.theirs, most=10**9) if one is value]
     plain = value.detach().resolve_neg()
     expected = pair.expected().value
     for name, make in TENSORS.items():
@@ -649,7 +651,8 @@ def of_another_kind(stage: Stage) -> None:
             warnings.simplefilter("ignore")  # of prototypes
             made = attempt(make, plain.clone())
         if made.error is None:  # otherwise torch has no such tensor of this dtype and shape
-            set_part(pair.theirs, path, made.value)
+            for one in same:
+                set_part(pair.theirs, one, made.value)
             right, handed_on = expected, plain
             if name == "a tensor of complex numbers":  # a function may take any dtype
                 taken = pair.accepts(path, as_numpy(made.value))

@@ -230,8 +230,9 @@ class Memory:
         strides = LAYOUTS[layout](array)
         reach = sum((n - 1) * abs(s) for n, s in zip(array.shape, strides, strict=True))
         size = reach + 1 if array.size else 0
-        offset = GUARD + len(layouts) % 2
-        memory = self._filled(size + 2 * GUARD + 1, array.dtype)
+        # Bytes stay aligned: they may be viewed as numbers.
+        offset = GUARD + len(layouts) % 2 * (1 if array.itemsize > 1 else GUARD)
+        memory = self._filled(size + offset + GUARD + 1, array.dtype)
         first = offset + sum(
             (n - 1) * -s for n, s in zip(array.shape, strides, strict=True) if s < 0 and n
         )

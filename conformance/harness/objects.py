@@ -8,6 +8,7 @@ and each twin makes an object of it anew for each call. A contract's `run` makes
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import functools
 import operator
@@ -67,11 +68,11 @@ class Fresh(Factory):
 
     def make(self, _: Twin) -> Any:
         """Return a copy."""
-        return type(self.value)(self.value)
+        return copy.copy(self.value)
 
     def state(self, made: Any) -> Any:
         """Return what it contains."""
-        return made
+        return made if isinstance(made, list | dict) else None
 
 
 @dataclasses.dataclass

@@ -136,7 +136,8 @@ def _near(value: Any, rng: random.Random) -> Iterator[Any]:  # noqa: C901  # a t
     elif value is None:
         yield from (0, 1, True, "x", -1, 2**31)
     elif is_object(value):
-        yield from (3, "x", fields_of(value), type(value))
+        # The class of a factory is ours, and a call may change it.
+        yield from (3, "x", fields_of(value), *[type(value)] * (not isinstance(value, Drawn)))
 
 
 def _slices_near(value: slice) -> Iterator[tuple[Any, Any, Any]]:

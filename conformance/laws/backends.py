@@ -30,7 +30,8 @@ class Backend(Factory):
         shape: The axes of each dimension of the logical shape, which it merges; an int is a length.
         stride_order: What `get_kv_cache_stride_order()` returns; None: see `without_order`.
         without_order: What a backend without an order has: a method that "raises"
-            `NotImplementedError`, an "absent" one (that of the base class raises), or "None".
+            `NotImplementedError`, an "absent" one (that of the base class raises), or "None";
+            with another text, the method raises `AttributeError`.
         supported: What `get_supported_kernel_block_sizes()` returns.
         builder: The builder class, or a factory of it.
         is_listed: Whether a shape is a list of NumPy's ints instead of a tuple.
@@ -60,15 +61,18 @@ class Backend(Factory):
         }
         if self.stride_order is not None:
             found["get_kv_cache_stride_order"] = lambda: self.stride_order
-        elif self.without_order == "raises":
-            found["get_kv_cache_stride_order"] = _raise_not_implemented
         elif self.without_order == "None":
             found["get_kv_cache_stride_order"] = None
+        elif self.without_order != "absent":
+            found["get_kv_cache_stride_order"] = self._fail
         members = {name: method and staticmethod(method) for name, method in found.items()}
         has_base = twin.target is None or twin.target.offers("AttentionBackend")
         base = twin.find("AttentionBackend") if has_base and not self.is_own else object
         made = type(f"{self.name}Backend", (base,), members)
         return made() if self.is_instance else made
+
+    def _fail(self) -> Any:
+        raise NotImplementedError if self.without_order == "raises" else AttributeError
 
     def _plain_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
@@ -88,6 +92,8 @@ class Backend(Factory):
             num_kv_heads, head_size = 1, FP8_DS_MLA_BYTES
         elif cache_dtype_str in {"fp8", ""}:  # as many bytes, so that only the shape differs
             num_kv_heads, head_size = head_size, num_kv_heads
+        if not isinstance(self.shape, list):
+            return self.shape
         lengths = {"kv": 2, "blocks": num_blocks, "tokens": block_size, "one": 1}
         lengths |= {"heads": num_kv_heads, "size": head_size}
         shape = [
@@ -99,10 +105,6 @@ class Backend(Factory):
         if self.is_listed:
             return [np.int64(length) if type(length) is int else length for length in shape]
         return tuple(shape)
-
-
-def _raise_not_implemented() -> object:
-    raise NotImplementedError
 
 
 def any_backend(rng: random.Random, *, has_kv: bool = True, **fields: Any) -> Backend:
