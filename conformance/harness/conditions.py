@@ -504,6 +504,8 @@ def released(stage: Stage) -> None:
         put(valid, stage.random.choice(numbers), stage.random.choice((-5, 2**31, "x")))
         for _ in range(4 if numbers and _validates(stage.target) else 0)
     ]
+    is_affordable = stage.contract.is_affordable
+    refused = [one for one in refused if attempt(is_affordable, one).value is not False]
     for arguments in (valid, *refused):
         pair = stage.pair(arguments)
         result = pair.outcome().value
