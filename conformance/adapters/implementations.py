@@ -153,6 +153,17 @@ class Implementation:
             return getattr(made, name)  # type: ignore[no-any-return]
         return functools.partial(self.function(ours), made)
 
+    def supported(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call without options that it does not support."""
+        if self.module is fast:
+            return dict(arguments)
+        lacking, values = self.lacking(name).parameters, self.adapter.unsupported.get(name, {})
+        is_out = {
+            key: key in lacking or (key in values and values[key](value))
+            for key, value in arguments.items()
+        }
+        return {key: value for key, value in arguments.items() if not is_out[key]}
+
     def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
         """Return whether a class has a method, if it has the class, and supports its arguments."""
         if self.module is fast or not self.offers(cls):
@@ -228,6 +239,9 @@ class Implementation:
             if lacks:
                 which = ", ".join(lacks)
                 yield f"{self.name}.{function} lacks {which}: calls that need them are not made"
+            if function in self.adapter.unsupported:
+                values = ", ".join(self.adapter.unsupported[function])
+                yield f"{self.name}.{function} has unsupported values (declared): {values}"
             if found.is_reordered:
                 yield f"{self.name}.{function} has another order: arguments are passed by name"
 

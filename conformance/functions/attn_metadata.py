@@ -64,8 +64,9 @@ def _arguments(
         left = rng.integers(-9, MAX_INT32, spare)
         return np.concatenate([values, left]).astype(np.int32)
 
-    cls = rng.choice((BuilderClass, OwnBuilderClass))()
-    groups = [reference.KVCacheGroupSpec(own_names, None) for own_names in names]
+    cls = (BuilderClass, OwnBuilderClass)[rng.integers(2)]()
+    spec: Any = None  # it is not read
+    groups = [reference.KVCacheGroupSpec(own_names, spec) for own_names in names]
     return {
         "attn_metadata_builders": [Builder(cls) for _ in names],
         "num_reqs": batch.num_reqs,

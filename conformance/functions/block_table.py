@@ -91,10 +91,11 @@ class Session:
         return np.random.default_rng(self.number)
 
     def _append(self) -> Operation:
-        which, replaced, count, kind = (self.take(k) for k in (4, 4, 4, 3))
+        which, replaced, count, kind = (self.take(k) for k in (5, 4, 4, 3))
         every, rng = np.arange(self.rows)[: (70, 70, 70, None)[self.take(4)]], self.rng
         some = rng.permutation(self.rows)[: rng.integers(len(every), endpoint=True)]
-        listed = ([self.take(self.rows)], every, some, every[:0])[which]
+        one = [self.take(self.rows)]
+        listed = (one, one, every, some, every[:0])[which]
         is_new = rng.random(len(listed)) < (0.0, 1.0, 0.5, 0.5)[replaced]
         blocks: list[Any] = []
         for lengths, width in zip(self.lengths[self.on], self.widths.tolist(), strict=True):
@@ -501,7 +502,7 @@ CONTRACTS = [
         ),
         hard_cases={
             "several groups, of different blocks": lambda args: len({*args["block_sizes"]}) > 1,
-            "a row is appended to that is longer than a block of threads": lambda args: any(
+            "more than 256 blocks are appended to a row": lambda args: any(
                 len(ids) > 256 and not one.arguments["overwrite"][0]
                 for one in args["operations"]
                 if one.method == "append_block_ids" and len(one.arguments["req_indices"]) == 1

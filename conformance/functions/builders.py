@@ -55,8 +55,8 @@ def level_of_support(twin: Twin, *, support: str | None) -> list[Any]:
     """Return the level that a class and its builders state, and another class."""
     base, levels = twin.find(BUILDER), twin.find("AttentionCGSupport")
     own = {} if support is None else {"_cudagraph_support": levels[support]}
-    cls = type("Builder", (base,), {**own, "build": lambda *_: 8})
-    other = type("Other", (base,), {"build": lambda *_: 8})
+    cls: Any = type("Builder", (base,), {**own, "build": lambda *_: 8})
+    other: Any = type("Other", (base,), {"build": lambda *_: 8})
     found = [cls.get_cudagraph_support(vllm_config=None, kv_cache_spec=None)]
     found += [cls(None, [], None, None).get_cudagraph_support(None, None)]
     found += [other.get_cudagraph_support(None, None)]

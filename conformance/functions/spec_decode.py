@@ -74,13 +74,11 @@ def outputs(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     return deferred(contents)
 
 
-def requests_apart(arguments: Arguments, rng: random.Random) -> Arguments:
-    """Let the requests lie apart from each other, or take turns."""
+def no_view(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let the requests lie apart from each other, or take turns, or have other dimensions."""
     memory = np.zeros((3, 3, 2, 3), arguments["memory"].dtype)
-    return {
-        "attn_output": memory[:, :2] if rng.randrange(2) else memory.transpose(1, 0, 2, 3),
-        "memory": memory[:],
-    }
+    wrong = (memory[:, :2], memory.transpose(1, 0, 2, 3), memory[0, 0], memory[None])
+    return {"attn_output": rng.choice(wrong), "memory": memory[:]}
 
 
 def by_token(twin: Twin, *, attn_output: Any, memory: Any) -> Any:
@@ -112,7 +110,7 @@ CONTRACTS = [
         examples=0.4,
         run=by_token,
         dense=frozenset({"attn_output"}),  # without the memory that it is a view of
-        specials=(requests_apart,),
+        specials=(no_view,),
         hard_cases={
             "a strided output of several requests of several tokens": lambda args: (
                 _has_gaps(args) and min(args["attn_output"].shape[:2]) > 1

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from conformance.adapters import Unsupported
+from conformance.adapters import Adapter, Unsupported
+from conformance.adapters.implementations import FAST
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Device, Operation, Outcome, attempt
 from conformance.harness.pair import OBJECTS, Found, Pair
@@ -45,11 +46,11 @@ def invalid(
     contract: Contract,
     arguments: Arguments,
     rng: random.Random,
-    lacks: frozenset[str] = frozenset(),
+    adapter: Adapter = FAST.adapter,
 ) -> tuple[Path, Arguments, bool] | None:
     """Change one place of a valid call; return its path, the arguments, and whether it is loose.
 
-    Fields that an implementation `lacks` are not changed.
+    Fields that an implementation lacks are not changed.
 
     Every fifth time it is one of the contract's `specials`, whose path is empty. A change is loose
     if it may violate several preconditions, of which either twin may name another: of a length, of
@@ -62,7 +63,7 @@ def invalid(
     found = [path for path, value in places(arguments) if path and not isinstance(value, Device)]
     for _ in range(5 if found else 0):
         path = rng.choice(found)
-        if not lacks.isdisjoint(path):
+        if not adapter.lacks.isdisjoint(path):
             continue
         value = get(arguments, path)
         options = list(_near(value, rng))
@@ -75,7 +76,9 @@ def invalid(
             options = [entry for entry in parent if entry is not value] or options
         new = rng.choice(options)
         whole = arguments
-        if new is GONE and contract.takes_own_objects:  # a dataclass may have a default
+        if (
+            new is GONE and contract.takes_own_objects and adapter.takes_own_objects
+        ):  # a dataclass may have a default
             whole = OBJECTS["own classes"](arguments)
         made = attempt(put, whole, path, new)
         affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
@@ -121,8 +124,8 @@ def _near(value: Any, rng: random.Random) -> Iterator[Any]:  # noqa: C901  # a t
         yield from (f"{value}x", "", 3)
     elif isinstance(value, list | tuple):
         entries = list(value)
-        yield from (entries[:-1], entries + entries[-1:], entries[::-1], [*entries, None])
-        yield dict(enumerate(entries))
+        yield from (entries[:-1], entries + entries[-1:], entries[::-1])
+        yield from ([*entries[:-1], None][: len(entries)], dict(enumerate(entries)))
         yield from (tuple(entries), list(entries), 3, "ab", np.array([1]))
     elif isinstance(value, dict):
         yield from (dict(list(value.items())[1:]), list(value), 3)

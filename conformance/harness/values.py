@@ -100,7 +100,8 @@ def rebuilt(value: Any, new: list[tuple[Any, Any]], cls: type[Any] | None = None
         return (cls or type(value))([part for _, part in new])
     if isinstance(value, slice):
         return slice(*(part for _, part in new))
-    made = object.__new__(cls or type(value))
+    new_class: Any = cls or type(value)
+    made = new_class.__new__(new_class)
     for name, part in new:
         object.__setattr__(made, name, part)  # the class may be frozen
     return made
@@ -208,12 +209,13 @@ def fingerprint(value: Any) -> str:
     """Return a text that tells values apart.
 
     >>> fingerprint([1, None])
-    "[(0, '1'), (1, 'None')]"
+    '[0: 1, 1: None]'
     """
     if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
+        return f"{value.dtype}{value.shape}{value.tobytes().hex()}"
     inside = parts(value)
-    return repr([(key, fingerprint(part)) for key, part in inside]) if inside else repr(value)
+    texts = (f"{key!r}: {fingerprint(part)}" for key, part in inside)
+    return f"[{', '.join(texts)}]" if inside else repr(value)
 
 
 def text_of(path: Path) -> str:
