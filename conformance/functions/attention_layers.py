@@ -139,7 +139,7 @@ def without(*path: str) -> Special:
 @st.composite
 def named_layers(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw layers of all classes, some of which are named, in any order."""
-    number = draw(sizes(0, 300))
+    number = draw(sizes(0, 70))
     key, how = choices(draw, tuple(CLASSES), ("left out", None, "some", "some", "all"))
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -198,7 +198,7 @@ def _cached_layer(rng: Rng, name: str) -> Layer:
 @st.composite
 def cached_layers(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw layers that have a cache, share one, or have none."""
-    number, block_size, dtype = draw(sizes(0, 300)), draw(sizes(1, 8192)), draw(st.integers(0, 4))
+    number, block_size, dtype = draw(sizes(0, 70)), draw(sizes(1, 8192)), draw(st.integers(0, 4))
 
     def contents(draw: st.DrawFn) -> Arguments:
         rng = draw(rngs())
@@ -341,6 +341,12 @@ def other_backend(arguments: Arguments, rng: random.Random) -> Arguments | None:
     return _with_layer(arguments, rng, change)
 
 
+def _has_names(arguments: Arguments) -> bool:
+    """Return whether backends have names; else builders may be made before that is seen."""
+    made = (getattr(layer, "backend", None) for layer in layers_of(arguments).values())
+    return all(isinstance(getattr(backend, "name", ""), str) for backend in made)
+
+
 def initialize(twin: Twin, **arguments: Any) -> dict[str, Any]:
     """Return the backends and builders, and what the builders were made with."""
     found = twin.function("init_attn_backend")(**arguments)
@@ -411,6 +417,7 @@ CONTRACTS = [
         has_objects=True,
         takes_own_objects=True,
         specials=(other_backend,),
+        is_affordable=_has_names,
         examples=0.4,
         hard_cases={
             "more than 16 groups": lambda args: len(args["kv_cache_config"].kv_cache_groups) > 16,

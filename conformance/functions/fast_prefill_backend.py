@@ -193,7 +193,7 @@ def create_and_build(
 
     builder, other = (cls(None, ["layers.0"], None, None) for _ in range(2))
     given = built(builder)
-    _, underlying = builder.recorded[0]
+    (_, got, _), underlying = builder.recorded[0]
     again = [built(builder), built(other)]
     if hasattr(builder, "build_for_cudagraph_capture"):
         again.append(builder.build_for_cudagraph_capture(metadata))
@@ -202,9 +202,10 @@ def create_and_build(
     kept = [n for n in ATTRIBUTES if getattr(given, n, 0) is getattr(underlying, n, 0)]
     logits = ("logits_indices_padded", "num_logits_indices")
     return {
-        "given": [arguments for arguments, _ in builder.recorded],
+        "got": got,
+        "given": [(prefix_len, is_fast) for (prefix_len, _, is_fast), _ in builder.recorded],
         "names": [one.__name__ for one in (backend, cls, type(given))],
-        "attributes": {n: getattr(given, n) for n in ATTRIBUTES if hasattr(given, n)},
+        "attributes": {n: getattr(given, n) for n in ATTRIBUTES[1:] if hasattr(given, n)},
         "kept": kept,
         "dict": {*getattr(underlying, "__dict__", {})} <= {*getattr(given, "__dict__", {})},
         "logits": [getattr(given, n) is getattr(metadata, n) for n in logits],

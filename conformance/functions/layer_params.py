@@ -65,7 +65,7 @@ def _implementation(rng: Rng) -> Layer:
 @st.composite
 def implementations(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw layers, some of which are named, in any order; attributes may be None or missing."""
-    number, others, some = draw(sizes(0, 300)), draw(sizes(0, 300)), draw(st.integers(0, 2))
+    number, others, some = draw(sizes(0, 70)), draw(sizes(0, 70)), draw(st.integers(0, 2))
 
     def contents(draw: st.DrawFn) -> Arguments:
         rng = draw(rngs())
