@@ -67,7 +67,6 @@ class Backend(Factory):
         members: dict[str, Any] = {
             name: method and staticmethod(method) for name, method in found.items()
         }
-        members["__repr__"] = lambda _: self.name  # messages have it
         has_base = twin.target is None or twin.target.offers("AttentionBackend")
         base = twin.find("AttentionBackend") if has_base and not self.is_own else object
         made = type(f"{self.name}Backend", (base,), members)
