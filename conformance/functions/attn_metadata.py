@@ -86,16 +86,23 @@ def _arguments(
 def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw batches in groups of any number, of any number of layers, in buffers of any length."""
     batch_of_sizes = draw(batches(most=(1100, 8193, 70)))
-    number, layers = draw(sizes(0, 33, small=3)), draw(sizes(1, 66, small=3))
-    shares_table, shares_names, spare, how, query, seq = choices(
-        *(draw, (False, False, True), (False, False, False, True), (0, 2, 2, None)),
-        *((list, tuple, np.array, np.array), BOUNDS, BOUNDS),
+    number, layers, shares_table, shares_names, spare, how, query, seq = choices(
+        *(
+            draw,
+            (2, 1, 3, 2, 0, 1, 2, 1, 2, None),
+            (1, 1, 2, 3, 1, 1, 2, None),
+            (False, False, True),
+        ),
+        *((False, False, False, True), (0, 2, 2, None), (list, tuple, np.array, np.array)),
+        *(BOUNDS, BOUNDS),
     )
+    number = draw(sizes(0, 33)) if number is None else number
+    layers = draw(sizes(1, 66)) if layers is None else layers
     spare = draw(sizes()) if spare is None else spare
 
     def contents(draw: st.DrawFn) -> Arguments:
         batch, rng = draw(batch_of_sizes), draw(rngs())
-        count = min(number, 1 + 3000 // (1 + batch.num_reqs))  # `reference` checks each group
+        count = min(number, 1 + 1000 // (1 + batch.num_reqs))  # `reference` checks each group
         numbers = [layers if g == count // 2 else 1 + g % 2 for g in range(count)]
         first = [0 if shares_names else 300 * g for g in range(count)]
         names = [
@@ -194,6 +201,7 @@ CONTRACTS = [
         function="build_attn_metadata",
         calls=calls(),
         has_objects=True,
+        examples=0.4,
         specials=(alike, alike, one_group_more, all_too_short),
         checked_only=r"layer_names|query_start_loc\[-1\]|less than|more than|_cpu\[|decreases",
         laws=(

@@ -102,12 +102,28 @@ class _Str(str):
     __slots__ = ()
 
 
-def _subclassed(value: Any) -> Any:
+def _throughout(change: Callable[[Any, Callable[[Any], Any]], Any]) -> Callable[[Any], Any]:
+    """Return a function that changes a value and its parts; a part that occurs twice stays one."""
+
+    def changed(value: Any) -> Any:
+        made: dict[int, tuple[Any, Any]] = {}
+
+        def once(value: Any) -> Any:
+            if id(value) not in made:
+                made[id(value)] = value, change(value, once)
+            return made[id(value)][1]
+
+        return once(value)
+
+    return changed
+
+
+def _subclassed(value: Any, once: Callable[[Any], Any]) -> Any:
     if isinstance(value, str):
         return _Str(value)
     if isinstance(value, slice) or not (isinstance(value, list | dict) or parts(value)):
         return value
-    new = [(key, _subclassed(part)) for key, part in parts(value)]
+    new = [(key, once(part)) for key, part in parts(value)]
     if is_object(value) and not isinstance(value, Drawn | SimpleNamespace):
         return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))  # type: ignore[arg-type]  # hashable
     own: dict[Any, Any] = {list: _List, dict: _Dict}
@@ -119,18 +135,18 @@ def _stub_class(name: str) -> type[Any]:
     return type(name, (Stub,), {})
 
 
-def _stubbed(value: Any) -> Any:
+def _stubbed(value: Any, once: Callable[[Any], Any]) -> Any:
     if isinstance(value, slice) or not parts(value):
         return value
-    new = [(key, _stubbed(part)) for key, part in parts(value)]
+    new = [(key, once(part)) for key, part in parts(value)]
     is_theirs = is_object(value) and not isinstance(value, Drawn)
     return rebuilt(value, new, _stub_class(type(value).__name__) if is_theirs else None)
 
 
 OBJECTS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
     "": lambda arguments: arguments,
-    "subclasses": _subclassed,
-    "own classes": _stubbed,
+    "subclasses": _throughout(_subclassed),
+    "own classes": _throughout(_stubbed),
 }
 """Whose classes the lists, dicts and objects among the arguments are of: a caller's subclasses, or
 a caller's own classes with the same attributes."""

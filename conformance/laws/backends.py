@@ -65,7 +65,9 @@ class Backend(Factory):
             found["get_kv_cache_stride_order"] = None
         elif self.without_order != "absent":
             found["get_kv_cache_stride_order"] = self._fail
-        members = {name: method and staticmethod(method) for name, method in found.items()}
+        members: dict[str, Any] = {
+            name: method and staticmethod(method) for name, method in found.items()
+        }
         has_base = twin.target is None or twin.target.offers("AttentionBackend")
         base = twin.find("AttentionBackend") if has_base and not self.is_own else object
         made = type(f"{self.name}Backend", (base,), members)

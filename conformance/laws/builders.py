@@ -22,10 +22,16 @@ class Built:
 class _Records:
     compared = ("given", "has_device", "num_builds", "reorder_batch_threshold")
     reorder_batch_threshold: int | None = None
+    twins_device: str | None
 
     def __init__(self, *args: Any) -> None:  # by position alone
         super().__init__(*args)
         self.given, self.num_builds = args[:-1], 0
+
+    @property
+    def has_device(self) -> bool:
+        made: Any = self
+        return bool(made.device == made.twins_device)
 
     def build(self, *args: Any, **keywords: Any) -> Built:
         """Return the arguments."""
@@ -50,8 +56,8 @@ class BuilderClass(Factory):
 
     def make(self, twin: Twin) -> type:
         """Return the class."""
-        has_device = property(lambda made: made.device == twin.device)
-        return type("Builder", (_Records, self.base(twin)), {"has_device": has_device})
+        # No closure of the twin: classes stay alive.
+        return type("Builder", (_Records, self.base(twin)), {"twins_device": twin.device})
 
 
 @dataclasses.dataclass
