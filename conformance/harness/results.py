@@ -72,21 +72,33 @@ class Results:
         failed = ", ".join(word for verdict, word in WORDS.items() if verdict in verdicts)
         return failed or (f"conforms ({number:,})" if number else "not run")
 
-    def _table(self) -> Iterator[str]:
-        """Yield the lines of the table, without functions that have no tests here."""
-        rows = [["function", *(target.name for target in self.targets), "time"]]
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the rows of the table, without functions that have no tests here."""
         for contract in self.contracts:
             cells = [self._cell(contract, target) for target in self.targets]
             if self.found[contract.function] or "absent" in cells:
                 seconds = sum(one["seconds"] for one in self.found[contract.function])
-                rows.append([contract.function, *cells, f"{seconds:.1f} s"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            yield "  ".join(map(str.ljust, row, widths)).rstrip()
+                yield [contract.function, *cells, f"{seconds:.1f} s"]
+
+    def causes(self) -> list[dict[str, Any]]:
+        """Return what failed, each cause of a function once, the worst first."""
+        found: dict[Any, dict[str, Any]] = {}
+        for one in sorted(self._failed(), key=lambda one: tuple(one.get("gravity", (9, 9)))):
+            cause = one.get("cause") or (one["function"], one["target"], one["check"])
+            found.setdefault(tuple(cause), one)
+        return [*found.values()]
+
+    def notes(self) -> Iterator[str]:
+        """Yield lines about what was not checked."""
+        for target in self.targets:
+            if not target.implementation.adapter.validates:
+                yield f"not checked on {target.name}: refusals (declared)"
+        for implementation in dict.fromkeys(target.implementation for target in self.targets):
+            yield from implementation.lacking_lines()
 
     def _failure_lines(self) -> Iterator[str]:
-        """Yield a line for each failed test, and the command that replays it."""
-        for found in self._failed():
+        """Yield a line for each cause of failures, and the command that replays it."""
+        for found in self.causes():
             verdict = found.get("verdict", "")
             where = f"{found['function']} on {found['target']}"
             line = found.get("line", f"{where}: an error in the run")
@@ -120,12 +132,14 @@ class Results:
         """Print the table, and a line for each failure."""
         if not any(self.found.values()):
             return
-        terminalreporter.section("functions")
-        for line in self._table():
+        terminalreporter.section("conformance")
+        head = ["function", *(target.name for target in self.targets), "time"]
+        rows = [head, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            terminalreporter.write_line("  ".join(map(str.ljust, row, widths)).rstrip())
+        for line in self.notes():
             terminalreporter.write_line(line)
-        for target in self.targets:
-            if not target.implementation.adapter.validates:
-                terminalreporter.write_line(f"not checked on {target.name}: refusals (declared)")
         for line in [*self._failure_lines(), *self._missing_lines()]:
             terminalreporter.write_line(line, red=line.startswith(("FAILS", "hard case")))
         if not all(one.get("is_fatal", True) for one in self._failed()):
