@@ -123,6 +123,8 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
         where, got, expected = f"{where}.shape", str((*got.shape,)), str(expected.shape)
     elif difference.kind == "wrong dtype":
         where, got, expected = f"{where}.dtype", got.dtype, expected.dtype
+    elif difference.kind == "wrong length":
+        where, got, expected = f"len({where})", len(got), len(expected)
     elif difference.kind == "wrong type" and not isinstance(expected, str):
         where, got, expected = f"type({where})", type(got).__name__, type(expected).__name__
     mine, theirs = (_short(value, most) for value in (got, expected))
