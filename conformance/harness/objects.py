@@ -193,7 +193,7 @@ class Operation(Drawn):
 
 
 @dataclasses.dataclass
-class Step:
+class Step(Drawn):
     """What an operation did: all parts are copies.
 
     Attributes:
@@ -208,7 +208,7 @@ class Step:
 
 
 @dataclasses.dataclass
-class Played:
+class Played(Drawn):
     """The result of a session: what each operation did, and their results themselves."""
 
     steps: list[Step]

@@ -41,7 +41,7 @@ from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 from conformance.targets.implementations import Absent, load_implementations
 
-ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
+ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
 
@@ -316,7 +316,7 @@ class FunctionItem(pytest.Item):
             is_wrong = failure.difference.verdict is Verdict.WRONG_ANSWER
             run.end(*self.what, is_wrong=is_wrong)
             stem = self.name.partition("[")[0]
-            path = next((c.path for c in run.stored if c.path.stem == stem), None)
+            path = next((case.path for case in run.stored if _stem(case) == stem), None)
             self.text = _describe(self.config, failure, found, path)
             raise
         finally:
@@ -376,6 +376,12 @@ class FunctionFile(pytest.File):
                     yield FunctionItem.from_parent(self, name=name, what=what, test=test)
 
 
+def _stem(case: cases.Case) -> str:
+    """Return the name of a stored case: that of its file, which vectors have in common."""
+    name = case.path.stem
+    return name if name.startswith(case.story.function) else f"{case.story.function}-{name}"
+
+
 def _tests(
     run: Run, contract: Contract, target: Target
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -386,7 +392,7 @@ def _tests(
     for case in run.stored:
         if case.story.function == function:
             test = functools.partial(checks.tell, contract, target, case.story)
-            yield case.path.stem, "stored", test
+            yield _stem(case), "stored", test
     if run.is_replay:
         return
     yield function, "answers", checks.answers(contract, target, run.profile)

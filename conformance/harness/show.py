@@ -29,6 +29,14 @@ PROMISES: Final = (
     "breaks a promise",
 )  # kinds, of which `got` says what is wrong
 
+FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "wrong shape": ("{}.shape", lambda array: str((*array.shape,))),
+    "wrong dtype": ("{}.dtype", lambda array: array.dtype),
+    "wrong length": ("len({})", len),
+    "wrong type": ("type({})", lambda value: type(value).__name__),
+}
+"""What is shown of two values that differ in more than an element, by the kind of difference."""
+
 ArrayText: TypeAlias = Callable[[Array, str], str]  # of an array in a field of this name
 Table: TypeAlias = list[list[str]]
 Place: TypeAlias = tuple[str, int, int]  # in words; the request, and its token or column
@@ -119,14 +127,9 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
             notes += ["as before the call"]
         if str(got) == str(expected):
             notes += [f"bits {x.tobytes()[::-1].hex()}" for x in (got, expected)]
-    elif difference.kind == "wrong shape":
-        where, got, expected = f"{where}.shape", str((*got.shape,)), str(expected.shape)
-    elif difference.kind == "wrong dtype":
-        where, got, expected = f"{where}.dtype", got.dtype, expected.dtype
-    elif difference.kind == "wrong length":
-        where, got, expected = f"len({where})", len(got), len(expected)
-    elif difference.kind == "wrong type" and not isinstance(expected, str):
-        where, got, expected = f"type({where})", type(got).__name__, type(expected).__name__
+    elif difference.kind in FACTS and not isinstance(expected, str):
+        words, fact = FACTS[difference.kind]
+        where, got, expected = words.format(where), fact(got), fact(expected)
     mine, theirs = (_short(value, most) for value in (got, expected))
     place = f"[{', '.join(map(str, index))}]" if index else ""
     note = f"  ({', '.join(notes)})" if notes else ""
