@@ -485,6 +485,9 @@ def _search(
             deadline[:] = deadline or [time.monotonic() + profile.shrink_seconds]
             raise
 
+    seeded = given(examples)(test)
+    if profile.seed is not None:  # first, since it removes the database from the settings
+        seeded = hypothesis.seed(profile.seed)(seeded)
     configured = settings(
         max_examples=number,
         derandomize=profile.seed is None,
@@ -495,9 +498,7 @@ def _search(
         report_multiple_bugs=False,
         print_blob=False,
         verbosity=hypothesis.Verbosity.quiet,
-    )(given(examples)(test))
-    if profile.seed is not None:
-        configured = hypothesis.seed(profile.seed)(configured)
+    )(seeded)
     try:
         configured()
     except Flaky:

@@ -41,7 +41,9 @@ from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 from conformance.targets.implementations import Absent, load_implementations
 
-ITEM: Final = re.compile(r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$")
+ITEM: Final = re.compile(
+    r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$"
+)
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
 
@@ -105,6 +107,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--target", "targets to run: host, native, cuda", **names)
     add("--functions", "check only these functions (default: all)", **names)
     add("--profile", "dev, brief, default or nightly", default="default", metavar="NAME")
+    # With `--hypothesis-seed` Hypothesis keeps no examples in its database.
+    add("--seed", "for --profile nightly: repeat the run with this seed", type=int, metavar="N")
     add("--replay", "replay a stored case, or a folder, and run nothing else", type=Path)
     add("--report", "write report.json, .md and .html into a folder", type=Path, metavar="DIR")
     trace = {"dest": "trace_file", "type": Path, "metavar": "FILE"}
@@ -239,12 +243,10 @@ def _profile(option: argparse.Namespace) -> checks.Profile:
         if option.databases:
             raise ValueError("--database needs --profile nightly: others repeat their examples")
         return profile
-    if option.hypothesis_seed is None:
-        option.hypothesis_seed = str(secrets.randbits(32))  # workers inherit it
-    if not str(option.hypothesis_seed).removeprefix("-").isdecimal():
-        raise ValueError(f"--hypothesis-seed must be an integer, got {option.hypothesis_seed!r}")
+    if option.seed is None:
+        option.seed = secrets.randbits(32)  # workers inherit it
     database = open_database(option.databases)
-    return dataclasses.replace(profile, seed=int(option.hypothesis_seed), database=database)
+    return dataclasses.replace(profile, seed=option.seed, database=database)
 
 
 def _stored(replayed: Path | None) -> list[cases.Case]:

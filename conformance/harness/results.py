@@ -50,7 +50,7 @@ class Results:
         elif report.when in {"call", "???"} or report.failed:
             found["is_failed"] = report.failed or hasattr(report, "wasxfail")
             found["num"] = found.get("examples", 0) * (not report.skipped)
-            found["seconds"] = report.duration
+            found |= {"seconds": report.duration, "node": report.nodeid}
             self.found[found["function"]].append(found)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
