@@ -6,6 +6,5 @@ Without it, the implementation's attribute `CONFORMANCE_ADAPTER` is used.
 
 from conformance.adapters.base import Adapter, FastAdapter, Unsupported, is_given, supplied
 from conformance.adapters.deviation import Deviation
-from conformance.values.call import Call
 
-__all__ = ["Adapter", "Call", "Deviation", "FastAdapter", "Unsupported", "is_given", "supplied"]
+__all__ = ["Adapter", "Deviation", "FastAdapter", "Unsupported", "is_given", "supplied"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -14,8 +15,6 @@ import torch
 
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.values.aliases import supplied
-from conformance.values.stubs import stub_class
 
 KINDS = {
     "CommonAttentionMetadata": "metadata",
@@ -44,6 +43,9 @@ object with attributes. They occur in arguments only.
 """
 
 
+OURS = frozenset(reference.__all__)
+
+
 class Unsupported(BaseException):  # checks that catch Exception must not catch it
     """Raised for a call that the implementation does not support, as its adapter declares.
 
@@ -56,6 +58,58 @@ def is_given(value: object) -> bool:
     return value is not None
 
 
+def is_default(value: object, parameter: inspect.Parameter) -> bool:
+    """Return whether a value is the default of a parameter."""
+    default = parameter.default
+    is_plain = default is None or isinstance(default, bool | int | float | str)
+    return is_plain and type(value) is type(default) and value == default
+
+
+_MARK = "kvtwin_is_supplied"
+
+
+def supplied(tensor: torch.Tensor, *, is_known: bool = True) -> torch.Tensor:
+    """Return a CPU copy of a tensor, as a placeholder for a field that an implementation lacks.
+
+    Its values are compared, unless they are a guess. Its memory is not compared.
+
+    Args:
+        tensor: The values.
+        is_known: Whether they are derived from fields of the implementation, and are no guess.
+    """
+    copied = tensor.detach().to("cpu", copy=True)
+    setattr(copied, _MARK, is_known)
+    return copied
+
+
+def is_guessed(value: object) -> bool:
+    """Return whether a value is a placeholder whose values are a guess.
+
+    >>> is_guessed(supplied(torch.arange(3), is_known=False)), is_guessed(torch.arange(3))
+    (True, False)
+    """
+    return isinstance(value, torch.Tensor) and not getattr(value, _MARK, True)
+
+
+@functools.cache
+def stub_class(cls: type) -> type:
+    """Return an empty class of the same name as one of `reference`, with bases of these names.
+
+    >>> [base.__name__ for base in stub_class(reference.UBatchSlice).__mro__]
+    ['UBatchSlice', 'object']
+    """
+    if cls is object:
+        return object
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    members: dict[str, Any] = {"__eq__": _has_same_fields, "__hash__": None}
+    members["compared"] = tuple(field.name for field in fields)  # by the harness
+    return type(cls.__name__, tuple(map(stub_class, cls.__bases__)), members)
+
+
+def _has_same_fields(self: object, other: object) -> bool:
+    return type(self) is type(other) and vars(self) == vars(other)
+
+
 class Adapter:
     """Converts between our objects and an implementation's.
 
@@ -65,6 +119,11 @@ class Adapter:
     calls `made` to make the object, and `supplied` for tensors that the implementation does not
     have. Objects of other kinds are passed unchanged. Arguments are converted before a call, and
     the result after it. Tensors are never copied, so that checks can observe writes and aliasing.
+
+    If a function differs in more than names, a method of the adapter with our name of it makes the
+    call: it takes our parameters, with converted values, and its result is converted. A class that
+    differs is a class within the adapter, with our name and our methods. What such a method or
+    class lacks (a parameter, a method) the implementation lacks.
 
     If the module has a context manager `checks(enabled)`, it only has to reject bad tensor values
     inside `checks(True)`. A module without it must always reject them.
@@ -114,13 +173,12 @@ class Adapter:
         Raises:
             AttributeError: It has none.
         """
-        if not self.names:
-            return operator.attrgetter(name)(self.module)
-        found: Any = self.module
-        first, *rest = self.names.get(name, name).split(".")
-        for part in (*self.names.get(first, first).split("."), *rest):
-            found = getattr(found, part)
-        return found
+        first, _, rest = self.names.get(name, name).partition(".")
+        if first in OURS and hasattr(self, first):
+            found = getattr(self, first)  # a method or class of the subclass
+        else:
+            found = operator.attrgetter(self.names.get(first, first))(self.module)
+        return operator.attrgetter(rest)(found) if rest else found
 
     def dtype(self, ours: torch.dtype) -> Any:
         """Return the implementation's dtype for one of ours."""
@@ -155,7 +213,11 @@ class Adapter:
         return error if (message, cls) == (str(error), type(error)) else cls(message)
 
     def supported(
-        self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        function: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        lacking: Set[str] = frozenset(),
     ) -> dict[str, Any]:
         """Return a call's keyword arguments, except for `unsupported` ones that are the default.
 
@@ -163,6 +225,7 @@ class Adapter:
             function: Our name of the function.
             args: Our arguments by position.
             kwargs: Our arguments by name.
+            lacking: Parameters of which only the default is supported.
 
         Raises:
             Unsupported: An argument has a value that is not supported.
@@ -173,10 +236,13 @@ class Adapter:
         for name, is_unsupported in values.items():
             if is_unsupported(given.get(name, parameters[name].default)):
                 raise Unsupported(f"{name} of {function}")
+        for name in lacking & given.keys():
+            if not is_default(given[name], parameters[name]):
+                raise Unsupported(f"{name} of {function}")
         return {
             name: value
             for name, value in kwargs.items()
-            if name not in values or value is not parameters[name].default
+            if name not in {*values, *lacking} or not is_default(value, parameters[name])
         }
 
     def new(self, class_name: str, **fields: Any) -> Any:
@@ -193,10 +259,14 @@ class Adapter:
 
         The other fields have their default in `reference`.
         """
-        given = inspect.signature(getattr(reference, class_name)).bind(**fields)
+        given = inspect.signature(getattr(reference, class_name)).bind_partial(**fields)
         given.apply_defaults()
+        return self.stub(class_name, given.arguments)
+
+    def stub(self, class_name: str, fields: Mapping[str, Any]) -> Any:
+        """Return a stub of one of `reference`'s classes with only these fields."""
         made: Any = object.__new__(stub_class(getattr(reference, class_name)))
-        vars(made).update(given.arguments)
+        vars(made).update(fields)
         return made
 
     def theirs(self, ours: Any, done: dict[int, Any] | None = None) -> Any:

@@ -29,6 +29,9 @@ def mistyped(adapter: Adapter) -> Iterator[str]:
             known = {*_parameters(reference, function), *_parameters(fast, function)}
             for name in named.keys() - known:
                 yield f"has {name!r} in {table}, which is not a parameter of {function}"
+    for deviation in adapter.deviations:
+        if not _is_ours(deviation.function):
+            yield f"declares a deviation of {deviation.function!r}, which is not a name in reference"
     fields = {field for name in reference.__all__ for field in _fields(getattr(reference, name))}
     for name in sorted(adapter.lacks - fields):
         yield f"has {name!r} in lacks, which is not a field or parameter in reference"

@@ -17,6 +17,7 @@ from conformance.harness.pair import Pair
 from conformance.harness.sizes import fit, rngs, sizes, vectors
 from conformance.laws import batch_laws as laws
 from conformance.laws.access import Half
+from conformance.laws.attention import attention_is_dense
 from conformance.laws.batch_laws import Description, Part
 from conformance.laws.batches import Batch, Layout, batches, choices, deferred, layouts
 
@@ -177,7 +178,7 @@ CONTRACTS = [
             laws.kernel_blocks_rename,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
-            laws.attention_is_dense,
+            attention_is_dense,
         ),
         description=Description(_arguments, _slots, shows=Half.WRITES),
         hard_cases={
@@ -203,7 +204,7 @@ CONTRACTS = [
             laws.kernel_blocks_rename,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
-            laws.attention_is_dense,
+            attention_is_dense,
         ),
         description=Description(_managers_table, _mapped_table, shows=Half.READS, has_ranks=False),
         hard_cases={

@@ -16,6 +16,7 @@ from conformance.harness.contract import Arguments, Contract
 from conformance.harness.pair import Pair
 from conformance.harness.sizes import rngs, sizes, vectors
 from conformance.laws import batch_laws as laws
+from conformance.laws.attention import attention_is_dense
 from conformance.laws.batch_laws import Description, Part
 from conformance.laws.batches import (
     MAX_INT32,
@@ -412,7 +413,7 @@ CONTRACTS = [
             laws.writes_are_read_back,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
-            laws.attention_is_dense,
+            attention_is_dense,
         ),
         description=Description(_split, _parts, _points),
         hard_cases={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from conformance.adapters.base import is_guessed
 from conformance.harness.memory import NUMPY_IN_BOTH_TWINS, bits, first_difference, torch_dtype
 from conformance.harness.story import Difference, Verdict
 from conformance.harness.values import Array, fields_of, is_object, parts
@@ -22,10 +24,16 @@ class Comparison:
     Args:
         device: The type of device of its tensors.
         host: The fields whose arrays stay NumPy's in both twins.
+        lacks: The fields that its objects need not have.
     """
 
-    def __init__(self, device: str = "cpu", host: frozenset[str] = frozenset()) -> None:
-        self.device, self.host = device, host | NUMPY_IN_BOTH_TWINS
+    def __init__(
+        self,
+        device: str = "cpu",
+        host: frozenset[str] = frozenset(),
+        lacks: frozenset[str] = frozenset(),
+    ) -> None:
+        self.device, self.host, self.lacks = device, host | NUMPY_IN_BOTH_TWINS, lacks
 
     def difference(self, expected: Any, got: Any, where: str = "result") -> Difference | None:
         """Return the first wrong value or structure; if there is none, the first wrong type."""
@@ -67,6 +75,8 @@ class Comparison:
         for key, part in parts(expected):
             place = f"{where}[{key!r}]" if is_entry else f"{where}.{key}"
             if not is_entry and not hasattr(got, key):
+                if key in self.lacks:
+                    continue
                 return Difference(place, "nothing", part, "missing attribute")
             other = got[key] if is_entry else getattr(got, key)
             wrong = self._wrong(part, other, place, mild)
@@ -74,25 +84,20 @@ class Comparison:
                 return wrong
         return None
 
-    def _of_arrays(  # noqa: PLR0911  # one difference after the other
-        self, expected: Array, got: Any, where: str
-    ) -> Difference | None:
-        is_numpy = name_of(where) in self.host
-        if not isinstance(got, np.ndarray if is_numpy else torch.Tensor):
+    def _of_arrays(self, expected: Array, got: Any, where: str) -> Difference | None:
+        if not isinstance(got, np.ndarray | torch.Tensor):
             return Difference(where, got, expected, "wrong type")
+        if is_guessed(got):
+            return None
         if tuple(got.shape) != expected.shape:
             return Difference(where, got, expected, "wrong shape")
-        if got.dtype != (expected.dtype if is_numpy else torch_dtype(expected.dtype)):
-            return Difference(where, got, expected, "wrong dtype")
-        if not is_numpy:
-            is_on_cpu = self.device == "cpu" or name_of(where).endswith("_cpu")
-            device = "cpu" if is_on_cpu else self.device
-            found: Any = got.device
-            if found.type != device:
-                return Difference(where, found.type, device, "wrong device")
-            if type(got) is not torch.Tensor or got.layout is not torch.strided:
-                return Difference(where, type(got).__name__, "Tensor", "wrong type", Verdict.OTHER)
-        values = got if is_numpy else as_numpy(got)
+        found = self._of_types(expected, got, where)
+        if found is not None:
+            with contextlib.suppress(Exception):  # a meta tensor has no values
+                if np.array_equal(as_numpy(got), expected):  # the right numbers of another type
+                    found = dataclasses.replace(found, verdict=Verdict.OTHER)
+            return found
+        values = as_numpy(got)
         if not expected.size or (expected.dtype.kind in "iub" and (values == expected).all()):
             return None
         mine, right = bits(values), bits(expected)
@@ -100,6 +105,22 @@ class Comparison:
             return None
         index = first_difference(mine, right)
         return Difference(where, values, expected, "wrong value", index=index)
+
+    def _of_types(self, expected: Array, got: Any, where: str) -> Difference | None:
+        """Return a difference of types, dtypes, devices or layouts."""
+        is_numpy = name_of(where) in self.host
+        if not isinstance(got, np.ndarray if is_numpy else torch.Tensor):
+            return Difference(where, got, expected, "wrong type")
+        if got.dtype != (expected.dtype if is_numpy else torch_dtype(expected.dtype)):
+            return Difference(where, got, expected, "wrong dtype")
+        if isinstance(got, torch.Tensor):
+            is_on_cpu = self.device == "cpu" or name_of(where).endswith("_cpu")
+            device = "cpu" if is_on_cpu else self.device
+            if got.device.type != device:
+                return Difference(where, got.device.type, device, "wrong device")
+            if type(got) is not torch.Tensor or got.layout is not torch.strided:
+                return Difference(where, type(got).__name__, "Tensor", "wrong type")
+        return None
 
 
 def name_of(where: str) -> str:
@@ -111,16 +132,19 @@ def name_of(where: str) -> str:
     return where.rpartition(".")[2].rpartition("['")[2].removesuffix("']")
 
 
-def as_numpy(tensor: torch.Tensor) -> Array:
+def as_numpy(tensor: torch.Tensor | Array) -> Array:
     """Return the values of a tensor as an array; dtypes that NumPy lacks as ml_dtypes'."""
     import ml_dtypes  # noqa: PLC0415  # few functions need it
 
+    if isinstance(tensor, np.ndarray):
+        return tensor
     plain = tensor.detach().resolve_neg().resolve_conj().cpu()
     try:
         values: Array = plain.numpy()
     except TypeError:
         dtype = np.dtype(getattr(ml_dtypes, str(plain.dtype).removeprefix("torch.")))
-        values = plain.contiguous().view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
+        dense = plain.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides
+        values = dense.view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
     return values
 
 

@@ -47,6 +47,8 @@ class Contract:
         hard_cases: A few cases by name that the project's own default run must draw.
         run: Makes the call, if it is not one call of the function: it gets the twin and the
             arguments by name. See `objects.play`.
+        needs: The names that an implementation must have, if not the function itself.
+        is_long: Whether a call takes milliseconds: conditions and refusals are left out.
         has_objects: Whether arguments contain factories of `objects`.
         examples: The part of a profile's examples that suffices.
         has_kernel: Whether a device has a path of its own, tested on the target `native` too.
@@ -69,7 +71,14 @@ class Contract:
     description: Any = None
     hard_cases: Mapping[str, Callable[[Arguments], bool]] = dataclasses.field(default_factory=dict)
     run: Callable[..., Any] | None = None
+    needs: Sequence[str] = ()
+    is_long: bool = False
     has_objects: bool = False
     examples: float = 1.0
     has_kernel: bool = False
     takes_own_objects: bool = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names that an implementation must have."""
+        return self.needs or (self.function,)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import reference
+from conformance.adapters.implementations import NAMES, Implementation
 from conformance.harness.contract import Contract
 from conformance.harness.objects import reference_function
 from conformance.name_lists import near
-from conformance.targets.implementations import NAMES, Implementation
 
 WIDTH: Final = 96
 

@@ -7,13 +7,14 @@ import dataclasses
 import functools
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from conformance.adapters.implementations import is_of_fast
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.story import Circumstances, Difference
 from conformance.harness.values import (
@@ -66,7 +67,11 @@ def _expanded(array: Array) -> Strides:
     """Repeat one entry along each axis along which all are equal."""
     strides = list(_in_order(array.shape, 1))
     for axis in range(array.ndim):
-        if array.shape[axis] > 1 and (array == np.take(array, [0], axis)).all():
+        with np.errstate(invalid="ignore"):  # of NaNs
+            is_equal = (
+                (array == np.take(array, [0], axis)).all() if array.shape[axis] > 1 else False
+            )
+        if is_equal:
             strides[axis] = 0
     return tuple(strides)
 
@@ -113,6 +118,10 @@ class Placed(NamedTuple):
         return np.negative(array) if self.is_negated else array
 
 
+class NotMadeError(Exception):
+    """An implementation raises when an object is made for an argument: its class, the exception."""
+
+
 class Memory:
     """Converts the arguments of a call for a target, and finds what the call changes.
 
@@ -147,11 +156,8 @@ class Memory:
 
     def convert(self, value: Any, name: str) -> Any:
         """Return the target's value for one of `reference`'s; each object is converted once."""
-        if value is None or isinstance(value, str | float | slice):
+        if value is None or isinstance(value, str | int | float | slice):
             return value
-        if type(value) is int:
-            is_small = self.circumstances.has_numpy_scalars and abs(value) < 2**31
-            return np.int64(value) if is_small else value
         key = id(value), self._place(value, name)
         if key not in self.made:
             self.made[key] = value, self._convert(value, name)
@@ -170,18 +176,29 @@ class Memory:
             (key, self.convert(part, f"{name}.{key}" if isinstance(key, str) else name))
             for key, part in parts(value)
         ]
-        if is_object(value) and not isinstance(value, SimpleNamespace | Stub):
-            return rebuilt(value, fields, self._class_of(type(value)))
+        if is_object(value) and not isinstance(value, SimpleNamespace | Stub | Drawn):
+            return self._object(value, fields)
         return rebuilt(value, fields)
 
-    def _class_of(self, cls: type[Any]) -> type[Any]:
-        """Return the target's class for one of `reference`'s, or for a subclass of one."""
-        if cls.__module__.partition(".")[0] == "reference":
-            found: type[Any] = self.target.find(cls.__name__)
-            return found
-        if cls.__bases__ == (object,) or issubclass(cls, Drawn):
-            return cls
-        return with_more_fields(self._class_of(cls.__bases__[0]))  # type: ignore[arg-type]  # hashable
+    def _object(self, value: Any, fields: list[tuple[str, Any]]) -> Any:
+        """Return the target's object for one of `reference`, or of a subclass with one more field.
+
+        Raises:
+            NotMadeError: The implementation does not make it.
+        """
+        ours = _class_of_reference(type(value))  # type: ignore[arg-type]  # hashable
+        if ours is None:
+            return rebuilt(value, fields)
+        implementation = self.target.implementation
+        found = implementation.find(ours.__name__) if implementation.offers(ours.__name__) else None
+        if is_of_fast(found):
+            cls = found if ours is type(value) else with_more_fields(found)
+            return rebuilt(value, fields, cls)
+        names = {field.name for field in dataclasses.fields(ours)}
+        try:
+            return implementation.new(ours.__name__, dict(kv for kv in fields if kv[0] in names))
+        except Exception as error:
+            raise NotMadeError(ours.__name__, error) from error
 
     def _place(self, value: Any, name: str) -> str:
         """Return where an array lies: NumPy's, or torch's on a device."""
@@ -221,6 +238,7 @@ class Memory:
             and where != "numpy"
             and array.dtype.kind in "if"
             and array.dtype.itemsize > 1
+            and not (array != array).any()  # noqa: PLR0124  # torch makes another NaN of one
         )
         if array.size:
             np.negative(array, out=view) if is_negated else np.copyto(view, array)
@@ -282,6 +300,10 @@ class Memory:
 
     def changed(self, before: Mapping[int, Array]) -> Difference | None:
         """Return the first memory that is not as `reference` left it, or as it was around it."""
+        return next(self.changes(before), None)
+
+    def changes(self, before: Mapping[int, Array]) -> Iterator[Difference]:
+        """Yield all such memory."""
         wanted = {key: memory.copy() for key, memory in before.items()}
         for placed in self.placed:
             if placed.on_device is not None:
@@ -291,18 +313,20 @@ class Memory:
                 np.copyto(view, placed.signed(placed.ours))
         for placed in self.placed:
             intact = wanted[id(placed.memory)]
+            if placed.name.rpartition(".")[2] in self.target.lacks:
+                continue
             if np.array_equal(placed.memory.view(np.uint8), intact.view(np.uint8)):
                 continue
             mine, right = bits(placed.view), bits(placed.signed(placed.ours))
             if np.array_equal(mine, right):
                 where, kind = f"the memory around {placed.name}", "writes outside an argument"
                 index = first_difference(bits(placed.memory), bits(intact))
-                return Difference(where, placed.memory, intact, kind, index=index)
+                yield Difference(where, placed.memory, intact, kind, index=index)
+                continue
             is_written = placed.name.partition(".")[0] in self.contract.written
             kind = "wrong value" if is_written else "changes an argument"
             got, index = np.array(placed.signed(placed.view)), first_difference(mine, right)
-            return Difference(placed.name, got, placed.ours.copy(), kind, index=index)
-        return None
+            yield Difference(placed.name, got, placed.ours.copy(), kind, index=index)
 
     def protect(self, *, is_read_only: bool) -> None:
         """Make the pages of memory read-only, apart from what the function writes."""
@@ -314,6 +338,13 @@ class Memory:
                 pages = ctypes.c_void_p(start), ctypes.c_size_t(length)
                 if ctypes.CDLL(None).mprotect(*pages, access):
                     raise OSError("mprotect failed")
+
+
+@functools.cache
+def _class_of_reference(cls: type[Any]) -> type[Any] | None:
+    """Return the class of `reference` that a class is, or of which it is a subclass."""
+    found = (base for base in cls.__mro__ if base.__module__.partition(".")[0] == "reference")
+    return next(found, None)
 
 
 @functools.cache
@@ -338,15 +369,15 @@ def _for_torch(memory: Array) -> Array:
 
 def _view(memory: Array, shape: tuple[int, ...], strides: Strides, first: int) -> Array:
     size = memory.itemsize
-    return np.lib.stride_tricks.as_strided(memory[first:], shape, [step * size for step in strides])
+    begin = first * size if 0 not in shape else 0
+    steps = [step * size for step in strides]  # `as_strided` takes no dtype of ml_dtypes
+    return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, begin, steps)
 
 
 def _view_like(view: Array, memory: Array, other: Array) -> Array:
     """Return the view of `other` that `view` is of `memory`."""
-    first = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
-    return np.lib.stride_tricks.as_strided(
-        other[first // view.itemsize :], view.shape, view.strides
-    )
+    first = view.ctypes.data - memory.ctypes.data
+    return np.ndarray(view.shape, view.dtype, other.view(np.uint8).data, first, view.strides)
 
 
 def bits(array: Array) -> Array:

@@ -114,6 +114,12 @@ class Twin:
         """Return its function of this name, or the method or property written `Class.method`."""
         return reference_function(name) if self.target is None else self.target.function(name)
 
+    def method(self, cls: str, made: Any, name: str) -> Callable[..., Any]:
+        """Return a method of an object that it made, by our names of the class and the method."""
+        if self.target is None:
+            return getattr(made, name)  # type: ignore[no-any-return]
+        return self.target.implementation.method(cls, made, name)
+
     def make(self, value: Any) -> Any:
         """Return a value with objects in place of factories; one that occurs twice stays one."""
         if isinstance(value, slice) or not parts(value):
@@ -181,7 +187,7 @@ class Operation(Drawn):
     """A call of a method in a session.
 
     Attributes:
-        method: Its name; `"="` writes `value` into all arrays that operation `step` has returned,
+        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation `step` has returned,
             as a caller may.
         arguments: Its keyword arguments.
         on: Which of the session's objects it is called on.
@@ -199,7 +205,7 @@ class Step(Drawn):
     Attributes:
         returned: Its result.
         arguments: The arrays of its arguments afterwards.
-        state: The object afterwards.
+        state: What is watched, afterwards.
     """
 
     returned: Any
@@ -215,7 +221,7 @@ class Played(Drawn):
     results: list[Any]
 
 
-def play(cls: str, state: Callable[[Any], Any]) -> Callable[..., Played]:
+def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Played]:
     """Return a `run` for a contract: it makes objects of a class, and calls their methods in order.
 
     The arguments of the contract are those of the constructor, and `operations`. An operation that
@@ -223,18 +229,20 @@ def play(cls: str, state: Callable[[Any], Any]) -> Callable[..., Played]:
 
     Args:
         cls: The class.
-        state: Returns all that operations may change of an object.
+        watch: Returns what operations may change of the first object: it gets that and the
+            arguments of the constructor. Other objects are left as they are made.
     """
 
     def run(twin: Twin, *, operations: list[Operation], **constructor: Any) -> Played:
         number = 1 + min(max((operation.on for operation in operations), default=0), 3)
         made = [twin.function(cls)(**constructor) for _ in range(number)]
+        watched = watch(made[0], constructor)
         played, errors = Played([], []), list[BaseException]()
         for operation in operations:
-            got = attempt(_operate, made[operation.on], operation, played.results)
+            method = functools.partial(twin.method, cls, made[operation.on])
+            got = attempt(_operate, method, operation, played.results)
             played.results.append(got.value)
-            given = [*arrays(operation.arguments)]
-            found = got.value, given, state(made[operation.on])
+            found = got.value, [*arrays(operation.arguments)], watched
             played.steps.append(Step(*map(frozen, found)))
             if got.error is not None:
                 errors.append(got.error)
@@ -248,15 +256,32 @@ def play(cls: str, state: Callable[[Any], Any]) -> Callable[..., Played]:
     return run
 
 
-def _operate(made: Any, operation: Operation, results: list[Any]) -> Any:
+def _operate(
+    method: Callable[[str], Callable[..., Any]], operation: Operation, results: list[Any]
+) -> Any:
     if operation.method == "=":
         _write(results[operation.arguments["step"]], operation.arguments["value"])
-        return None
-    return getattr(made, operation.method)(**operation.arguments)
+    elif operation.method:
+        return method(operation.method)(**operation.arguments)
+    return None
+
+
+def possible(arguments: Arguments, target: Target, cls: str) -> Arguments:
+    """Return the arguments of a session with nothing in place of methods that the class lacks."""
+    takes, operations = target.implementation.takes, arguments.get("operations")
+    if not isinstance(operations, list) or target.is_fast:
+        return arguments
+    nothing, known = Operation("", {}), {"", "="}
+    found = [
+        one if one.method in known or takes(cls, one.method, one.arguments) else nothing
+        for one in operations
+        if isinstance(one, Operation)
+    ]
+    return {**arguments, "operations": found}
 
 
 def _write(value: Any, number: int) -> None:
-    if isinstance(value, np.ndarray | torch.Tensor) and isinstance(number, int):
+    if isinstance(value, np.ndarray | torch.Tensor) and isinstance(number, int | np.integer):
         value[...] = number % 100
     for _, part in parts(value) if not isinstance(value, slice) else ():
         _write(part, number)

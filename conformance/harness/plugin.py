@@ -27,6 +27,7 @@ import torch
 
 from conformance import FOLDER
 from conformance.adapters import Unsupported
+from conformance.adapters.implementations import load_implementations
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
 from conformance.harness.database import open_database
@@ -39,7 +40,6 @@ from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
-from conformance.targets.implementations import Absent, load_implementations
 
 ITEM: Final = re.compile(
     r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$"
@@ -306,13 +306,13 @@ class FunctionItem(pytest.Item):
         """Run the test within the limits, and note what it found."""
         run, (function, kind, target) = self.config.stash[RUN], self.what
         found: dict[str, Any] = {"function": function, "check": kind, "target": target}
-        drawn = checks.COUNTS[function, target]
+        drawn, left_out = checks.COUNTS[function, target], checks.UNSUPPORTED.copy()
         try:
             if run.has_ended(*self.what):
                 pytest.skip("not run, since a test before has failed")
             with run.limits.running(self.nodeid):
                 self.test()
-        except (Absent, Unsupported) as missing:
+        except Unsupported as missing:
             pytest.skip(str(missing))
         except Failure as failure:
             is_wrong = failure.difference.verdict is Verdict.WRONG_ANSWER
@@ -323,6 +323,8 @@ class FunctionItem(pytest.Item):
             raise
         finally:
             found["examples"] = checks.COUNTS[function, target] - drawn + (kind == "stored")
+            more = (checks.UNSUPPORTED - left_out).items()
+            found["unsupported"] = [(reason, number) for (_, _, reason), number in more]
             found["hard_cases"] = sorted(name for owner, name in checks.MET if owner == function)
             self.user_properties += found.items()
 
@@ -389,7 +391,7 @@ def _tests(
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Yield the name, the kind and the body of each test of a function on a target."""
     function = contract.function
-    if not target.offers(function) or (target.kind == "native" and not contract.has_kernel):
+    if not target.offers(*contract.names) or (target.kind == "native" and not contract.has_kernel):
         return
     for case in run.stored:
         if case.story.function == function:
@@ -397,8 +399,10 @@ def _tests(
             yield _stem(case), "stored", test
     if run.is_replay:
         return
+    if any(known.function == function for known in target.implementation.deviations):
+        yield function, "deviations", checks.deviations(contract, target)
     yield function, "answers", checks.answers(contract, target, run.profile)
-    if target.implementation.adapter.validates:
+    if target.implementation.adapter.validates and not contract.is_long:
         yield function, "refusals", checks.refusals(contract, target, run.profile)
     if contract.laws:
         yield function, "laws", checks.laws(contract, target, run.profile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -64,13 +64,17 @@ class Results:
         return [one for one in found if one["is_failed"]]
 
     def _cell(self, contract: Contract, target: Target) -> str:
-        if not target.offers(contract.function):
+        if not target.offers(*contract.names):
             return "absent"
         found = [one for one in self.found[contract.function] if one["target"] == target.name]
         verdicts = {one.get("verdict", "") for one in found if one["is_failed"]}
         number = sum(one["num"] for one in found)
         failed = ", ".join(word for verdict, word in WORDS.items() if verdict in verdicts)
-        return failed or (f"conforms ({number:,})" if number else "not run")
+        if failed or not number:
+            is_unsupported = any(one.get("unsupported") for one in found)
+            return failed or ("not checkable" if is_unsupported else "not run")
+        known = {one.function for one in target.implementation.deviations}
+        return f"{'deviates' if contract.function in known else 'conforms'} ({number:,})"
 
     def rows(self) -> Iterator[list[str]]:
         """Yield the rows of the table, without functions that have no tests here."""
@@ -93,8 +97,16 @@ class Results:
         for target in self.targets:
             if not target.implementation.adapter.validates:
                 yield f"not checked on {target.name}: refusals (declared)"
+        functions = [contract.function for contract in self.contracts]
         for implementation in dict.fromkeys(target.implementation for target in self.targets):
-            yield from implementation.lacking_lines()
+            yield from implementation.lacking_lines(functions)
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for function, found in self.found.items():
+            for one in found:
+                for reason, number in one.get("unsupported", ()):
+                    counts[function, one["target"], reason] += number
+        for (function, where, reason), number in sorted(counts.items()):
+            yield f"not supported: {function} on {where}, {number:,} examples: {reason}"
 
     def _failure_lines(self) -> Iterator[str]:
         """Yield a line for each cause of failures, and the command that replays it."""

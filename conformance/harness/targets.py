@@ -18,11 +18,13 @@ from typing import Any, Final
 
 import torch
 
-from conformance.arrays.fresh_memory import filled_memory
+from conformance.adapters.implementations import FAST, Implementation
 from conformance.entry_point import how_to_install
+from conformance.harness.fresh_memory import filled_memory
+from conformance.harness.launches import native_launches
+from conformance.harness.show import one_line
+from conformance.harness.story import Failure
 from conformance.name_lists import names_in
-from conformance.targets.implementations import FAST, Implementation
-from conformance.targets.simulated_launches import native_launches
 
 KINDS: Final = ("host", "native", "cuda")
 """The names of targets, in the order in which they run."""
@@ -61,13 +63,25 @@ class Target:
         return self.implementation.is_strict
 
     @property
+    def lacks(self) -> frozenset[str]:
+        """Fields that its objects do not have, as its adapter declares."""
+        return self.implementation.adapter.lacks
+
+    def excuses(self, failure: Failure) -> bool:
+        """Return whether a failure is a declared deviation of its function."""
+        found = (
+            one for one in self.implementation.deviations if one.function == failure.story.function
+        )
+        return any(one.explains(one_line(failure)) for one in found)
+
+    @property
     def has_checks(self) -> bool:
         """Whether it has a checked mode; without one it must always refuse bad values."""
         return self.implementation.has_checked_mode
 
-    def offers(self, function: str) -> bool:
-        """Return whether the implementation has a function, or a method written `Class.method`."""
-        return self.implementation.offers(function)
+    def offers(self, *names: str) -> bool:
+        """Return whether the implementation has functions, or methods written `Class.method`."""
+        return all(map(self.implementation.offers, names))
 
     def find(self, name: str) -> Any:
         """Return the class, constant or function that the implementation now has by this name.

@@ -68,6 +68,9 @@ def fields_of(value: Any) -> dict[str, Any]:
         return {name: getattr(value, name) for name in type(value).compared}
     if dataclasses.is_dataclass(type(value)):
         names = _names_of_fields(type(value))  # type: ignore[arg-type]  # likewise
+        own = getattr(value, "__dict__", {})
+        if len(own) >= len(names) and all(map(own.__contains__, names)):
+            return {name: own[name] for name in names}
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return dict(vars(value))
 
@@ -170,11 +173,16 @@ def root_of(array: Array) -> Array:
     return array
 
 
-def copied(value: Any) -> Any:
-    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so."""
+def copied(value: Any, *, has_numpy_scalars: bool = False) -> Any:
+    """Return a deep copy: one object that occurs twice stays one, views of one memory stay so.
+
+    Ints become NumPy's, if wanted, apart from large ones and those of slices.
+    """
     made: dict[int, tuple[Any, Any]] = {}
 
     def once(value: Any) -> Any:
+        if has_numpy_scalars and type(value) is int and abs(value) < 2**31:
+            return np.int64(value)
         if value is None or isinstance(value, str | int | float | type | slice):
             return value
         if id(value) not in made:

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-import reference
 from conformance.harness.contract import Arguments, Contract
-from conformance.laws.access import Access, Half, as_reference
+from conformance.laws.access import Access, Half
 from conformance.laws.batches import Batch, batches, layouts
 
 if TYPE_CHECKING:
@@ -32,10 +31,17 @@ Call: TypeAlias = Callable[[str, Arguments], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a result: the metadata of consecutive tokens, from the `first` on."""
+    """A part of a result: the metadata of consecutive tokens, from the `first` on.
+
+    Attributes:
+        metadata: The metadata.
+        first: The first token.
+        tokens: The tokens of its rows, if they are not consecutive.
+    """
 
     metadata: Any
     first: int = 0
+    tokens: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Description:
         tokens: Returns the tokens that the result is about, of the batch and the arguments; None
             for all.
         shows: The half of the relation that the result determines.
+        chunk: Returns, of the arguments, the size of chunks: the parts' tokens read within their
+            own chunk, and count key positions from its start.
         has_ranks: Whether the batch may lie on several ranks.
         causal: Whether its batches are causal; None for both.
         least_tokens: The fewest tokens, 0 or 1.
@@ -58,8 +66,9 @@ class Description:
     arguments: Callable[[Batch, Any], Arguments]
     parts: Callable[[Batch, Arguments, Any], Sequence[Part | Access]]
     options: Callable[[Batch], SearchStrategy[Any]] = lambda _: st.none()
-    tokens: Callable[[Batch, Arguments], range] | None = None
+    tokens: Callable[[Batch, Arguments], Sequence[int]] | None = None
     shows: Half = Half.BOTH
+    chunk: Callable[[Arguments], int | None] = lambda _: None
     has_ranks: bool = True
     causal: bool | None = None
     least_tokens: int = 0
@@ -108,25 +117,40 @@ class Reading:
 
     def access(self, batch: Batch | None = None) -> list[Access]:
         """Return the access relation of each part of the target's result for a batch."""
-        layout: Any = (self.batch if batch is None else batch).layout
+        batch = self.batch if batch is None else batch
         half = self.half & self.description.shows
-        return [
-            part.only(half)
-            if isinstance(part, Access)
-            else Access.of(part.metadata, layout, half).shifted(part.first)
-            for part in self.parts(batch)
-        ]
+        chunk, places = self.description.chunk(self.arguments(batch)), batch.places.tolist()
+        found = []
+        for part in self.parts(batch):
+            if isinstance(part, Access):
+                found.append(part.only(half))
+                continue
+            access = Access.of(part.metadata, _layout(batch), half).shifted(part.first)
+            if part.tokens is not None:
+                access = access.renamed(dict(enumerate(part.tokens)))
+            if chunk is not None:
+                access = access.with_keys(lambda token, key: places[token] // chunk * chunk + key)
+            found.append(access)
+        return found
 
     def whole(self, half: Half = Half.BOTH) -> Access:
         """Return the access relation of the batch itself."""
-        layout: Any = self.batch.layout
-        return Access.of(self.batch.metadata(), layout, half)
+        return Access.of(self.batch.metadata(), _layout(self.batch), half)
+
+    def tokens(self, batch: Batch | None = None) -> Sequence[int]:
+        """Return the tokens that the result for a batch is about."""
+        batch, tokens = self.batch if batch is None else batch, self.description.tokens
+        return range(batch.num_tokens) if tokens is None else tokens(batch, self.arguments(batch))
 
     def expected(self) -> Access:
         """Return what the parts of the result must read and write together."""
-        found = self.whole(self.half & self.description.shows)
-        tokens = self.description.tokens
-        return found if tokens is None else found.of_tokens(tokens(self.batch, self.arguments()))
+        found = self.whole(self.half & self.description.shows).of_tokens(self.tokens())
+        chunk = self.description.chunk(self.arguments())
+        return found if chunk is None else found.within_chunks(chunk, _positions(self.batch))
+
+
+def _layout(batch: Batch) -> Any:
+    return batch.layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +292,26 @@ def writes_are_read_back(reading: Reading) -> None:
 
 
 @law()
+def logits_tokens_keep_their_reads(reading: Reading) -> None:
+    """Tokens with logits that are the last of their requests read the same keys as before."""
+    Access.union(reading.access()).assert_equal(reading.expected())
+
+
+@law()
+def chunks_restrict(reading: Reading) -> None:
+    """In virtual batches, each query reads exactly the keys of its chunk, up to its own."""
+    Access.union(reading.access()).assert_equal(reading.expected())
+
+
+@law(choices=lambda batch: st.integers(0, batch.num_reqs))
+def unpadding_removes_nothing(reading: Reading) -> None:
+    """The remaining requests read and write what they do in the padded batch."""
+    case = dataclasses.replace(reading.case, options=reading.case.choice)
+    cut = dataclasses.replace(reading, case=case)
+    Access.union(cut.access()).assert_equal(cut.expected())
+
+
+@law()
 def a_slice_keeps_its_tokens(reading: Reading) -> None:
     """The tokens of a slice read and write what they do in the whole batch."""
     Access.union(reading.access()).assert_equal(reading.expected())
@@ -338,84 +382,3 @@ def any_order_means_the_same(reading: Reading) -> None:
     changed, names = in_order(reading.batch, reading.case.choice)
     found = [part.renamed(names) for part in reading.access(changed)]
     Access.union(found).assert_equal(Access.union(reading.access()))
-
-
-@law()
-def attention_is_dense(reading: Reading) -> None:
-    """Attention over each rank's cache, NaN where a request may not read, merges to dense one."""
-    batch, layout = reading.batch, reading.batch.layout
-    context, none = batch.num_computed_tokens, np.zeros_like(batch.query_lens)
-    earlier = dataclasses.replace(
-        batch, query_lens=context, num_computed_tokens=none, num_padding_tokens=0, optional={}
-    )
-    last_block = max(_blocks(step).max(initial=0) for step in (earlier, batch))
-    if last_block > MOST_BLOCKS:
-        return
-    rng = np.random.default_rng(batch.num_tokens)
-    contents = rng.normal(size=(2, last_block + 1, layout.virtual_block_size, 1, 2))
-    queries = rng.normal(size=(batch.num_actual_tokens, 1, 2))
-    states = [
-        _attention(reading, on_rank(earlier, rank), on_rank(batch, rank), contents, queries)
-        for rank in range(layout.cp_world_size)
-    ]
-    outputs, lses = (np.stack(half) for half in zip(*states, strict=True))
-    output, _ = reference.merge_attention_states(outputs, lses)
-    for token, request in enumerate(batch.owners.tolist()):
-        stop = batch.places[token] + 1 if batch.causal else batch.seq_lens[request]
-        block, offset = np.divmod(np.arange(stop), layout.virtual_block_size)
-        block = batch.block_table[request, block * layout.blocks_per_kv_block]
-        keys, values = contents[:, block // layout.blocks_per_kv_block, offset]
-        mask = np.ones((1, len(keys)), np.bool_)
-        [expected], _ = reference.dense_attention(queries[[token]], keys, values, mask)
-        assert np.allclose(output[token], expected, atol=1e-9), (
-            f"the attention of token {token} is {output[token, 0].tolist()} over the cache, "
-            f"expected {expected[0].tolist()}"
-        )
-
-
-MOST_BLOCKS: Final = 99
-"""The last block of a cache that attention is computed over."""
-
-
-def _blocks(batch: Batch) -> Array:
-    """Return the manager's block that each token lies in."""
-    pieces = batch.layout.blocks_per_kv_block
-    column = batch.places // batch.layout.virtual_block_size * pieces
-    blocks: Array = batch.block_table[batch.owners, column] // pieces
-    return blocks
-
-
-def _attention(
-    reading: Reading, earlier: Batch, batch: Batch, contents: Array, queries: Array
-) -> tuple[Array, Array]:
-    """Write the context and the batch as the target says; return the attention of its tokens."""
-    layout = batch.layout
-    kernel_block_size = layout.kernel_block_size or layout.block_size
-    size = contents.shape[1] * layout.block_size
-    caches = np.full((batch.num_reqs, 2, size, 1, 2), np.nan)  # as each request may read it
-    output = np.zeros((batch.num_tokens, 1, 2))
-    lse = np.full((batch.num_tokens, 1), -np.inf)
-    keywords = layout.keywords()
-    del keywords["kernel_block_size"]
-    for step in (earlier, batch):
-        blocks = _blocks(step)
-        for part in reading.parts(step):
-            assert isinstance(part, Part)
-            metadata = as_reference(part.metadata)
-            stop = part.first + metadata.num_actual_tokens
-            tokens = np.arange(part.first, min(stop, step.num_tokens))
-            slots = metadata.slot_mapping[: len(tokens)]
-            assert slots.max(initial=0) < size, f"slot {slots.max()} is outside the cache"
-            for request in range(batch.num_reqs):
-                own = _blocks(earlier)[earlier.owners == request]
-                own = np.append(own, _blocks(batch)[batch.owners == request])
-                at = tokens[np.isin(blocks[tokens], own) & (slots != reference.PAD_SLOT_ID)]
-                places = blocks[at], step.places[at] % layout.virtual_block_size
-                caches[request][:, slots[at - part.first]] = contents[:, *places]
-            for request in np.unique(batch.owners[tokens]) if step is batch else ():
-                cache = caches[request].reshape(2, -1, kernel_block_size, 1, 2)
-                rows = queries[part.first : stop]
-                found = reference.paged_attention(rows, cache, metadata, **keywords)
-                at = tokens[batch.owners[tokens] == request]
-                output[at], lse[at] = (state[at - part.first] for state in found)
-    return output, lse

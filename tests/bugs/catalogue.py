@@ -33,6 +33,7 @@ from conformance.generation.profiles import Profile
 from conformance.messages.mismatch import Mismatch
 from conformance.targets.target import TARGETS
 from conformance.values.differences import Verdict
+
 from tests.bugs.planting import edit, planted
 
 FOLDER: Final = Path(__file__).parent

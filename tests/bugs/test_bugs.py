@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-
-import fast
-import reference
 from conformance.generation.profiles import PROFILES, Kind, Profile
 from conformance.messages.formatting import MAX_VALUE, WIDTH
 from conformance.messages.mismatch import Mismatch
 from conformance.results.failure_text import FULL, MAX_LINES, failure_text
-from conformance.targets.implementations import load_implementation
 from conformance.targets.target import TARGETS, Target
+
+import fast
+import reference
+from conformance.adapters.implementations import load_implementation
 from fast._native.compiler import COMPILED
 from fast.kernels import block_table
 from tests.bugs.catalogue import (

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import engine_style
 import numpy as np
+from conformance.values.call import Call
 
 from conformance.adapters import Adapter, Deviation, supplied
-from conformance.values.call import Call
 
 FIELDS = engine_style.NAMES
 """The engine's name of each of our fields, in the order of its tuples."""

@@ -15,10 +15,6 @@ import numpy as np
 import pytest
 import small_runs
 import torch
-from hypothesis import strategies as st
-
-import fast
-from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
 from conformance.cases.store import check_of
 from conformance.contracts.check import property_check
 from conformance.coverage.presets import MINIMAL
@@ -26,9 +22,13 @@ from conformance.execution.invocations import CallVariant, Invocation
 from conformance.generation.drawing import drawn
 from conformance.generation.profiles import PROFILES
 from conformance.strategies.batch import Batch, Layout
-from conformance.targets.implementations import Implementation, load_implementation
 from conformance.targets.target import REFERENCE, Target, choose_targets
 from conformance.values.call import Call
+from hypothesis import strategies as st
+
+import fast
+from conformance.adapters import Adapter, FastAdapter, Unsupported, is_given
+from conformance.adapters.implementations import Implementation, load_implementation
 
 pytest_plugins = ["pytester"]
 

@@ -13,12 +13,6 @@ import engine_style
 import numpy as np
 import pytest
 import torch
-
-import fast
-import reference
-from conformance.adapters import Deviation
-from conformance.adapters.base import KINDS, Adapter, FastAdapter
-from conformance.adapters.tables import mistyped
 from conformance.cases.replay import corpus_checks
 from conformance.cases.store import add_to_corpus, case_of_example, check_of
 from conformance.coverage.presets import MINIMAL
@@ -28,11 +22,17 @@ from conformance.messages.mismatch import Mismatch
 from conformance.plugin.case_items import deviation_checks
 from conformance.results.run import Run
 from conformance.stateful import check as stateful
-from conformance.targets.implementations import Absent, Implementation, load_implementation
 from conformance.targets.target import Target, choose_targets
 from conformance.values.aliases import is_supplied
 from conformance.values.call import Call
 from conformance.values.differences import Difference, Verdict
+
+import fast
+import reference
+from conformance.adapters import Deviation
+from conformance.adapters.base import KINDS, Adapter, FastAdapter
+from conformance.adapters.implementations import Absent, Implementation, load_implementation
+from conformance.adapters.tables import mistyped
 
 ONE_SLOT = engine_adapter.ONE_SLOT
 LENGTHS = "conformance.test_context_parallel:test_get_dcp_local_seq_lens"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
-
-from conformance.arrays.fresh_memory import filled_memory
 from conformance.arrays.guard_bands import poisoned
 from conformance.targets.target import TARGETS
+
+from conformance.harness.fresh_memory import filled_memory
 
 
 def test_numpy_memory_is_filled() -> None:

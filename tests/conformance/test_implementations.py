@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import conformance
-import fast
-from conformance.__main__ import arguments_for_pytest
 from conformance.cases.store import check_of
 from conformance.checks.registry import checked_functions, modules_about
 from conformance.generation.profiles import PROFILES
 from conformance.messages.mismatch import Mismatch
-from conformance.targets.implementations import (
+from conformance.targets.target import choose_targets, default_targets
+
+import conformance
+import fast
+from conformance.__main__ import arguments_for_pytest
+from conformance.adapters.implementations import (
     Implementation,
     load_implementation,
     load_implementations,
 )
-from conformance.targets.target import choose_targets, default_targets
 
 pytest_plugins = ["pytester"]
 HARNESS = Path(conformance.__file__).parent

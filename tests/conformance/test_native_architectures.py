@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 import pytest
-
 from conformance.generation.profiles import PROFILES, Kind
-from conformance.native import launch, offline_compiler
-from conformance.targets.simulated_launches import native_launches
 from conformance.targets.target import TARGETS
+
+from conformance.harness.launches import native_launches
+from conformance.native import launch, offline_compiler
 from fast import numba_cuda
 from kvtwin.kernels import find_kernels
 from tests.bugs.catalogue import all_checks

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
-from conformance.adapters import Unsupported
 from conformance.cases.store import check_of
 from conformance.generation.profiles import PROFILES
-from conformance.targets.implementations import Absent, load_implementation
 from conformance.targets.target import Target, choose_targets
+
+from conformance.adapters import Unsupported
+from conformance.adapters.implementations import Absent, load_implementation
 from tests import vllm_stand_in
 
 FEW = dataclasses.replace(PROFILES["dev"], same_answer_examples=30, other_examples=10)

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import torch
-
-import fast
 from conformance.execution.actors import actors
 from conformance.execution.interrupts import Interrupter
+
+import fast
 
 
 def refuses() -> bool:

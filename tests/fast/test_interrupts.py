@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.execution.interrupts import Interrupter
 
 import fast
 import reference
-from conformance.execution.interrupts import Interrupter
 from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
 

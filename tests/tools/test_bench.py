@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from conformance.targets.implementations import load_implementation
 from conformance.targets.target import Target
+
+from conformance.adapters.implementations import load_implementation
 from kvtwin.bench import command_line
 from kvtwin.bench.command_line import main, read_record
 from kvtwin.bench.jobs import JOBS, KINDS, Job, make_batch

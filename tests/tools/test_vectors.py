@@ -8,15 +8,15 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import torch
+from conformance.cases import store
+from conformance.cases.replay import replayed_checks
+from conformance.targets.target import TARGETS, Target
+from conformance.values.call import Call
 
 import fast
 from conformance.adapters import Deviation
 from conformance.adapters.base import FastAdapter
-from conformance.cases import store
-from conformance.cases.replay import replayed_checks
-from conformance.targets.implementations import Implementation
-from conformance.targets.target import TARGETS, Target
-from conformance.values.call import Call
+from conformance.adapters.implementations import Implementation
 from kvtwin import vectors
 
 LENGTHS = "get_dcp_local_seq_lens"

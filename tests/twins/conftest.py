@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.targets.conversion import Converter
+from conformance.targets.factories import Factory
 
 import fast
 import reference
-from conformance.targets.conversion import Converter
-from conformance.targets.factories import Factory
-from conformance.targets.implementations import Implementation
+from conformance.adapters.implementations import Implementation
 from fast.launch import simulated_by
 from tests.refusals import refuses
 from tests.twins.arrays import batch_fields

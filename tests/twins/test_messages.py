@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.checks.contract_checks import checks_in
+from conformance.generation.profiles import Kind
+from conformance.targets.target import TARGETS
 
 import conformance
 import fast
 import reference
-from conformance.checks.contract_checks import checks_in
-from conformance.generation.profiles import Kind
-from conformance.targets.implementations import is_of_fast
-from conformance.targets.target import TARGETS
+from conformance.adapters.implementations import is_of_fast
 
 
 @pytest.mark.parametrize(

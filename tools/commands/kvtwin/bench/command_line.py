@@ -18,8 +18,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
+from conformance.adapters.implementations import FAST, Implementation, load_implementation
 from conformance.name_lists import near
-from conformance.targets.implementations import FAST, Implementation, load_implementation
 from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, Side, make_batch
 from kvtwin.bench.measure import Row, WrongAnswerError, measure
 from kvtwin.machine import cpu_model

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.targets.implementations import Implementation
+from conformance.adapters.implementations import Implementation
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Call: TypeAlias = Callable[[], Any]

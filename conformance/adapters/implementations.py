@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import keyword
+import operator
 import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import fast
 import reference
-from conformance.adapters.base import Adapter, FastAdapter
+from conformance.adapters.base import Adapter, FastAdapter, Unsupported
 from conformance.adapters.deviation import Deviation
 from conformance.adapters.tables import mistyped
 
@@ -33,11 +36,21 @@ PUBLIC = frozenset({*reference.__all__, "checks"})
 """The names that are looked up."""
 
 
-class Absent(BaseException):  # like pytest's own skips
-    """Raised if an implementation lacks a name that an example needs.
+class Absent(Unsupported):
+    """Raised if an implementation lacks a name that an example needs."""
 
-    It is not an `Exception`, since no check may catch it as an answer of the implementation.
+
+@dataclasses.dataclass(frozen=True)
+class Lacking:
+    """How the signature of a function differs from ours.
+
+    Attributes:
+        parameters: Ours that it lacks.
+        is_reordered: Whether the others are not in our order, or some are taken by name only.
     """
+
+    parameters: frozenset[str] = frozenset()
+    is_reordered: bool = False
 
 
 class Implementation:
@@ -56,6 +69,7 @@ class Implementation:
         self.name = name
         self.module = module
         self.adapter = FastAdapter(module) if adapter is None else adapter
+        self._lacking: dict[str, Lacking] = {}
         self.deviations: Sequence[Deviation] = tuple(self.adapter.deviations)
         """The deviations from `reference` that it declares."""
         self.is_strict = module is fast
@@ -82,14 +96,78 @@ class Implementation:
         if owner not in PUBLIC or members[1:] or name.endswith("__"):
             raise Absent(f"needs {name}, which {self.module.__name__} lacks")
         function: Callable[..., Any] = self._found(self.adapter.function, name)
-        if name not in self.adapter.unsupported:
+        lacking = self.lacking(name).parameters
+        if name not in self.adapter.unsupported and not lacking:
             return function
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **self.adapter.supported(name, args, kwargs))
+            return function(*args, **self.adapter.supported(name, args, kwargs, lacking))
 
         return call
+
+    def new(self, class_name: str, fields: Mapping[str, Any]) -> Any:
+        """Return the object for an argument: its own, or a stub if it has no such class.
+
+        Raises:
+            Unsupported: Its class lacks one of the fields.
+        """
+        if self.adapter.is_data(class_name) or not self.offers(class_name):
+            return self.adapter.stub(class_name, fields)
+        given = {name: value for name, value in fields.items() if name not in self.adapter.lacks}
+        lacking = self.lacking(class_name).parameters - self.adapter.lacks
+        return self.adapter.new(
+            class_name, **self.adapter.supported(class_name, (), given, lacking)
+        )
+
+    def lacking(self, name: str) -> Lacking:
+        """Return how the signature of a function, method or class differs from ours."""
+        if name not in self._lacking:
+            self._lacking[name] = Lacking() if self.module is fast else self._compared(name)
+        return self._lacking[name]
+
+    def _compared(self, name: str) -> Lacking:
+        if self.adapter.is_data(name):
+            return Lacking()
+        try:
+            ours = _parameters(operator.attrgetter(name)(reference))
+            found = _parameters(self.adapter.find(name))
+        except (AttributeError, TypeError, ValueError):  # a property, or compiled code
+            return Lacking()
+        renamed = self.adapter.parameters.get(name, {})
+        known = {theirs: mine for mine, theirs in renamed.items()}
+        theirs = {known.get(key, key): kind for key, kind in found.items()}
+        by_position = [key for key, kind in ours.items() if kind in POSITIONAL]
+        others = [key for key, kind in theirs.items() if kind in POSITIONAL]
+        lacks_none = KEYWORDS in theirs.values()
+        lacking = {key for key, kind in ours.items() if kind in NAMED and key not in theirs}
+        in_order = [key for key in by_position if key in theirs]
+        has_order = renamed or ENTRIES in theirs.values() or in_order == others[: len(in_order)]
+        return Lacking(frozenset() if lacks_none else frozenset(lacking), not has_order)
+
+    def method(self, cls: str, made: Any, name: str) -> Callable[..., Any]:
+        """Return a method of an object of its own, by our names of the class and the method."""
+        ours = f"{cls}.{name}"
+        is_plain = type(self.adapter) is FastAdapter and not self.lacking(ours).parameters
+        if is_plain or not self.offers(ours):
+            return getattr(made, name)  # type: ignore[no-any-return]
+        return functools.partial(self.function(ours), made)
+
+    def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
+        """Return whether a class has a method, if it has the class, and supports its arguments."""
+        if self.module is fast or not self.offers(cls):
+            return True
+        name = f"{cls}.{method}"
+        if not self.offers(name):
+            return False
+        lacking = self.lacking(name).parameters
+        try:
+            if lacking or name in self.adapter.unsupported:
+                self.adapter.supported(name, (), arguments, lacking)
+        except Unsupported:
+            return False
+        return True
+
 
     def _found(self, find: Callable[[str], Any], name: str) -> Any:
         try:
@@ -135,12 +213,22 @@ class Implementation:
             return False
         return True
 
-    def lacking_lines(self) -> Iterable[str]:
-        """Yield a line with the number of names that it lacks, and as many names as fit, if any."""
+    def lacking_lines(self, functions: Iterable[str] = ()) -> Iterator[str]:
+        """Yield what it lacks: of all names, of the parameters of functions, of classes' methods."""
         lacking = [name for name in NAMES if not self.offers(name)]
         if lacking:
             which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
             yield f"{self.name} lacks {len(lacking)} of {len(NAMES)} names: {which}"
+        for function in filter(self.offers, functions):
+            found, ours = self.lacking(function), getattr(reference, function, None)
+            lacks = sorted(found.parameters - self.adapter.lacks)
+            if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
+                methods = (name for name, member in vars(ours).items() if callable(member))
+                lacks += [one for one in methods if one[0] != "_" and not self.offers(f"{function}.{one}")]
+            if lacks:
+                yield f"{self.name}.{function} lacks {', '.join(lacks)}: calls that need them are not made"
+            if found.is_reordered:
+                yield f"{self.name}.{function} has another order: arguments are passed by name"
 
     @property
     def has_checked_mode(self) -> bool:
@@ -153,6 +241,16 @@ class Implementation:
         offered = f"offers {len(self.offered())} of {len(NAMES)} names"
         adapter = f"adapter {cls.__module__}.{cls.__name__}"
         return f"{self.module.__name__} {self.version}, {self.file}; {offered}; {adapter}"
+
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+NAMED = (inspect.Parameter.KEYWORD_ONLY, *POSITIONAL)
+ENTRIES, KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+def _parameters(function: Any) -> dict[str, Any]:
+    """Return the kinds of a function's parameters by their names."""
+    return {key: one.kind for key, one in inspect.signature(function).parameters.items()}
 
 
 def is_of_fast(function: object) -> bool:

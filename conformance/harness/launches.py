@@ -1,4 +1,4 @@
-"""Runs and observes kernel launches on the CPU, for the targets `sim` and `native`."""
+"""Runs kernel launches on the CPU as machine code, for the target `native`."""
 
 from __future__ import annotations
 
@@ -10,68 +10,39 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from conformance.arrays.fresh_memory import filled_tensors
-from conformance.arrays.guard_bands import POISON_BYTE
+from conformance.harness.fresh_memory import POISON_BYTE, filled_tensors
 from fast import launch
 
 Simulate: TypeAlias = Callable[..., object]
-"""Runs a kernel, as `simulator.simulate` and `native.launch_natively` do."""
+"""Runs a kernel, as `native.launch_natively` does."""
 
 ON_CPU: Final = torch.empty(0)
-"""A tensor that takes the device path only inside a simulator."""
+"""A tensor that takes the device path only while kernels run on the CPU."""
 
 OWN_THREADS: Final = 1024
 """The maximum, so that a kernel runs with the number of threads that it declares."""
-
-_OBSERVERS: Final[list[Callable[[Any, int, Any], None]]] = []
-
-
-@contextlib.contextmanager
-def simulated_launches(seed: int, threads: int | None = None) -> Iterator[None]:
-    """Run kernels in the simulator inside; a seed sets the order of blocks and threads.
-
-    Args:
-        seed: The seed.
-        threads: Threads in a block; None for a small number chosen by the seed.
-    """
-    from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
-
-    with _launching(simulate, seed, (threads,) if threads else (2, 8, 32)):
-        yield
 
 
 @contextlib.contextmanager
 def native_launches(
     seed: int, threads: int | None = None, *, arch: str = "sm_90"
 ) -> Iterator[None]:
-    """Run kernels as machine code inside; see `simulated_launches`.
+    """Run kernels as machine code inside; a seed sets the order of blocks and threads.
 
-    They are compiled for the GPU that `arch` names.
+    Args:
+        seed: The seed.
+        threads: Threads in a block; None for a number chosen by the seed.
+        arch: The GPU for which they are compiled.
     """
     from conformance.native import launch_natively  # noqa: PLC0415  # it needs numba-cuda
 
     sizes = (threads,) if threads else (2, 32, 64, 128, OWN_THREADS)
-    with _launching(functools.partial(launch_natively, arch=arch), seed, sizes):
+    with launching(functools.partial(launch_natively, arch=arch), seed, sizes):
         yield
 
 
 @contextlib.contextmanager
-def launches_seen(see: Callable[[Any, int, Any], None]) -> Iterator[None]:
-    """Call `see` with the kernel, threads and arguments of every launch on the CPU inside."""
-    _OBSERVERS.append(see)
-    try:
-        yield
-    finally:
-        _OBSERVERS.remove(see)
-
-
-def counting_launches(count: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Call `count` for every kernel that is launched on the CPU inside."""
-    return launches_seen(lambda *_: count())
-
-
-@contextlib.contextmanager
-def _launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterator[None]:
+def launching(simulate: Simulate, seed: int, sizes: tuple[int, ...]) -> Iterator[None]:
     """Run kernels on the CPU inside; the seed chooses the block size from `sizes`."""
     chance = random.Random(seed)  # noqa: S311  # no secret
     threads = chance.choice(sizes)
@@ -97,6 +68,4 @@ class _Launcher:
 
     def __call__(self, kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
         self._seed += 1
-        for see in _OBSERVERS:
-            see(kernel, threads, args)
         self._simulate(kernel, grid, threads, args, seed=self._seed)

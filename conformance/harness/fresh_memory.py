@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from conformance.arrays.guard_bands import POISON_BYTE
+POISON_BYTE: Final = 0xAA
+"""What new memory is filled with: no plausible number."""
 
 HANDLER: Final = b"mem_handler"
 """The name of the capsules in which NumPy passes allocators."""
