@@ -292,13 +292,14 @@ class Adapter:
             return value if prefix else self.tensor(value)
         if isinstance(value, torch.dtype):
             return value if prefix else self.dtype(value)
-        if isinstance(value, dict) or type(value) in {list, tuple, set}:
+        if isinstance(value, dict | list) or type(value) in {tuple, set}:
             entries = list(value.values() if isinstance(value, dict) else value)
             translated = [inner(entry) for entry in entries]
             if all(map(operator.is_, translated, entries)):
                 return value
-            is_dict = isinstance(value, dict)
-            return dict(zip(value, translated, strict=True)) if is_dict else type(value)(translated)
+            if isinstance(value, dict):
+                return dict(zip(value, translated, strict=True))
+            return translated if isinstance(value, list) else type(value)(translated)
         kind = self.kind_of(value)
         convert = getattr(self, f"{prefix}{kind}", None)
         return value if convert is None else convert(value)
@@ -323,8 +324,7 @@ class Adapter:
         Raises:
             AttributeError: The implementation has none.
         """
-        found = self.find(name)
-        found = found.fget if isinstance(found, property) else found
+        found = getter(self.find(name))
         if isinstance(found, type) and self.is_data(name):
             return lambda *args, **fields: self.ours(self.theirs(_bound(self, name, args, fields)))
         if not callable(found):
@@ -410,6 +410,13 @@ def _defaults(
     }
 
 
+def getter(found: Any) -> Any:
+    """Return the function of a property, which takes the object; or what was found."""
+    if isinstance(found, functools.cached_property):
+        return operator.attrgetter(found.attrname or "")
+    return found.fget if isinstance(found, property) else found
+
+
 class FastAdapter(Adapter):
     """The adapter of `fast`, and of implementations without one: it passes everything unchanged.
 
@@ -426,9 +433,7 @@ class FastAdapter(Adapter):
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the implementation's own function; for a property, its getter."""
-        found: Any = self.find(name)
-        function: Any = found.fget if isinstance(found, property) else found
-        return function  # type: ignore[no-any-return]  # a module's attribute
+        return getter(self.find(name))  # type: ignore[no-any-return]  # a module's attribute
 
     def new(self, class_name: str, **fields: Any) -> Any:
         """Return an object of the implementation's class of this name."""

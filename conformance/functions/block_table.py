@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 CELLS: Final = 40_000
 """The most entries of all tables of a session, of which copies are made after each operation."""
 
+LISTED: Final = 4097
+"""The most blocks that are appended to a row; those of several rows are at most a tenth."""
+
 KINDS: Final = (
     *("append", "gather", "slots") * 2,
     *("move", "swap", "clear", "dummy_tables", "dummy_slots", "write"),
@@ -89,15 +92,16 @@ class Session:
 
     def _append(self) -> Operation:
         which, replaced, count, kind = (self.take(k) for k in (4, 4, 4, 3))
-        every, rng = np.arange(self.rows), self.rng
-        some = rng.permutation(every)[: rng.integers(self.rows, endpoint=True)]
+        every, rng = np.arange(self.rows)[: (70, 70, 70, None)[self.take(4)]], self.rng
+        some = rng.permutation(self.rows)[: rng.integers(len(every), endpoint=True)]
         listed = ([self.take(self.rows)], every, some, every[:0])[which]
         is_new = rng.random(len(listed)) < (0.0, 1.0, 0.5, 0.5)[replaced]
         blocks: list[Any] = []
         for lengths, width in zip(self.lengths[self.on], self.widths.tolist(), strict=True):
             room = width - np.where(is_new, 0, lengths[listed])
             counts = (1, 2, width, rng.integers(0, 5, len(listed)))[count]
-            counts = np.minimum(counts, room)
+            most = LISTED if len(listed) == 1 else LISTED // 10 // max(len(listed), 1)
+            counts = np.minimum(counts, np.minimum(room, most))
             lengths[listed] = width - room + counts
             total = int(counts.sum())
             first = (self.next_id, 0, MAX_INT32 - 8)[kind]
@@ -186,7 +190,8 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     _, rows, width = fit(CELLS, max(groups, 1), rows, width)
     tokens = min(draw(sizes(1, 4097, small=8)), CELLS // max(groups, 1))
     size = draw(sizes(1, small=4) | st.sampled_from((2**16, 2**26, MAX_INT32)))
-    longest = min(width * size - draw(st.sampled_from((0, 0, 1, size - 1))), MAX_INT32)
+    longest = width * size - draw(st.sampled_from((0, 0, 1, size - 1)))
+    longest = max(1, min(longest, MAX_INT32))
     others = st.sampled_from((size, size // 2, 2 * size, 3 * size, 16))
     least = -(-longest * rows * groups // CELLS)
     block_sizes = [max(1, least, min(draw(others), MAX_INT32)) for _ in range(groups - 1)]
@@ -199,8 +204,8 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         "pin_memory": draw(st.booleans()),
     }
     number = st.integers(0, 2**24 - 1)  # greater ones are mostly small
-    least = draw(st.sampled_from((0, 0, 10)))
-    numbers = st.lists(st.tuples(st.sampled_from(KINDS), number), min_size=least, max_size=30)
+    least = draw(st.sampled_from((0, 0, 0, 10)))
+    numbers = st.lists(st.tuples(st.sampled_from(KINDS), number), min_size=least, max_size=20)
 
     def contents(draw: st.DrawFn) -> Arguments:
         session = Session(made)

@@ -155,10 +155,10 @@ def fields_of_kind(draw: st.DrawFn, kind: str, **fixed: Any) -> Arguments:
 def states(draw: st.DrawFn) -> Arguments:
     """Draw the states of a Mamba layer, and how a page is padded."""
     few = draw(st.integers(1, 3))
+    number = draw(many(few))
     lengths = st.lists(st.integers(1, 9) | sizes(1, 9000), max_size=3)
     shapes = [tuple(draw(lengths)) for _ in range(few)]
     kinds = [draw(dtypes()) for _ in range(few)]
-    number = draw(sizes(few, 130, small=3))
     shapes, kinds = (([*one] * number)[:number] for one in (shapes, kinds))
     needed = sum(math.prod(s) * k.itemsize for s, k in zip(shapes, kinds, strict=True))
     fields: Arguments = {"shapes": tuple(shapes), "dtypes": tuple(kinds)}
@@ -175,7 +175,11 @@ def states(draw: st.DrawFn) -> Arguments:
 
 @st.composite
 def named_specs(
-    draw: st.DrawFn, block_size: int, *, kinds: tuple[str, ...] = (), owners: tuple[str, ...] = ("",)
+    draw: st.DrawFn,
+    block_size: int,
+    *,
+    kinds: tuple[str, ...] = (),
+    owners: tuple[str, ...] = ("",),
 ) -> dict[str, Spec]:
     """Draw specs by layer name, mostly of one kind and uniform; up to 3 are drawn."""
     if not kinds:
@@ -188,8 +192,13 @@ def named_specs(
         kind = draw(st.sampled_from(kinds))
         fields = draw(fields_of_kind(kind, block_size=block_size, **fixed))
         few.append(Spec(kind, fields, draw(st.sampled_from(owners))))
-    number = draw(sizes(len(few), 130, small=3))
-    return {f"layers.{i}.attn": few[i % len(few)] for i in range(number)}
+    return {f"layers.{i}.attn": few[i % len(few)] for i in range(draw(many(len(few))))}
+
+
+@st.composite
+def many(draw: st.DrawFn, few: int) -> int:
+    """Draw how many there are of what is drawn a few times: often no more."""
+    return draw(sizes(few, 130)) if draw(st.integers(0, 6)) == 6 else few
 
 
 def specs(kind: str, **fixed: Any) -> st.SearchStrategy[Spec]:
@@ -381,6 +390,7 @@ def method(name: str, **more: Any) -> Contract:
         takes_own_objects=True,
         is_affordable=lambda arguments: isinstance(arguments["self"], Spec),
         run=run,
+        examples=0.5,
         **more,
     )
 
@@ -392,16 +402,16 @@ def method(name: str, **more: Any) -> Contract:
 def merged(draw: st.DrawFn, kind: str) -> Arguments:
     """Draw equal specs; those of full attention with and without one window or chunk size."""
     fields = draw(fields_of_kind(kind))
-    number = draw(sizes(1, 130, small=4))
-    found = [Spec(kind, {**fields}) for _ in range(number)]
+    found = [Spec(kind, {**fields}) for _ in range(draw(st.integers(1, 4)))]
     if kind in FULL:
         name = draw(st.sampled_from(("sliding_window", "attention_chunk_size")))
         limit, are_limited = draw(numbers()), draw(st.integers(0, 15))
         for i, spec in enumerate(found):
-            free = {"sliding_window": None, "attention_chunk_size": None}
-            free[name] = limit if are_limited >> i % 4 & 1 else None
-            spec.fields |= free
-            spec.owner = draw(st.sampled_from(("", "", "subclass", "foreign"))) if i < 4 else ""
+            spec.fields |= {"sliding_window": None, "attention_chunk_size": None}
+            spec.fields[name] = limit if are_limited >> i & 1 else None
+            spec.owner = draw(st.sampled_from(("", "", "subclass", "foreign")))
+    number = len(found) if kind == UNIFORM else draw(many(len(found)))
+    found = [found[i % len(found)] for i in range(number)]
     return {"cls": getattr(reference, kind), "specs": found}
 
 
@@ -458,7 +468,8 @@ def layers_of_a_group(draw: st.DrawFn) -> Arguments:
         return {"specs": {**found, "layers.x": Spec(last.kind, other)}}
     if how == "a kind":
         kinds = (*UNIFORM_FIELD, "EncoderOnlyAttentionSpec")
-        return {"specs": {**found, **draw(named_specs(block_size, kinds=kinds))}}
+        others = draw(named_specs(block_size, kinds=kinds))
+        return {"specs": {**found, **{f"{name}.x": other for name, other in others.items()}}}
     if how in {"a size", "a first"}:
         fields = {**last.fields, "block_size": block_size + 1}
         found["layers.x"] = Spec(last.kind, fields)
@@ -488,6 +499,7 @@ def uniform(name: str) -> Contract:
         calls=st.just(layers_of_a_group()),
         has_objects=True,
         specials=(never_uniform,),
+        examples=0.6,
         hard_cases={
             "more than 64 layers": lambda args: len(args["specs"]) > 64,
             "full attention and MLA": lambda args: (
@@ -554,7 +566,9 @@ CONTRACTS = [
         "page_size_bytes",
         specials=(a_kind_that_does_not_say,),
         hard_cases={
-            "more than 64 layers": lambda args: len(args["self"].fields.get("kv_cache_specs", ())) > 64,
+            "more than 64 layers": lambda args: (
+                len(args["self"].fields.get("kv_cache_specs", ())) > 64
+            ),
             "fp8_ds_mla": lambda args: args["self"].fields.get("cache_dtype_str") == "fp8_ds_mla",
         },
     ),
@@ -576,6 +590,7 @@ CONTRACTS = [
         has_objects=True,
         is_affordable=lambda arguments: isinstance(arguments["cls"], type),
         run=merge,
+        examples=0.6,
         specials=(one_of_another_kind, two_bounds),
         hard_cases={
             "a bound that the first lacks": lambda args: (

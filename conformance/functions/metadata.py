@@ -131,6 +131,10 @@ def _least_violations(arguments: Arguments) -> Iterator[dict[str, Any]]:
     last = np.flatnonzero(query_lens)[-1]
     is_last = np.arange(len(lens)) == last
     short = np.where(is_last, query_lens[last] - 1, lens).astype(np.int32)
+    falling = np.where(np.arange(len(starts)) == last, starts[last + 1] + 1, starts)
+    if last and falling[last] < MAX_INT32:
+        names = ("query_start_loc", "query_start_loc_cpu")
+        yield dict.fromkeys(names, falling.astype(np.int32))
     yield {"max_query_len": int(query_lens.max()) - 1}
     yield {"max_seq_len": int(lens.max()) - 1}
     yield {"num_actual_tokens": int(starts[-1]) - 1}

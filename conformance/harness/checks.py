@@ -209,7 +209,9 @@ def _tell(contract: Contract, target: Target, story: Story) -> None:
         if stage[1:]:
             words, verdict = CONDITIONS[stage[-1]].words, CONDITIONS[stage[-1]].verdict
         if difference.verdict is verdict is Verdict.WRONG_ANSWER and story.changed is None:
-            needed = _needed(contract, target, story)
+            needed = _needed(
+                contract, target, dataclasses.replace(story, conditions=tuple(stage[1:]))
+            )
             verdict = Verdict.ROBUSTNESS if needed not in {"", EARLIER} else verdict
             words = needed if not words or verdict is Verdict.ROBUSTNESS else words
         if difference.verdict is Verdict.WRONG_ANSWER:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from typing import Any, Final
@@ -93,10 +92,7 @@ class Comparison:
             return Difference(where, got, expected, "wrong shape")
         found = self._of_types(expected, got, where)
         if found is not None:
-            with contextlib.suppress(Exception):  # a meta tensor has no values
-                if np.array_equal(as_numpy(got), expected):  # the right numbers of another type
-                    found = dataclasses.replace(found, verdict=Verdict.OTHER)
-            return found
+            return _of_numbers(expected, got, found)
         values = as_numpy(got)
         if not expected.size or (expected.dtype.kind in "iub" and (values == expected).all()):
             return None
@@ -121,6 +117,19 @@ class Comparison:
             if type(got) is not torch.Tensor or got.layout is not torch.strided:
                 return Difference(where, type(got).__name__, "Tensor", "wrong type")
         return None
+
+
+def _of_numbers(expected: Array, got: Any, found: Difference) -> Difference:
+    """Return a wrong number rather than the difference of types; right ones are no wrong answer."""
+    try:
+        values = as_numpy(got)
+        wrong = np.argwhere(values != expected)
+    except Exception:  # noqa: BLE001  # a meta tensor has no values, and a caller's may raise
+        return found
+    if not len(wrong):
+        return dataclasses.replace(found, verdict=Verdict.OTHER)
+    index = tuple(map(int, wrong[0]))
+    return Difference(found.where, values, expected, "wrong value", index=index)
 
 
 def name_of(where: str) -> str:

@@ -196,9 +196,13 @@ class Memory:
             return rebuilt(value, fields, cls)
         names = {field.name for field in dataclasses.fields(ours)}
         try:
-            return implementation.new(ours.__name__, dict(kv for kv in fields if kv[0] in names))
+            made = implementation.new(ours.__name__, dict(kv for kv in fields if kv[0] in names))
         except Exception as error:
             raise NotMadeError(ours.__name__, error) from error
+        for name, part in fields:
+            if name not in names:
+                object.__setattr__(made, name, part)
+        return made
 
     def _place(self, value: Any, name: str) -> str:
         """Return where an array lies: NumPy's, or torch's on a device."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.harness.values import Drawn, arrays, parts, rebuilt
+from conformance.harness.values import Drawn, parts, rebuilt
 
 if TYPE_CHECKING:
     from conformance.harness.contract import Arguments, Contract
@@ -122,7 +122,10 @@ class Twin:
 
     def make(self, value: Any) -> Any:
         """Return a value with objects in place of factories; one that occurs twice stays one."""
-        if isinstance(value, slice) or not parts(value):
+        is_plain = isinstance(value, slice) or (
+            isinstance(value, list) and all(type(part) is int for part in value)
+        )
+        if is_plain or not parts(value):
             return value if not isinstance(value, Factory) else self._once(value, [])
         if id(value) in self._made:
             return self._made[id(value)][1]
@@ -187,8 +190,8 @@ class Operation(Drawn):
     """A call of a method in a session.
 
     Attributes:
-        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation `step` has returned,
-            as a caller may.
+        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation
+            `step` has returned, as a caller may.
         arguments: Its keyword arguments.
         on: Which of the session's objects it is called on.
     """
@@ -204,12 +207,10 @@ class Step(Drawn):
 
     Attributes:
         returned: Its result.
-        arguments: The arrays of its arguments afterwards.
         state: What is watched, afterwards.
     """
 
     returned: Any
-    arguments: list[Any]
     state: Any
 
 
@@ -242,8 +243,7 @@ def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Play
             method = functools.partial(twin.method, cls, made[operation.on])
             got = attempt(_operate, method, operation, played.results)
             played.results.append(got.value)
-            found = got.value, [*arrays(operation.arguments)], watched
-            played.steps.append(Step(*map(frozen, found)))
+            played.steps.append(Step(frozen(got.value), frozen(watched)))
             if got.error is not None:
                 errors.append(got.error)
                 if len(errors) > 1:  # what follows from the first one

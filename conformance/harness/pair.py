@@ -167,9 +167,7 @@ class Pair:
         self.contract, self.target, self.circumstances = contract, target, circumstances
         arguments = possible(arguments, target, contract.function)
         self.drawn = arguments
-        self.ours: Arguments = copied(
-            arguments, has_numpy_scalars=circumstances.has_numpy_scalars
-        )
+        self.ours: Arguments = copied(arguments, has_numpy_scalars=circumstances.has_numpy_scalars)
         self.memory = Memory(target, contract, circumstances, is_paged=is_paged)
         try:
             self.theirs = self.memory.converted(self.ours)

@@ -345,6 +345,24 @@ def ranks_partition(reading: Reading) -> None:
         assert holders[held] == right, f"{held}: held by {holders[held]} ranks, expected {right}"
 
 
+BLOCK_M: Final = 8
+"""Tokens of one program of a causal convolution."""
+
+
+@law(Half.WRITES)
+def programs_cover(reading: Reading) -> None:
+    """The programs cover each token exactly once, in runs of at most 8 tokens of one sequence."""
+    runs = [sorted(token for token, _ in part.writes) for part in reading.access()]
+    covered = [token for run in runs for token in run]
+    number, owners = reading.batch.num_tokens, reading.batch.owners
+    assert covered == list(range(number)), (
+        f"the programs cover the tokens {covered[:40]}, expected each of {number} tokens once"
+    )
+    for run in runs:
+        assert 1 <= len(run) <= BLOCK_M, f"a program covers {len(run)} tokens"
+        assert len({*owners[run]}) == 1, f"a program covers {run}, of several sequences"
+
+
 @law()
 def kernel_blocks_rename(reading: Reading) -> None:
     """A slot is the same whether a table lists the manager's blocks or kernel blocks."""

@@ -1,0 +1,517 @@
+"""A made-up engine with other names, objects and signatures under test, through its adapter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import fast
+import reference
+from conformance.adapters import Adapter
+from conformance.adapters.base import KINDS
+from conformance.adapters.implementations import (
+    Implementation,
+    load_implementation,
+    load_implementations,
+)
+from conformance.functions import batch_order, context_parallel, slots, ubatch
+from conformance.harness import checks
+from conformance.harness.contract import Contract
+from conformance.harness.objects import Device, Operation, play
+from conformance.harness.show import one_line
+from conformance.harness.targets import Target
+from tests import vllm_stand_in
+
+pytest_plugins = ["pytester"]
+
+FEW = checks.Profile("few", answers=80, refusals=40, laws=10, native=1.0, shrink_seconds=0.0)
+QUICK = "quick"  # no target of the project: what takes long is left out
+
+ENGINE = '''
+"""An engine that was never written for kvtwin: other names, tuples, 32-bit slots."""
+import dataclasses
+import torch
+import fast
+
+NAMES = {
+    "query_start_loc": "starts", "seq_lens": "lengths", "num_computed_tokens_cpu": "computed",
+    "num_reqs": "rows", "num_actual_tokens": "tokens", "max_query_len": "longest_query",
+    "max_seq_len": "longest", "block_table_tensor": "table", "slot_mapping": "slots",
+    "causal": "is_causal", "logits_indices_padded": "logits", "num_logits_indices": "num_logits",
+    "encoder_seq_lens": "encoder", "dcp_local_seq_lens": "local_lengths",
+}
+Step = dataclasses.make_dataclass("Step", NAMES.values())
+
+def micro_batches(slices, step):
+    fields = {ours: getattr(step, theirs) for ours, theirs in NAMES.items()}
+    copies = {f"{name}_cpu": fields[name] for name in ("query_start_loc", "seq_lens")}
+    made = fast.split_attn_metadata(
+        [fast.UBatchSlice(*pair) for pair in slices],
+        fast.CommonAttentionMetadata(**fields, **copies),
+    )
+    return [tuple(getattr(part, name) for name in NAMES) for part in made]
+
+def rank_lengths(lengths, rank, world):
+    assert isinstance(world, int) and world > 0, "world must be positive"
+    return fast.get_dcp_local_seq_lens(lengths, world, rank)
+
+def slots_of(table, starts, positions, block_size):
+    return fast.compute_slot_mapping(table, starts, positions, block_size).to(torch.int32)
+
+class Pages:
+    def __init__(self, *sizes, **options):
+        self.tables = fast.BlockTables(*sizes, **options, device=None, pin_memory=False)
+
+    def clear(self, row):
+        self.tables.clear_row(row)
+
+    def add(self, rows, ends, ids, is_new):
+        self.tables.append_block_ids(rows, ends, ids, is_new)
+'''
+
+ADAPTER = """
+import engine
+import numpy as np
+from conformance.adapters import Adapter, Deviation, is_given, supplied
+
+ONE_SLOT = {
+    "block_table": np.array([[3]], np.int32), "query_start_loc": np.array([0, 1], np.int32),
+    "positions": np.array([1], np.int64), "block_size": 2,
+}
+
+class ADAPTER(Adapter):
+    names = {
+        "CommonAttentionMetadata": "Step",
+        "split_attn_metadata": "micro_batches",
+        "get_dcp_local_seq_lens": "rank_lengths",
+        "compute_slot_mapping": "slots_of",
+    }
+    parameters = {
+        "split_attn_metadata": {"ubatch_slices": "slices", "common_attn_metadata": "step"},
+        "get_dcp_local_seq_lens": {"seq_lens": "lengths", "dcp_size": "world", "dcp_rank": "rank"},
+        "compute_slot_mapping": {"block_table": "table", "query_start_loc": "starts"},
+    }
+    lacks = frozenset({"query_start_loc_cpu", "seq_lens_cpu"})
+    exceptions = {AssertionError: ValueError}
+    deviations = (
+        Deviation(
+            "compute_slot_mapping", "its kernels read 32-bit slots", ONE_SLOT,
+            r"dtype = int32, but should be int64|must be int64, got int32|= -\\d+, but should be \\d{10}",
+        ),
+    )
+
+    def metadata(self, ours):
+        return engine.Step(**{theirs: getattr(ours, n) for n, theirs in engine.NAMES.items()})
+
+    def ubatch_slice(self, ours):
+        return ours.request_slice, ours.token_slice
+
+    def result(self, function, theirs, arguments):
+        if function != "split_attn_metadata":
+            return super().result(function, theirs, arguments)
+        return [self.of_tuple(part) for part in theirs]
+
+    def of_tuple(self, theirs):
+        fields = dict(zip(engine.NAMES, theirs, strict=True))
+        for name in self.lacks:
+            fields[name] = supplied(fields[name.removesuffix("_cpu")])
+        return self.made("CommonAttentionMetadata", **fields)
+
+    class BlockTables:
+        def __init__(self, block_sizes, max_num_reqs, max_num_batched_tokens, max_model_len):
+            self.pages = engine.Pages(
+                block_sizes, max_num_reqs, max_num_batched_tokens, max_model_len
+            )
+
+        def append_block_ids(self, req_indices, cu_num_new_blocks, new_block_ids, overwrite):
+            self.pages.add(req_indices, cu_num_new_blocks, new_block_ids, overwrite)
+
+        def clear_row(self, r):
+            self.pages.clear(r)
+
+        def gather_block_tables(self, idx_mapping):
+            return self.pages.tables.gather_block_tables(idx_mapping)
+"""
+
+Load = Callable[..., Implementation]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Yield a function that writes and loads an engine and its adapter."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def unload() -> None:
+        for name, module in [*sys.modules.items()]:
+            if str(tmp_path) in str(getattr(module, "__file__", "")):
+                del sys.modules[name]
+
+    def loaded(engine: str = ENGINE, adapter: str = ADAPTER) -> Implementation:
+        unload()
+        files = tmp_path / "engine.py", tmp_path / "engine_adapter.py"
+        files[0].write_text(engine)
+        files[1].write_text(adapter)
+        return load_implementation(str(files[0]), str(files[1]) if adapter else None)
+
+    yield loaded
+    unload()
+
+
+def contract_of(function: str) -> Contract:
+    every = (batch_order, context_parallel, slots, ubatch)
+    return next(one for module in every for one in module.CONTRACTS if one.function == function)
+
+
+def line_of(engine: Implementation, function: str | Contract, kind: str = "answers") -> str:
+    """Return the verdict and the line of a failure, or nothing."""
+    contract = contract_of(function) if isinstance(function, str) else function
+    try:
+        getattr(checks, kind)(contract, Target(QUICK, engine), FEW)()
+    except checks.Failure as failure:
+        return f"{failure.difference.verdict.value}: {one_line(failure)}"
+    return ""
+
+
+# Objects and names.
+
+
+@pytest.mark.parametrize("kind", ["answers", "refusals", "laws"])
+def test_an_engine_of_other_objects_conforms(load: Load, kind: str) -> None:
+    assert not line_of(load(f"{ENGINE}\nchecks = fast.checks\n"), "split_attn_metadata", kind)
+
+
+def test_a_copy_is_another_difference_and_a_wrong_copy_a_wrong_answer(load: Load) -> None:
+    part = "tuple(getattr(part, name) for name in NAMES)"
+    assert part in ENGINE
+    for copy, line in (
+        ("clone()", "other difference: split_attn_metadata on quick: result = memory of its own"),
+        ("flip(0)", "wrong answer: split_attn_metadata on quick: result[0].block_table"),
+    ):
+        copied = f"tuple(v.{copy} if i == 7 else v for i, v in enumerate({part}))"
+        assert line_of(load(ENGINE.replace(part, copied)), "split_attn_metadata").startswith(line)
+
+
+OTHER_ORDER = """
+import fast
+
+def get_dcp_local_seq_lens(*, dcp_rank=None, dcp_size=1, seq_lens, **more):
+    return fast.get_dcp_local_seq_lens(seq_lens, dcp_size, dcp_rank, **more)
+
+def slice_query_start_locs(request_slice, query_start_loc):
+    return fast.slice_query_start_locs(query_start_loc, request_slice)
+"""
+
+
+@pytest.mark.parametrize("function", ["get_dcp_local_seq_lens", "slice_query_start_locs"])
+def test_another_order_is_called_by_name(load: Load, function: str) -> None:
+    engine = load(OTHER_ORDER, "")
+    assert not line_of(engine, function)
+    line = f"engine.{function} has another order: arguments are passed by name"
+    assert line in [*engine.lacking_lines([function])]
+
+
+def test_a_parameter_that_it_lacks_is_left_out(load: Load) -> None:
+    engine, name = load(), "get_dcp_local_seq_lens"
+    checks.UNSUPPORTED.clear()
+    assert not line_of(engine, name)
+    assert {(name, QUICK, f"out of {name}")} < set(checks.UNSUPPORTED)
+    lacks = "cp_kv_cache_interleave_size, out: calls that need them are not made"
+    assert f"engine.{name} lacks {lacks}" in [*engine.lacking_lines([name])]
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw a life of small block tables; every second operation is one that the engine lacks."""
+    rows = st.integers(0, 3)
+    operations = st.one_of(
+        st.builds(lambda r: Operation("clear_row", {"r": r}), rows),
+        st.builds(lambda a, b: Operation("swap_rows", {"a": a, "b": b}), rows, rows),
+        st.builds(
+            lambda r, ids: Operation(
+                "append_block_ids",
+                {
+                    "req_indices": [r],
+                    "cu_num_new_blocks": [[0, len(ids)]],
+                    "new_block_ids": [ids],
+                    "overwrite": [True],
+                },
+            ),
+            rows,
+            st.lists(st.integers(1, 9), max_size=3),
+        ),
+        st.builds(
+            lambda rows: Operation(
+                "gather_block_tables", {"idx_mapping": np.array(rows, np.int32)}
+            ),
+            st.lists(rows, max_size=4),
+        ),
+    )
+    sizes = {"block_sizes": [2], "max_num_reqs": 4, "max_num_batched_tokens": 8, "max_model_len": 6}
+    options = {"device": Device(), "pin_memory": False}
+    drawn = draw(st.lists(operations, max_size=6))
+    return st.just({**sizes, **options, "operations": drawn})
+
+
+TABLES = Contract(
+    function="BlockTables",
+    calls=sessions(),
+    run=play("BlockTables", lambda *_: None),
+    has_objects=True,
+)
+FORWARDING = """
+import fast
+
+class BlockTables(fast.BlockTables):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+"""
+
+
+def test_a_constructor_may_forward_its_arguments(load: Load) -> None:
+    engine = load(FORWARDING, "")
+    assert not line_of(engine, TABLES)
+    assert not [line for line in engine.lacking_lines(["BlockTables"]) if "names" not in line]
+
+
+def test_a_method_that_a_class_lacks_is_left_out_of_sessions(load: Load) -> None:
+    text = ADAPTER.replace("max_model_len):", "max_model_len, device, pin_memory):")
+    engine = load(adapter=text)
+    assert not line_of(engine, TABLES)
+    [line] = [line for line in engine.lacking_lines(["BlockTables"]) if "names" not in line]
+    assert line.startswith("engine.BlockTables lacks move_row, swap_rows, compute_slot_mappings")
+    wrong = ENGINE.replace("self.tables.clear_row(row)", "self.tables.clear_row(row and row - 1)")
+    assert "wrong answer: BlockTables" in line_of(load(wrong, text), TABLES)
+
+
+CACHED = """
+import functools
+import fast
+
+class FullAttentionSpec:
+    def __init__(self, **fields):
+        vars(self).update(fields)
+
+    @functools.cached_property
+    def page_size_bytes(self):
+        return fast.FullAttentionSpec(**vars(self)).page_size_bytes
+"""
+
+
+def test_a_cached_property_changes_no_argument(load: Load) -> None:
+    spec = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
+    calls = st.just(st.just({"self": spec}))
+    contract = Contract(function="FullAttentionSpec.page_size_bytes", calls=calls)
+    assert not line_of(load(CACHED, ""), contract)
+
+
+def test_a_function_that_fails_in_a_mode_alone_is_not_robust(load: Load) -> None:
+    text = """
+import torch
+
+def slice_query_start_locs(query_start_loc, request_slice):
+    starts = query_start_loc[request_slice.start : request_slice.stop + 1]
+    return starts - torch.ones(len(starts), dtype=torch.int32) * starts[0]
+"""
+    line = line_of(load(text, ""), "slice_query_start_locs")
+    assert line.startswith("robustness: slice_query_start_locs")
+    assert line.endswith("(default device meta)")
+
+
+# Declarations.
+
+
+def test_exceptions_stand_for_others(load: Load) -> None:
+    text = f"{ENGINE}\nchecks = fast.checks\n"
+    assert not line_of(load(text), "get_dcp_local_seq_lens", "refusals")
+    undeclared = load(text, ADAPTER.replace("exceptions", "more"))
+    line = line_of(undeclared, "get_dcp_local_seq_lens", "refusals")
+    assert "other difference: " in line
+    assert "AssertionError" in line
+
+
+def test_a_declared_deviation_explains_itself_alone(load: Load) -> None:
+    contract = contract_of("compute_slot_mapping")
+    engine = load()
+    assert not line_of(engine, contract)
+    checks.deviations(contract, Target(QUICK, engine))()
+    wrong = load(
+        ENGINE.replace("return fast.compute_slot_mapping(", "return 1 + fast.compute_slot_mapping(")
+    )
+    assert "wrong answer: " in line_of(wrong, contract)
+    engine.deviations = ()
+    assert line_of(engine, contract).endswith("result.dtype = int32, but should be int64")
+
+
+@pytest.mark.parametrize("change", [("torch.int32", "torch.int64"), ("(positions", "(None")])
+def test_a_witness_must_fail_as_declared(load: Load, change: tuple[str, str]) -> None:
+    engine = load(ENGINE.replace(f"to({change[0]})", f"to({change[1]})"))
+    with pytest.raises(checks.Failure, match="declared deviation"):
+        checks.deviations(contract_of("compute_slot_mapping"), Target(QUICK, engine))()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            '"compute_slot_mapping": "slots_of"',
+            '"compute_slots": "slots_of"',
+            "'compute_slots' in names",
+        ),
+        ('"slots_of"', '"slotsof"', "maps compute_slot_mapping to 'slotsof' in names"),
+        ('"dcp_rank": "rank"', '"rank": "rank"', "'rank' in parameters, which is not a parameter"),
+        ('"seq_lens_cpu"', '"seq_len_cpu"', "'seq_len_cpu' in lacks, which is not a field"),
+        (
+            'Deviation(\n            "compute',
+            'Deviation(\n            "comput',
+            "a deviation of 'comput",
+        ),
+        (
+            "lacks =",
+            "def __init__(self, module): raise OSError('no\\nway')\n    lacks =",
+            "OSError: no",
+        ),
+    ],
+)
+def test_an_adapter_with_a_mistake_is_refused(
+    load: Load, before: str, after: str, message: str
+) -> None:
+    assert before in ADAPTER
+    with pytest.raises(ValueError, match=message) as refused:
+        load(adapter=ADAPTER.replace(before, after))
+    assert "\n" not in str(refused.value)
+
+
+def test_no_name_of_reference_is_a_name_of_adapters() -> None:
+    assert not set(reference.__all__) & set(dir(Adapter))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_objects_are_converted_by_the_methods_of_their_kind(name: str) -> None:
+    ours = type(name, (), {})()
+    methods = {KINDS[name]: lambda _, value: ["to", value]}
+    methods[f"our_{KINDS[name]}"] = lambda _, value: ["from", value]
+    plain, converting = Adapter(fast), type("Converting", (Adapter,), methods)(fast)
+    assert plain.theirs(ours) is plain.ours(ours) is ours
+    assert ["to", ours] == converting.theirs(ours)
+    assert ["from", ours] == converting.ours(ours)
+
+
+def test_lists_are_written_back() -> None:
+    class Module:
+        @staticmethod
+        def bind_kv_cache(caches: list[object]) -> None:
+            caches.append(torch.zeros(1))
+
+    class Slices(Adapter):
+        def ubatch_slice(self, ours: object) -> object:
+            return (ours,)
+
+    for entries in ([torch.zeros(2)], [reference.UBatchSlice(slice(0, 1), slice(0, 2))]):
+        before = list(entries)
+        Slices(Module).function("bind_kv_cache")(entries)  # type: ignore[arg-type]  # it has the name
+        assert len(before) + 1 == len(entries)
+        assert entries[0] is before[0]
+
+
+# Loading.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere.py", "--impl 'nowhere.py' is not a file"),
+        ("no_such", "--impl 'no_such' cannot be imported: ModuleNotFoundError: No module named"),
+        ("math", "--impl 'math' offers none of the 82 names of reference and fast, such as "),
+    ],
+)
+def test_what_is_no_implementation_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        load_implementation(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_is_imported_under_its_own_name(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("LIMIT = 3\n")
+    warns = "import warnings\nwarnings.warn('old')\n"
+    source = "from neighbour import LIMIT\nfrom fast import compute_slot_mapping\n"
+    found = load(warns + source, "")
+    assert ("engine", f"{tmp_path / 'engine.py'}") == (found.name, found.file)
+    assert ["compute_slot_mapping"] == found.offered()
+    assert str(tmp_path) not in sys.path
+    assert found.module is load_implementation(found.file).module
+    with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
+        load("import sys\nsys.exit('not here')\n", "")
+
+
+def test_a_file_with_another_module_s_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fast.py").write_text("from fast import compute_slot_mapping\n")
+    with pytest.raises(ValueError, match="has the same name as another module, fast"):
+        load_implementation(str(tmp_path / "fast.py"))
+    with pytest.raises(ValueError, match="--adapter is given 2 times"):
+        load_implementations(["fast"], ["a", "b"])
+
+
+# A whole run.
+
+
+def test_a_run_reports_what_an_engine_lacks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(checks.PROFILES, "dev", FEW)  # type: ignore[misc]
+    pytester.mkdir("functions")
+    names = "context_parallel, slots"
+    (pytester.path / "functions" / "mine.py").write_text(
+        f"from conformance.functions import {names}\n"
+        "CONTRACTS = [*context_parallel.CONTRACTS, *slots.CONTRACTS]\n"
+    )
+    pytester.makepyfile(engine=ENGINE, engine_adapter=ADAPTER)
+    options = ("--impl", "engine.py", "--adapter", "engine_adapter.py", "--target", "host")
+    found = pytester.runpytest(
+        *("-p", "conformance.harness.plugin", "-p", "no:cacheprovider", "--profile", "dev"),
+        *("--failures", "f", "functions", *options),
+    )
+    for name in ("engine", "engine_adapter"):
+        sys.modules.pop(name, None)
+    found.stdout.fnmatch_lines_random(
+        [
+            "compute_slot_mapping * deviates (*",
+            "engine.compute_slot_mapping lacks *out: calls that need them are not made",
+            "engine.get_dcp_local_seq_lens lacks *",
+            "not supported: get_dcp_local_seq_lens on host, * examples: out of *",
+        ]
+    )
+
+
+# vLLM.
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Implementation]:
+    """Yield a stand-in for vLLM; the adapter's modules are imported for one test only."""
+    package = "conformance.adapters.vllm"
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith(package)}
+    for name, module in vllm_stand_in.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    yield load_implementation("vllm")
+    for name in [name for name in sys.modules if name.startswith(package)]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def test_vllm_s_functions_of_other_shapes_conform(
+    vllm: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for function in ("split_decodes_and_prefills", "compute_slot_mapping"):
+        assert not line_of(vllm, function)
+    utils = sys.modules["vllm.v1.attention.backends.utils"]
+    monkeypatch.setattr(utils, "split_decodes_and_prefills", lambda *_, **__: (0, 0, 0, 0))
+    assert "wrong answer: " in line_of(vllm, "split_decodes_and_prefills")
+    assert not vllm.offers("gather_mm_placeholders")
+    assert not vllm.offers("CommonAttentionMetadata.validate")
