@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import torch
-from conformance.execution.actors import actors
-from conformance.execution.interrupts import Interrupter
+from tests.fast.actors import actors
+from tests.fast.interrupts import Interrupter
 
 import fast
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance.execution.interrupts import Interrupter
 
 import fast
 import reference
 from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
+from tests.fast.interrupts import Interrupter
 
 Act = Callable[[Any], object]
 OnPath = Callable[[], AbstractContextManager[None]]
