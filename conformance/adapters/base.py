@@ -7,7 +7,8 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -93,7 +94,7 @@ def is_guessed(value: object) -> bool:
 
 @functools.cache
 def stub_class(cls: type) -> type:
-    """Return an empty class of the same name as one of `reference`, with bases of these names.
+    """Return a class of the same name and defaults as one of `reference`, with alike bases.
 
     >>> [base.__name__ for base in stub_class(reference.UBatchSlice).__mro__]
     ['UBatchSlice', 'object']
@@ -101,7 +102,11 @@ def stub_class(cls: type) -> type:
     if cls is object:
         return object
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    members: dict[str, Any] = {"__eq__": _has_same_fields, "__hash__": None}
+    missing = dataclasses.MISSING
+    members: dict[str, Any] = {
+        one.name: one.default for one in fields if one.default is not missing
+    }
+    members |= {"__eq__": _has_same_fields, "__hash__": None}
     members["compared"] = tuple(field.name for field in fields)  # by the harness
     return type(cls.__name__, tuple(map(stub_class, cls.__bases__)), members)
 
@@ -217,7 +222,7 @@ class Adapter:
         function: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        lacking: Set[str] = frozenset(),
+        lacking: AbstractSet[str] = frozenset(),
     ) -> dict[str, Any]:
         """Return a call's keyword arguments, except for `unsupported` ones that are the default.
 
@@ -285,7 +290,9 @@ class Adapter:
         """Convert a value of the implementation's to ours, including entries of lists and dicts."""
         return self._translated(theirs, "our_", self.ours)
 
-    def _translated(self, value: Any, prefix: str, inner: Callable[[Any], Any]) -> Any:
+    def _translated(  # noqa: PLR0911  # one kind after the other
+        self, value: Any, prefix: str, inner: Callable[[Any], Any]
+    ) -> Any:
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
         if isinstance(value, torch.Tensor):
@@ -413,7 +420,8 @@ def _defaults(
 def getter(found: Any) -> Any:
     """Return the function of a property, which takes the object; or what was found."""
     if isinstance(found, functools.cached_property):
-        return operator.attrgetter(found.attrname or "")
+        name = str(found.attrname)
+        return lambda self: getattr(self, name)
     return found.fget if isinstance(found, property) else found
 
 

@@ -153,6 +153,17 @@ class Implementation:
             return getattr(made, name)  # type: ignore[no-any-return]
         return functools.partial(self.function(ours), made)
 
+    def supported(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call without options that it does not support."""
+        if self.module is fast:
+            return dict(arguments)
+        lacking, values = self.lacking(name).parameters, self.adapter.unsupported.get(name, {})
+        is_out = {
+            key: key in lacking or (key in values and values[key](value))
+            for key, value in arguments.items()
+        }
+        return {key: value for key, value in arguments.items() if not is_out[key]}
+
     def takes(self, cls: str, method: str, arguments: Mapping[str, Any]) -> bool:
         """Return whether a class has a method, if it has the class, and supports its arguments."""
         if self.module is fast or not self.offers(cls):
@@ -167,7 +178,6 @@ class Implementation:
         except Unsupported:
             return False
         return True
-
 
     def _found(self, find: Callable[[str], Any], name: str) -> Any:
         try:
@@ -214,7 +224,7 @@ class Implementation:
         return True
 
     def lacking_lines(self, functions: Iterable[str] = ()) -> Iterator[str]:
-        """Yield what it lacks: of all names, of the parameters of functions, of classes' methods."""
+        """Yield what it lacks: names, parameters of functions, methods of classes."""
         lacking = [name for name in NAMES if not self.offers(name)]
         if lacking:
             which = textwrap.shorten(", ".join(lacking), 60, placeholder=" ...")
@@ -224,9 +234,14 @@ class Implementation:
             lacks = sorted(found.parameters - self.adapter.lacks)
             if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
                 methods = (name for name, member in vars(ours).items() if callable(member))
-                lacks += [one for one in methods if one[0] != "_" and not self.offers(f"{function}.{one}")]
+                public = (one for one in methods if one[0] != "_")
+                lacks += [one for one in public if not self.offers(f"{function}.{one}")]
             if lacks:
-                yield f"{self.name}.{function} lacks {', '.join(lacks)}: calls that need them are not made"
+                which = ", ".join(lacks)
+                yield f"{self.name}.{function} lacks {which}: calls that need them are not made"
+            if function in self.adapter.unsupported:
+                values = ", ".join(self.adapter.unsupported[function])
+                yield f"{self.name}.{function} has unsupported values (declared): {values}"
             if found.is_reordered:
                 yield f"{self.name}.{function} has another order: arguments are passed by name"
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from hypothesis import strategies as st
 
 from conformance.harness.contract import Arguments, Contract
+from conformance.harness.objects import Factory, frozen
+from conformance.harness.sizes import sizes, vectors
+from conformance.harness.values import copied
 from conformance.laws import batch_laws as laws
+from conformance.laws.access import Access
 from conformance.laws.batch_laws import Description, Part
 from conformance.laws.batches import (
     MAX_INT32,
@@ -21,6 +26,9 @@ from conformance.laws.batches import (
     deferred,
     metadata_specials,
 )
+
+if TYPE_CHECKING:
+    from conformance.harness.objects import Twin
 
 # split_decodes_and_prefills, split_decodes_prefills_and_extends
 
@@ -107,6 +115,160 @@ def _kinds(batch: Batch, _: Arguments, result: Any) -> list[Part]:
     return found
 
 
+# reorder_batch_to_split_decodes_and_prefills
+
+
+class _Batch:
+    """A runner's batch."""
+
+    def __init__(self, req_ids: Any, arrays: dict[str, Any]) -> None:
+        self.req_ids, self.num_swaps = req_ids, 0
+        for name, array in arrays.items():
+            setattr(self, name, array)
+
+    def swap_states(self, i: int, j: int) -> None:
+        """Swap all state of two positions."""
+        self.num_swaps += 1
+        self.req_ids[i], self.req_ids[j] = self.req_ids[j], self.req_ids[i]
+        for name in vars(self).keys() - {"req_ids", "num_swaps"}:
+            array = getattr(self, name)
+            array[[i, j]] = array[[j, i]]
+
+
+@dataclasses.dataclass
+class InputBatch(Factory):
+    """A runner's batch: the requests, and their arrays by position; prompts None to have none."""
+
+    req_ids: list[Any]
+    num_computed_tokens_cpu: IntArray
+    num_prompt_tokens: IntArray | None
+
+    def make(self, _: Twin) -> _Batch:
+        """Return one of its own for a call, which changes it."""
+        found = {name: copied(value) for name, value in vars(self).items() if value is not None}
+        return _Batch(found.pop("req_ids", None), found)
+
+    def state(self, made: Any) -> dict[str, Any]:
+        """Return what its swaps change, and their number."""
+        return dict(vars(made))
+
+
+class _Counter(dict[str, int]):
+    """A mapping with a value for any key, as `collections.Counter` is."""
+
+    def __missing__(self, _: str) -> int:
+        return 0
+
+
+def _regions(
+    tokens: IntArray, computed: IntArray, prompts: IntArray | None, threshold: int, regions: int
+) -> IntArray:
+    if regions == 3 or prompts is None:
+        return np.where(tokens <= threshold, 0, np.where(computed > 0, 1, 2))
+    short = np.where(computed < prompts, 1, 0)
+    return np.where(computed == 0, 3, np.where(tokens > threshold, 2, short))
+
+
+@st.composite
+def reorderings(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
+    """Draw requests in any order, or nearly in the order that is wanted, as an engine's are."""
+    number, threshold, spare = draw(sizes(0, 600)), draw(sizes(1, small=4)), draw(sizes(0, 70))
+    regions, dtype, order, has_large, left_out = choices(
+        *(draw, (3, 4), (np.int32, np.int64), ("any", "in order", "two swapped")),
+        *((False, False, False, True), (True, False)),
+    )
+    threshold = MAX_INT32 if threshold > 1000 else threshold
+    most = int(np.iinfo(dtype).max)
+    large = (2**31, 2**63 - 1) if has_large else ()
+
+    def contents(draw: st.DrawFn) -> Arguments:
+        tokens = draw(vectors(number, 0, threshold + 2, rare=(threshold, threshold + 1, *large)))
+        computed = draw(vectors(number + spare, 0, 3, dtype, rare=(most,) * has_large))
+        prompts = draw(vectors(number + spare, 0, 5, dtype, rare=(most,) * has_large))
+        if order != "any" and number:
+            region = _regions(tokens, computed[:number], prompts[:number], threshold, regions)
+            at = np.argsort(region, kind="stable")
+            if order == "two swapped":
+                i, j = draw(st.integers(0, number - 1)), draw(st.integers(0, number - 1))
+                at[[i, j]] = at[[j, i]]
+            tokens, computed[:number], prompts[:number] = tokens[at], computed[at], prompts[at]
+        names = [f"r{i}" for i in range(number)]
+        scheduled = dict(zip(names[::-1], tokens[::-1].tolist(), strict=True)) | {"elsewhere": 1}
+        has_prompts = regions == 4 or not left_out
+        arguments: Arguments = {
+            "input_batch": InputBatch(names, computed, prompts if has_prompts else None),
+            "scheduler_output": SimpleNamespace(num_scheduled_tokens=scheduled),
+            "decode_threshold": threshold,
+            "regions": regions,
+        }
+        defaults = {"decode_threshold": 1, "regions": 3}.items() if left_out else ()
+        return {k: v for k, v in arguments.items() if (k, v) not in defaults}
+
+    return deferred(contents)
+
+
+def wrong_requests(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let a request not be scheduled, have no hash, or counts be of types that look like ints."""
+    batch, names = arguments["input_batch"], [f"r{i}" for i in range(128)]
+    scheduled: Any = dict.fromkeys(names, 1)
+    # `marshal` writes these in as many bytes as ints.
+    bytes_alike = {**scheduled, **dict.fromkeys(names[:3], True), "r3": 2**31, "r4": 2**31}
+    wrong: Any = (
+        (names[:2], _Counter(r0=1)),
+        (names[:2], {"r0": -1, "r1": 5}),
+        ([*names[:2], ["r2"]], scheduled),
+        ([*names[:2], ("r2", [])], scheduled),
+        (names, bytes_alike),
+        (names, {**scheduled, "r64": rng.choice((-1, 2**63, None, 1.0))}),
+    )
+    req_ids, scheduled = rng.choice(wrong)
+    zeros = np.zeros(len(req_ids), np.int64)
+    return {
+        **arguments,
+        "input_batch": dataclasses.replace(
+            batch, req_ids=req_ids, num_computed_tokens_cpu=zeros, num_prompt_tokens=zeros
+        ),
+        "scheduler_output": SimpleNamespace(num_scheduled_tokens=scheduled),
+    }
+
+
+def reorder(twin: Twin, *, input_batch: Any, **others: Any) -> Any:
+    """Make the call; return its result, and the batch afterwards."""
+    function = twin.function("reorder_batch_to_split_decodes_and_prefills")
+    moved = function(input_batch=input_batch, **others)
+    return moved, frozen(dict(vars(input_batch)))
+
+
+def _in_any_order(batch: Batch, threshold: int) -> Arguments:
+    names, computed = [f"r{i}" for i in range(batch.num_reqs)], batch.num_computed_tokens
+    scheduled = dict(zip(names, batch.query_lens.tolist(), strict=True))
+    return {
+        "input_batch": InputBatch(names, computed.astype(np.int32), None),
+        "scheduler_output": SimpleNamespace(num_scheduled_tokens=scheduled),
+        "decode_threshold": threshold,
+    }
+
+
+def _reordered(batch: Batch, _: Arguments, result: Any) -> list[Access]:
+    """Return the relation of the reordered batch: its arrays say how long the contexts are."""
+    _, after = result
+    changed, names = laws.in_order(batch, [int(name[1:]) for name in after["req_ids"]])
+    metadata, layout = changed.metadata(), cast("Any", batch.layout)
+    lens = after["num_computed_tokens_cpu"] + changed.query_lens.astype(np.int32)
+    metadata = dataclasses.replace(metadata, seq_lens=lens, seq_lens_cpu=lens)
+    return [Access.of(metadata, layout).renamed(names)]
+
+
+def _num_misplaced(arguments: Arguments) -> int:
+    batch, scheduled = arguments["input_batch"], arguments["scheduler_output"].num_scheduled_tokens
+    tokens = np.array([scheduled[name] for name in batch.req_ids], np.int64)
+    own = slice(len(tokens))
+    prompts = None if batch.num_prompt_tokens is None else batch.num_prompt_tokens[own]
+    options = arguments.get("decode_threshold", 1), arguments.get("regions", 3)
+    found = _regions(tokens, batch.num_computed_tokens_cpu[own], prompts, *options)
+    return int((found != np.sort(found)).sum())
+
+
 def _split_contract(function: str, read: str, **about: Any) -> Contract:
     """Return a contract; with checks off, `fast` refuses only what it reads."""
     lengths = rf"(query_start_loc|{read}) has \d+ entries, expected"
@@ -155,5 +317,23 @@ CONTRACTS = [
         "split_decodes_prefills_and_extends",
         f"{READ}|num_computed_tokens_cpu",
         hard_cases={"all kinds": lambda args: _num_kinds(args) == 3},
+    ),
+    Contract(
+        function="reorder_batch_to_split_decodes_and_prefills",
+        calls=reorderings(),
+        run=reorder,
+        has_objects=True,
+        host=frozenset({"num_computed_tokens_cpu", "num_prompt_tokens"}),
+        specials=(wrong_requests,),
+        laws=(laws.reordering_renames, laws.padding_adds_nothing, laws.any_order_means_the_same),
+        description=Description(_in_any_order, _reordered, _thresholds),
+        examples=0.7,
+        hard_cases={
+            "two change places": lambda args: _num_misplaced(args) == 2,
+            "two requests change places": lambda args: (
+                _num_misplaced(args) == 2 == len(args["input_batch"].req_ids)
+            ),
+            "more than 256 are misplaced": lambda args: _num_misplaced(args) > 256,
+        },
     ),
 ]

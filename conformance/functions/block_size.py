@@ -18,6 +18,7 @@ from conformance.functions.kv_cache_spec import (
     UNIFORM,
     Spec,
     fields_of_kind,
+    many,
     numbers,
 )
 from conformance.harness.contract import Arguments, Contract
@@ -28,27 +29,27 @@ from conformance.laws.batches import choices, deferred
 
 
 @dataclasses.dataclass
-class Supporting(Factory):
-    """A backend that supports some block sizes.
+class Group(Factory):
+    """An attention group whose backend supports some block sizes.
 
     Attributes:
-        sizes: What it lists.
+        sizes: What the backend lists.
         is_instance: Whether the backend is an instance of its class.
         is_own: Whether its class is an engine's own.
     """
 
     sizes: Any
     is_instance: bool = False
-    is_own: bool = False
+    is_own: bool = True
 
     def make(self, twin: Twin) -> Any:
-        """Return the backend."""
+        """Return the group."""
         has_base = twin.target is None or twin.target.offers("AttentionBackend")
         base = twin.find("AttentionBackend") if has_base and not self.is_own else object
-        plain = {name: None for name in getattr(base, "__abstractmethods__", ())}
+        plain = dict.fromkeys(getattr(base, "__abstractmethods__", ()))
         found = {**plain, "get_supported_kernel_block_sizes": staticmethod(lambda: self.sizes)}
         made = type("Backend", (base,), found)
-        return made() if self.is_instance else made
+        return SimpleNamespace(backend=made() if self.is_instance else made, layer_names=[])
 
 
 MANAGERS: Final = (1, 2, 12, 16, 16, 32, 48, 64, 96, 128, 256, 544, 2**33)
@@ -95,8 +96,7 @@ def groups_of(rng: random.Random, manager: int, number: int, most: int) -> list[
         if rng.randrange(4) == 0:
             own = [np.int64(e) if isinstance(e, int) else e for e in own]
         chosen: Any = rng.choice((list, list, tuple))(own)
-        backend = Supporting(chosen, rng.randrange(2) == 1, rng.randrange(2) == 1)
-        found.append(SimpleNamespace(backend=backend, layer_names=[]))
+        found.append(Group(chosen, rng.randrange(2) == 1, rng.randrange(2) == 1))
     return found
 
 
@@ -108,11 +108,11 @@ def rngs() -> st.SearchStrategy[random.Random]:
 @st.composite
 def selections(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw groups of few or many backends that list few or many sizes."""
-    number, most = draw(sizes(0, 300, small=3)), draw(sizes(0, 300, small=4))
+    number, most = draw(sizes(0, 130, small=3)), draw(sizes(0, 130, small=4))
     [manager] = choices(draw, MANAGERS)
 
     def contents(draw: st.DrawFn) -> Arguments:
-        groups = groups_of(draw(rngs()), manager, number, min(most, 20_000 // max(number, 1)))
+        groups = groups_of(draw(rngs()), manager, number, min(most, 300 // max(number, 1)))
         return {"kv_manager_block_size": manager, "attn_groups": groups}
 
     return deferred(contents)
@@ -120,9 +120,9 @@ def selections(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 def with_group(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let backends support nothing in common, or a multiple alone that does not divide."""
-    multiple = reference.MultipleOf
-    lists = rng.choice(([[2], [3]], [[32], [multiple(16)]], [[multiple(32)], [multiple(16)]], [[]]))
-    found = [SimpleNamespace(backend=Supporting(own), layer_names=[]) for own in lists]
+    m16, m32 = reference.MultipleOf(16), reference.MultipleOf(32)
+    lists: list[Any] = rng.choice(([[2], [3]], [[32], [m16]], [[m32], [m16]], [[]]))
+    found = [Group(own) for own in lists]
     name = "kv_manager_block_size"
     if name in arguments:
         return {name: rng.choice((12, 48)), "attn_groups": found}
@@ -154,22 +154,26 @@ def group_spec(draw: st.DrawFn, kinds: tuple[str, ...], block_size: int) -> Spec
 @st.composite
 def prepared(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw KV cache groups of all kinds in any order, and the attention groups of each."""
-    number, few = draw(sizes(0, 260, small=4)), draw(st.integers(0, 3))
+    number, few = draw(st.integers(0, 4) | many(4)), draw(st.integers(0, 3))
     [has_fewer, has_more] = choices(draw, (False, True), (False, False, True))
 
     def contents(draw: st.DrawFn) -> Arguments:
         kinds = (*ATTENTION, "MambaSpec", "MambaSpec", "EncoderOnlyAttentionSpec")
-        found, lists, rng = [], [], draw(rngs())
+        rng = draw(rngs())
+        found: list[Any] = []
+        lists: list[Any] = []
         for _ in range(min(number, 4)):
             manager = draw(st.sampled_from(MANAGERS))
-            spec = draw(group_spec(kinds, manager))
-            found.append(reference.KVCacheGroupSpec(["layers.0.attn"], spec))  # type: ignore[arg-type]  # made later
+            spec: Any = draw(group_spec(kinds, manager))
+            found.append(reference.KVCacheGroupSpec(["layers.0.attn"], spec))
             lists.append(groups_of(rng, manager, few, 3))
         order = rng.choices(range(len(found)), k=number) if number > 4 else range(number)
         found, lists = [found[i] for i in order], [lists[i] for i in order]
         if has_fewer:  # groups at the end that need no list
             needs = [_first_kind(group.kv_cache_spec) in ATTENTION[:-1] for group in found]
-            lists = lists[: max((i + 1 for i, is_needed in enumerate(needs) if is_needed), default=0)]
+            lists = lists[
+                : max((i + 1 for i, is_needed in enumerate(needs) if is_needed), default=0)
+            ]
         config = reference.KVCacheConfig(0, [], found)
         return {"kv_cache_config": config, "attn_groups": [*lists, *[[]] * has_more]}
 
@@ -188,7 +192,8 @@ def a_group_of_no_kind(arguments: Arguments, rng: random.Random) -> Arguments:
     foreign = type("MambaSpec", (), {"block_size": rng.choice((16.0, 0, True))})
     empty = type(UNIFORM, (), {"block_size": 16, "kv_cache_specs": {}})
     uniform = Spec(UNIFORM, {"block_size": 16, "kv_cache_specs": {"a": spec}})
-    group = reference.KVCacheGroupSpec(["a"], rng.choice((spec, foreign(), empty(), uniform)))
+    chosen: Any = rng.choice((spec, foreign(), empty(), uniform))
+    group = reference.KVCacheGroupSpec(["a"], chosen)
     config = reference.KVCacheConfig(0, [], [group, *arguments["kv_cache_config"].kv_cache_groups])
     return {"kv_cache_config": config, "attn_groups": [[], *arguments["attn_groups"]]}
 
@@ -215,27 +220,33 @@ CONTRACTS = [
     ),
     Contract(
         function="select_common_block_size",
+        examples=0.6,
         calls=selections(),
         has_objects=True,
         takes_own_objects=True,
         specials=(with_group,),
         hard_cases={
             "more than 16 sizes of a backend": lambda args: any(
-                len(group.backend.sizes) > 16 for group in args["attn_groups"]
+                len(group.sizes) > 16 for group in args["attn_groups"]
             ),
             "a manager's size past 2**31": lambda args: args["kv_manager_block_size"] > 2**31,
         },
     ),
     Contract(
         function="prepare_kernel_block_sizes",
+        examples=0.6,
         calls=prepared(),
         has_objects=True,
         takes_own_objects=True,
         specials=(with_group, a_group_of_no_kind, fewer_lists),
         hard_cases={
-            "encoder-only before another": lambda args: "EncoderOnlyAttentionSpec" in [
-                _first_kind(group.kv_cache_spec) for group in args["kv_cache_config"].kv_cache_groups
-            ][:-1],
+            "encoder-only before another": lambda args: (
+                "EncoderOnlyAttentionSpec"
+                in [
+                    _first_kind(group.kv_cache_spec)
+                    for group in args["kv_cache_config"].kv_cache_groups
+                ][:-1]
+            ),
             "more than 64 groups": lambda args: len(args["kv_cache_config"].kv_cache_groups) > 64,
         },
     ),

@@ -29,8 +29,8 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw chunks of some of the table's blocks, mostly those of some of the manager's."""
     layout = draw(layouts(most=260, has_ranks=False))
     batch_of_sizes = draw(batches(layout, has_optional=True))
-    count = draw(sizes(1, 300, small=3))
-    [is_any] = choices(draw, (False, False, True))
+    count, is_any = choices(draw, (1, 1, 2, None), (False, False, True))
+    count = draw(sizes(1, 300)) if count is None else count
     block_size = layout.kernel_block_size or layout.block_size
     columns = count if is_any else count * layout.blocks_per_kv_block
     columns = min(columns, MAX_INT32 // block_size)
@@ -57,11 +57,23 @@ def _chunked(batch: Batch, blocks_of_chunk: int) -> Arguments:
     }
 
 
-def _ends(arguments: Arguments) -> tuple[Any, Any]:
-    """Return the first position of each request with tokens, and the one past its last."""
-    metadata = arguments["common_attn_metadata"]
+def _chunks(arguments: Arguments) -> tuple[Any, Any]:
+    """Return the first position of each request with tokens, in chunks, and the last one."""
+    metadata, chunk = arguments["common_attn_metadata"], arguments["attn_chunk_size"]
     query_lens, seq_lens = np.diff(metadata.query_start_loc), metadata.seq_lens
-    return (seq_lens - query_lens)[query_lens > 0], seq_lens[query_lens > 0]
+    first, last = seq_lens - query_lens, seq_lens - 1
+    return first[query_lens > 0] / chunk, last[query_lens > 0] // chunk
+
+
+def _enters_inside(arguments: Arguments) -> bool:
+    first, last = _chunks(arguments)
+    return bool(((first % 1 > 0) & (last - first > 2)).any())
+
+
+def _is_cut_off(arguments: Arguments) -> bool:
+    width = arguments["common_attn_metadata"].block_table_tensor.shape[1]
+    columns = arguments["attn_chunk_size"] // arguments["block_size"]
+    return bool((_chunks(arguments)[1] + 1).max(initial=0) * columns > width > 0)
 
 
 CONTRACTS = [
@@ -94,23 +106,11 @@ CONTRACTS = [
             has_ranks=False,
         ),
         hard_cases={
-            "a request enters a chunk inside, and touches three": lambda args: bool(
-                (
-                    (_ends(args)[0] % args["attn_chunk_size"] > 0)
-                    & (
-                        (_ends(args)[1] - 1) // args["attn_chunk_size"]
-                        > _ends(args)[0] // args["attn_chunk_size"] + 1
-                    )
-                ).any()
-            ),
-            "a chunk reaches past the table": lambda args: bool(
-                (
-                    -(-_ends(args)[1] // args["attn_chunk_size"]) * args["attn_chunk_size"]
-                    > args["common_attn_metadata"].block_table_tensor.shape[1] * args["block_size"]
-                ).any()
-            ),
-            "more than 1,023 virtual requests": lambda args: (
-                args["common_attn_metadata"].num_reqs > 1023
+            "a request enters a chunk inside, and fills another": _enters_inside,
+            "a chunk reaches past the table": _is_cut_off,
+            "more than 1,024 virtual requests": lambda args: (
+                sum(1 + last - int(first) for first, last in zip(*_chunks(args), strict=True))
+                > 1024
             ),
         },
         has_kernel=True,

@@ -359,7 +359,12 @@ CONTRACTS = [
         host=frozenset({"num_scheduled_tokens"}),
         specials=(wrong_points, no_tokens),
         properties=(counts_may_be_mapped_from_a_file, a_micro_batch_knows_whether_it_is_empty),
-        laws=(laws.split_partitions, laws.padding_adds_nothing, laws.any_order_means_the_same),
+        laws=(
+            laws.split_partitions,
+            laws.padding_adds_nothing,
+            laws.any_order_means_the_same,
+            attention_is_dense,
+        ),
         description=Description(_created, _created_parts, _points, least_tokens=1),
         hard_cases={
             "more than 64 points": lambda args: (
@@ -386,7 +391,12 @@ CONTRACTS = [
         calls=_cut(is_one=True),
         specials=(wrong_slice, *metadata_specials("attn_metadata")),
         checked_only=CHECKED_ONLY,
-        laws=(laws.a_slice_keeps_its_tokens, laws.writes_are_read_back, laws.padding_adds_nothing),
+        laws=(
+            laws.a_slice_keeps_its_tokens,
+            laws.writes_are_read_back,
+            laws.padding_adds_nothing,
+            attention_is_dense,
+        ),
         description=Description(_one_slice, _one_part, _points, _tokens, least_tokens=1),
         hard_cases={
             "one request cut at both ends": lambda args: (

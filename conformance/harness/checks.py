@@ -39,7 +39,16 @@ from conformance.harness.show import one_line
 from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
-from conformance.harness.values import arrays, copied, fingerprint, parts, places, put, rebuilt
+from conformance.harness.values import (
+    arrays,
+    copied,
+    fingerprint,
+    objects,
+    parts,
+    places,
+    put,
+    rebuilt,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +102,9 @@ COUNTS: Final[Counter[tuple[str, str]]] = Counter()
 UNSUPPORTED: Final[Counter[tuple[str, str, str]]] = Counter()
 """The number of examples that an adapter does not support: function, target and reason."""
 
+SIMPLE: Final = 0.2
+"""A contract with so few examples is of a function too simple for a long life."""
+
 MET: Final[set[tuple[str, str]]] = set()
 """The hard cases that were drawn: function and name."""
 
@@ -145,27 +157,35 @@ def stories(
     conditions = draw(st.lists(st.sampled_from(names), max_size=2)) if names else []
     how = circumstances([one for one in draw(features) if one not in left_out])
     calls = draw(contract.calls)
-    arguments = draw(calls)
+    arguments = _supported(contract, target, draw(calls))
     other = None
     if any(CONDITIONS[name].needs_other for name in conditions):
         same = any(CONDITIONS[name].same_sizes for name in conditions)
         is_alike = draw(st.integers(0, 9)) < (8 if same else 5)
         other = draw(calls if is_alike else draw(contract.calls))
+        other = _supported(contract, target, other)
     seed = draw(st.integers(0, 2**16))
     return Story(contract.function, arguments, other, how, tuple(conditions), seed)
 
 
+def _supported(contract: Contract, target: Target, arguments: Arguments) -> Arguments:
+    """Return a call without options that the target lacks, if it is valid without them."""
+    fewer = target.implementation.supported(contract.function, arguments)
+    if len(fewer) == len(arguments):
+        return arguments
+    is_valid = reference_answer(contract, copied(fewer)).error is None
+    return fewer if is_valid else arguments
+
+
 @st.composite
-def changed_calls(
-    draw: st.DrawFn, contract: Contract, lacks: frozenset[str] = frozenset()
-) -> list[Story]:
+def changed_calls(draw: st.DrawFn, contract: Contract, target: Target) -> list[Story]:
     """Draw a valid call, and eight of which one place is changed."""
     with mostly_small():
-        arguments = draw(draw(contract.calls))
+        arguments = _supported(contract, target, draw(draw(contract.calls)))
     found = [Story(contract.function, arguments)]
     for k in range(8):  # Hypothesis likes to draw equal numbers
         rng = random.Random(draw(st.integers(0, 2**32 - 1)) + k)  # noqa: S311  # no secret
-        made = invalid(contract, arguments, rng, lacks)
+        made = invalid(contract, arguments, rng, target.implementation.adapter)
         if made is not None:
             path, changed, is_loose = made
             found.append(Story(contract.function, changed, changed=path, is_loose=is_loose))
@@ -310,7 +330,7 @@ def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[]
         if not is_quick:
             _meet_hard_cases(body, drawn, contract, counts, is_strict=target.is_strict)
             with contextlib.suppress(Unsupported):
-                if not contract.is_long:
+                if not contract.is_long and contract.examples > SIMPLE:
                     _check_life(contract, target, kept)
 
     return test
@@ -360,7 +380,12 @@ def _count(contract: Contract, target: Target, story: Story) -> None:
 
 def _check_life(contract: Contract, target: Target, stories: list[Story]) -> None:
     """Make a small call very often, and calls of other contents, whose memory must not be kept."""
-    by_size = sorted(stories, key=lambda story: sum(a.nbytes for a in arrays(story.arguments)))
+
+    def size(story: Story) -> tuple[int, int]:
+        in_bytes = sum(array.nbytes for array in arrays(story.arguments))
+        return in_bytes, sum(1 for _ in objects(story.arguments))
+
+    by_size = sorted(stories, key=size)
     if not by_size:
         return
     last = by_size[0]
@@ -396,7 +421,7 @@ def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[
                 tell(contract, target, story)
                 COUNTS[contract.function, target.name] += 1
 
-    drawn = changed_calls(contract, target.lacks)
+    drawn = changed_calls(contract, target)
     return lambda: _run(body, drawn, counts.refusals, counts, is_strict=target.is_strict)
 
 

@@ -211,7 +211,7 @@ class Memory:
         last = name.rpartition(".")[2]
         if last in NUMPY_IN_BOTH_TWINS or last in self.contract.host:
             return "numpy"
-        return "cpu" if last.endswith("_cpu") else self.target.device
+        return "cpu" if last == "cpu" or last.endswith("_cpu") else self.target.device
 
     def _array(self, array: Array, name: str) -> Any:
         where = self._place(array, name)

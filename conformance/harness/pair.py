@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -108,7 +109,7 @@ def _subclassed(value: Any) -> Any:
     if isinstance(value, slice) or not (isinstance(value, list | dict) or parts(value)):
         return value
     new = [(key, _subclassed(part)) for key, part in parts(value)]
-    if is_object(value) and not isinstance(value, Drawn):
+    if is_object(value) and not isinstance(value, Drawn | SimpleNamespace):
         return rebuilt(value, [*new, ("more", 9)], with_more_fields(type(value)))  # type: ignore[arg-type]  # hashable
     own: dict[Any, Any] = {list: _List, dict: _Dict}
     return rebuilt(value, new, own.get(type(value)))
@@ -298,6 +299,10 @@ class Pair:
         """
         expected, got = self.held.pop()
         self._refuse(self._folded(expected, got))
+        for name, given in self.ours.items():
+            if expected is given and got is not self.theirs[name] and isinstance(given, np.ndarray):
+                kind = "returns another object"
+                raise Found(Difference("result", "another object", name, kind, Verdict.OTHER))
         if "expanded" in self.circumstances.layouts:
             return
         mine = [(array, array.copy()) for array in arrays(self.ours)]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from conformance.adapters import Unsupported
+from conformance.adapters import Adapter, Unsupported
+from conformance.adapters.implementations import FAST
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.objects import Device, Operation, Outcome, attempt
 from conformance.harness.pair import OBJECTS, Found, Pair
@@ -45,11 +46,11 @@ def invalid(
     contract: Contract,
     arguments: Arguments,
     rng: random.Random,
-    lacks: frozenset[str] = frozenset(),
+    adapter: Adapter = FAST.adapter,
 ) -> tuple[Path, Arguments, bool] | None:
     """Change one place of a valid call; return its path, the arguments, and whether it is loose.
 
-    Fields that an implementation `lacks` are not changed.
+    Fields that an implementation lacks are not changed.
 
     Every fifth time it is one of the contract's `specials`, whose path is empty. A change is loose
     if it may violate several preconditions, of which either twin may name another: of a length, of
@@ -62,7 +63,7 @@ def invalid(
     found = [path for path, value in places(arguments) if path and not isinstance(value, Device)]
     for _ in range(5 if found else 0):
         path = rng.choice(found)
-        if not lacks.isdisjoint(path):
+        if not adapter.lacks.isdisjoint(path):
             continue
         value = get(arguments, path)
         options = list(_near(value, rng))
@@ -75,7 +76,9 @@ def invalid(
             options = [entry for entry in parent if entry is not value] or options
         new = rng.choice(options)
         whole = arguments
-        if new is GONE and contract.takes_own_objects:  # a dataclass may have a default
+        if (
+            new is GONE and contract.takes_own_objects and adapter.takes_own_objects
+        ):  # a dataclass may have a default
             whole = OBJECTS["own classes"](arguments)
         made = attempt(put, whole, path, new)
         affordable = attempt(contract.is_affordable, made.value) if made.error is None else made
@@ -153,6 +156,8 @@ def _arrays_near(value: np.ndarray[Any, Any], rng: random.Random) -> Iterator[An
         if value.dtype != dtype and value.dtype.kind not in "cU":
             with np.errstate(all="ignore"):
                 yield value.astype(dtype)
+    if value.ndim > 1 and len(value):
+        yield value[0].copy()
     if value.ndim:
         yield from (value[:-1].copy(), value[1:].copy(), value[:0].copy(), value[..., :-1].copy())
         yield from (np.concatenate([value, value[-1:]]), value[::-1].copy())
@@ -247,7 +252,7 @@ def _compare(pair: Pair, story: Story, wanted: Outcome, got: Outcome, before: An
         if difference is not None:
             raise Found(difference)
         return
-    if not _are_of_one_class(pair.target, wanted.error, got.error):
+    if got.error is None or not _are_of_one_class(pair.target, wanted.error, got.error):
         raise Found(_difference("the call", got, wanted.error))
     _check_unchanged(pair.memory.changed(before) or pair.effect(wanted, got))
     path = story.changed or ()
@@ -282,7 +287,7 @@ def _is_of_elements(contract: Contract, error: BaseException) -> bool:
 
 WORDS: Final = (
     (re.compile(r"\b(NumPy array|torch tensor|ndarray|Tensor)\b"), "array"),
-    (re.compile(r"\b(torch\.|NumPy dtype |numpy\.)"), ""),
+    (re.compile(r"\b(torch\.|NumPy dtype |numpy\.|(reference|fast)\.\w+\.)"), ""),
 )
 
 

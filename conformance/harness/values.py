@@ -100,7 +100,8 @@ def rebuilt(value: Any, new: list[tuple[Any, Any]], cls: type[Any] | None = None
         return (cls or type(value))([part for _, part in new])
     if isinstance(value, slice):
         return slice(*(part for _, part in new))
-    made = object.__new__(cls or type(value))
+    new_class: Any = cls or type(value)
+    made = new_class.__new__(new_class)
     for name, part in new:
         object.__setattr__(made, name, part)  # the class may be frozen
     return made

@@ -35,13 +35,14 @@ def attention_is_dense(reading: Reading) -> None:
     # By block, so that requests that share a block have the same keys and values there.
     contents = rng.normal(size=(2, blocks.max(initial=0) + 1, size, 1, 2))
     queries = rng.normal(size=(batch.num_actual_tokens, 2, 2))
-    queries[batch.num_tokens :] = np.nan
+    padding = range(batch.num_tokens, batch.num_actual_tokens)
+    queries[padding] = np.nan
     ranks = range(batch.layout.cp_world_size)
     states = [
         _attention(reading, on_rank(batch, rank), contents, queries, window) for rank in ranks
     ]
     output, _ = reference.merge_attention_states(*map(np.stack, zip(*states, strict=True)))
-    for token in reading.tokens(batch):
+    for token in set(reading.tokens(batch)) - set(padding):
         request, position = batch.owners[token], batch.places[token]
         keys = np.arange(position + 1 if is_causal else batch.seq_lens[request])
         if chunk is not None:

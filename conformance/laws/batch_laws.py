@@ -318,6 +318,12 @@ def a_slice_keeps_its_tokens(reading: Reading) -> None:
 
 
 @law()
+def reordering_renames(reading: Reading) -> None:
+    """Each token of a reordered batch reads and writes what it did before."""
+    Access.union(reading.access()).assert_equal(reading.expected())
+
+
+@law()
 def split_partitions(reading: Reading) -> None:
     """The parts together read and write what the batch does; each token is in one part."""
     Access.partition(reading.access()).assert_equal(reading.expected())

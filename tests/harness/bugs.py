@@ -31,6 +31,7 @@ import torch
 from conformance.functions import contracts
 from conformance.harness import checks
 from conformance.harness.checks import Profile
+from conformance.harness.contract import Contract
 from conformance.harness.story import Failure
 from conformance.harness.targets import Target
 from tests.harness.children import LIMIT, Result, in_children
@@ -41,17 +42,22 @@ PATCH_ERRORS: Final = "NameError|UnboundLocalError|ImportError|SyntaxError"
 CONTRACTS: Final = {contract.function: contract for contract in contracts()}
 
 
+def contract_of(function: str) -> Contract | None:
+    """Return the contract of a function; of a method without its own, that of the class."""
+    return CONTRACTS.get(function, CONTRACTS.get(function.partition(".")[0]))
+
+
 def first_failures(
     function: str, targets: Iterable[str], profile: Profile, *, every: bool
 ) -> Result:
     """Run the tests of a function, and return the first failure, or that of each test."""
     found: list[Result] = []
-    started = time.monotonic()
+    started, contract = time.monotonic(), contract_of(function)
     for target, kind in itertools.product(targets, checks.KINDS):
         test, before = f"{kind}[{target}]", checks.COUNTS.total()
         begin = time.monotonic()
         try:
-            getattr(checks, kind)(CONTRACTS[function], Target(target), profile)()
+            getattr(checks, kind)(contract, Target(target), profile)()
             continue
         except Exception as error:  # noqa: BLE001  # of the harness, if it is no Failure
             failure: Result = {"test": test, "message": f"{type(error).__name__}: {error}"}
@@ -72,7 +78,8 @@ def first_failures(
 
 
 def targets_of(function: str) -> list[str]:
-    return ["host", *["native"] * CONTRACTS[function].has_kernel]
+    contract = contract_of(function)
+    return ["host", *["native"] * bool(contract and contract.has_kernel)]
 
 
 def try_bug(bug: Bug, profile: Profile, every: bool) -> Result:
@@ -205,7 +212,7 @@ def main() -> int:
         return find_false_alarms(options)
     folders = [OWN] if options.own or options.witnesses else [OWN, CATALOGUE]
     bugs = [bug for folder in folders for bug in read_bugs(folder)]
-    bugs = [bug for bug in bugs if bug.function in CONTRACTS and re.search(options.k, bug.name)]
+    bugs = [bug for bug in bugs if contract_of(bug.function) and re.search(options.k, bug.name)]
     if options.witnesses:
         return check_witnesses(bugs, options)
     return try_bugs(bugs, options)

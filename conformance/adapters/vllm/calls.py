@@ -44,7 +44,8 @@ class Calls:
             raise Unsupported("more than one rank, which the CPU kernel does not support")
         del cp_rank, cp_kv_cache_interleave_size
         tables, starts, tokens = (
-            tensor.contiguous().resolve_neg() for tensor in (block_table, query_start_loc, positions)
+            tensor.contiguous().resolve_neg()
+            for tensor in (block_table, query_start_loc, positions)
         )
         size, device = len(tokens), positions.device
         slots = torch.full((size,), -1, device=device) if out is None else out.fill_(-1)

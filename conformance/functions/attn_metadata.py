@@ -1,0 +1,220 @@
+"""A step's attention metadata: what the builder of each KV cache group is given, and returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.harness.contract import Arguments, Contract
+from conformance.harness.objects import Factory, Twin
+from conformance.harness.sizes import Rng, rngs, sizes
+from conformance.laws import batch_laws as laws
+from conformance.laws.attention import attention_is_dense
+from conformance.laws.batch_laws import Description, Part
+from conformance.laws.batches import MAX_INT32, Batch, batches, choices, deferred
+from conformance.laws.builders import Builder, BuilderClass, OwnBuilderClass
+
+BOUNDS: Final = ("left out", "left out", None, 0, 0, 1, 1000)
+"""By how much a bound exceeds the maximum."""
+
+
+@dataclasses.dataclass
+class Buffer(Factory):
+    """A runner's buffer, whose halves agree in the entries of the batch."""
+
+    cpu: Any
+    gpu: Any
+
+    def make(self, _: Twin) -> Any:
+        """Return the buffer."""
+        return SimpleNamespace(cpu=self.cpu, gpu=self.gpu)
+
+
+def _arguments(
+    batch: Batch, rng: Rng, names: list[list[str]], own: int = 0, spare: int = 2, how: Any = list
+) -> Arguments:
+    """Return the call of a batch in which one group has its table and slots, others have any.
+
+    Args:
+        batch: The batch.
+        rng: What draws the tables and slots of the others, and what an earlier step has left.
+        names: The layers of each group.
+        own: The group of the batch.
+        spare: The entries of the buffers that an earlier step has left.
+        how: Makes a list or tuple of the tables and slots, or one array of the slots.
+    """
+    computed = np.where(batch.query_lens, batch.num_computed_tokens, rng.integers(-9, 99))
+    tables: list[Any] = []
+    slots: list[Any] = []
+    length = batch.num_actual_tokens + batch.extra_slots
+    for group in range(len(names)):
+        rows, columns = len(batch.block_table) + group % 2, 1 + (7 * group) % 5
+        tables.append(rng.integers(0, 2**31, (rows, columns), np.int32))
+        slots.append(rng.integers(-1, 2**40, length + (group % 2 if how is not np.array else 0)))
+        if group == own:
+            tables[-1], slots[-1] = batch.block_table, batch.slot_mapping()
+
+    def vector(values: Any) -> Any:
+        left = rng.integers(-9, MAX_INT32, spare)
+        return np.concatenate([values, left]).astype(np.int32)
+
+    cls = rng.choice((BuilderClass, OwnBuilderClass))()
+    groups = [reference.KVCacheGroupSpec(own_names, None) for own_names in names]
+    return {
+        "attn_metadata_builders": [Builder(cls) for _ in names],
+        "num_reqs": batch.num_reqs,
+        "num_tokens": batch.num_actual_tokens,
+        "query_start_loc": Buffer(vector(batch.starts), vector(batch.starts)),
+        "seq_lens": Buffer(vector(batch.seq_lens), vector(batch.seq_lens)),
+        "num_computed_tokens_cpu": vector(computed),
+        "block_tables": tuple(tables) if how is tuple else tables,
+        "slot_mappings": how(slots)
+        if how is not np.array
+        else np.array(slots, np.int64).reshape(len(slots), length),
+        "kv_cache_config": reference.KVCacheConfig(3, [], groups),
+    }
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
+    """Draw batches in groups of any number, of any number of layers, in buffers of any length."""
+    batch_of_sizes = draw(batches(most=(1100, 8193, 70)))
+    number, layers = draw(sizes(0, 33, small=3)), draw(sizes(1, 66, small=3))
+    shares_table, shares_names, spare, how, query, seq = choices(
+        *(draw, (False, False, True), (False, False, False, True), (0, 2, 2, None)),
+        *((list, tuple, np.array, np.array), BOUNDS, BOUNDS),
+    )
+    spare = draw(sizes()) if spare is None else spare
+
+    def contents(draw: st.DrawFn) -> Arguments:
+        batch, rng = draw(batch_of_sizes), draw(rngs())
+        count = min(number, 1 + 3000 // (1 + batch.num_reqs))  # `reference` checks each group
+        numbers = [layers if g == count // 2 else 1 + g % 2 for g in range(count)]
+        first = [0 if shares_names else 300 * g for g in range(count)]
+        names = [
+            [f"layers.{i}" for i in range(first[g], first[g] + numbers[g])] for g in range(count)
+        ]
+        own = int(rng.integers(count)) if count else 0
+        found = _arguments(batch, rng, names, own, spare, how)
+        if shares_table and how is not np.array:
+            for name in ("block_tables", "slot_mappings"):
+                found[name] = how([found[name][own]] * count) if count else how()
+        most = {"max_query_len": batch.query_lens, "max_seq_len": batch.seq_lens}
+        for (name, lens), more in zip(most.items(), (query, seq), strict=True):
+            if more != "left out":
+                bound = None if more is None else min(int(lens.max(initial=0)) + more, MAX_INT32)
+                found[name] = bound
+        return found
+
+    return deferred(contents)
+
+
+VECTORS: Final = ("query_start_loc", "seq_lens", "num_computed_tokens_cpu")
+
+
+def alike(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let all vectors be of another kind, both halves hold a wrong value, or one not exist."""
+    some = VECTORS[rng.randrange(3) :] if rng.random() < 0.5 else VECTORS[: 1 + rng.randrange(3)]
+    at, new = rng.random(), rng.choice((-1, 0, 1, MAX_INT32, None, None))
+    last = arguments["num_reqs"]
+
+    def element(array: Any) -> Any:
+        found = array.copy()
+        i = int(at * min(last, len(found) - 1))
+        found[i] = max(int(found[i]) - 1, -1) if new is None else new
+        return found
+
+    change: Any = rng.choice(
+        (
+            lambda array: array.astype(np.int64),
+            np.ndarray.tolist,
+            lambda array: array[:, None].copy(),
+            lambda _: np.array(0, np.int32),
+            *[element] * 4,
+        )
+    )
+    if change is element:
+        some = (rng.choice(VECTORS[:2]),)
+    if last >= len(arguments["seq_lens"].cpu) and change is element:
+        return None
+    new_values: Arguments = {}
+    for name in some:
+        given = arguments[name]
+        both = isinstance(given, Buffer)
+        new_values[name] = Buffer(change(given.cpu), change(given.gpu)) if both else change(given)
+    return {**arguments, **new_values}
+
+
+def one_group_more(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Let there be a group more than builders, with a table and slots; or tuples of both."""
+    config, slots = arguments["kv_cache_config"], arguments["slot_mappings"]
+    groups = config.kv_cache_groups
+    if not groups:
+        return None
+    if rng.random() < 0.4:
+        changed = dataclasses.replace(config, kv_cache_groups=tuple(groups))
+        builders = tuple(arguments["attn_metadata_builders"])
+        return {**arguments, "kv_cache_config": changed, "attn_metadata_builders": builders}
+    changed = dataclasses.replace(config, kv_cache_groups=[*groups, groups[-1]])
+    is_array = isinstance(slots, np.ndarray)
+    more = np.concatenate([slots, slots[-1:]]) if is_array else [*slots, slots[-1]]
+    tables = [*arguments["block_tables"], arguments["block_tables"][-1]]
+    given = {"kv_cache_config": changed, "block_tables": tables, "slot_mappings": more}
+    return {**arguments, **given}
+
+
+def all_too_short(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let all tables have a row too few."""
+    del rng
+    rows = max(arguments["num_reqs"] - 1, 0)
+    return {**arguments, "block_tables": [table[:rows] for table in arguments["block_tables"]]}
+
+
+def _three_groups(batch: Batch, seed: int) -> Arguments:
+    names = [["layers.0"], ["layers.1", "layers.2"], ["layers.3"]]
+    return _arguments(batch, np.random.default_rng(seed), names, own=seed % 3)
+
+
+def _own_group(batch: Batch, arguments: Arguments, result: Any) -> list[Part]:
+    is_own = [table is batch.block_table for table in arguments["block_tables"]]
+    groups = arguments["kv_cache_config"].kv_cache_groups
+    name = groups[is_own.index(True)].layer_names[0]
+    return [Part(result[name].keywords["common_attn_metadata"])]
+
+
+CONTRACTS = [
+    Contract(
+        function="build_attn_metadata",
+        calls=calls(),
+        has_objects=True,
+        specials=(alike, alike, one_group_more, all_too_short),
+        checked_only=r"layer_names|query_start_loc\[-1\]|less than|more than|_cpu\[|decreases",
+        laws=(
+            laws.a_slice_keeps_its_tokens,
+            laws.writes_are_read_back,
+            laws.padding_adds_nothing,
+            laws.any_order_means_the_same,
+            attention_is_dense,
+        ),
+        description=Description(
+            _three_groups, _own_group, options=lambda _: st.integers(0, 2**16), causal=True
+        ),
+        hard_cases={
+            "several groups of one table": lambda args: (
+                len({*map(id, args["block_tables"])}) < len(args["block_tables"])
+            ),
+            "a group of more than 32 layers": lambda args: any(
+                len(group.layer_names) > 32 for group in args["kv_cache_config"].kv_cache_groups
+            ),
+            "only the longest query is given": lambda args: (
+                args.get("max_query_len") is not None and args.get("max_seq_len") is None
+            ),
+        },
+    )
+]
