@@ -258,7 +258,8 @@ class _Decoder:
             fields = {name: self.decode(part) for name, part in node["fields"].items()}
             found: Any = fields
             if kind != "dict":
-                found = object.__new__(_class_named(kind))
+                cls = _class_named(kind)
+                found = cls.__new__(cls)
                 vars(found).update(fields)
         elif kind in _READERS:
             found = _READERS[kind](self, node)
