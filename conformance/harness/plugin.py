@@ -42,7 +42,7 @@ from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 
 ITEM: Final = re.compile(
-    r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>[a-z]+)-(?P<target>[\w:]+)\]$"
+    r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>stored|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
 )
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
