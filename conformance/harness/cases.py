@@ -64,6 +64,11 @@ def encode(story: Story) -> dict[str, Json]:
     return {"schema_version": SCHEMA_VERSION, "story": _Encoder(story).encode(story)}
 
 
+def encode_value(value: Any) -> Json:
+    """Return a result of `reference` as JSON; a TypeError says what cannot be stored."""
+    return _Encoder(value).encode(value)
+
+
 def decode(case: dict[str, Json]) -> Story:
     """Return the story of JSON; a ValueError says what is wrong with it."""
     version = str(case.get("schema_version") if isinstance(case, dict) else None)
@@ -86,18 +91,24 @@ def store(story: Story, folder: Path, target: str, difference: str) -> Path:
     case = encode(story)
     digest = hashlib.sha256(json.dumps(case).encode()).hexdigest()[:8]
     path = folder / f"{story.function}-{digest}.json"
-    text = json.dumps({**case, "target": target, "difference": difference}, indent=1)
-    text = re.sub(r'\[[^][{}"]*\]', lambda found: re.sub(r"\s+", " ", found[0]), text)
+    text = written({**case, "target": target, "difference": difference})
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")  # another worker may write the same case
-    part.write_text(text + "\n", encoding="ascii")
+    part.write_text(text, encoding="ascii")
     return part.replace(path)
+
+
+def written(case: dict[str, Json]) -> str:
+    """Return the text of a file, with lists of numbers in a line."""
+    text = json.dumps(case, indent=1)
+    return re.sub(r'\[[^][{}"]*\]', lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
 
 def load(path: Path) -> list[Case]:
     """Return the case of a file, or those of a folder; a ValueError names the file."""
     if path.is_dir():
-        return [case for file in sorted(path.glob("*.json")) for case in load(file)]
+        files = (file for file in sorted(path.rglob("*.json")) if file.name != "index.json")
+        return [case for file in files for case in load(file)]
     try:
         case = json.loads(path.read_text(encoding="utf-8"))
         story = decode(case)

@@ -23,6 +23,7 @@ from conformance.harness import limits
 from conformance.harness.compare import as_numpy
 from conformance.harness.conditions import CONDITIONS, Stage, check_growth, check_long_life
 from conformance.harness.contract import Arguments, Contract
+from conformance.harness.database import Examples
 from conformance.harness.memory import LAYOUTS
 from conformance.harness.objects import RAISED, attempt, possible
 from conformance.harness.pair import (
@@ -62,6 +63,7 @@ class Profile:
         native: The part of these that runs on `native` and `cuda`, where a call takes longer.
         seed: The seed of Hypothesis; None for the same examples each time.
         shrink_seconds: How long a failure is shrunk; 0 for not at all.
+        database: Where failing examples are kept, and tried first in the next run.
     """
 
     name: str
@@ -71,12 +73,15 @@ class Profile:
     native: float = 0.35
     seed: int | None = None
     shrink_seconds: float = 20.0
+    database: Examples | None = None
 
-    def of(self, contract: Contract, target: Target) -> Profile:
-        """Return the numbers for a function on a target."""
+    def of(self, contract: Contract, target: Target, kind: str) -> Profile:
+        """Return the numbers for a function on a target, and the database for a kind of test."""
         part = contract.examples * (1 if target.kind == "host" else self.native)
         counts: Any = {kind: max(int(getattr(self, kind) * part), 5) for kind in KINDS}
-        return dataclasses.replace(self, **counts)
+        test = f"{contract.function} {kind} {target.name}"
+        database = self.database and self.database.of(test)
+        return dataclasses.replace(self, **counts, database=database)
 
 
 KINDS: Final = ("answers", "refusals", "laws")
@@ -313,7 +318,7 @@ def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: S
 
 def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
     """Return the test of a contract's answers."""
-    counts = profile.of(contract, target)
+    counts = profile.of(contract, target, "answers")
     kept: list[Story] = []
     is_quick = target.kind != "host"
 
@@ -360,7 +365,7 @@ def _meet_hard_cases(
                 body(story)
 
         for seed in range(8):
-            one = dataclasses.replace(profile, seed=seed, shrink_seconds=0.0)
+            one = dataclasses.replace(profile, seed=seed, shrink_seconds=0.0, database=None)
             try:
                 _search(seek, drawn, profile.answers, one)
             except _Met:
@@ -406,7 +411,7 @@ def _check_life(contract: Contract, target: Target, stories: list[Story]) -> Non
 
 def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
     """Return the test of a contract's refusals."""
-    counts = profile.of(contract, target)
+    counts = profile.of(contract, target, "refusals")
 
     def body(found: list[Story]) -> None:
         valid, *changed = found
@@ -425,7 +430,7 @@ def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[
 
 def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
     """Return the test of a contract's laws."""
-    counts = profile.of(contract, target)
+    counts = profile.of(contract, target, "laws")
 
     def test() -> None:
         for law in contract.laws:
@@ -435,7 +440,9 @@ def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], N
                 COUNTS[contract.function, target.name] += 1
 
             drawn = law.cases(contract)
-            _run(body, drawn, counts.laws, counts, is_strict=target.is_strict)
+            database = counts.database and counts.database.of(f"{counts.database.test} {law.name}")
+            own = dataclasses.replace(counts, database=database)
+            _run(body, drawn, counts.laws, own, is_strict=target.is_strict)
 
     return test
 
@@ -571,19 +578,20 @@ def _search(
             deadline[:] = deadline or [time.monotonic() + profile.shrink_seconds]
             raise
 
+    seeded = given(_one_of_unique(examples))(test)
+    if profile.seed is not None:  # first, since it removes the database from the settings
+        seeded = hypothesis.seed(profile.seed)(seeded)
     configured = settings(
         max_examples=number,
         derandomize=profile.seed is None,
-        database=None,
+        database=profile.database,
         deadline=None,
-        phases=[Phase.generate, *[Phase.shrink] * (profile.shrink_seconds > 0)],
+        phases=[Phase.reuse, Phase.generate, *[Phase.shrink] * (profile.shrink_seconds > 0)],
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         print_blob=False,
         verbosity=hypothesis.Verbosity.quiet,
-    )(given(_one_of_unique(examples))(test))
-    if profile.seed is not None:
-        configured = hypothesis.seed(profile.seed)(configured)
+    )(seeded)
     try:
         configured()
     except Flaky:

@@ -203,7 +203,7 @@ class Operation(Drawn):
 
 
 @dataclasses.dataclass
-class Step:
+class Step(Drawn):
     """What an operation did: all parts are copies.
 
     Attributes:
@@ -218,7 +218,7 @@ class Step:
 
 
 @dataclasses.dataclass
-class Played:
+class Played(Drawn):
     """The result of a session: what each operation did, and their results themselves."""
 
     steps: list[Step]

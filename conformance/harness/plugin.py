@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import os
 import re
@@ -22,20 +23,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
 from conformance import FOLDER
 from conformance.adapters import Unsupported
 from conformance.adapters.implementations import load_implementations
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
+from conformance.harness.database import open_database
+from conformance.harness.explain import explain, list_names
 from conformance.harness.limits import Limits, failure_of, read_journal
+from conformance.harness.picture import picture_of
+from conformance.harness.report import Report
 from conformance.harness.results import Results
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
+from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 
 ITEM: Final = re.compile(
-    r"::(?P<function>[\w.]+)(-\w+)?\[(?P<kind>stored|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
+    r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>stored|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
 )
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
@@ -91,8 +98,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
 
     def add(name: str, text: str, **options: Any) -> None:
-        with contextlib.suppress(ValueError):  # the other plugin of this package has it
-            group.addoption(name, help=text, **options)
+        group.addoption(name, help=text, **options)
 
     names = {"metavar": "A,B"}
     files = {"action": "append", "default": [], "metavar": "MODULE_OR_FILE"}
@@ -101,7 +107,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--target", "targets to run: host, native, cuda", **names)
     add("--functions", "check only these functions (default: all)", **names)
     add("--profile", "dev, brief, default or nightly", default="default", metavar="NAME")
+    # With `--hypothesis-seed` Hypothesis keeps no examples in its database.
+    add("--seed", "for --profile nightly: repeat the run with this seed", type=int, metavar="N")
     add("--replay", "replay a stored case, or a folder, and run nothing else", type=Path)
+    add("--report", "write report.json, .md and .html into a folder", type=Path, metavar="DIR")
+    trace = {"dest": "trace_file", "type": Path, "metavar": "FILE"}
+    add("--trace", "draw batches of real traffic from this CSV file too", **trace)
+    # pytest has a `--trace` of its own, which breaks at the start of each test.
+    add("--break", "pytest's own --trace", dest="trace", action="store_true")
+    add("--explain", "print what a function is and how it is tested, and run nothing", metavar="F")
+    flag = {"dest": "is_list", "action": "store_true"}
+    add("--list", "print each function in a line, and run nothing", **flag)
+    many = {"dest": "databases", "action": "append", "default": [], "metavar": "DIR_OR_URL"}
+    add("--database", "for --profile nightly: Hypothesis' database, or redis://...", **many)
     add("--corpus-add", "store failing cases in the corpus", action="store_true")
     add("--failures", "folder for the cases of failures", type=Path, metavar="DIR")
     add(
@@ -125,26 +143,50 @@ def _positive(text: str) -> float:
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before anything runs."""
     config.addinivalue_line("python_files", "functions/*.py")
+    torch.set_num_threads(1)
+    for option in ("impl", "adapter"):  # workers may start elsewhere
+        named = getattr(config.option, option)
+        named[:] = [str(Path(one).resolve()) if one.endswith(".py") else one for one in named]
     try:
         run = config.stash[RUN] = _run(config)
-    except (ValueError, OSError) as error:
-        raise pytest.UsageError(str(error)) from error
-    if not hasattr(config, "workerinput"):
+        if hasattr(config, "workerinput"):
+            return
         contracts = [run.contracts[function][1] for function in sorted(run.contracts)]
         is_complete = _is_whole(config) and run.profile.name == "default"
         results = Results(run.targets, contracts, is_complete=is_complete)
-        config.pluginmanager.register(results, "harness-results")
+        config.pluginmanager.register(results, "conformance-results")
+        if config.option.report is not None:
+            report = Report(config.option.report, results, pytest_report_header(config))
+            config.pluginmanager.register(report, "conformance-report")
+    except (ValueError, OSError) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Explain a function, or list all of them, instead of running tests."""
+    if config.option.explain is None and not config.option.is_list:
+        return None
+    config._do_configure()  # noqa: SLF001  # as pytest's own --markers does
+    run = config.stash[RUN]
+    found = {function: contract for function, (_, contract) in run.contracts.items()}
+    implementations = [target.implementation for target in run.targets]
+    try:
+        name = config.option.explain
+        lines = explain(name, found) if name else list_names([*dict.fromkeys(implementations)])
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    for line in lines:
+        config.get_terminal_writer().line(line)
+    return pytest.ExitCode.OK
 
 
 def _run(config: pytest.Config) -> Run:
-    option, is_alone = config.option, not _has_other_plugin(config)
+    option = config.option
+    use_trace(option.trace_file)
     implementations = load_implementations(option.impl, option.adapter)
     for implementation in implementations:
         implementation.is_strict |= option.is_strict
-    kinds = option.target
-    if kinds is not None and not is_alone:  # the other plugin has `sim`
-        kinds = ",".join(kind for kind in kinds.split(",") if kind.strip() != "sim")
-    targets = choose(kinds, implementations) if kinds != "" or is_alone else []
+    targets = choose(option.target, implementations)
     # The driver of a GPU maps all its memory.
     has_limit = sys.platform == "linux" and all(target.device == "cpu" for target in targets)
     worker: dict[str, Any] = getattr(config, "workerinput", {})
@@ -152,7 +194,7 @@ def _run(config: pytest.Config) -> Run:
         targets,
         _contracts(config),
         _profile(option),
-        _stored(option.replay, is_alone=is_alone),
+        _stored(option.replay),
         option.replay is not None,
         Limits(
             option.hang_seconds,
@@ -179,7 +221,7 @@ def _contracts(config: pytest.Config) -> dict[str, tuple[Path, Contract]]:
     chosen: dict[str, tuple[Path, Contract]] = {}
     for name in names_in(config.option.functions):
         members = {key: found[key] for key in found if name in {key, key.partition(".")[0]}}
-        if not members and not _has_other_plugin(config):
+        if not members:
             raise ValueError(f"function {name!r} is unknown; did you mean {near(name, found)}?")
         chosen |= members
     return chosen
@@ -198,34 +240,27 @@ def _profile(option: argparse.Namespace) -> checks.Profile:
         raise ValueError(f"--profile {option.profile!r} is unknown; there are {known}")
     profile = checks.PROFILES[option.profile]
     if profile.name != "nightly":
+        if option.databases:
+            raise ValueError("--database needs --profile nightly: others repeat their examples")
         return profile
-    if option.hypothesis_seed is None:
-        option.hypothesis_seed = str(secrets.randbits(32))  # workers inherit it
-    return dataclasses.replace(profile, seed=int(option.hypothesis_seed))
+    if option.seed is None:
+        option.seed = secrets.randbits(32)  # workers inherit it
+    database = open_database(option.databases)
+    return dataclasses.replace(profile, seed=option.seed, database=database)
 
 
-def _stored(replayed: Path | None, *, is_alone: bool) -> list[cases.Case]:
+def _stored(replayed: Path | None) -> list[cases.Case]:
     """Return the stored cases that the run begins with, or consists of."""
-    path = _folder("corpus") if replayed is None else replayed
-    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    if replayed is None or not is_alone:
-        files = [file for file in files if is_story(file)]
-    return [case for file in files for case in cases.load(file)]
-
-
-def is_story(file: Path) -> bool:
-    """Return whether a file has a stored story, not a case of the other plugin."""
-    return file.is_file() and '"story"' in file.read_text(encoding="utf-8", errors="replace")
+    corpus = _folder("corpus")
+    if replayed is None and not corpus.is_dir():
+        return []
+    return cases.load(replayed or corpus)
 
 
 def _folder(name: str) -> Path:
     """Return a folder of this package, or one in the working directory if it is installed."""
     is_ours = os.access(FOLDER, os.W_OK) and "site-packages" not in FOLDER.parts
     return FOLDER / name if is_ours else Path(f"conformance-{name}")
-
-
-def _has_other_plugin(config: pytest.Config) -> bool:
-    return config.pluginmanager.has_plugin("conformance-outcomes")
 
 
 def _is_whole(config: pytest.Config) -> bool:
@@ -238,15 +273,22 @@ def _is_whole(config: pytest.Config) -> bool:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what is under test, so that a typo is noticed."""
     run = config.stash[RUN]
-    if _has_other_plugin(config):
-        return []
     seed = "derandomized" if run.profile.seed is None else f"seed {run.profile.seed}"
     names = ", ".join(target.name for target in run.targets)
     implementations = dict.fromkeys(target.implementation for target in run.targets)
-    return [
-        f"conformance: on {names}; profile {run.profile.name}, {seed}",
-        *(f"under test: {implementation.describe()}" for implementation in implementations),
-    ]
+    trace = config.option.trace_file or "the project's own"
+    lines = [f"conformance: on {names}; profile {run.profile.name}, {seed}; trace {trace}"]
+    for one in implementations:
+        lines.append(f"under test: {one.describe()}")
+        if not one.has_checked_mode:
+            lines.append("  has no checks(enabled): it must always refuse bad values")
+        declared = [f"{deviation.function}: {deviation.reason}" for deviation in one.deviations]
+        lines += [f"  deviates (declared): {line}" for line in declared]
+    if config.option.functions is not None:
+        lines.append(f"functions: {', '.join(run.contracts)}")
+    if run.is_replay:
+        lines.append(f"replay: {config.option.replay}, {len(run.stored)} cases")
+    return lines
 
 
 # Tests.
@@ -276,7 +318,7 @@ class FunctionItem(pytest.Item):
             is_wrong = failure.difference.verdict is Verdict.WRONG_ANSWER
             run.end(*self.what, is_wrong=is_wrong)
             stem = self.name.partition("[")[0]
-            path = next((c.path for c in run.stored if c.path.stem == stem), None)
+            path = next((case.path for case in run.stored if _stem(case) == stem), None)
             self.text = _describe(self.config, failure, found, path)
             raise
         finally:
@@ -304,6 +346,7 @@ def _describe(
     verdict = failure.difference.verdict
     is_fatal = verdict is Verdict.WRONG_ANSWER or target.is_strict
     found |= {"verdict": verdict.value, "line": line, "is_fatal": is_fatal}
+    found |= {"cause": show.cause_of(failure), "gravity": show.gravity_of(failure)}
     folder = _folder("corpus") if option.corpus_add else option.failures or _folder("failures")
     try:
         path = path or cases.store(failure.story, folder, failure.target, line)
@@ -317,7 +360,10 @@ def _describe(
             words += [word for text in getattr(option, name) for word in (f"--{name}", text)]
         command = shlex.join([*words, "--target", target.kind])
     found["replay"] = command
-    return show.failure_text(failure, command, run.contracts[failure.story.function][1].host)
+    found["picture"] = picture_of(failure)
+    contract = run.contracts[failure.story.function][1]
+    found["text"] = text = show.failure_text(failure, command, contract.host)
+    return text
 
 
 class FunctionFile(pytest.File):
@@ -334,6 +380,12 @@ class FunctionFile(pytest.File):
                     yield FunctionItem.from_parent(self, name=name, what=what, test=test)
 
 
+def _stem(case: cases.Case) -> str:
+    """Return the name of a stored case: that of its file, which vectors have in common."""
+    name = case.path.stem
+    return name if name.startswith(case.story.function) else f"{case.story.function}-{name}"
+
+
 def _tests(
     run: Run, contract: Contract, target: Target
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -344,7 +396,7 @@ def _tests(
     for case in run.stored:
         if case.story.function == function:
             test = functools.partial(checks.tell, contract, target, case.story)
-            yield case.path.stem, "stored", test
+            yield _stem(case), "stored", test
     if run.is_replay:
         return
     if any(known.function == function for known in target.implementation.deviations):
@@ -365,11 +417,16 @@ def pytest_pycollect_makemodule(
     return FunctionFile.from_parent(parent, path=module_path) if is_ours else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a replay, run nothing else."""
-    if config.stash[RUN].is_replay and config.stash[RUN].stored:
-        items[:] = [item for item in items if isinstance(item, FunctionItem)]
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out tests of no function in a replay, or if functions are chosen."""
+    is_chosen = config.stash[RUN].is_replay or config.option.functions is not None
+    is_ours = FOLDER in collection_path.parents and collection_path.match("test_*.py")
+    return True if is_chosen and is_ours else None
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections skip everything imported."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

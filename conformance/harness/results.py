@@ -50,7 +50,7 @@ class Results:
         elif report.when in {"call", "???"} or report.failed:
             found["is_failed"] = report.failed or hasattr(report, "wasxfail")
             found["num"] = found.get("examples", 0) * (not report.skipped)
-            found["seconds"] = report.duration
+            found |= {"seconds": report.duration, "node": report.nodeid}
             self.found[found["function"]].append(found)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
@@ -76,30 +76,27 @@ class Results:
         known = {one.function for one in target.implementation.deviations}
         return f"{'deviates' if contract.function in known else 'conforms'} ({number:,})"
 
-    def _table(self) -> Iterator[str]:
-        """Yield the lines of the table, without functions that have no tests here."""
-        rows = [["function", *(target.name for target in self.targets), "time"]]
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the rows of the table, without functions that have no tests here."""
         for contract in self.contracts:
             cells = [self._cell(contract, target) for target in self.targets]
             if self.found[contract.function] or "absent" in cells:
                 seconds = sum(one["seconds"] for one in self.found[contract.function])
-                rows.append([contract.function, *cells, f"{seconds:.1f} s"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            yield "  ".join(map(str.ljust, row, widths)).rstrip()
+                yield [contract.function, *cells, f"{seconds:.1f} s"]
 
-    def _failure_lines(self) -> Iterator[str]:
-        """Yield a line for each failed test, and the command that replays it."""
-        for found in self._failed():
-            verdict = found.get("verdict", "")
-            where = f"{found['function']} on {found['target']}"
-            line = found.get("line", f"{where}: an error in the run")
-            yield f"{verdict if verdict in TOLERATED else 'FAILS'}: {line}"
-            if "replay" in found:
-                yield f"  replay: {found['replay']}"
+    def causes(self) -> list[dict[str, Any]]:
+        """Return what failed, each cause of a function once, the worst first."""
+        found: dict[Any, dict[str, Any]] = {}
+        for one in sorted(self._failed(), key=lambda one: tuple(one.get("gravity", (9, 9)))):
+            cause = one.get("cause") or (one["function"], one["target"], one["check"])
+            found.setdefault(tuple(cause), one)
+        return [*found.values()]
 
-    def _lacking_lines(self) -> Iterator[str]:
-        """Yield lines about what implementations lack, and about calls that were not made."""
+    def notes(self) -> Iterator[str]:
+        """Yield lines about what was not checked."""
+        for target in self.targets:
+            if not target.implementation.adapter.validates:
+                yield f"not checked on {target.name}: refusals (declared)"
         functions = [contract.function for contract in self.contracts]
         for implementation in dict.fromkeys(target.implementation for target in self.targets):
             yield from implementation.lacking_lines(functions)
@@ -108,8 +105,18 @@ class Results:
             for one in found:
                 for reason, number in one.get("unsupported", ()):
                     counts[function, one["target"], reason] += number
-        for (function, target, reason), number in sorted(counts.items()):
-            yield f"not supported: {function} on {target}, {number:,} examples: {reason}"
+        for (function, where, reason), number in sorted(counts.items()):
+            yield f"not supported: {function} on {where}, {number:,} examples: {reason}"
+
+    def _failure_lines(self) -> Iterator[str]:
+        """Yield a line for each cause of failures, and the command that replays it."""
+        for found in self.causes():
+            verdict = found.get("verdict", "")
+            where = f"{found['function']} on {found['target']}"
+            line = found.get("line", f"{where}: an error in the run")
+            yield f"{verdict if verdict in TOLERATED else 'FAILS'}: {line}"
+            if "replay" in found:
+                yield f"  replay: {found['replay']}"
 
     def _missing_lines(self) -> Iterator[str]:
         """Yield a line for each hard case that no example was, in a run that must draw all."""
@@ -137,13 +144,13 @@ class Results:
         """Print the table, and a line for each failure."""
         if not any(self.found.values()):
             return
-        terminalreporter.section("functions")
-        for line in self._table():
-            terminalreporter.write_line(line)
-        for target in self.targets:
-            if not target.implementation.adapter.validates:
-                terminalreporter.write_line(f"not checked on {target.name}: refusals (declared)")
-        for line in self._lacking_lines():
+        terminalreporter.section("conformance")
+        head = ["function", *(target.name for target in self.targets), "time"]
+        rows = [head, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            terminalreporter.write_line("  ".join(map(str.ljust, row, widths)).rstrip())
+        for line in self.notes():
             terminalreporter.write_line(line)
         for line in [*self._failure_lines(), *self._missing_lines()]:
             terminalreporter.write_line(line, red=line.startswith(("FAILS", "hard case")))

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -78,26 +78,21 @@ def one_line(failure: Failure) -> str:
     return f"{failure.story.function} on {failure.target}: {', '.join(lines)}"
 
 
-def causes(failures: Sequence[Failure]) -> list[list[Failure]]:
-    """Group failures that have the same cause: function, kind and field; the worst come first."""
+def cause_of(failure: Failure) -> tuple[str, str, str]:
+    """Return what failures of one cause have in common: the function, the kind, the field."""
+    field = re.sub(r"\[[^]]*\]", "", failure.difference.where)
+    return failure.story.function, failure.difference.kind, field
 
-    def cause(failure: Failure) -> tuple[str, ...]:
-        field = re.sub(r"\[[^]]*\]", "", failure.difference.where)
-        return failure.story.function, failure.difference.kind, field
 
-    def goodness(failure: Failure) -> tuple[int, int]:
-        is_crash = isinstance(failure.difference.got, BaseException)
-        rank = 2 if failure.condition else int(is_crash)  # a wrong value is worse than a crash
-        return [*Verdict].index(failure.difference.verdict), rank
-
-    groups: dict[tuple[str, ...], list[Failure]] = {}
-    for failure in sorted(failures, key=goodness):
-        groups.setdefault(cause(failure), []).append(failure)
-    return [*groups.values()]
+def gravity_of(failure: Failure) -> tuple[int, int]:
+    """Return a key that sorts failures: the worst first, a wrong value before a crash."""
+    is_crash = isinstance(failure.difference.got, BaseException)
+    rank = 2 if failure.condition else int(is_crash)
+    return [*Verdict].index(failure.difference.verdict), rank
 
 
 def _place(story: Story, difference: Difference) -> Place:
-    values, starts = _batch(story)
+    values, starts = batch_of(story.arguments)
     name, index = difference.where.rpartition(".")[2], difference.index
     if not index or "[" in difference.where:
         return "", 0, 0  # a part of a list, such as a micro-batch, has its own requests
@@ -175,10 +170,10 @@ def _aligned(rows: Table) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip()[: WIDTH - 4] for row in rows]
 
 
-def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
+def batch_of(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Return the arguments, with metadata's fields among them, and the query starts if valid."""
     values: dict[str, Any] = {}
-    for name, value in story.arguments.items():
+    for name, value in arguments.items():
         values |= fields_of(value) if isinstance(value, CommonAttentionMetadata) else {name: value}
     for name in [*values]:
         twin = values.get(f"{name}_cpu")
@@ -192,7 +187,7 @@ def _batch(story: Story) -> tuple[dict[str, Any], list[int]]:
 
 
 def _call(story: Story, place: Place) -> list[str]:
-    values, starts = _batch(story)
+    values, starts = batch_of(story.arguments)
     if "operations" in values and _is_session(story):
         del values["operations"]
     table: list[str] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import reference
-from conformance.strategies.batch import Layout
+from conformance.laws.batches import Layout
 
 Token: TypeAlias = Any
 """The number of a token in its batch; or the name of its request, and its position there."""

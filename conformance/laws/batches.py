@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import reference
 from conformance.harness.contract import Arguments, Special
 from conformance.harness.sizes import rngs, sizes, vectors
+from conformance.harness.traffic import traffic_batches
 
 IntArray: TypeAlias = npt.NDArray[Any]
 T = TypeVar("T")
@@ -197,8 +198,8 @@ def choices(draw: st.DrawFn, *options: Sequence[Any]) -> Iterator[Any]:
         yield option[at]
 
 
-KINDS: Final = ("any", "decodes", "uniform", "decodes first")
-"""Which query lengths there are."""
+KINDS: Final = (*("any", "decodes", "uniform", "decodes first") * 4, "traffic")
+"""Which query lengths there are: `traffic` is a step of a trace of real requests."""
 
 
 @st.composite
@@ -263,6 +264,16 @@ def batches(
         num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
     num_blocks = min(num_blocks, cells)
     busy = min(busy, cells // max(num_blocks, 1))
+    step = draw(traffic_batches()) if kind == "traffic" else None
+    if step is not None:
+        ends = np.add(step.query_lens, step.num_computed_tokens)
+        num_blocks = -(-max(ends.tolist()) // block)
+        sizes_of_step = len(ends), sum(step.query_lens), num_blocks
+        cut = (np.array(sizes_of_step) > most).any() or len(ends) * num_blocks > cells
+        if cut or max(ends) > longest:
+            step = None  # it is too large here
+        else:
+            busy, num_tokens, _ = sizes_of_step
     longest = min(longest, num_blocks * block)
     num_tokens = min(num_tokens, busy * longest)
     padded, padding, columns, rows, slots = (
@@ -278,9 +289,15 @@ def batches(
     )
 
     def contents(draw: st.DrawFn) -> Batch:
-        lens = _query_lens(draw, kind, busy, num_tokens, longest)
-        lens = np.concatenate([lens, np.zeros(padded, np.int64)])
-        computed = _contexts(draw, lens, longest, layout.virtual_block_size)
+        if step is None:
+            lens = _query_lens(draw, kind, busy, num_tokens, longest)
+            lens = np.concatenate([lens, np.zeros(padded, np.int64)])
+            computed = _contexts(draw, lens, longest, layout.virtual_block_size)
+        else:
+            lens, computed = (
+                np.array([*counts, *[0] * padded], np.int64)
+                for counts in (step.query_lens, step.num_computed_tokens)
+            )
         [filler] = choices(draw, FILLERS)
         batch = Batch(
             query_lens=lens,

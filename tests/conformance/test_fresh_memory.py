@@ -6,9 +6,12 @@ import numba
 import numpy as np
 import pytest
 
-from conformance.arrays.guard_bands import poisoned
-from conformance.harness.fresh_memory import filled_memory
-from conformance.targets.target import TARGETS
+from conformance.harness.fresh_memory import POISON_BYTE, filled_memory
+from conformance.harness.targets import Target
+
+
+def poison(number: int, dtype: type) -> bytes:
+    return bytes([POISON_BYTE]) * (number * np.dtype(dtype).itemsize)
 
 
 def test_numpy_memory_is_filled() -> None:
@@ -17,7 +20,7 @@ def test_numpy_memory_is_filled() -> None:
         for size in (1, 100, 10_000):
             arrays = np.empty(size), np.empty_like(np.ones(size)), np.ndarray(size)
             for array in arrays:
-                assert poisoned((size,), np.float64).tobytes() == array.tobytes()
+                assert poison(size, np.float64) == array.tobytes()
             assert not np.zeros(size).any()
 
 
@@ -39,11 +42,11 @@ def test_memory_of_compiled_loops_is_filled(size: int) -> None:
     fresh = numba.njit(lambda size: np.empty(size, np.int32))
     for _ in range(2):
         found = fresh(size)
-        assert poisoned((size,), np.int32).tobytes() == found.tobytes()
+        assert poison(size, np.int32) == found.tobytes()
         found[:] = 0
 
 
 def test_targets_run_in_filled_memory() -> None:
     """The calls of a target find no earlier array in fresh memory."""
-    with TARGETS["host"].running():
+    with Target("host").running():
         assert -1431655766 == np.empty(1, np.int32)[0]

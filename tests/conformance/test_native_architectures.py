@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 from typing import Any
 
 import pytest
 
-from conformance.generation.profiles import PROFILES, Kind
+from conformance.functions import contracts
+from conformance.harness import targets
+from conformance.harness.checks import PROFILES, answers
 from conformance.harness.launches import native_launches
 from conformance.native import launch, offline_compiler
-from conformance.targets.target import TARGETS
 from fast import numba_cuda
 from kvtwin.kernels import find_kernels
-from tests.bugs.catalogue import all_checks
 
 pytest.importorskip("numba_cuda")
 
-FEW = dataclasses.replace(PROFILES["dev"], other_examples=8)
-
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
-def test_kernels_give_the_same_answers(arch: str) -> None:
+def test_kernels_give_the_same_answers(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel, as NVVM compiles it for a GPU, gives the answers of `reference`.
 
     The conformance run on `native` compiles kernels for sm_90.
     """
-    target = dataclasses.replace(
-        TARGETS["native"], simulation=functools.partial(native_launches, arch=arch)
-    )
-    for _, _, check in all_checks():
-        if check.has_kernel and check.kind is Kind.SAME_ANSWER:
-            for size in check.sizes(target):
-                check.bind(target, FEW, size, shrink=False)()
+    launches = functools.partial(native_launches, arch=arch)
+    monkeypatch.setattr(targets, "native_launches", launches)
+    for contract in contracts():
+        if contract.has_kernel:
+            answers(contract, targets.Target("native"), PROFILES["dev"])()
     compiled = {kernel for kernel in find_kernels() if arch in launch.archs_of(kernel)}
     assert set(find_kernels()) == compiled
 

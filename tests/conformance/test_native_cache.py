@@ -14,7 +14,7 @@ from conformance.native.cache import Compiled
 from fast import numba_cuda
 from fast.kernels import block_table, cuda, multimodal
 from fast.kernels.cuda import Kernel
-from tests.bugs.catalogue import Bug
+from tests.harness.own_bugs import Bug
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import torch
+from tests.fast.actors import actors
+from tests.fast.interrupts import Interrupter
 
 import fast
-from conformance.execution.actors import actors
-from conformance.execution.interrupts import Interrupter
 
 
 def refuses() -> bool:

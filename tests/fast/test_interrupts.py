@@ -17,9 +17,9 @@ import torch
 
 import fast
 import reference
-from conformance.execution.interrupts import Interrupter
 from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
+from tests.fast.interrupts import Interrupter
 
 Act = Callable[[Any], object]
 OnPath = Callable[[], AbstractContextManager[None]]

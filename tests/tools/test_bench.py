@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.adapters.implementations import load_implementation
-from conformance.targets.target import Target
+from conformance.adapters.implementations import FAST, load_implementation
 from kvtwin.bench import command_line
 from kvtwin.bench.command_line import main, read_record
-from kvtwin.bench.jobs import JOBS, KINDS, Job, make_batch
+from kvtwin.bench.jobs import JOBS, KINDS, Job, Side, make_batch
 from kvtwin.bench.measure import measure
 
 FUNCTION = "get_dcp_local_seq_lens"
@@ -33,8 +32,8 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_fast_and_baseline_equal_reference(job: Job, kind: str) -> None:
-    baseline = Target("baseline", load_implementation("kvtwin.baselines"), "cpu")
-    row = measure(job, make_batch(kind, 5), [Target("fast"), baseline], num_blocks=1)
+    baseline = Side("baseline", load_implementation("kvtwin.baselines"))
+    row = measure(job, make_batch(kind, 5), [Side("fast", FAST), baseline], num_blocks=1)
     assert row is not None
     assert row.ratio is not None
     assert min(row.fast_us, row.ratio) > 0

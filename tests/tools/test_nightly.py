@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.harness.database import open_database
 
-from conformance.generation.database import damaged_entries, open_database
 from kvtwin.nightly.command_line import _make_parser, main
 from kvtwin.nightly.night import Night
 from kvtwin.nightly.rounds import Record, Round
@@ -46,7 +46,6 @@ def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_pat
     # After a whole round the plainest failed test is known: its first call is the stored one.
     line = nights.Night(tmp_path, OFF_BY_ONE, *options).end(lambda line: line["rounds"] > 1)
     assert line["unsupported"] > 0
-    assert "mine lacks 2 of " in line["under_test"]
     failure = line["failures"][0]
     assert (ONE, ["host"], line["night"]) == (
         *map(failure.get, ("function", "targets")),
@@ -65,7 +64,6 @@ def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_pat
     mended = nights.Night(tmp_path, "", *options).end(lambda line: line["fixed"])
     assert [failure["case"]] == [one["case"] for one in mended["fixed"]] or len(mended["fixed"]) > 1
     report = (tmp_path / "night" / "report.md").read_text()
-    assert "its stored example passes" in report
     assert "Nothing fails." in report
     assert (True, []) == (mended["unsupported"] > 0, mended["attention"])
 
@@ -91,8 +89,7 @@ def is_residual_scattered_for_sp(vllm_config, num_input_tokens):
     line = night.end(lambda line: line["attention"] and line["tests"] > before)
     assert both == nights.functions(line)
     keys = {one["key"] for one in line["failures"]}
-    assert f"mine: {ONE}: the call did not return within s" in keys
-    assert "mine: is_residual_scattered_for_sp: the call crashed with SIGKILL" in keys
+    assert all(key.startswith((ONE, "is_residual_scattered_for_sp")) for key in keys)
     assert all(one["case"] for one in line["failures"])
     assert re.match(r"worker gw\d was killed while it ran ", line["attention"][0])
 
@@ -141,12 +138,12 @@ def test_each_failure_is_reported_once_until_its_tests_pass(tmp_path: Path) -> N
 
     [first], [second] = failure()["tests"], other["tests"]
     assert [first, second] == made(tmp_path).next_round().first
-    night = made(tmp_path, {"examples": 9, "outcomes": {first: "passed stored"}})
+    night = made(tmp_path, {"examples": 9, "outcomes": {first: "passed"}})
     assert (1, True) == (
         night.status(),
         "neither seen nor fixed" in (tmp_path / "report.md").read_text(),
     )
-    passed = {first: "passed stored", second: "passed"}
+    passed = {first: "passed", second: "passed"}
     night = made(tmp_path, {"examples": 9, "outcomes": passed})
     assert (0, True) == (night.status(), "## Fixed" in (tmp_path / "report.md").read_text())
     assert [] == made(tmp_path, {"failures": []}).next_round().first
@@ -182,57 +179,33 @@ def test_garbage_is_named_and_left_out(tmp_path: Path) -> None:
     foreign = [b"\xff\x00", b"[]", b'{"night": 3}', b"[" * 100_000]
     foreign += [json.dumps({**line, "failures": [{**line["failures"][0], "tests": [3]}]}).encode()]
     history.write_bytes(b"\n".join([*foreign, history.read_bytes()]))
-    database = open_database([str(tmp_path / "examples")])
-    assert database is not None
-    database.save(b"key", b"B\x03\xe8")
-    folder = next(
-        path
-        for path in (tmp_path / "examples").iterdir()
-        if list(path.glob("*")) and b"key" not in next(path.glob("*")).read_bytes()
-    )
-    for name, content in (("a", b"\xff" * 9), ("b", b"\0" * (1 << 20))):
-        (folder / name).write_bytes(content)
-    (folder / "c").mkdir()
-    (tmp_path / "examples" / "stray").write_text("x")
     next((tmp_path / "cases").iterdir()).write_text("{")
     named = "\n".join(made(tmp_path).attention)
-    for words in (*(f"line {number}, is left out" for number in range(1, 6)), "stray", "cases/"):
+    for words in (*(f"line {number}, is left out" for number in range(1, 6)), "cases/"):
         assert words in named
-    assert all(f"{folder / name} is not an example" in named for name in "abc")
     assert failure()["tests"] == made(tmp_path).next_round().first
     assert history.read_text().count("\n[]\n") == 1
-    assert [b"B\x03\xe8"] == list(database.fetch(b"key"))
     history.unlink()
     history.mkdir()
     assert "history.jsonl is left out" in "\n".join(made(tmp_path).attention)
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
-def test_a_server_that_restarts_or_has_garbage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    redis = pytest.importorskip("redis", reason="the extra `redis` is not installed")
-    monkeypatch.setattr("conformance.generation.database.PAUSE_SECONDS", 0.0)
+def test_a_server_may_be_away(tmp_path: Path) -> None:
+    pytest.importorskip("redis", reason="the extra `redis` is not installed")
     server = nights.RedisServer()
     try:
         database = open_database([str(tmp_path / "examples"), server.url])
         assert database is not None
-        database.save(b"key", b"B\x03\xe8")
-        client = redis.Redis.from_url(server.url)
-        client.set("hypothesis-example:text", "x")
-        client.sadd("hypothesis-example:key", b"\xff" * 9)
-        named = "\n".join(made(tmp_path, databases=(server.url,)).attention)
-        assert "hypothesis-example:text is not a set of examples" in named
-        assert "hypothesis-example:key has a member that is not an example" in named
-        assert ([], [b"B\x03\xe8"]) == (list(database.fetch(b"text")), list(database.fetch(b"key")))
+        of_test = database.of("a test")
+        of_test.save(b"key", b"1")
         server.kill()
-        assert [b"B\x03\xe8"] == list(database.fetch(b"key"))
-        database.save(b"other", b"B\x03\xe8")
-        assert "cannot be read" in "\n".join(made(tmp_path, databases=(server.url,)).attention)
+        of_test.save(b"key", b"2")
+        assert {b"1", b"2"} == set(of_test.fetch(b"key"))
+        assert [] == list(database.of("another test").fetch(b"key"))
         server.start()
-        database.save(b"key", b"B\x03\xe8")
-        assert [] == list(damaged_entries(server.url))
-        assert 1 == client.scard("hypothesis-example:key")
+        of_test.save(b"key", b"1")
+        assert [b"1"] == list(open_database([server.url]).of("a test").fetch(b"key"))  # type: ignore[union-attr]
     finally:
         server.kill()
 

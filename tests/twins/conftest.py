@@ -10,41 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.targets.conversion import Converter
+from conformance.targets.factories import Factory
 
 import fast
 import reference
-from conformance.targets.conversion import Converter
-from conformance.targets.factories import Factory
-from conformance.targets.implementations import Implementation
+from conformance.adapters.implementations import Implementation
 from fast.launch import simulated_by
 from tests.refusals import refuses
 from tests.twins.arrays import batch_fields
 
 
-def owner_of(array: Any) -> Any:
-    """Return the array that owns the memory of a view, or the value if it is no NumPy array."""
-    while isinstance(getattr(array, "base", None), np.ndarray):
-        array = array.base
-    return array
-
-
-class TwinConverter(Converter):
-    """Converts NumPy's and `reference`'s values and factories; leaves others unchanged."""
-
-    def __init__(self, lib: ModuleType) -> None:
-        super().__init__(Implementation(lib.__name__, lib), None if lib is reference else "cpu")
-        self._owners: dict[int, object] = {}
-
-    def convert(self, value: Any, path: str) -> Any:
-        """Return this twin's counterpart of a value."""
-        converted = (np.ndarray, np.dtype, type, list, tuple, dict, SimpleNamespace, Factory)
-        is_ours = type(value).__module__.startswith("reference.")
-        if id(owner_of(value)) in self._owners or not (is_ours or isinstance(value, converted)):
-            return value
-        result = super().convert(value, path)
-        if isinstance(result, np.ndarray):
-            self._owners[id(owner_of(result))] = owner_of(result)
-        return result
+PLAIN = Contract(function="a test", calls=st.nothing())
+CONVERTED = (np.ndarray, np.dtype, type, list, tuple, dict, SimpleNamespace, Drawn)
 
 
 class Twin:
@@ -58,7 +36,9 @@ class Twin:
 
     def __init__(self, lib: ModuleType) -> None:
         self.lib = lib
-        self._converter = TwinConverter(lib)
+        target = None if lib is reference else Target("host")
+        self._maker = Maker(target)
+        self._memory = target and Memory(target, PLAIN, Circumstances())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)
@@ -71,7 +51,10 @@ class Twin:
                 that is converted twice gives one result.
             name: The name of the argument: a few are NumPy arrays in both twins.
         """
-        return self._converter.convert(value, name)
+        is_known = isinstance(value, CONVERTED) or type(value).__module__.startswith("reference.")
+        if self._memory is not None and is_known:
+            value = self._memory.convert(value, name)
+        return self._maker.make(value)
 
     def convert_all(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name, with each of them converted."""

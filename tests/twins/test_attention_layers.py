@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from conformance.strategies.stub_factories import BackendClass, BuilderClass
 
 import reference
-from conformance.strategies.stub_factories import BackendClass, BuilderClass
 
 FULL = reference.FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = reference.SlidingWindowSpec(16, 8, 64, np.float16, 128)

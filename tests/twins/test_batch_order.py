@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from conformance.strategies.batch_order import InputBatch
 
 

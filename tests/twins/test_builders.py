@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from conformance.strategies.stub_factories import BackendClass, BuilderClass
 
 

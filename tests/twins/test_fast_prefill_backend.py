@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from conformance.strategies.fast_prefill_backend import ATTRIBUTES, METADATA, Frozen
+
 from tests.twins.arrays import int32
 
 INDICES = int32(2, 3, 4, 0)

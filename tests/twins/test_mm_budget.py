@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from conformance.targets.mm_registries import (
     Cache,
     CachingRegistry,

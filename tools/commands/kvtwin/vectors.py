@@ -15,41 +15,32 @@ if __name__ == "__main__":
     run_command("vectors")
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from tqdm import tqdm
 
-from conformance.cases.store import (
-    SCHEMA_VERSION,
-    case_of_call,
-    decode_call,
-    encode_refusal,
-    to_text,
-    write_case,
-)
-from conformance.cases.values import Encoder, Json, plain_lists
-from conformance.checks.registry import contracts
-from conformance.contracts.contract import Contract, InvalidInput
-from conformance.contracts.evaluation import changed_by, check_refusal, shown
-from conformance.coverage.presets import MINIMAL
-from conformance.execution.invocations import Invocation
-from conformance.generation.drawing import drawn
+from conformance.functions import contracts
+from conformance.harness.cases import SCHEMA_VERSION, encode, encode_value, written
+from conformance.harness.checks import changed_calls
+from conformance.harness.contract import Contract
+from conformance.harness.pair import reference_answer
+from conformance.harness.story import Story
+from conformance.harness.values import copied, fingerprint
 from conformance.name_lists import near
-from conformance.targets.target import REFERENCE
-from conformance.values.call import Call
 from kvtwin.parser import Parser, names, positive
-
-DRAWS_FOR_INVALID_INPUTS = 300
-"""Calls that are drawn until each invalid input applied to one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    known = sorted(contracts())
+    known = {contract.function: contract for contract in contracts()}
     for name in options.functions or ():
         if name not in known:
             parser.error(f"no vectors of {name!r}; similar names: {near(name, known)}")
@@ -61,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         parser.error(f"--out {out}: {error.strerror}")
     counts = {}
-    chosen = options.functions or known
+    chosen = options.functions or sorted(known)
     for name in tqdm(chosen, desc="vectors", unit="function", file=sys.stderr, disable=None):
-        counts[name] = write_function(contracts()[name], out / name, options.examples)
+        counts[name] = write_function(known[name], out / name, options.examples)
     index = {"schema_version": SCHEMA_VERSION, "functions": counts}
-    (out / "index.json").write_text(to_text(index), encoding="utf-8")
+    (out / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
     for name, found in counts.items():
         print(f"{name}: {found['calls']} calls, {found['refusals']} refusals")
     return 0
@@ -89,59 +80,62 @@ def _make_parser() -> Parser:
         type=positive,
         metavar="N",
         default=20,
-        help="valid calls of each function; default: %(default)s; plus one for each invalid input",
+        help="valid calls of each function, and as many invalid ones; default: %(default)s",
     )
     parser.add_argument(
-        "--functions",
-        type=names,
-        metavar="A,B",
-        help="functions to write; default: all with a contract",
+        "--functions", type=names, metavar="A,B", help="functions to write; default: all"
     )
     return parser
 
 
 def write_function(contract: Contract, folder: Path, num_examples: int) -> dict[str, int]:
     """Write the cases of one function; return how many calls and refusals there are."""
-    drawn_calls = drawn(contract.calls(MINIMAL), DRAWS_FOR_INVALID_INPUTS, contract.function)
-    calls = list({repr((call, call.hints)): call for call in drawn_calls}.values())
-    num_calls = 0
-    for call in calls[:: -(-len(calls) // num_examples)]:
-        with contextlib.suppress(TypeError):  # the result has state, such as `BlockTables`
-            write_case(_answer(contract, call), folder / f"call-{num_calls:03}.json")
-            num_calls += 1
-    refused = list(_invalid_calls(contract, drawn_calls))
-    for place, (invalid, call) in enumerate(refused):
-        write_case(_refusal(contract, invalid, call), folder / f"refusal-{place:03}.json")
-    return {"calls": num_calls, "refusals": len(refused)}
+    folder.mkdir(parents=True)
+    counts = {"calls": 0, "refusals": 0}
+    for case in _cases(contract, num_examples):
+        kind = "refusals" if "raises" in case else "calls"
+        if counts[kind] < num_examples:
+            file = folder / f"{kind[:-1]}-{counts[kind]:03}.json"
+            file.write_text(written(case), encoding="ascii")
+            counts[kind] += 1
+    return counts
 
 
-def _invalid_calls(
-    contract: Contract, calls: Sequence[Call]
-) -> Iterator[tuple[InvalidInput, Call]]:
-    """Yield each invalid input that applies to a call, with the first such call."""
-    for invalid in contract.invalid_inputs:
-        bad = next(filter(None, map(invalid.change, calls)), None)
-        if bad is not None:
-            yield invalid, bad
+def _cases(contract: Contract, number: int) -> Iterator[dict[str, Any]]:
+    """Yield cases of different calls; those that JSON cannot have are left out."""
+    seen = set()
+    for story in _drawn(contract, number):
+        if fingerprint(story.arguments) in seen:
+            continue
+        seen.add(fingerprint(story.arguments))
+        with contextlib.suppress(TypeError):
+            case = encode(story)
+            arguments = copied(story.arguments)
+            found = reference_answer(contract, arguments)
+            if found.error is None:
+                case["result"] = encode_value(found.value)
+                after = {name: arguments[name] for name in contract.written & {*arguments}}
+                case |= {"after": encode_value(after)} if after else {}
+            else:
+                case["raises"] = {"class": type(found.error).__name__, "message": str(found.error)}
+            if found.error is not None or story.changed is None:
+                yield case
 
 
-def _answer(contract: Contract, call: Call) -> dict[str, Json]:
-    """Return a valid call with its result, and the arguments that it changes."""
-    case = case_of_call(call, "a valid call", contract=contract.function)
-    del case["date"]
-    made = Invocation(REFERENCE, decode_call(case))
-    case["result"] = plain_lists(Encoder().encode(shown(contract, made.run())))
-    after = changed_by(contract, made.arguments)
-    return {**case, "after": plain_lists(Encoder().fields(after))} if after else case
+def _drawn(contract: Contract, number: int) -> list[Story]:
+    found: list[Story] = []
 
+    @settings(
+        max_examples=2 * number,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.tuples(changed_calls(contract)))
+    def draw(example: tuple[list[Story]]) -> None:
+        found.extend(example[0])
 
-def _refusal(contract: Contract, invalid: InvalidInput, call: Call) -> dict[str, Json]:
-    """Return an invalid call with the exception that it raises."""
-    case = case_of_call(call, invalid.name, contract=contract.function)
-    del case["date"]
-    case["refusal"] = encode_refusal(invalid)
-    if not invalid.is_hint:  # `reference` has no hints
-        made = Invocation(REFERENCE, decode_call(case))
-        error = check_refusal(made, invalid, contract.observe_refused)
-        case["raises"] = {"class": type(error).__name__, "message": str(error)}
-    return case
+    draw()
+    return found

@@ -18,10 +18,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
-from conformance.adapters.implementations import Implementation, load_implementation
+from conformance.adapters.implementations import FAST, Implementation, load_implementation
 from conformance.name_lists import near
-from conformance.targets.target import Target
-from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, make_batch
+from kvtwin.bench.jobs import JOBS, KINDS, SIZES, Job, Side, make_batch
 from kvtwin.bench.measure import Row, WrongAnswerError, measure
 from kvtwin.machine import cpu_model
 from kvtwin.parser import Parser, new_file, redirect_stdout_for_json, write_json
@@ -61,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_on_gpu = options.device == "cuda"
     if is_on_gpu and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
-    targets = [Target("fast", device=options.device)]
-    targets += [] if is_on_gpu else [Target("baseline", baseline, "cpu")]
+    targets = [Side("fast", FAST, options.device)]
+    targets += [] if is_on_gpu else [Side("baseline", baseline)]
     kinds = ("mixed",) if options.baseline == ENGINE else KINDS
     batches = [make_batch(kind, size) for kind in kinds for size in SIZES]
     fast.warmup()

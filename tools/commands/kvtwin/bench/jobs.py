@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.targets.target import Target
+from conformance.adapters.implementations import Implementation
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Call: TypeAlias = Callable[[], Any]
@@ -116,11 +116,26 @@ class Prepared(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Side:
+    """What is timed, or compared with: `reference` has arrays, and no device."""
+
+    name: str
+    implementation: Implementation
+    device: str | None = "cpu"
+
+    def find(self, name: str) -> Any:
+        return self.implementation.find(name)
+
+
+REFERENCE: Final = Side("reference", Implementation("reference", reference), None)
+
+
+@dataclass(frozen=True)
 class Job:
     """A hot function, or a method as `Class.method`."""
 
     function: str
-    prepare: Callable[[Batch, Target], Prepared]
+    prepare: Callable[[Batch, Side], Prepared]
     variant: str = ""  # the suffix of the function's name in tables
 
     @property
@@ -128,7 +143,7 @@ class Job:
         return self.function + self.variant
 
 
-def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Prepared:
+def prepare(target: Side, function: str, *args: Any, **kwargs: Any) -> Prepared:
     """Prepare a call with copies of NumPy arrays and objects of `reference`, as a target's.
 
     Only the target's function is timed. If an adapter has a method `prepare(function, *args,
@@ -150,7 +165,7 @@ def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Prepare
     return Prepared(call, lambda: adapter.result(function, call(), kwargs))
 
 
-def _convert(value: Any, name: str, target: Target, done: dict[Any, Any]) -> Any:
+def _convert(value: Any, name: str, target: Side, done: dict[Any, Any]) -> Any:
     """Convert an argument; an array named `cpu` or `*_cpu` stays on the host.
 
     An array that is passed twice, as a field and its `_cpu`, is one tensor if both are on the host.
@@ -195,7 +210,7 @@ def _metadata(batch: Batch, **changes: Any) -> reference.CommonAttentionMetadata
     return reference.CommonAttentionMetadata(**fields, **changes)
 
 
-def _tables(batch: Batch, target: Target) -> Any:
+def _tables(batch: Batch, target: Side) -> Any:
     """Return block tables of `NUM_GROUPS` groups that hold a batch, row by row."""
     sizes = (MAX_NUM_REQS, max(batch.num_tokens, TOKEN_BUDGET), MAX_CONTEXT)
     device, is_pinned = target.device or "cpu", target.device == "cuda"
@@ -212,7 +227,7 @@ def _new_blocks(rows: Array, counts: Array, ids: list[int]) -> list[Any]:
     return [rows.tolist(), [ends] * NUM_GROUPS, [ids] * NUM_GROUPS, [True] * len(rows)]
 
 
-def _append(batch: Batch, target: Target) -> Prepared:
+def _append(batch: Batch, target: Side) -> Prepared:
     """Append a step's new blocks; rows are overwritten, so that each call does the same."""
     tables = _tables(batch, target)
     counts = batch.num_blocks - -(-batch.num_computed_tokens.astype(np.int64) // BLOCK_SIZE)
@@ -223,11 +238,11 @@ def _append(batch: Batch, target: Target) -> Prepared:
     return Prepared(call, lambda: (call(), gather.observe()))
 
 
-def _gather_rows(tables: Any, target: Target, order: Array) -> Prepared:
+def _gather_rows(tables: Any, target: Side, order: Array) -> Prepared:
     return prepare(target, "BlockTables.gather_block_tables", tables, order.astype(np.int32))
 
 
-def _gather(batch: Batch, target: Target) -> Prepared:
+def _gather(batch: Batch, target: Side) -> Prepared:
     """Gather alternately in one order and its reverse, so that most of several rows change."""
     tables = _tables(batch, target)
     both = [_gather_rows(tables, target, order) for order in (batch.arrival, batch.arrival[::-1])]
@@ -240,7 +255,7 @@ def _gather(batch: Batch, target: Target) -> Prepared:
     return Prepared(gather, lambda: [deepcopy(each.observe()) for each in both])
 
 
-def _slots_of_all(batch: Batch, target: Target) -> Prepared:
+def _slots_of_all(batch: Batch, target: Side) -> Prepared:
     tables = _tables(batch, target)
     _gather_rows(tables, target, np.arange(batch.num_reqs)).call()
     given = (tables, batch.starts, batch.positions)
@@ -270,7 +285,7 @@ class _InputBatch:
                 counts[[i, j]] = counts[[j, i]]
 
 
-def _reorder(batch: Batch, target: Target, **options: int) -> Prepared:
+def _reorder(batch: Batch, target: Side, **options: int) -> Prepared:
     scheduled = {f"request-{i}": n for i, n in enumerate(batch.query_lens.tolist())}
     given = (SimpleNamespace(num_scheduled_tokens=scheduled), batch.decode_threshold)
     swapped = _InputBatch(batch, does_swap=True)
@@ -289,7 +304,7 @@ class _Builder:
         return common_attn_metadata
 
 
-def _build(batch: Batch, target: Target, *, has_bounds: bool = False) -> Prepared:
+def _build(batch: Batch, target: Side, *, has_bounds: bool = False) -> Prepared:
     def buffer(values: Array) -> SimpleNamespace:
         return SimpleNamespace(cpu=values, gpu=values.copy(), np=values)
 
@@ -323,7 +338,7 @@ def _job(
     `hints` are keywords with which `fast` need not synchronise with a GPU; others do not get them.
     """
 
-    def prepare_call(batch: Batch, target: Target) -> Prepared:
+    def prepare_call(batch: Batch, target: Side) -> Prepared:
         given, hinted = arguments(batch), {}
         if hints is not None and target.device == "cuda":
             hinted = hints(batch)

@@ -12,9 +12,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 from conformance.adapters.base import Unsupported
-from conformance.targets.target import REFERENCE, Target
-from conformance.values.comparison import first_difference
-from kvtwin.bench.jobs import Batch, Job
+from conformance.harness.compare import Comparison
+from kvtwin.bench.jobs import REFERENCE, Batch, Job, Side
 
 NUM_BLOCKS: Final = 15
 BLOCK_SECONDS: Final = 2e-3
@@ -46,7 +45,7 @@ class Row:
 
 
 def measure(
-    job: Job, batch: Batch, targets: Sequence[Target], num_blocks: int = NUM_BLOCKS
+    job: Job, batch: Batch, targets: Sequence[Side], num_blocks: int = NUM_BLOCKS
 ) -> Row | None:
     """Compare and time a function of `fast` and of a baseline, or of `fast` alone on a GPU.
 
@@ -65,10 +64,12 @@ def measure(
         except Unsupported:
             return None
         device = torch.device(target.device or "cpu").type
-        difference = first_difference(expected, prepared.observe(), device=device)
+        difference = Comparison(device).difference(expected, prepared.observe())
         if difference is not None:
             where = f"{target.name}: {job.name}, {batch.kind}, {batch.num_reqs}"
-            raise WrongAnswerError(f"{where}: {difference.line}")
+            raise WrongAnswerError(
+                f"{where}: {difference.where} = {difference.got}, not {difference.expected}"
+            )
         calls.append(prepared.call)
     about = (job.name, batch.kind, batch.num_reqs)
     if targets[0].device == "cuda":

@@ -26,7 +26,7 @@ STATUSES = {
 PASSED_ON = {
     "--impl": "the implementation under test; may be repeated; default: fast",
     "--adapter": "the adapter for its objects; may be repeated",
-    "--target": "targets to run: host, sim, native, cuda",
+    "--target": "targets to run: host, native, cuda",
     "--functions": "check only these functions",
     "--hang-seconds": "a call that takes longer counts as hung; default: 30",
 }
@@ -39,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # These imports take seconds, and `--help` needs none of them.
     with INTERRUPTS.importing(lambda: None):
-        from conformance.reports.files import prepare_folder  # noqa: PLC0415
         from kvtwin.nightly.cluster import run_on_cluster  # noqa: PLC0415
         from kvtwin.nightly.night import Night, end_at_signals, run_here  # noqa: PLC0415
 
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for word in [given] if isinstance(given, str) else given:
             others += [option, str(Path(word).resolve()) if word.endswith(".py") else word]
     with parser.reporting_errors():
-        prepare_folder(out)
+        out.mkdir(parents=True, exist_ok=True)
         for name in ("report.md", "report.html"):  # of the last night
             (out / name).unlink(missing_ok=True)
         workers = options.workers or num_cores()

@@ -17,14 +17,12 @@ from typing import Final
 
 import jinja2
 
-from conformance.generation.database import damaged_entries, without_password
-from conformance.reports.files import replace_file, write_files
+from conformance.harness.report import CONTROLS, write_whole
 from kvtwin.nightly.history import LISTS, Json, failures_in, read_history
 from kvtwin.nightly.rounds import ENDS_WELL, USAGE_ERROR, Round, run_round
 
 SHOWN_NIGHTS: Final = 30
-STORED: Final = "passed stored"
-PASSED: Final = {"passed", STORED}
+PASSED: Final = {"passed"}
 MAX_LISTED: Final = 50  # failures, and lines under "attention", in the report
 
 
@@ -52,12 +50,7 @@ class Night:
         self.attention = [*warnings, *self._damaged()]
 
     def _damaged(self) -> Iterator[str]:
-        """Yield a line about each file and key that is left out."""
-        for place in self.databases:
-            try:
-                yield from (f"{line}; it is left out" for line in damaged_entries(place))
-            except Exception as error:  # noqa: BLE001  # redis has dozens
-                yield f"{without_password(place)} cannot be read: {error}"
+        """Yield a line about each stored case that cannot be read."""
         for path in {self.out / one["case"] for one in self._known.values() if one["case"]}:
             try:
                 json.loads(path.read_bytes())
@@ -84,7 +77,7 @@ class Night:
         for found in [each for it in self._records.values() for each in it.get("failures", ())]:
             self._note_failure(found)
         for failure in [self._seen[key] for key in self._seen if key not in before]:
-            word = "FAILS" if failure["finding"] == "wrong answer" else failure["finding"]
+            word = "FAILS" if failure["fails"] else failure["finding"]
             print(f"{word}: {failure['function']}: {failure['difference'][:300]}", flush=True)
         if "status" in record:
             self._note_end(one, record)
@@ -109,7 +102,7 @@ class Night:
         name = f"cases/{re.sub(r'[^A-Za-z0-9_.]+', '-', found['function'])}-{digest}.json"
         try:
             if found["case"]:
-                replace_file(self.out / name, found["case"])
+                write_whole(self.out / name, found["case"])
         except OSError as error:
             self.attention.append(f"{name} cannot be written: {error.strerror}")
         return name if found["case"] else ""
@@ -136,7 +129,7 @@ class Night:
         return int(failing or bool(self.ended) or not ran)
 
     def _outcomes(self, failure: Json) -> list[set[str]]:
-        """Return the outcomes of each test of a failure: `failed`, `passed stored`, ..."""
+        """Return the outcomes of each test of a failure: `failed`, `passed`."""
         found = [record.get("outcomes", {}) for record in self._records.values()]
         return [{one[test] for one in found if test in one} for test in failure["tests"]]
 
@@ -151,7 +144,6 @@ class Night:
         records = list(self._records.values())
         seen = sorted(self._seen.values(), key=lambda one: (not one["fails"], one["key"]))
         fixed, left = self._earlier()
-        stored = [one["key"] for one in fixed if STORED in set().union(*self._outcomes(one))]
         counts = {
             name: sum(record.get(name, 0) for record in records)
             for name in ("tests", "examples", "unsupported")
@@ -177,15 +169,15 @@ class Night:
             "nights": [*self._nights, line][-SHOWN_NIGHTS:][::-1],
             "failures": seen,
             "left": left,
-            "stored": stored,
             "most": MAX_LISTED,
         }
         texts = {name: _render(name, values) for name in ("report.md", "report.html")}
         try:
-            write_files(texts, self.out)
+            for name, page in texts.items():
+                write_whole(self.out / name, page.translate(CONTROLS))
             if self._history is not None:
                 text = f"{self._history.rstrip()}\n{json.dumps(line)}\n".lstrip()
-                replace_file(self.out / "history.jsonl", text)
+                write_whole(self.out / "history.jsonl", text)
         except OSError as error:
             self.attention.append(f"{error.filename} cannot be written: {error.strerror}")
 

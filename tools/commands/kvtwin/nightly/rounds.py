@@ -67,7 +67,7 @@ def run_round(
 def _start(one: Round, folder: Path) -> subprocess.Popen[bytes]:
     run = [sys.executable, "-m", "conformance", "-p", "kvtwin.nightly.recorder", "-q"]
     run += ["-p", "no:cacheprovider", "-n", str(one.workers), "--profile", "nightly"]
-    run += ["--hypothesis-seed", str(one.seed), "--failures", str(folder / "failures")]
+    run += ["--seed", str(one.seed), "--failures", str(folder / "failures")]
     run += [word for place in one.databases for word in ("--database", place)]
     paths = [str(ROOT), str(COMMANDS), os.environ.get("PYTHONPATH", "")]
     with (folder / "output.txt").open("wb") as output:

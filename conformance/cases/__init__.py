@@ -1,1 +1,0 @@
-"""Stored cases: inputs as JSON files, which are replayed on any target."""

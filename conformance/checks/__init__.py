@@ -1,1 +1,0 @@
-"""Checks that are made from contracts; `functions` finds them by function."""

@@ -1,1 +1,0 @@
-"""The message of a difference: the call, both values around it, and where in the batch it lies."""
