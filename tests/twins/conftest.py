@@ -10,19 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance.targets.conversion import Converter
-from conformance.targets.factories import Factory
+from hypothesis import strategies as st
 
 import fast
 import reference
-from conformance.adapters.implementations import Implementation
+from conformance.harness.contract import Contract
+from conformance.harness.memory import Memory
+from conformance.harness.objects import Twin as Maker
+from conformance.harness.story import Circumstances
+from conformance.harness.targets import Target
+from conformance.harness.values import Drawn
 from fast.launch import simulated_by
 from tests.refusals import refuses
 from tests.twins.arrays import batch_fields
 
-
 PLAIN = Contract(function="a test", calls=st.nothing())
 CONVERTED = (np.ndarray, np.dtype, type, list, tuple, dict, SimpleNamespace, Drawn)
+
+
+class Converted(Memory):
+    """Memory that takes NumPy's scalar types for dtypes, as `reference` does."""
+
+    def _convert(self, value: Any, name: str) -> Any:
+        is_dtype = isinstance(value, type) and issubclass(value, np.generic)
+        return super()._convert(np.dtype(value) if is_dtype else value, name)
 
 
 class Twin:
@@ -38,7 +49,7 @@ class Twin:
         self.lib = lib
         target = None if lib is reference else Target("host")
         self._maker = Maker(target)
-        self._memory = target and Memory(target, PLAIN, Circumstances())
+        self._memory = target and Converted(target, PLAIN, Circumstances())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)

@@ -9,9 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from conformance.strategies.stub_factories import BackendClass, BuilderClass
 
 import reference
+from conformance.functions.attention_layers import WorkspaceBuilderClass
+from conformance.functions.backend import Proxy
+from conformance.laws.backends import Backend
+from conformance.laws.builders import BuilderClass, OwnBuilderClass
 
 FULL = reference.FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = reference.SlidingWindowSpec(16, 8, 64, np.float16, 128)
@@ -92,8 +95,8 @@ def test_what_specs_need_besides_layers(twin: Any) -> None:
         )
 
 
-WORKSPACE_METHODS = ("_get_workspace_buffer", "set_workspace_buffer")
-BACKEND, OTHER = (BackendClass(name, BuilderClass(is_own=True)) for name in ("ONE", "OTHER"))
+METHODS = ["_get_workspace_buffer", "set_workspace_buffer"]
+BACKEND, OTHER = (Backend(name, builder=OwnBuilderClass()) for name in ("ONE", "OTHER"))
 
 
 def layers_of(twin: Any, backends: dict[str, Any]) -> dict[str, SimpleNamespace]:
@@ -118,7 +121,7 @@ def test_backends_and_builders(twin: Any) -> None:
     found, builders = twin.init_attn_backend(caches, config, device)
     assert list(twin.convert(backends).items()) == list(found.items())
     for group, builder in zip(caches.kv_cache_groups, builders, strict=True):
-        assert (4, config, device) == (builder.num_by_position, builder.vllm_config, builder.device)
+        assert (config, device) == (builder.vllm_config, builder.device)
         assert group.kv_cache_spec == builder.kv_cache_spec
         assert group.layer_names is builder.layer_names
     assert ({}, []) == twin.init_attn_backend(groups_of(twin), make_config(twin, {"a": 0}), None)
@@ -135,9 +138,12 @@ def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
     assert [FULL, "spec"] == [builder.kv_cache_spec for builder in builders]
 
 
-def builders_of(twin: Any, *backends: tuple[str, tuple[str, ...]]) -> list[Any]:
+def builders_of(twin: Any, *backends: tuple[str, list[str]]) -> list[Any]:
     """Make a group for each backend, given by name and methods, and return their builders."""
-    made = [BackendClass(name, BuilderClass(methods=methods)) for name, methods in backends]
+    made = [
+        Backend(name, builder=WorkspaceBuilderClass(BuilderClass(), methods))
+        for name, methods in backends
+    ]
     layers = layers_of(twin, {str(i): backend for i, backend in enumerate(made)})
     caches = groups_of(twin, *(([name], FULL) for name in layers))
     builders: list[Any] = twin.init_attn_backend(caches, make_config(twin, layers), None)[1]
@@ -148,25 +154,25 @@ def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
     """Later builders get the first one's workspace; those without both methods are skipped."""
     builders = builders_of(
         twin,
-        ("PLAIN", WORKSPACE_METHODS),
-        ("FLASHINFER", WORKSPACE_METHODS[:1]),
-        ("flashinfer", WORKSPACE_METHODS),
-        ("FLASHINFER_MLA", WORKSPACE_METHODS),
-        ("FLASHINFER", WORKSPACE_METHODS[1:]),
-        ("NEW_FLASHINFER", WORKSPACE_METHODS),
-        ("FLASHINFER", WORKSPACE_METHODS),
+        ("PLAIN", METHODS),
+        ("FLASHINFER", METHODS[:1]),
+        ("flashinfer", METHODS),
+        ("FLASHINFER_MLA", METHODS),
+        ("FLASHINFER", METHODS[1:]),
+        ("NEW_FLASHINFER", METHODS),
+        ("FLASHINFER", METHODS),
     )
-    assert [0, 0, 0, 1, 0, 0, 0] == [builder.num_calls for builder in builders]
-    assert [0, 0, 0, 0, 0, 1, 1] == [len(builder.workspaces) for builder in builders]
-    assert "3" == builders[5].workspaces[0].owner
-    assert builders[5].workspaces[0] is builders[6].workspaces[0]
-    (alone,) = builders_of(twin, ("FLASHINFER", WORKSPACE_METHODS))
-    assert (1, []) == (alone.num_calls, alone.workspaces)
+    (workspace,) = builders[5].events
+    assert "3" == workspace.owner
+    expected = [[], [], [], ["made"], [], [workspace], [workspace]]
+    assert expected == [builder.events for builder in builders]
+    (alone,) = builders_of(twin, ("FLASHINFER", METHODS))
+    assert ["made"] == alone.events
 
 
 def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
     """Backends are distinguished by identity."""
-    ours, theirs = (BackendClass("ONE", BuilderClass(), is_alike=True) for _ in range(2))
+    ours, theirs = (Proxy("ONE", builder=BuilderClass()) for _ in range(2))
     assert twin.convert(ours) == twin.convert(theirs)
     layers = layers_of(twin, {"a": ours, "b": theirs})
     with pytest.raises(ValueError, match="different backends"):

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.strategies.stub_factories import BackendClass, BuilderClass
+
+from conformance.laws.backends import Backend
+from conformance.laws.builders import BuilderClass, OwnBuilderClass
 
 
 @pytest.fixture
@@ -139,7 +141,7 @@ def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
 def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
     """A group has as many builders as requested, each new and made with positional arguments."""
     spec, layer_names, config, device = object(), ["layers.0"], object(), object()
-    backend = twin.convert(BackendClass("OWN", BuilderClass(is_own=True)))
+    backend = twin.convert(Backend(builder=OwnBuilderClass()))
     group = twin.AttentionGroup.create_with_metadata_builders(
         backend, layer_names, spec, config, device, num_metadata_builders=np.int64(3)
     )
@@ -149,7 +151,7 @@ def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
     assert group.kv_cache_spec is spec
     for builder in group.metadata_builders:
         given = (builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device)
-        assert (spec, layer_names, config, device, 4) == (*given, builder.num_by_position)
+        assert (spec, layer_names, config, device) == given
     assert len({id(builder) for builder in group.metadata_builders}) == 3
     for i, builder in enumerate(group.metadata_builders):
         assert builder is group.get_metadata_builder(np.int32(i))

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.strategies.fast_prefill_backend import ATTRIBUTES, METADATA, Frozen
 
+from conformance.functions.fast_prefill_backend import ATTRIBUTES, KINDS, Frozen
 from tests.twins.arrays import int32
 
 INDICES = int32(2, 3, 4, 0)
@@ -199,7 +199,7 @@ MORE_METADATA: tuple[Any, ...] = (MoreSlots(), ReadOnly(), OneField(7, 8), Abstr
 
 @pytest.mark.parametrize(
     "built",
-    [*(cls(starts=int32(0), longest=7) for cls in METADATA.values()), *MORE_METADATA],
+    [*(cls(starts=int32(0), longest=7) for cls in KINDS.values()), *MORE_METADATA],
     ids=lambda built: type(built).__name__,
 )
 def test_metadata_that_is_extended(twin: Any, batch: Any, built: Any) -> None:

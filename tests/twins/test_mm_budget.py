@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.targets.mm_registries import (
-    Cache,
-    CachingRegistry,
-    MadeRegistry,
-    NoCacheMethodRegistry,
-)
+
+from conformance.functions.mm_budget import CLASSES, Registry
 
 
 def make_scheduler_config(twin: Any, **changes: Any) -> Any:
@@ -73,7 +69,7 @@ def make_budget(
     twin: Any, limits: Any, sizes: Any, max_model_len: Any = 1000, **changes: Any
 ) -> Any:
     """Make a budget of a model with these limits and sizes by modality."""
-    registry = MadeRegistry(limits, sizes, None)
+    registry = CLASSES["no method"](limits, sizes, None)
     return make_budget_of(twin, registry, max_model_len, **changes)
 
 
@@ -112,25 +108,16 @@ def test_attributes_of_a_budget(twin: Any) -> None:
     assert ["audio", "image"] == list(budget.max_items_per_batch_by_modality)
 
 
-@pytest.mark.parametrize(
-    ("cls", "has_cache"),
-    [
-        (MadeRegistry, False),
-        (NoCacheMethodRegistry, False),
-        (CachingRegistry, False),
-        (CachingRegistry, True),
-    ],
-)
-def test_calls_of_the_registry(twin: Any, cls: type[MadeRegistry], has_cache: bool) -> None:
+@pytest.mark.parametrize("kind", list(CLASSES))
+def test_calls_of_the_registry(twin: Any, kind: str) -> None:
     """Each method of the registry is called once; the one for a cache is optional."""
-    cache = Cache() if has_cache else None
-    registry = cls({"image": 1}, {"image": 2}, cache)
-    budget = make_budget_of(twin, registry)
-    model = (twin.ModelConfig(max_model_len=1000),)
+    registry = Registry({"image": 1}, {"image": 2}, kind).make(twin)
+    budget, cache = make_budget_of(twin, registry), registry.cache
+    is_same = {"cache": True, "profiler_limits": True}
     assert [
-        *([("cache", model, {})] if cls is CachingRegistry else []),
-        ("limits", model, {"cache": cache}),
-        ("tokens", model, {"cache": cache, "profiler_limits": registry.limits}),
+        *([["ModelConfig", {}, {}]] if "cache" in kind else []),
+        ["ModelConfig", {"cache": cache}, {"cache": True}],
+        ["ModelConfig", {"cache": cache, "profiler_limits": registry.limits}, is_same],
     ] == registry.calls
     assert cache is None or 0 == cache.cleared
     budget.reset_cache()
