@@ -37,9 +37,9 @@ def extract_layer_index(*args, **kwargs):
 
 def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_path: Path) -> None:
     (tmp_path / "adapter.py").write_text(
-        "from conformance.adapters import FastAdapter, is_given\n"
+        "from conformance.adapters import FastAdapter\n"
         "class Ours(FastAdapter):\n"
-        f"    unsupported = {{'{ONE}': {{'num_attn_module': is_given}}}}\n"
+        f"    unsupported = {{'{ONE}': {{'layer_name': lambda name: len(name) > 20}}}}\n"
         "ADAPTER = Ours\n"
     )
     options = ("--adapter", "adapter.py", "--functions", ONE, "--workers", "1")

@@ -31,6 +31,7 @@ from conformance.harness.checks import changed_calls
 from conformance.harness.contract import Contract
 from conformance.harness.pair import reference_answer
 from conformance.harness.story import Story
+from conformance.harness.targets import Target
 from conformance.harness.values import copied, fingerprint
 from conformance.name_lists import near
 from kvtwin.parser import Parser, names, positive
@@ -133,7 +134,7 @@ def _drawn(contract: Contract, number: int) -> list[Story]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.tuples(changed_calls(contract)))
+    @given(st.tuples(changed_calls(contract, Target("host"))))
     def draw(example: tuple[list[Story]]) -> None:
         found.extend(example[0])
 
