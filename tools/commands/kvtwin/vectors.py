@@ -133,7 +133,7 @@ def _drawn(contract: Contract, number: int) -> list[Story]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.tuples(changed_calls(contract)))
+    @given(st.tuples(changed_calls(contract, Target("host"))))
     def draw(example: tuple[list[Story]]) -> None:
         found.extend(example[0])
 
