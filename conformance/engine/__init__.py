@@ -1,6 +1,7 @@
 """A small engine's host side: it schedules requests and keeps track of their batch and blocks.
 
-The stateful test (`conformance.stateful`) and the runner of real models (`tools.runner`) run on it.
+The stateful test (`conformance.functions.life`), traces and the runner of real models
+(`tools.runner`) run on it.
 It imports neither `reference` nor `fast`, so each can use it with the implementation that it runs.
 
 - `request`, `block_pool`, `cache_group`: requests, and the blocks that they get;

@@ -84,7 +84,7 @@ def extend_backend(twin: Twin, **arguments: Any) -> dict[str, Any]:
     """Return a subclass, one of that, and one of another backend of the same name."""
     make, base = twin.function("subclass_attention_backend"), arguments["attention_backend_cls"]
     builder = arguments["builder_cls"]
-    before = getattr(base, "get_builder_cls", type(None))()
+    before = base.get_builder_cls() if hasattr(base, "get_builder_cls") else None
     made = make(**arguments)
     second = make("Second", made, type("Builder", (), {}))
     twin_base = type(base)(base.__name__, base.__bases__, dict(vars(base)))
@@ -154,7 +154,8 @@ def metadata_calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 def wrong_field(arguments: Arguments, rng: random.Random) -> Arguments:
     """Add a field of a name that cannot be one, or with a default that can change."""
-    wrong = ("class", int, 0), ("a b", int, 0), ("", int, 0), ("second", list, []), {"second", 1, 2}
+    wrong: list[Any] = [("class", int, 0), ("a b", int, 0), ("", int, 0), ("second", list, [])]
+    wrong.append({"second", 1, 2})
     return {**arguments, "fields": [*arguments["fields"], rng.choice(wrong)]}
 
 

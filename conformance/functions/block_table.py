@@ -407,7 +407,7 @@ def interrupted_operations_happen_or_not(target: Target, arguments: Arguments) -
         return interrupt.run(call) if k == at else call()
 
     def run(twin: Twin, **made: Any) -> list[Any]:
-        hook = {} if twin.target is None else {"run": interrupted}
+        hook: dict[str, Any] = {} if twin.target is None else {"run": interrupted}
         return _results(twin, **made, **hook)[-len(later) :]
 
     def pair(*done: Operation) -> Pair:

@@ -86,8 +86,8 @@ def wrong_implementation(arguments: Arguments, rng: random.Random) -> Arguments 
         return None
     layer = layers[rng.choice(names)]
     own = layer.attributes["impl"]
-    windows = (127, "ab", (127.0, 0), (True, False), (None, None), (), (-2, 0), np.array([127, 0]))
-    windows = [{**own.attributes, "sliding_window": window} for window in windows]
+    odd = (127, "ab", (127.0, 0), (True, False), (None, None), (), (-2, 0), np.array([127, 0]))
+    windows = [{**own.attributes, "sliding_window": window} for window in odd]
     wrong = [
         *(None, Layer(Class("MambaMixer"), "impl", own.attributes)),
         *(dataclasses.replace(own, attributes=attributes) for attributes in windows),
@@ -121,7 +121,7 @@ def parameters(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         said: Any = np.array((None, True, False))[rng.integers(3, size=(number, 2))].tolist()
         found = [reference.PerLayerParameters(window, cap, scale, False, *flags) for flags in said]
         for _ in range(unlike):
-            at = rng.choice((number - 1, rng.integers(number), 0))
+            at = (number - 1, int(rng.integers(number)), 0)[rng.integers(3)]
             name = FIELDS[rng.integers(len(FIELDS))]
             value = NEAR[name][rng.integers(len(NEAR[name]))]
             found[at] = dataclasses.replace(found[at], **{name: value})
