@@ -203,7 +203,7 @@ class Operation(Drawn):
 
 
 @dataclasses.dataclass
-class Step(Drawn):
+class Result(Drawn):
     """What an operation did: all parts are copies.
 
     Attributes:
@@ -221,7 +221,7 @@ class Step(Drawn):
 class Played(Drawn):
     """The result of a session: what each operation did, and their results themselves."""
 
-    steps: list[Step]
+    steps: list[Result]
     results: list[Any]
 
 
@@ -250,7 +250,7 @@ def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Play
             got = attempt(_operate, method, operation, played.results)
             played.results.append(got.value)
             is_refused = got.error is not None
-            step = Step(frozen(got.value), frozen(watched.value), is_refused)
+            step = Result(frozen(got.value), frozen(watched.value), is_refused)
             if watched.error is not None:  # it lacks a method
                 del step.state
             played.steps.append(step)

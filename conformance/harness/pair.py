@@ -189,7 +189,7 @@ class Pair:
         except NotMadeError as error:
             name, raised = error.args
             raise Found(Difference(f"{name}(...)", raised, f"a {name}", "raises")) from None
-        # A stranger need not have the `state` of a `Step`, nor what a caller's subclass has more.
+        # A stranger need not have the `state` of a `Result`, nor what a caller's subclass has more.
         lacks = target.lacks if target.is_fast else target.lacks | {"state", "more"}
         self.comparison = Comparison(
             target.device, contract.host, lacks, may_have_more=not target.is_fast
