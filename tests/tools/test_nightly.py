@@ -39,7 +39,7 @@ def test_a_bug_is_found_tried_first_in_the_next_night_and_reported_fixed(tmp_pat
     (tmp_path / "adapter.py").write_text(
         "from conformance.adapters import FastAdapter\n"
         "class Ours(FastAdapter):\n"
-        f"    unsupported = {{'{ONE}': {{'layer_name': lambda name: len(name) > 20}}}}\n"
+        f"    unsupported = {{'{ONE}': {{'layer_name': lambda name: len(name) > 12}}}}\n"
         "ADAPTER = Ours\n"
     )
     options = ("--adapter", "adapter.py", "--functions", ONE, "--workers", "1")

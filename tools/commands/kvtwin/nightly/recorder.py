@@ -66,7 +66,8 @@ class _Recorder:
         elif report.failed and not found:
             self.others[report.nodeid] = report
         if report.when == "call" or report.failed:
-            self.counts.update(tests=1, examples=found.get("examples", 0))
+            unsupported = sum(number for _, number in found.get("unsupported", ()))
+            self.counts.update(tests=1, examples=found.get("examples", 0), unsupported=unsupported)
             if report.nodeid in self.first and not report.skipped:
                 self.outcomes[report.nodeid] = report.outcome
         if time.monotonic() - self.written > WRITE_SECONDS[report.failed]:
