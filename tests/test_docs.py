@@ -66,7 +66,6 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """A relative link is to a file or folder here, and an anchor to a heading of the page."""
     for target, _ in targets_of(page):
         if re.match(r"https?://", target):
             continue
@@ -77,7 +76,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_each_page_can_be_reached() -> None:
-    """A reader who begins with README finds every page of docs, and every package's README."""
     reached, new = set(), {ROOT / "README.md"}
     while new:
         page = new.pop()
@@ -90,7 +88,6 @@ def test_each_page_can_be_reached() -> None:
 
 @pytest.mark.parametrize("package", ["conformance", "fast", "reference", "tests"])
 def test_maps_name_what_is_there(package: str) -> None:
-    """The first column of a package's map has folders and modules of it; `x` is any module."""
     page = (ROOT / package / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", page.partition("## Map")[2], re.MULTILINE)
     assert rows
@@ -101,7 +98,6 @@ def test_maps_name_what_is_there(package: str) -> None:
 
 
 def test_nothing_installs_kvtwin_from_pypi() -> None:
-    """There is no release, so anyone may take the name there; `./kvtwin[cuda]` is a checkout."""
     pattern = r"(^|[^/])kvtwin\[[a-z]|pip install ['\"]?kvtwin"
     command = ["git", "grep", "-nE", pattern, "--", ":!pyproject.toml", ":!tools/results"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
@@ -147,7 +143,6 @@ SAMPLES = [sample for page in PAGES for sample in samples_of(page)]
 
 
 def test_ci_runs_what_readme_says() -> None:
-    """README has two commands, each with all of its set-up, which .ci/run does once."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     readme = [sample.command for sample in SAMPLES if sample.page == ROOT / "README.md"]
     commands = [re.split(" && +", command) for command in readme if "-n auto" in command]
@@ -170,7 +165,6 @@ def write_files(page: Path, folder: Path) -> None:
     "sample", [sample for sample in SAMPLES if sample.output and not sample.reason], ids=str
 )
 def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> None:
-    """A sample is run in an empty folder, which has the files of its page."""
     write_files(sample.page, tmp_path)
     folders = [str(Path(sys.executable).parent), str(Path(sys.prefix, "bin")), os.environ["PATH"]]
     ran = subprocess.run(  # noqa: S603  # a command of our own pages
@@ -232,7 +226,6 @@ def tables_of(page: Path) -> Iterator[tuple[Path, list[list[str]]]]:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"])
 def test_times_are_measured_ones(page: Path) -> None:
-    """Each row of a benchmark's table equals the measurement of that name in its record."""
     tables = list(tables_of(page))
     assert tables
     for path, table in tables:
@@ -244,7 +237,6 @@ def test_times_are_measured_ones(page: Path) -> None:
 
 
 def test_figures_are_in_the_files_they_link_to() -> None:
-    """In `[93%](tools/results/run.txt)` and other links to results, the file has the number."""
     found = 0
     for page in PAGES:
         for target, text in targets_of(page):

@@ -17,7 +17,6 @@ def packages_of(module: str) -> set[str]:
 
 @pytest.mark.parametrize("package", ["reference", "fast", "conformance", "kvtwin"])
 def test_imports_have_an_order(package: str) -> None:
-    """There is no cycle, counting imports for annotations, in functions and of packages."""
     graph = grimp.build_graph(package, cache_dir=None)
     order: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
     for name in graph.modules:
@@ -29,7 +28,6 @@ def test_imports_have_an_order(package: str) -> None:
 
 
 def test_a_test_module_needs_no_other() -> None:
-    """No test module of the run imports another one."""
     graph = grimp.build_graph("conformance", cache_dir=None)
     tests = {name for name in graph.modules if name.startswith("conformance.test_")}
     imports = {name: graph.find_modules_directly_imported_by(name) & tests for name in tests}

@@ -15,7 +15,6 @@ def poison(number: int, dtype: type) -> bytes:
 
 
 def test_numpy_memory_is_filled() -> None:
-    """Memory that NumPy allocates without writing is poison; zeros are zeros."""
     with filled_memory():
         for size in (1, 100, 10_000):
             arrays = np.empty(size), np.empty_like(np.ones(size)), np.ndarray(size)
@@ -25,7 +24,6 @@ def test_numpy_memory_is_filled() -> None:
 
 
 def test_arrays_outlive_the_block() -> None:
-    """An array that was allocated inside can be resized and freed afterwards."""
     with filled_memory():
         array = np.empty(3)
         array[:] = 1
@@ -36,7 +34,6 @@ def test_arrays_outlive_the_block() -> None:
 
 @pytest.mark.parametrize("size", [1, 100, 10_000])
 def test_memory_of_compiled_loops_is_filled(size: int) -> None:
-    """Memory that a numba loop allocates without writing is poison."""
     with filled_memory():
         pass
     fresh = numba.njit(lambda size: np.empty(size, np.int32))
@@ -47,6 +44,5 @@ def test_memory_of_compiled_loops_is_filled(size: int) -> None:
 
 
 def test_targets_run_in_filled_memory() -> None:
-    """The calls of a target find no earlier array in fresh memory."""
     with Target("host").running():
         assert -1431655766 == np.empty(1, np.int32)[0]

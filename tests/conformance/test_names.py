@@ -44,7 +44,6 @@ def spelled(function: Callable[..., Any], hints: tuple[str, ...] = ()) -> str:
 
 @pytest.mark.parametrize("line", LINES, ids=NAMES)
 def test_a_name_is_public(line: str) -> None:
-    """The package and the module have it, with these parameters; another package lacks it."""
     match = re.fullmatch(r"(\w+) (\w+)\.([\w.]+)(\(.*\))?", line)
     assert match is not None
     whose, module, name, parameters = match.groups()
@@ -64,7 +63,6 @@ def test_a_name_is_public(line: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
 def test_there_are_no_other_names(package: ModuleType) -> None:
-    """`__all__` has each name once; the public methods of its classes have a line each."""
     listed = {name for name, whose in NAMES.items() if whose in {package.__name__, "both"}}
     assert sorted(name for name in listed if "." not in name) == sorted(package.__all__)
     methods = []

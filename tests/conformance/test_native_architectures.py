@@ -22,10 +22,6 @@ pytest.importorskip("numba_cuda")
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
 def test_kernels_give_the_same_answers(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kernel, as NVVM compiles it for a GPU, gives the answers of `reference`.
-
-    The conformance run on `native` compiles kernels for sm_90.
-    """
     launches = functools.partial(native_launches, arch=arch)
     monkeypatch.setattr(targets, "native_launches", launches)
     for contract in contracts():
@@ -36,8 +32,6 @@ def test_kernels_give_the_same_answers(arch: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_numba_is_left_as_it_was() -> None:
-    """`pretended_gpu` restores numba's functions, also after an error."""
-
     def functions() -> list[Any]:
         modules = [module for name, module in sys.modules.items() if name.startswith("numba.cuda")]
         return [vars(module).get("get_current_device") for module in modules]

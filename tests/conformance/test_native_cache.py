@@ -38,7 +38,6 @@ class Compiler:
 
 
 def test_a_kernel_is_compiled_once() -> None:
-    """The second load of each kernel and architecture returns the code from disk."""
     compiler = Compiler()
     cases = [
         (kernel, arch)
@@ -90,7 +89,6 @@ def change_version(patch: pytest.MonkeyPatch) -> Kernel:
 def test_what_has_changed_is_compiled_again(
     change: Callable[[pytest.MonkeyPatch], Kernel], folder: Path
 ) -> None:
-    """A changed kernel replaces its file, and so does the original one afterwards."""
     compiler = Compiler()
     with pytest.MonkeyPatch.context() as patch:
         kernel = change(patch)
@@ -104,7 +102,6 @@ def test_what_has_changed_is_compiled_again(
 
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"damaged\0as\0well"])
 def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
-    """A damaged file is never run: the kernel is compiled again."""
     compiler = Compiler()
     cache.load_or_compile(block_table.move_row, "sm_90", compiler)
     [path] = folder.glob("*.native")
@@ -115,8 +112,6 @@ def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
 
 
 def test_other_kernels_are_not_kept(folder: Path) -> None:
-    """Kernels of tests and with planted bugs are not stored: each process compiles them."""
-
     def move_row(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
         x[0] = cuda.cuda.grid(1)
 

@@ -176,7 +176,6 @@ def run(kernel: Kernel, n: int, grid: int, **options: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_is_described(case: str) -> None:
-    """The exception names the kernel, the block, the thread, the array and the line."""
     function, n, grid, kind, message = CASES[case]
     kernel = declare(function)
     for seed in range(3):
@@ -195,7 +194,6 @@ def fill_misaligned(x: Array, n: int) -> None:
 
 
 def test_a_misaligned_access_is_described() -> None:
-    """A GPU traps where an address is not a multiple of the size."""
     kernel = Kernel(fill_misaligned, "void(uint8[::1], int64)", 32)
     x = torch.zeros(32, dtype=torch.uint8)
     launch_natively(kernel, (1, 1), 1, (x, 8))
@@ -209,12 +207,10 @@ def test_a_misaligned_access_is_described() -> None:
 
 
 def test_each_kind_is_tested() -> None:
-    """Every kind of fault is a case here."""
     assert {*Kind} == {kind for *_, kind, _ in CASES.values()} | {Kind.MISALIGNED}
 
 
 def test_after_a_fault_launches_are_right() -> None:
-    """A launch does not see what a fault has left in shared or shadow memory."""
     kernel = declare(load_unwritten)
     for seed in range(5):
         with pytest.raises(NativeFault):
@@ -224,7 +220,6 @@ def test_after_a_fault_launches_are_right() -> None:
 
 @pytest.mark.parametrize("case", ["never written", "a race of threads", "a race of blocks"])
 def test_without_shadow_memory_a_race_is_no_fault(case: str) -> None:
-    """Large launches run without shadow memory, and then races are not detected."""
     function, n, grid, *_ = CASES[case]
     run(declare(function), n, grid, has_shadow=False)
 
@@ -241,7 +236,6 @@ def test_without_shadow_memory_a_race_is_no_fault(case: str) -> None:
     ],
 )
 def test_arguments_are_those_of_the_signature(args: tuple[object, ...], message: str) -> None:
-    """Arguments must match the signature; with others a GPU would read garbage."""
     with pytest.raises(TypeError, match=f"^kernel store_alike: {message}"):
         launch_natively(declare(store_alike), (1, 1), 32, args)
 
@@ -255,7 +249,6 @@ def test_arguments_are_those_of_the_signature(args: tuple[object, ...], message:
     ],
 )
 def test_sizes_are_those_of_a_gpu(grid: tuple[int, int], threads: int, message: str) -> None:
-    """A launch that CUDA would refuse is refused."""
     x = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(ValueError, match=message):
         launch_natively(declare(store_alike), grid, threads, (x, 0))
@@ -275,7 +268,6 @@ def test_launched_words_are_those_of_the_arguments(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The launcher's words are checked, including those that a kernel does not read."""
     from fast import numba_cuda  # noqa: PLC0415
 
     real = numba_cuda.make_flatten

@@ -46,7 +46,6 @@ def sparse(count: int, dtype: Any = np.int32) -> torch.Tensor:  # noqa: ANN401  
 
 
 def test_a_batch_of_8_million_tokens() -> None:
-    """1,024 requests of 8,192 tokens each have the slots that the host computes."""
     chance = np.random.default_rng(1)
     num_reqs, num_tokens, block_size = 1024, 8192, 16
     table = tensor(chance.integers(0, 2**31, (num_reqs, num_tokens // block_size)))
@@ -59,7 +58,6 @@ def test_a_batch_of_8_million_tokens() -> None:
 
 
 def test_slots_past_2_to_the_53() -> None:
-    """A table of 2**33 entries in sparse memory, rows 2**31 apart; a float rounds such slots."""
     chance = np.random.default_rng(2)
     row_stride, block_size, num_reqs, num_tokens = 2**31 + 7, 2**23, 4, 1000
     table = sparse(num_reqs * row_stride)
@@ -83,7 +81,6 @@ def test_slots_past_2_to_the_53() -> None:
 
 
 def test_tables_of_2_to_the_32_entries() -> None:
-    """Two groups, of which the first has 2**32 entries: rows begin past 2**31 and 2**32."""
     width, num_reqs, small = 2**22, 1024, 64
     groups = tensor([[0, width, 512], [width * num_reqs, small, 16]], np.int64)
     total = (width + small) * num_reqs
@@ -128,7 +125,6 @@ def test_tables_of_2_to_the_32_entries() -> None:
 
 
 def test_16_million_entries_of_a_mask() -> None:
-    """Every True entry of a mask past 2**24 entries has its rank, in order."""
     count = 2**24 + 5
     mask = tensor(np.random.default_rng(3).integers(0, 2, count), np.uint8)
     num_tiles = -(-count // (128 * multimodal.PER_THREAD))
@@ -142,7 +138,6 @@ def test_16_million_entries_of_a_mask() -> None:
 
 
 def test_rows_of_4_gigabytes() -> None:
-    """Of 300,000 rows of 16 KiB some are taken, the last one past 4 GB."""
     chance = np.random.default_rng(4)
     count, width = 300_000, 16384
     source = sparse(count * width, np.uint8)

@@ -126,7 +126,6 @@ ARITHMETIC = [
 
 @pytest.mark.parametrize(("name", "bits"), ARITHMETIC)
 def test_arithmetic(name: str, bits: int) -> None:
-    """Integers wrap around, and shifts move all bits out."""
     wide = "" if bits == 64 else "\n\tcvt.u64.u32 %rd4, %r4;"
     registers = {32: ("%r4", "%r1", "%r2"), 64: ("%rd4", "%rd1", "%rd2")}[bits]
     if name.startswith("sh"):
@@ -192,13 +191,11 @@ def test_arithmetic(name: str, bits: int) -> None:
     ],
 )
 def test_instructions(body: str, numbers: tuple[int, ...], expected: int) -> None:
-    """Each computes what the PTX manual says."""
     assert expected == run(body, *(*numbers, 0, 0)[:3])
 
 
 @pytest.mark.parametrize(("vote", "expected"), [("popc.u32", 5), ("and", 0), ("or", 1)])
 def test_votes(vote: str, expected: int) -> None:
-    """All threads of a block get the result of the vote."""
     target, last = ("%r4", "") if vote == "popc.u32" else ("%p2", ".pred")
     convert = "" if target == "%r4" else "selp.u32 %r4, 1, 0, %p2;"
     body = f"""
@@ -237,14 +234,12 @@ def test_votes(vote: str, expected: int) -> None:
     ],
 )
 def test_what_is_not_translated_is_refused_by_name(text: str) -> None:
-    """Unsupported PTX is refused, not skipped or misread; the message has the line."""
     opcode = text.split(maxsplit=1)[0].removeprefix(".reg")
     with pytest.raises(UnknownPtxError, match=f"^kernel k: PTX line [0-9]+: .*{opcode}"):
         run(text, 1, 2)
 
 
 def test_other_parameters_are_refused() -> None:
-    """Parameters other than words of 8 bytes are refused."""
     with pytest.raises(UnknownPtxError, match=r"PTX line \d+: .param .u32 k_param_0,"):
         make_kernel("", PARAMETERS.replace("u64 k_param_0", "u32 k_param_0"))
 
@@ -264,7 +259,6 @@ def test_other_parameters_are_refused() -> None:
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_instructions_are_counted(body: str, number: int, executed: int, threads: int) -> None:
-    """An instruction counts each time a thread reaches it, even if its guard is false."""
     around = len(re.findall(r"^\t[a-z].*;$", TEMPLATE, re.MULTILINE))
     x = torch.tensor([number, 0, 0, 0])
     counted = launch_natively(make_kernel(body), (2, 1), threads, (x,), has_shadow=False)

@@ -24,8 +24,6 @@ def synchronize_in_two_branches() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thread_that_returns_while_others_wait_is_refused(seed: int) -> None:
-    """A barrier which some threads never reach is found, whichever comes first."""
-
     def kernel(x: Array) -> None:
         if cuda.threadIdx.x >= x.size:
             return
@@ -66,6 +64,5 @@ def test_a_thread_that_returns_while_others_wait_is_refused(seed: int) -> None:
     ],
 )
 def test_threads_that_cannot_meet_are_reported(kernel: Any, message: str) -> None:  # noqa: ANN401  # a kernel
-    """Threads that wait at different places, or with masks that do not match, are reported."""
     with pytest.raises(BarrierError, match=message):
         simulate(kernel, 1, 3, ())

@@ -32,7 +32,6 @@ def order_of(seed: int, blocks: int, threads: int) -> list[int]:
 
 
 def test_the_seed_alone_decides_the_order() -> None:
-    """Blocks and threads come in many orders, and overtake each other between atomics."""
     orders = [order_of(seed, 3, 4) for seed in range(12)]
     random.seed(2)
     assert orders[7] == order_of(7, 3, 4)
@@ -44,8 +43,6 @@ def test_the_seed_alone_decides_the_order() -> None:
 
 
 def test_the_order_changes_after_a_barrier() -> None:
-    """Threads come in another order in the next interval."""
-
     def kernel(order: Array, count: Array) -> None:
         for interval in range(2):
             place = cuda.atomic.add(count, interval, 1)
@@ -62,8 +59,6 @@ def test_the_order_changes_after_a_barrier() -> None:
 
 @pytest.mark.parametrize("error", [RaceError, BarrierError, IndexError])
 def test_the_same_seed_gives_the_same_error(error: type[Exception]) -> None:
-    """The same seed reproduces a failure, with the same message."""
-
     def kernel(x: Array, count: Array) -> None:
         i = cuda.threadIdx.x
         place = cuda.atomic.add(count, 0, 1)
@@ -82,8 +77,6 @@ def test_the_same_seed_gives_the_same_error(error: type[Exception]) -> None:
 
 
 def test_a_run_leaves_nothing_behind() -> None:
-    """After an error no thread is left waiting, and arguments are freed after each run."""
-
     def kernel(x: Array, limit: int) -> None:
         i = cuda.threadIdx.x
         cuda.syncthreads()
@@ -136,7 +129,6 @@ INTS = np.zeros(2, np.int64)
 def test_arguments_that_do_not_fit_are_refused(
     signature: object, args: tuple[object, ...], message: str
 ) -> None:
-    """Wrong kinds and numbers of arguments, and those of another signature, are refused by name."""
     kernel = SimpleNamespace(py_func=lambda x, y: None, signature=signature)  # noqa: ARG005  # a kernel
     with pytest.raises(TypeError) as error:
         simulate(kernel, 1, 1, args)

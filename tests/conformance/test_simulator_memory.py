@@ -15,8 +15,6 @@ cuda: Any = None  # the simulator puts its own in place
 
 
 def test_an_index_error_names_the_block_and_the_thread() -> None:
-    """Of many threads the one at fault is named, in three dimensions."""
-
     def kernel(x: Array) -> None:
         row = cuda.blockIdx.y
         x[row, cuda.threadIdx.x + row] = 1
@@ -30,8 +28,6 @@ def test_an_index_error_names_the_block_and_the_thread() -> None:
 
 
 def test_shared_memory_must_be_written_before_it_is_read() -> None:
-    """Reading an element of shared memory that no thread has stored is an error."""
-
     def kernel(out: Array) -> None:
         shared = cuda.shared.array((4,), np.int32)
         i = cuda.threadIdx.x
@@ -46,8 +42,6 @@ def test_shared_memory_must_be_written_before_it_is_read() -> None:
 
 
 def test_shared_memory_is_blank_again_in_the_next_block() -> None:
-    """A block does not see the shared memory of an earlier block."""
-
     def kernel(out: Array) -> None:
         shared = cuda.shared.array(1, np.int32)
         if cuda.blockIdx.x == 1:
@@ -60,8 +54,6 @@ def test_shared_memory_is_blank_again_in_the_next_block() -> None:
 
 
 def test_local_memory_is_each_threads_own() -> None:
-    """A local array does not race, and an element that its thread has not stored is blank."""
-
     def kernel(out: Array, row: int) -> None:
         local = cuda.local.array((2, 2), np.float32)
         i = cuda.threadIdx.x

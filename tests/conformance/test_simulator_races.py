@@ -37,7 +37,6 @@ PAIRS = [(one, other) for one in ACCESSES for other in ACCESSES]
 @pytest.mark.parametrize("has_barrier", [False, True])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_accesses_of_two_threads_race(one: str, other: str, blocks: int, has_barrier: bool) -> None:
-    """They race unless both load, both are atomic, or a barrier of their block orders them."""
     first, second = ACCESSES[one], ACCESSES[other]
 
     def kernel(x: Array) -> None:
@@ -58,8 +57,6 @@ def test_accesses_of_two_threads_race(one: str, other: str, blocks: int, has_bar
 
 
 def test_the_message_names_both_accesses() -> None:
-    """The message of a race names the element, both threads and both accesses."""
-
     def kernel(x: Array) -> None:
         if cuda.blockIdx.x == 1 and cuda.threadIdx.y == 1:
             x[0, 2] = 5
@@ -83,8 +80,6 @@ def test_the_message_names_both_accesses() -> None:
 
 
 def test_a_load_by_many_is_remembered_for_each_of_them() -> None:
-    """A store races with the first of many loads as with the last."""
-
     def kernel(x: Array, storing: int) -> None:
         i = cuda.threadIdx.x
         if i != storing:
@@ -100,8 +95,6 @@ def test_a_load_by_many_is_remembered_for_each_of_them() -> None:
 
 
 def test_the_loads_of_earlier_intervals_are_ordered_by_the_barrier() -> None:
-    """A barrier orders the loads of many threads, in each interval."""
-
     def kernel(x: Array) -> None:
         for turn in range(4):
             _ = x[0]
@@ -116,8 +109,6 @@ def test_the_loads_of_earlier_intervals_are_ordered_by_the_barrier() -> None:
 
 
 def test_the_loads_of_ended_blocks_still_race() -> None:
-    """A store races with the loads of a block that has ended."""
-
     def kernel(x: Array, storing: int) -> None:
         if cuda.blockIdx.x == storing:
             x[0] = 1
@@ -130,8 +121,6 @@ def test_the_loads_of_ended_blocks_still_race() -> None:
 
 
 def test_what_follows_a_syncwarp_is_not_ordered_by_it() -> None:
-    """A store after a syncwarp races with a load after the same syncwarp."""
-
     def kernel(x: Array) -> None:
         cuda.syncwarp()
         if cuda.laneid == 0:
@@ -145,8 +134,6 @@ def test_what_follows_a_syncwarp_is_not_ordered_by_it() -> None:
 
 
 def test_syncwarp_orders_the_lanes_that_its_mask_names() -> None:
-    """A syncwarp orders the accesses of its lanes, and of no others."""
-
     def kernel(x: Array, mask: int, last: int) -> None:
         lane = cuda.laneid
         if lane == 0:
@@ -163,8 +150,6 @@ def test_syncwarp_orders_the_lanes_that_its_mask_names() -> None:
 
 
 def test_syncwarp_orders_by_way_of_a_third_lane() -> None:
-    """The order is transitive: 0 before 1 and 1 before 2 make 0 before 2."""
-
     def kernel(x: Array, through: int) -> None:
         lane = cuda.laneid
         if lane == 0:
@@ -182,8 +167,6 @@ def test_syncwarp_orders_by_way_of_a_third_lane() -> None:
 
 
 def test_a_fence_orders_no_memory() -> None:
-    """A fence is no barrier, as in CUDA."""
-
     def kernel(x: Array) -> None:
         if cuda.laneid == 0:
             x[0] = 1
@@ -195,8 +178,6 @@ def test_a_fence_orders_no_memory() -> None:
 
 
 def test_arrays_that_overlap_race_as_one() -> None:
-    """A race of two arguments in one memory is found."""
-
     def kernel(x: Array, y: Array) -> None:
         i = cuda.threadIdx.x
         x[i] = y[i]
@@ -210,8 +191,6 @@ def test_arrays_that_overlap_race_as_one() -> None:
 
 
 def test_a_scan_without_its_second_barrier_races() -> None:
-    """A scan in place needs a barrier between reading and writing."""
-
     def scan(x: Array, is_right: bool) -> None:
         shared = cuda.shared.array(16, np.int64)
         i = cuda.threadIdx.x

@@ -74,7 +74,6 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("statement", "error", "message"), REFUSED)
 def test_a_statement_is_refused(statement: str, error: type[Exception], message: str) -> None:
-    """The message names the kernel, block and thread, and no memory is written."""
     x, y = np.zeros(4, np.int64), np.zeros((2, 3), np.int32)
     with pytest.raises(error, match=f"^{re.escape(WHERE)}.*{re.escape(message)}"):
         run(statement, x, y)
@@ -100,7 +99,6 @@ def test_a_statement_is_refused(statement: str, error: type[Exception], message:
 def test_a_value_outside_the_range_of_a_dtype_is_refused(
     store: str, dtype: str, value: float
 ) -> None:
-    """No store wraps, truncates or becomes infinite."""
     x = np.zeros(2, dtype)
     with pytest.raises(OverflowError, match=re.escape(f"x[1] = {value} does not fit {dtype}")):
         run(store.format(value), x)
@@ -108,7 +106,6 @@ def test_a_value_outside_the_range_of_a_dtype_is_refused(
 
 
 def test_a_read_only_array_is_not_stored_to() -> None:
-    """A store to a read-only array is refused, and the array stays as it is."""
     x = np.arange(2)
     x.flags.writeable = False
     with pytest.raises(ValueError, match=r"x\[0\] is stored, but the array is read-only"):

@@ -32,7 +32,6 @@ def steps(request: pytest.FixtureRequest) -> list[SchedulerOutput]:
 
 
 def test_no_block_is_owned_twice(steps: list[SchedulerOutput]) -> None:
-    """Each request has just the blocks that its tokens need, until it ends or is preempted."""
     owned: dict[str, list[int]] = {}
     for step in steps:
         for req_id in step.removed_req_ids:
@@ -49,7 +48,6 @@ def test_no_block_is_owned_twice(steps: list[SchedulerOutput]) -> None:
 
 
 def test_every_request_is_served_in_order(steps: list[SchedulerOutput]) -> None:
-    """Each request goes on where it stopped, gets all its tokens, and ends once."""
     ends: dict[str, int] = {}
     ended: Counter[str] = Counter()
     for step in steps:
@@ -64,7 +62,6 @@ def test_every_request_is_served_in_order(steps: list[SchedulerOutput]) -> None:
 
 
 def test_the_bounds_hold() -> None:
-    """No step passes the token budget, the number of requests, or the length of a chunk."""
     for step in serve(REQUESTS, TIGHT):
         lengths = step.num_scheduled_tokens.values()
         assert 1 <= min(lengths) <= sum(lengths) <= TIGHT.token_budget
@@ -74,7 +71,6 @@ def test_the_bounds_hold() -> None:
 
 
 def test_the_default_trace_has_what_is_hard() -> None:
-    """Requests are preempted and resumed, batches are of all kinds, prompts longer than a chunk."""
     batches, served = trace_steps(), list(serve(read_trace(DEFAULT_TRACE), SETTINGS))
     assert any(step.resumed_req_ids for step in served)
     kinds = set()
@@ -88,7 +84,6 @@ def test_the_default_trace_has_what_is_hard() -> None:
 
 
 def test_arrivals_follow_the_clock() -> None:
-    """A request is not scheduled before it arrives, and an idle engine waits for it."""
     first, second = serve([TraceRequest(0.0, 4, 1), TraceRequest(100.0, 4, 1)], SETTINGS)
     assert list(first.num_scheduled_tokens) == ["request-0"]
     assert list(second.num_scheduled_tokens) == ["request-1"]
@@ -101,7 +96,6 @@ def write(folder: Path, content: str | bytes) -> Path:
 
 
 def test_reads_the_azure_format(tmp_path: Path) -> None:
-    """Seven digits of a second, other columns, a byte order mark, and unordered rows are read."""
     path = write(
         tmp_path,
         "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens,Model\n"

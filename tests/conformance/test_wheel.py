@@ -58,7 +58,6 @@ def run(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_four_typed_packages_and_a_command(python: str, tmp_path: Path) -> None:
-    """There is no `tools` in site-packages; each package has its `py.typed`."""
     code = (
         "from importlib.metadata import distribution\n"
         "found = distribution('kvtwin')\n"
@@ -74,7 +73,6 @@ def test_four_typed_packages_and_a_command(python: str, tmp_path: Path) -> None:
 
 
 def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> None:
-    """An installed module is run by two workers, which use the wheel's own copy of it."""
     chosen = ("--impl", "fast", "--functions", "get_dcp_local_seq_lens", "-n", "2")
     found = run(python, tmp_path, *chosen, *FEW)
     assert 0 == found.returncode, found.stdout + found.stderr
@@ -84,7 +82,6 @@ def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> No
 
 
 def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> None:
-    """The input of a failure goes to the corpus, with which the next run begins."""
     (tmp_path / "mine.py").write_text(WRONG)
     found = run(python, tmp_path, "--impl", "./mine.py", "--corpus-add", "-q", *FEW)
     assert 1 == found.returncode, found.stdout + found.stderr
@@ -113,7 +110,6 @@ def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> 
 def test_an_unknown_name_is_a_one_line_error(
     python: str, tmp_path: Path, arguments: tuple[str, ...], line: str
 ) -> None:
-    """An unknown name ends the run at the start, with status 4, and leaves nothing behind."""
     found = run(python, tmp_path, *arguments)
     assert (pytest.ExitCode.USAGE_ERROR, "") == (found.returncode, found.stdout)
     [printed] = found.stderr.strip().splitlines()

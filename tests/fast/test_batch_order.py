@@ -16,7 +16,6 @@ Make = Callable[..., fast.CommonAttentionMetadata]
 
 @pytest.mark.parametrize("split", [split_decodes_and_prefills, split_decodes_prefills_and_extends])
 def test_fewer_than_no_requests(split: Callable[..., Any]) -> None:
-    """A negative number of requests does not fit starts that are empty."""
     nothing = torch.empty(0, dtype=torch.int32)
     own = SimpleNamespace(
         query_start_loc_cpu=nothing,

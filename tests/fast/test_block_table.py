@@ -32,7 +32,6 @@ def gathered(tables: BlockTables, rows: list[int]) -> list[list[list[int]]]:
 
 @pytest.mark.usefixtures("path")
 def test_addresses_stay() -> None:
-    """Results have the same addresses in every step."""
     tables = filled()
     starts, positions = int32([0, 2]), torch.tensor([0, 1])
 
@@ -50,7 +49,6 @@ def test_addresses_stay() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_bad_request_slots_unchecked() -> None:
-    """A request slot that does not exist gives a row of null blocks."""
     tables = filled()
     with fast.checks(enabled=False):
         views = tables.gather_block_tables(int32([4, 2, -2, 2**31 - 1]))
@@ -62,7 +60,6 @@ def test_bad_request_slots_unchecked() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_bad_positions_unchecked() -> None:
-    """Positions outside a group's table have no slot there."""
     tables = filled()
     tables.gather_block_tables(int32([2]))
     with fast.checks(enabled=False):
@@ -73,7 +70,6 @@ def test_bad_positions_unchecked() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_outlive_inference_mode() -> None:
-    """Tables that are made in inference mode can be written outside, and the other way round."""
     with torch.inference_mode():
         tables = filled()
         tables.clear_row(0)
@@ -84,7 +80,6 @@ def test_outlive_inference_mode() -> None:
 
 
 def test_devices_are_checked() -> None:
-    """The device of the tables must be a device, and that of a mapping theirs."""
     with pytest.raises(TypeError, match="device must be a device"):
         BlockTables([2], 4, 8, 8, 0, False)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(ValueError, match="idx_mapping is on meta, expected cpu"):
@@ -92,7 +87,6 @@ def test_devices_are_checked() -> None:
 
 
 def test_tables_on_another_device_compute_nothing() -> None:
-    """Tables that are neither on the CPU nor on a GPU are refused where they would be read."""
     tables = BlockTables([2], 4, 8, 8, "meta", False)
     starts, positions = int32([0, 1]).to("meta"), torch.zeros(1, dtype=torch.int64, device="meta")
     for checked in (False, True):
@@ -101,7 +95,6 @@ def test_tables_on_another_device_compute_nothing() -> None:
 
 
 def test_the_largest_tables_are_laid_out() -> None:
-    """Tables of just under 2**63 bytes can be laid out, though no machine can allocate them."""
     tables = object.__new__(BlockTables)
     most = {"max_num_reqs": 2**31 - 1, "max_num_batched_tokens": 1, "max_model_len": 2**30}
     vars(tables).update(most, block_sizes=[1])
@@ -130,14 +123,12 @@ ENDS = "cu_num_new_blocks"
 def test_what_cannot_be_appended(
     arguments: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
-    """Ends that wrap around, and arrays in place of lists and ints, are refused by name."""
     tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
     with pytest.raises(error, match=message):
         tables.append_block_ids(list(arguments[0]), *arguments[1:])
 
 
 def test_an_array_is_no_list_of_ends() -> None:
-    """An array is refused by name, even if another group has an end too many."""
     tables = fast.BlockTables([2, 4], 4, 8, 64, "cpu", pin_memory=False)
     with pytest.raises((TypeError, ValueError), match=ENDS):
         tables.append_block_ids([], [[np.array([0, 0])], [0, 0]], [[], []], [])  # type: ignore[list-item]
@@ -145,7 +136,6 @@ def test_an_array_is_no_list_of_ends() -> None:
 
 @pytest.mark.parametrize("change", ["append", "move", "swap", "gather"])
 def test_the_host_sees_what_kernels_changed(change: str, simulate: Callable[..., None]) -> None:
-    """Tables that served the device path are gathered again on the host."""
     tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
     tables.append_block_ids([0, 1], [[0, 1, 2]], [[7, 9]], [True, True])
     first = torch.tensor([0], dtype=torch.int32)

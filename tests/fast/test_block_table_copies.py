@@ -68,7 +68,6 @@ ROWS = [[[7, 0, 0, 0], [5, 9, 0, 0], [0] * 4], [[4, 0], [3, 0], [0, 0]]]
 @pytest.mark.parametrize("name", COPIES)
 @pytest.mark.usefixtures("path")
 def test_a_copy_is_as_its_original(name: str) -> None:
-    """A copy has the same sizes, rows, gathered tables and slots, on the same device."""
     tables: Any = make_tables()
     tables.label = "a caller's own"
     made = COPIES[name](tables)
@@ -87,7 +86,6 @@ def test_a_copy_is_as_its_original(name: str) -> None:
 @pytest.mark.parametrize("name", COPIES)
 @pytest.mark.usefixtures("path")
 def test_a_copy_goes_its_own_way(name: str) -> None:
-    """Changes to a copy do not affect the original, and the other way round."""
     tables = make_tables()
     made = COPIES[name](tables)
     views = tables.gather_block_tables(int32(1, 0, 2))
@@ -119,7 +117,6 @@ def send_results(tables: fast.BlockTables) -> None:
 @pytest.mark.parametrize("move", [share_results, send_results])
 @pytest.mark.usefixtures("path")
 def test_results_whose_memory_moves(move: Callable[[fast.BlockTables], None]) -> None:
-    """If torch moves the memory of results, later calls write to the new memory."""
     tables = make_tables()
     move(tables)
     ballast = [torch.full((64,), 7, dtype=torch.int32) for _ in range(64)]  # in what was freed
@@ -140,7 +137,6 @@ def answer(tables: fast.BlockTables, views: list[torch.Tensor], queue: Any) -> N
 
 
 def test_tables_in_a_spawned_process() -> None:
-    """A spawned process has tables of its own, and sees the gathered tables that it was sent."""
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     tables = make_tables()

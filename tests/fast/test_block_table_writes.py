@@ -43,7 +43,6 @@ SLOTS = [[11, 18, 14, -1], [13, 14, 16, -1]]
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.usefixtures("path")
 def test_padding_that_runners_write(checked: bool) -> None:
-    """Padded rows and slots are right again at the next step, whatever a runner wrote there."""
     tables = make_tables()
     mapping = torch.tensor([0], dtype=torch.int32)
     with fast.checks(checked):
@@ -60,7 +59,6 @@ def test_padding_that_runners_write(checked: bool) -> None:
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.usefixtures("path")
 def test_all_of_the_buffers_is_written_again(checked: bool) -> None:
-    """Entries past the requests and tokens of a step are nulls and -1 again, too."""
     tables = make_tables()
     whole = (*tables.get_dummy_block_tables(3), tables.get_dummy_slot_mappings(6))
     with fast.checks(checked):
@@ -92,7 +90,6 @@ UNSEEN = pytest.mark.parametrize("write", [through_numpy, through_data])
 @UNSEEN
 @pytest.mark.usefixtures("path")
 def test_unseen_writes_into_tables_are_found(write: Write) -> None:
-    """In checked mode a write that torch does not see is reported once, by the value written."""
     tables = make_tables()
     view = tables.gather_block_tables(torch.tensor([0, 1, -1], dtype=torch.int32))[0]
     write(view)  # into a padded row, which the next step would not write again
@@ -105,7 +102,6 @@ def test_unseen_writes_into_tables_are_found(write: Write) -> None:
 
 @UNSEEN
 def test_unseen_writes_into_kept_blocks_are_found(write: Write, path: str) -> None:
-    """On the host such a write is refused once; on the device each step copies all blocks."""
     tables = make_tables()
     for _ in range(2):
         tables.swap_rows(0, 1)
@@ -120,7 +116,6 @@ def test_unseen_writes_into_kept_blocks_are_found(write: Write, path: str) -> No
 
 @UNSEEN
 def test_unseen_writes_into_slots_are_found(write: Write, path: str) -> None:
-    """On the host such a write is refused once; on the device each step writes all slots."""
     tables = make_tables()
     write(tables.get_dummy_slot_mappings(6))  # after the tokens of the next step
     with fast.checks(enabled=True):

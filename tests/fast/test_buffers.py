@@ -10,7 +10,6 @@ def make(*size: int, dtype: torch.dtype = torch.int32) -> CpuGpuBuffer:
 
 
 def test_two_halves() -> None:
-    """On the CPU too the halves are two tensors, and nothing passes between them by itself."""
     buffer = make(2, 3)
     buffer.np[:] = 7
     assert buffer.gpu.tolist() == [[0, 0, 0], [0, 0, 0]]
@@ -19,7 +18,6 @@ def test_two_halves() -> None:
 
 
 def test_outlives_inference_mode() -> None:
-    """A buffer that is made in inference mode can be written outside."""
     with torch.inference_mode():
         buffer = make(2)
     buffer.np[:] = 7
@@ -28,6 +26,5 @@ def test_outlives_inference_mode() -> None:
 
 
 def test_pins_where_it_can() -> None:
-    """Without a GPU nothing can be pinned, and that is not an error."""
     buffer = CpuGpuBuffer(2, dtype=torch.int64, device=torch.device("cpu"), pin_memory=True)
     assert buffer.cpu.is_pinned() == torch.cuda.is_available()

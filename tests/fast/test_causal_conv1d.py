@@ -11,7 +11,6 @@ from tests.fast.conftest import int32
 
 @pytest.mark.usefixtures("path")
 def test_a_copy_on_the_cpu() -> None:
-    """On both paths a copy of the starts gives the same lists as the starts alone."""
     starts = int32([0, 9, 9, 25])
     with fast.checks(enabled=True):
         (lists, *pointers), (copied, *copied_pointers) = (
@@ -25,7 +24,6 @@ def test_a_copy_on_the_cpu() -> None:
 
 
 def test_results_are_new() -> None:
-    """Two calls share nothing with each other, nor the lists with the tensors for the kernel."""
     starts = int32([0, 9])
     first, second = compute(starts), compute(starts)
     for tensor in (first[1], first[2], first[0][8]["nums"], first[0][8]["mlist"]):
@@ -39,7 +37,6 @@ def test_results_are_new() -> None:
 def test_blocks_of_several_sequences(
     max_blocks: int, simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fewer thread blocks than sequences, as past 1024 of these, all programs are listed."""
     starts = torch.cumsum(torch.tensor([0, 3, 0, 70, 8, 1, 0, 33]), 0).int()
     expected = compute(starts)
     monkeypatch.setattr("fast.causal_conv1d.MAX_BLOCKS", max_blocks)
@@ -51,7 +48,6 @@ def test_blocks_of_several_sequences(
 
 @pytest.mark.usefixtures("path")
 def test_a_wrong_copy_unchecked() -> None:
-    """Starts that contradict their copy are listed up to the end of the result, and not past it."""
     starts = int32([0, 8 * 3000, 8 * 3001])
     _, batch_ptr, _ = compute(starts, query_start_loc_p_cpu=int32([0, 8, 16]))
     assert 2048 == len(batch_ptr)
@@ -70,7 +66,6 @@ def test_a_wrong_copy_unchecked() -> None:
     ],
 )
 def test_bad_starts_unchecked(starts: list[int], message: str) -> None:
-    """Even unchecked, starts that list more programs than the tokens can need are refused."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
         compute(int32(starts))
 
@@ -78,7 +73,6 @@ def test_bad_starts_unchecked(starts: list[int], message: str) -> None:
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("starts", "total"), [([5], 0), ([5, 5], 0), ([5, 13], 1)])
 def test_a_first_start_other_than_0_unchecked(starts: list[int], total: int) -> None:
-    """Only checked mode rejects it."""
     with fast.checks(enabled=False):
         assert total == compute(int32(starts))[0][8]["tot"]
     with fast.checks(enabled=True), pytest.raises(ValueError, match=r"\[0\] is 5, expected 0"):

@@ -27,7 +27,6 @@ def load_checks_anew() -> ModuleType:
 
 @pytest.mark.parametrize("value", [None, "1", "0", ""])
 def test_environment_variable(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`FAST_CHECKS=1` switches checked mode on at import; without it, it is off."""
     monkeypatch.delenv("FAST_CHECKS", raising=False)
     if value is not None:
         monkeypatch.setenv("FAST_CHECKS", value)
@@ -36,15 +35,12 @@ def test_environment_variable(value: str | None, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("value", ["yes", "true", "2", " 1", "on"])
 def test_unknown_values_of_the_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typo does not leave checked mode off unnoticed."""
     monkeypatch.setenv("FAST_CHECKS", value)
     with pytest.raises(ValueError, match=f"FAST_CHECKS is '{value}', expected '0' or '1'"):
         load_checks_anew()
 
 
 def test_checks_act_at_once_and_restore() -> None:
-    """`checks` sets the mode when it is called; a block restores the old one, even on an error."""
-
     def run() -> None:
         before = checked_mode.is_checked()
         switch = fast.checks(not before)
@@ -58,13 +54,11 @@ def test_checks_act_at_once_and_restore() -> None:
 
 
 def test_checks_takes_a_bool() -> None:
-    """Checked mode is on or off, not 1."""
     with pytest.raises(TypeError, match="enabled must be a bool, got 1 of int"):
         fast.checks(1)  # type: ignore[arg-type]  # that is the test
 
 
 def test_strided_values_are_checked_where_they_stand() -> None:
-    """The index in a message is that of the view."""
     values = np.array([0, -9, 5, -9, 4, -9])[::2]
     with pytest.raises(ValueError, match=r"query_start_loc\[2\] is 4, less than 5 before it"):
         _checks.check_starts("query_start_loc", values)
@@ -88,21 +82,18 @@ MAKERS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("device", ["nonsense", "cpu:x", "cuda:99", "hpu", "vulkan", "xla", "ve"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_devices_that_torch_lacks(name: str, device: str) -> None:
-    """A device that torch does not have here is a ValueError, for each function that takes one."""
     for given in (device, *([] if device in {"nonsense", "cpu:x"} else [torch.device(device)])):
         with pytest.raises(ValueError, match=r"^device is .*, expected a device that torch has"):
             MAKERS[name](given)
 
 
 def test_host_copies_are_on_the_host() -> None:
-    """A `_cpu` field on another device is refused before anyone waits for that device."""
     elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match="seq_lens_cpu must be on the CPU, got meta"):
         locate("seq_lens_cpu", elsewhere, torch.int32, 2)
 
 
 def test_later_switches_outlive_a_dropped_one() -> None:
-    """A switch stays in force if the one before is dropped and the one after is undone."""
     mode = checked_mode.ProcessMode(enabled=False)
     first, second, third = (fast.checks.__new__(fast.checks) for _ in range(3))
     for by, enabled in ((first, True), (second, False), (third, True)):

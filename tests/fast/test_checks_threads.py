@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import torch
-from tests.fast.actors import actors
-from tests.fast.interrupts import Interrupter
 
 import fast
+from tests.fast.actors import actors
+from tests.fast.interrupts import Interrupter
 
 
 def refuses() -> bool:
@@ -23,8 +23,6 @@ def refuses() -> bool:
 
 
 def test_an_interrupted_block_keeps_no_other_thread_waiting() -> None:
-    """Whichever instruction of a block is interrupted, other threads can switch checked mode."""
-
     def check() -> None:
         with fast.checks(enabled=True):
             refuses()
@@ -42,11 +40,6 @@ def test_an_interrupted_block_keeps_no_other_thread_waiting() -> None:
 
 
 def test_threads_without_an_order() -> None:
-    """Eight threads enter and leave blocks as fast as they can; each is always right.
-
-    Outside of blocks they are right while no thread makes one: making it switches the process until
-    it is entered.
-    """
     barrier = threading.Barrier(8)
 
     def run(seed: int) -> list[tuple[bool, bool]]:
@@ -74,8 +67,6 @@ def test_threads_without_an_order() -> None:
 
 
 def test_tasks_have_blocks_of_their_own() -> None:
-    """A block of one asyncio task does not hold for another in the same thread."""
-
     async def run(enabled: bool, turns: list[asyncio.Event], seen: list[bool]) -> None:
         with fast.checks(enabled):
             for mine, other in (turns, turns[::-1], turns):
@@ -98,7 +89,6 @@ def test_tasks_have_blocks_of_their_own() -> None:
 
 
 def test_a_plain_call_inside_a_block() -> None:
-    """A plain call inside a block sets the mode of the process, also after the block."""
     with actors(2) as (one, other):
         try:
             block = one.do(lambda: fast.checks(enabled=True).__enter__())
@@ -115,7 +105,6 @@ def test_a_plain_call_inside_a_block() -> None:
 
 
 def test_one_object_is_entered_twice() -> None:
-    """A block that is entered again inside itself is left twice."""
     block = fast.checks(enabled=True)
     with block:
         with block:

@@ -7,13 +7,11 @@ from fast.current_stream import choose, current_device, current_stream
 
 
 def test_torchs_private_names_where_it_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If torch has the cheap private function, that is called."""
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
     assert 3 == choose("_cuda_getDevice", lambda: 7)()
 
 
 def test_public_names_where_torch_has_no_private_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If torch lacks the private function, the public one gives the stream's handle."""
     assert 7 == choose("_no_such_name", lambda: 7)()
     if hasattr(torch._C, "_cuda_getCurrentRawStream"):
         pytest.skip("this torch has the private names")

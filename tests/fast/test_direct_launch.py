@@ -27,7 +27,6 @@ from tests.fast.conftest import double, make_kernel, words_of_tensor
 def test_untested_versions_are_refused(
     package: str, version: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version that was not tested is refused."""
     pytest.importorskip("numba_cuda")
     versions = {"numba-cuda": "0.30.4", "cuda-core": "1.2.2"}
     monkeypatch.setattr(direct_launch, "_version", versions.__getitem__)
@@ -38,7 +37,6 @@ def test_untested_versions_are_refused(
 
 
 def test_another_cuda_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that cuda.core no longer has are detected before anything is launched."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(direct_launch, "_core", lambda: SimpleNamespace(Device=1, LaunchConfig=2))
     with pytest.raises(UnfitError, match=r"cuda\.core has no Linker, LinkerOptions, ObjectCode"):
@@ -85,7 +83,6 @@ def launch_double(index: int, *args: torch.Tensor | int) -> None:
 
 
 def test_a_launch_on_a_gpu(gpu: Gpu) -> None:
-    """A launch goes to torch's current stream with the kernel of that GPU, once compiled."""
     x, y = torch.zeros(2, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int64)
     launch_double(1, x, y, 3)
     [(on, shape, code, *words)] = gpu.launched
@@ -96,7 +93,6 @@ def test_a_launch_on_a_gpu(gpu: Gpu) -> None:
 
 
 def test_each_thread_enters_the_context(gpu: Gpu) -> None:
-    """A thread's first launch on a GPU enters its context: a new thread of Python's has none."""
     args = torch.zeros(2, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int64), 3
     for index in (1, 1, 0, 1):
         launch_double(index, *args)
@@ -109,7 +105,6 @@ def test_each_thread_enters_the_context(gpu: Gpu) -> None:
 
 
 def test_a_kernel_is_loaded_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first launch on a GPU compiles, checks, links and loads a kernel; later calls do not."""
     linked: list[tuple[str, str]] = []
     entered: list[int] = []
 

@@ -213,7 +213,6 @@ CALLS: dict[str, tuple[Callable[[], list[torch.Tensor]], list[str]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_everything_stays_on_the_gpu(name: str, gpu: Gpu) -> None:
-    """No operator mixes devices, and kernels are launched as they were compiled."""
     call, kernels = CALLS[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         results = call()
@@ -222,7 +221,6 @@ def test_everything_stays_on_the_gpu(name: str, gpu: Gpu) -> None:
 
 
 def test_every_kernel_is_launched() -> None:
-    """The calls launch each kernel that there is."""
     assert {kernel.name for kernel in KERNELS} == {
         name for _, names in CALLS.values() for name in names
     }

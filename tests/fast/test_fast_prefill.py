@@ -23,7 +23,6 @@ def armed(make_batch: Make, indices: list[int], query_lens: tuple[int, ...] = (1
 
 @pytest.mark.usefixtures("path")
 def test_a_copy_on_the_cpu(make_batch: Make) -> None:
-    """On both paths a copy of the indices gives the same starts as the indices alone."""
     batch, copy = armed(make_batch, [14, 18, 19, 27]), int32([14, 18, 19, 27])
     with fast.checks(enabled=True):
         result = fast_prefill_metadata(batch, logits_indices_cpu=copy)
@@ -34,7 +33,6 @@ def test_a_copy_on_the_cpu(make_batch: Make) -> None:
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("indices", [[9, 2, 27], [-5, 10**6, 3], [2**40, -(2**40), 2**31]])
 def test_bad_indices_unchecked(make_batch: Make, indices: list[int]) -> None:
-    """Whatever they are, nothing is read or written outside."""
     result = fast_prefill_metadata(armed(make_batch, indices))
     assert 0 == result.query_start_loc[0]
     assert all(0 <= start <= 3 for start in result.query_start_loc.tolist())
@@ -42,7 +40,6 @@ def test_bad_indices_unchecked(make_batch: Make, indices: list[int]) -> None:
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_devices_are_checked_in_both_modes(make_batch: Make, *, checked: bool) -> None:
-    """Indices are on the device of the batch, and their copy is on the CPU."""
     batch, elsewhere = armed(make_batch, [1, 2], (3,)), int32([1, 2]).to("meta")
     with fast.checks(checked), pytest.raises(ValueError, match="_cpu must be on the CPU"):
         fast_prefill_metadata(batch, logits_indices_cpu=elsewhere)
@@ -52,7 +49,6 @@ def test_devices_are_checked_in_both_modes(make_batch: Make, *, checked: bool) -
 
 
 def test_wrong_starts_with_indices_on_another_device(make_batch: Make) -> None:
-    """Invalid starts are reported as on the CPU, before devices are compared."""
     batch = armed(make_batch, [1, 2], (3,))
     batch.logits_indices_padded, batch.query_start_loc = int32([1, 2]).to("meta"), None
     with pytest.raises(TypeError, match="query_start_loc must be a"):
@@ -63,7 +59,6 @@ def test_wrong_starts_with_indices_on_another_device(make_batch: Make) -> None:
 
 
 def test_lengths_in_any_mode(make_batch: Make, simulate: Callable[..., None]) -> None:
-    """Starts of another length than the batch are refused before a kernel reads past their end."""
     batch = armed(make_batch, [1])
     batch.query_start_loc_cpu = int32([0, 15])
     with pytest.raises(ValueError, match="query_start_loc_cpu has 2 entries, expected 4"):
@@ -78,7 +73,6 @@ def test_lengths_in_any_mode(make_batch: Make, simulate: Callable[..., None]) ->
 
 
 def test_kernels_are_given_python_ints(make_batch: Make) -> None:
-    """A NumPy int would be passed to a kernel in its own width, not as the int64 that it takes."""
     given: list[tuple[object, ...]] = []
 
     def launch(*launched: Any) -> None:  # noqa: ANN401  # a launch

@@ -33,7 +33,6 @@ def make_builder(result: object) -> Any:  # noqa: ANN401  # a class that is made
 
 
 def test_classes_are_of_the_module_of_what_they_extend() -> None:
-    """Generated backends, builders and metadata have the module of the class they extend."""
     indices = torch.tensor([2, 4])
     batch = make_batch([3, 2], [0, 1], logits_indices_padded=indices, num_logits_indices=2)
     backend = fast.create_fast_prefill_custom_backend("Fast", Paged)

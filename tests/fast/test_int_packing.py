@@ -54,7 +54,6 @@ PACKERS = [pack_ints, pack_with_marshal]
 )
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_packs_ints(pack: Callable[..., Any], values: list[int], kind: type[list[int]]) -> None:
-    """Ints within int32 are packed, in both ways."""
     packed = pack(kind(values))
     assert packed is not None
     assert packed.dtype == np.int64
@@ -64,7 +63,6 @@ def test_packs_ints(pack: Callable[..., Any], values: list[int], kind: type[list
 
 
 def test_packs_nothing() -> None:
-    """An empty list is an empty array."""
     packed = pack_ints([])
     assert packed is not None
     assert (packed.dtype, len(packed)) == (np.int64, 0)
@@ -72,7 +70,6 @@ def test_packs_nothing() -> None:
 
 @pytest.mark.parametrize("length", [2, MARSHAL_FROM])
 def test_large_ints(length: int) -> None:
-    """Ints that do not fit are left to the caller; with `marshal` it is those beyond int32."""
     small = length < MARSHAL_FROM
     for value in (2**31, -(2**31) - 1, 2**63 - 1, -(2**63)):
         packed = pack_ints([value, *[1] * (length - 1)])
@@ -85,7 +82,6 @@ def test_large_ints(length: int) -> None:
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("length", [3, MARSHAL_FROM])
 def test_anything_else_has_to_be_looked_at(value: object, place: int, length: int) -> None:
-    """A value that is not an int is reported, wherever it is in the list."""
     values: list[object] = [105] * length
     values[place] = value
     for kind in (list, tuple):
@@ -96,7 +92,6 @@ def test_anything_else_has_to_be_looked_at(value: object, place: int, length: in
 
 
 def test_what_looks_like_ints_is_none() -> None:
-    """Bytes that look like the type codes of ints are not taken for ints."""
     # Written: "s", a length of 4 bytes, and as many bytes: as long as ints.
     for count in range(1, 9):
         for values in ([b"i" * 5 * count], [b"i" * (5 * count - 5), 105], [105, b"i" * 5 * count]):
@@ -106,8 +101,6 @@ def test_what_looks_like_ints_is_none() -> None:
 
 
 def test_exceptions_of_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a signal handler raises meanwhile is not taken for an exception of the entries."""
-
     def interrupt(*_: object) -> None:
         raise TimeoutError
 
@@ -117,7 +110,6 @@ def test_exceptions_of_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If `marshal` writes ints in another format, the test at import fails and it is not used."""
     assert int_packing.MARSHAL_WORKS
     assert int_packing._marshal_works()
     monkeypatch.setattr(int_packing.marshal, "dumps", lambda *_: b"")

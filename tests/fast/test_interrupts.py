@@ -161,7 +161,6 @@ def on_path(request: pytest.FixtureRequest) -> OnPath:
 
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_an_interrupted_call_happens_or_not(name: str, on_path: OnPath) -> None:
-    """After an exception before any instruction, the tables are as before the call or after it."""
     act = INTERRUPTED[name]
     act(ObservedTables(fast).tables)  # loops are compiled when first called
     unbegun, done = ObservedTables(reference), ObservedTables(reference)

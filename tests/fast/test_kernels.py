@@ -38,7 +38,6 @@ MODULES = (block_table, causal_conv1d, fast_prefill, local_attention, multimodal
 
 
 def test_every_kernel_is_registered() -> None:
-    """Every kernel that a module of kernels declares is in `KERNELS`, each name once."""
     declared = [
         value for module in MODULES for value in vars(module).values() if isinstance(value, Kernel)
     ]
@@ -49,14 +48,12 @@ def test_every_kernel_is_registered() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_signatures_name_every_parameter(kernel: Kernel) -> None:
-    """A signature has a type for each parameter of the function, and the docstring is there."""
     assert len(inspect.signature(kernel.py_func).parameters) == len(kernel.parameters)
     assert "Reads" in kernel.py_func.__doc__
     assert "rites" in kernel.py_func.__doc__
 
 
 def test_names_in_kernels() -> None:
-    """A kernel uses NumPy, constants, device functions and `cuda`, and no other global."""
     allowed = (int, DeviceFunction, type(np), type(cuda.cuda))
     for kernel in KERNELS:
         names = kernel.py_func.__globals__
@@ -130,10 +127,6 @@ def run_gather_rows() -> list[torch.Tensor]:
 def test_any_block_and_any_order(
     run: Callable[[], list[torch.Tensor]], simulate: Callable[..., None]
 ) -> None:
-    """Kernels give the same for any number of threads and any order, without races.
-
-    The conformance run covers the other kernels; its inputs have too few tiles for these.
-    """
     results = []
     for threads, seed in ((32, 0), (32, 1), (1, 2), (2, 3), (5, 4), (128, 5)):
         with simulated_by(functools.partial(simulate, seed=seed), threads=threads):
@@ -142,7 +135,6 @@ def test_any_block_and_any_order(
 
 
 def test_which_columns_are_gathered(simulate: Callable[..., None]) -> None:
-    """Columns are read by the table's strides; nothing outside of the table is read."""
     with simulated_by(simulate, threads=4):
         [gathered] = run_columns()
         nothing = gather_columns(torch.zeros(2, 0, dtype=torch.int32), [0, 1], [0, 5], 3)
@@ -158,7 +150,6 @@ def test_which_columns_are_gathered(simulate: Callable[..., None]) -> None:
 
 
 def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
-    """The rank of a True entry is the number of those before it; their total comes after."""
     with simulated_by(simulate, threads=4):
         counts, ranks = rank()
     assert NUM_EMBEDS == counts.sum()
@@ -168,7 +159,6 @@ def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_moves(size: int, simulate: Callable[..., None]) -> None:
-    """A thread copies, or fills, exactly the requested bytes."""
     source, target = torch.arange(48).to(torch.uint8), torch.full((48,), 99, dtype=torch.uint8)
     names = {"copy_bytes": moves.copy_bytes, "fill_bytes": moves.fill_bytes}
 
@@ -194,7 +184,6 @@ on_all_architectures = pytest.mark.parametrize("arch", ARCHITECTURES)
 @on_all_architectures
 @pytest.mark.parametrize("kernel", [multimodal.scatter_rows, multimodal.gather_rows])
 def test_rows_move_16_bytes_at_once(kernel: Kernel, arch: str) -> None:
-    """The machine code moves 16 bytes at once, and 8, 4, 2 or 1 where rows are aligned to less."""
     ptx = compiled(kernel, arch)
     for word in ("v2.[ub]64", "[ub]64", "[ub]32", "[ub]16", "[ub]8"):
         assert re.search(rf"ld\.global\.{word}\b", ptx), word
@@ -204,21 +193,18 @@ def test_rows_move_16_bytes_at_once(kernel: Kernel, arch: str) -> None:
 @on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_compute_with_integers(kernel: Kernel, arch: str) -> None:
-    """Numba compares 64 bits without a sign and 64 with one as floats: no kernel does that."""
     assert [] == re.findall(r"\.f(?:16|32|64)\b", compiled(kernel, arch))
 
 
 @on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_use_no_local_memory(kernel: Kernel, arch: str) -> None:
-    """Local memory is slow; `kvtwin kernels` fails if the linker needs it for spills."""
     assert [] == re.findall(r"^.*\.local\b.*", compiled(kernel, arch), re.MULTILINE)
 
 
 @on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_divide_unsigned_32_bits(kernel: Kernel, arch: str) -> None:
-    """Only the slots of one table, which may be wider than 2**32 positions, divide 64 bits."""
     kinds = {"u32", "u64"} if kernel is block_table.compute_slot_mapping else {"u32"}
     assert set(re.findall(r"\b(?:div|rem)\.(\w+)", compiled(kernel, arch))) <= kinds
 
@@ -236,7 +222,6 @@ def test_kernels_divide_unsigned_32_bits(kernel: Kernel, arch: str) -> None:
 def test_division(
     dividend: int, divisor: int, expected: list[int], simulate: Callable[..., None]
 ) -> None:
-    """The quotient and the remainder, and the quotient rounded up, at the ends of their range."""
     results = torch.zeros(3, dtype=torch.int64)
     names = {"divide": unsigned.divide, "divide_up": unsigned.divide_up}
 
@@ -249,7 +234,6 @@ def test_division(
 
 
 def test_binding_leaves_the_kernel_alone() -> None:
-    """Numba's copy has numba's `cuda`; the kernel keeps the placeholder that simulators replace."""
     pytest.importorskip("numba_cuda")
     kernel = block_table.compute_slot_mapping
     bound = numba_cuda.bind(kernel.py_func)
@@ -260,7 +244,6 @@ def test_binding_leaves_the_kernel_alone() -> None:
 
 
 def test_kernels_are_no_functions() -> None:
-    """Outside a launch `cuda` and device functions raise, with a message that says why."""
     with pytest.raises(AttributeError, match=r"cuda\.grid is for kernels"):
         cuda.cuda.grid(1)
     with pytest.raises(TypeError, match="find_request is called by kernels only"):
@@ -268,7 +251,6 @@ def test_kernels_are_no_functions() -> None:
 
 
 def test_without_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where numba-cuda is not installed a launch says what to install."""
     numba_cuda.import_cuda.cache_clear()
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
     with pytest.raises(ImportError, match=r"in a checkout of kvtwin \(import of numba_cuda"):
@@ -297,13 +279,11 @@ def run_without_pth_files(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_numba_cuda_is_found_in_pythonpath() -> None:
-    """In folders whose .pth files Python does not read, numba-cuda's `cuda` is imported too."""
     done = run_without_pth_files(WHERE_CUDA_IS)
     assert done.stdout.endswith("/numba_cuda/numba/cuda/__init__.py\n"), done.stderr
 
 
 def test_numbas_own_cuda_is_refused() -> None:
-    """Where numba's deprecated `cuda` was imported first, the error says so; it is never used."""
     done = run_without_pth_files(f"from numba import cuda{WHERE_CUDA_IS}")
     message = (
         r"ImportError: numba\.cuda is .*/numba/cuda/__init__\.py, expected that of numba-cuda in"
@@ -333,8 +313,6 @@ class DynamicLibNotFoundError(RuntimeError):
 def test_numba_cannot_compile(
     launcher: ModuleType, error: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where numba-cuda finds no compiler or an unknown NumPy, both launchers say what to do."""
-
     def fail(*_args: object, **_named: object) -> None:
         raise error
 

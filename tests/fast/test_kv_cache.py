@@ -19,13 +19,11 @@ class Backend:
 
 
 def test_allocates_on_a_device() -> None:
-    """The tensors are on the device requested."""
     raws = fast._allocate_kv_cache(make_config((["a"], FULL), tensors=[(7, ["a"])]), "meta")
     assert torch.device("meta") == raws["a"].device
 
 
 def test_allocation_outlives_inference_mode() -> None:
-    """Caches that are made in inference mode can be written outside, through their views too."""
     config = make_config((["a"], FULL), tensors=[(480, ["a"])])
     with torch.inference_mode():
         raws = fast._allocate_kv_cache(config, "cpu")
@@ -49,7 +47,6 @@ def test_allocation_outlives_inference_mode() -> None:
 def test_init_is_all_or_nothing(
     changes: dict[str, Any], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an error nothing is bound; a runner's wrong arguments are refused before allocation."""
     layer, runner = SimpleNamespace(kv_cache="old"), []
     arguments = {
         "runner_kv_caches": runner,

@@ -12,7 +12,6 @@ from fast import kv_cache_spec
     "dtype", ["float16", np.float16, np.dtype("float16"), ml_dtypes.bfloat16, float, None, 2]
 )
 def test_dtypes_are_torchs(dtype: object) -> None:
-    """A dtype is a torch dtype, nothing else."""
     with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         fast.AttentionSpec(16, 3, 10, dtype)
     with pytest.raises(TypeError, match=r"dtypes\[0\] must be a supported dtype"):
@@ -20,7 +19,6 @@ def test_dtypes_are_torchs(dtype: object) -> None:
 
 
 def test_an_engines_uniform_spec_of_none() -> None:
-    """An engine's own uniform spec without specs has no kind."""
     own = type("UniformTypeKVCacheSpecs", (SimpleNamespace,), {})(kv_cache_specs={})
     with pytest.raises(ValueError, match="kv_cache_specs is empty"):
         kv_cache_spec.find_inner_specs(own)

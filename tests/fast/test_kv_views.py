@@ -27,7 +27,6 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def test_views_of_a_part_of_a_storage() -> None:
-    """A raw tensor may begin inside its storage; a write through the view stays in its own."""
     pool = make_raw(3 * 480)
     raws = {"a": pool[:480], "b": pool[480:1440]}
     views = fast._reshape_kv_cache(
@@ -40,7 +39,6 @@ def test_views_of_a_part_of_a_storage() -> None:
 
 
 def test_refuses_misaligned_memory() -> None:
-    """A raw tensor must be aligned for its dtype, in memory and in its storage."""
     config = make_config((["a"], FULL))
     with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] is not aligned for float"):
         fast._reshape_kv_cache(config, {"a": make_raw(481)[1:]}, {"a": Backend})
@@ -51,20 +49,17 @@ def test_refuses_misaligned_memory() -> None:
 
 @pytest.mark.parametrize("raw", [make_raw(9)[::3][:0], make_raw(9)[1:1]])
 def test_views_of_no_bytes(raw: torch.Tensor) -> None:
-    """A tensor of no bytes may lie anywhere, with any stride."""
     cache = fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend})["a"]
     assert (2, 0, 4, 5, 6) == tuple(cache.shape)
 
 
 def test_a_lazy_negation_is_refused() -> None:
-    """A lazy negation does not hold its values, so no view can show them."""
     raw = torch._neg_view(torch.zeros(480, dtype=torch.int8))
     with pytest.raises(ValueError, match=r"kv_cache_raw_tensors\['a'\] is a lazy negation"):
         fast._reshape_kv_cache(make_config((["a"], FULL)), {"a": raw}, {"a": Backend})
 
 
 def test_memory_without_storage_is_refused() -> None:
-    """A tensor whose storage was resized to nothing has no memory to view."""
     raw = make_raw(480)
     raw.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] has no memory"):
@@ -72,7 +67,6 @@ def test_memory_without_storage_is_refused() -> None:
 
 
 def test_views_on_another_device() -> None:
-    """Views are where the raw tensors are."""
     raws = {"a": torch.zeros(480, dtype=torch.int8, device="meta")}
     cache = fast._reshape_kv_cache(make_config((["a"], FULL)), raws, {"a": Backend})["a"]
     assert (torch.device("meta"), (2, 1, 4, 5, 6)) == (cache.device, tuple(cache.shape))

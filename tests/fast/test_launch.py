@@ -33,7 +33,6 @@ KERNEL = Kernel(double, "void(int32[::1])", threads=64)
 def test_what_a_simulator_launches(
     launch_them: Callable[..., None], threads: int, expected: list[tuple[tuple[int, int], int]]
 ) -> None:
-    """Work is divided into blocks; nothing is launched for an empty grid, which CUDA refuses."""
     x, recorded = torch.zeros(3, dtype=torch.int32), []
     with simulated_by(lambda *launched: recorded.append(launched), threads=threads):
         for num_x, num_y in ((9, 2), (0, 3), (3, 0), (0, 0)):
@@ -42,7 +41,6 @@ def test_what_a_simulator_launches(
 
 
 def test_simulators_nest() -> None:
-    """The innermost simulator launches, and an error in its block takes it away."""
     x, recorded = torch.zeros(1), []
 
     def recorder(*launched: object) -> None:
@@ -61,7 +59,6 @@ def test_simulators_nest() -> None:
 
 
 def test_a_gpu_gets_no_cpu_tensor() -> None:
-    """Without a simulator a CPU tensor is refused: numba would launch its host pointer."""
     with pytest.raises(ValueError, match=r"double needs tensors on one CUDA device, got \['cpu'\]"):
         launch_blocks(KERNEL, 1, 1, torch.zeros(1, dtype=torch.int32), 3)
 
@@ -89,7 +86,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_the_tensors_gpu_is_current(gpus: list[tuple[Any, ...]]) -> None:
-    """A launch makes the GPU of its tensors the current one, and takes the ints as they are."""
     for index in (1, 0, 1):
         launch_blocks(KERNEL, 2, 3, torch.tensor(index), 7, torch.tensor(index))
     assert [(1, 1), (0, 0), (1, 1)] == [launched[:1] + launched[2:3] for launched in gpus]
@@ -97,7 +93,6 @@ def test_the_tensors_gpu_is_current(gpus: list[tuple[Any, ...]]) -> None:
 
 
 def test_tensors_of_two_gpus_are_refused(gpus: list[tuple[Any, ...]]) -> None:
-    """A launch with tensors on two GPUs, or on none, is refused."""
     for tensors in ((torch.tensor(0), torch.tensor(1)), (torch.tensor(1), torch.tensor(-1)), ()):
         with pytest.raises(ValueError, match="double needs tensors on one CUDA device"):
             launch_blocks(KERNEL, 1, 1, *tensors)

@@ -52,7 +52,6 @@ ARGS = KERNEL, 1, (2, 3), 64, (7,)
 
 
 def test_past_numba_where_it_will_do(launches: Launches) -> None:
-    """Where it can, a kernel is loaded and launched without numba."""
     load(KERNEL, 1)
     launch_on_gpu(*ARGS)
     assert [("direct", "loads", KERNEL, 1), ("direct", "launches", *ARGS)] == launches
@@ -61,7 +60,6 @@ def test_past_numba_where_it_will_do(launches: Launches) -> None:
 def test_what_is_installed_is_checked_once(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an untested version numba launches, after one check and one warning."""
     checked = []
 
     def check() -> None:
@@ -82,7 +80,6 @@ def test_what_is_installed_is_checked_once(
 def test_a_kernel_of_other_words(
     name: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel with unknown words is launched by numba, as are all from then on."""
     monkeypatch.setenv(launchers.VARIABLE, name)
     launches.is_fit = False
     with pytest.warns(SlowLaunchWarning, match="far longer: double takes 1 words"):
@@ -93,7 +90,6 @@ def test_a_kernel_of_other_words(
 
 
 def test_a_kernel_of_other_words_is_loaded_by_numba(launches: Launches) -> None:
-    """A kernel with unknown words is already found when it is loaded."""
     launches.is_fit = False
     with pytest.warns(SlowLaunchWarning, match="double takes 1 words"):
         load(KERNEL, 1)
@@ -104,7 +100,6 @@ def test_a_kernel_of_other_words_is_loaded_by_numba(launches: Launches) -> None:
 def test_the_environment_names_a_launcher(
     name: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`FAST_LAUNCHER` selects the launcher, whatever the versions are."""
     monkeypatch.setenv("FAST_LAUNCHER", name)
     monkeypatch.setattr(direct_launch, "check_installed", lambda: pytest.fail("was called"))
     launch_on_gpu(*ARGS)
@@ -114,7 +109,6 @@ def test_the_environment_names_a_launcher(
 def test_the_environment_names_no_launcher(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown `FAST_LAUNCHER` is refused, at each launch."""
     monkeypatch.setenv("FAST_LAUNCHER", "magic")
     for _ in range(2):
         with pytest.raises(ValueError, match="FAST_LAUNCHER is 'magic', expected direct or numba"):
@@ -123,7 +117,6 @@ def test_the_environment_names_no_launcher(
 
 
 def test_launched_by_another_for_a_while(launches: Launches) -> None:
-    """`launched_by` selects a launcher until the end of its block, error or not."""
     with launched_by("numba"):
         launch_on_gpu(*ARGS)
         with pytest.raises(KeyError), launched_by("magic"):

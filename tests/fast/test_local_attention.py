@@ -17,7 +17,6 @@ Make = Callable[..., fast.CommonAttentionMetadata]
 @pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [0, 0], [-(2**31), 900]])
 @pytest.mark.parametrize("starts", [[0, 4, 4], [-4, -1, 0], [2**31 - 5, 2**31 - 5, 2**31 - 1]])
 def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
-    """Whatever the values are, only the batch's own blocks are in the result."""
     local = make_virtual(2**30, bad_batch(starts, seq_lens), 2**28)
     assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
 
@@ -37,7 +36,6 @@ def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
 def test_starts_that_contradict_the_tokens(
     seq_lens: list[int], starts: list[int], message: str
 ) -> None:
-    """Starts that contradict the tokens are refused in any mode, as they size allocations."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
         make_virtual(1, bad_batch(starts, seq_lens), 1)
 
@@ -75,7 +73,6 @@ class Allocations(TorchDispatchMode):
 
 
 def test_the_device_path_needs_no_scratch(make_batch: Make) -> None:
-    """For long chunks of many requests it allocates the virtual table, and no index of its size."""
     num_reqs, chunk = 1024, 8192
     batch = make_batch([1] * num_reqs, [5000] * num_reqs)
     with simulated_by(lambda *_: None), Allocations() as made:

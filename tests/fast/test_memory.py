@@ -9,7 +9,6 @@ from fast import memory
 
 
 def test_measures_the_cpu() -> None:
-    """The CPU's memory is what the operating system reports, and some of it is free."""
     snapshot = fast.MemorySnapshot.measure("cpu")
     assert torch.device("cpu") == snapshot.device
     assert type(snapshot.free_memory) is type(snapshot.total_memory) is int
@@ -18,7 +17,6 @@ def test_measures_the_cpu() -> None:
 
 
 def test_reads_meminfo(tmp_path: Path) -> None:
-    """Linux lists available and total memory in KiB; a list without them is refused."""
     path = tmp_path / "meminfo"
     path.write_text("MemTotal:     10 kB\nMemFree:   1 kB\nMemAvailable:   7 kB\nHugePages:  0\n")
     assert (7 * 1024, 10 * 1024) == memory.read_meminfo(path)
@@ -28,7 +26,6 @@ def test_reads_meminfo(tmp_path: Path) -> None:
 
 
 def test_measures_without_meminfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without meminfo the counts of pages are used; without these, an error says so."""
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
     pages = {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 3, "SC_PHYS_PAGES": 5}
 
@@ -46,7 +43,6 @@ def test_measures_without_meminfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_measures_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA device's memory is what its driver reports."""
     monkeypatch.setattr(fast.memory, "check_device", lambda _name, value: torch.device(value))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 9))
     device = torch.device("cuda:1")

@@ -14,7 +14,6 @@ def halves(values: list[int]) -> SimpleNamespace:
 
 
 def test_build_attn_metadata_reads_strided_halves(step: dict[str, Any]) -> None:
-    """The halves of a buffer may be views with strides."""
     starts = torch.arange(8, dtype=torch.int32)[::2]
     step["query_start_loc"] = SimpleNamespace(cpu=starts, gpu=starts)
     step |= {
@@ -33,7 +32,6 @@ def test_build_attn_metadata_reads_strided_halves(step: dict[str, Any]) -> None:
 def test_build_attn_metadata_reads_no_values_if_both_bounds_are_given(
     step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unchecked, given bounds are used as they are, and no maxima are computed."""
     monkeypatch.setattr("fast.metadata.find_maxima", None)
     fast.build_attn_metadata(**step, max_query_len=1, max_seq_len=0)
     batch = step["attn_metadata_builders"][0].given[0][1]

@@ -34,7 +34,6 @@ def make_mask(text: str) -> torch.Tensor:
     "dtype", [torch.bool, torch.uint8, torch.int64, torch.complex64, torch.float8_e4m3fnuz]
 )
 def test_gather_takes_any_dtype(dtype: torch.dtype) -> None:
-    """Rows are moved as bytes; lazy conjugates are resolved first."""
     placeholders = torch.arange(12).view(4, 3).to(torch.float32).to(dtype)
     if dtype.is_complex:
         placeholders = (placeholders * 1j).conj()
@@ -46,7 +45,6 @@ def test_gather_takes_any_dtype(dtype: torch.dtype) -> None:
 
 
 def test_misaligned_elements() -> None:
-    """Elements at odd addresses, such as a file's, are moved by their bytes, on both paths."""
     raw = torch.arange(1, 1 + 5 * 3 * 8 + 1).byte().numpy()
     embeds = torch.frombuffer(raw.data, dtype=torch.float64, offset=1).view(5, 3)
     assert embeds.data_ptr() % 8
@@ -69,7 +67,6 @@ def test_misaligned_elements() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_rows_at_any_address() -> None:
-    """Elements may lie at addresses that are no multiple of their size."""
     memory = bytearray(1) + np.arange(6, dtype=np.float32).tobytes()
     rows = torch.from_numpy(np.frombuffer(memory, np.float32, 6, offset=1).reshape(2, 3))
     found = scatter(rows, make_mask("x.x"))
@@ -78,7 +75,6 @@ def test_rows_at_any_address() -> None:
 
 
 def test_gradients_stay_outside() -> None:
-    """Rows that require gradients are copied, and the copies do not require them."""
     embeds = torch.ones(2, 3, requires_grad=True)
     placeholders = scatter(embeds, make_mask("x.x"))
     assert not placeholders.requires_grad
@@ -86,7 +82,6 @@ def test_gradients_stay_outside() -> None:
 
 
 def test_wrong_numbers_unchecked(path: str) -> None:
-    """On a GPU rows without a place are left out, places without a row are NaN or zero."""
     mask = make_mask("x.xx")
     rows = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
     if path == "host":
@@ -105,7 +100,6 @@ def test_wrong_numbers_unchecked(path: str) -> None:
 
 
 def test_long_rows_are_cut(simulate: Callable[..., None]) -> None:
-    """A row of more bytes than one block moves is shared by several."""
     grids = []
 
     def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on

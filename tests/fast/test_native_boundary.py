@@ -34,7 +34,6 @@ def names_in(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_loop_and_no_address_outside(path: Path) -> None:
-    """No other module calls a loop, reads memory by address, or packs with `marshal`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = set(names_in(tree))
     tricks = {"address_of", "int32s_at", "int64s_at", "marshal", "entry_point", "carray", "ctypes"}
@@ -51,6 +50,5 @@ def test_no_loop_and_no_address_outside(path: Path) -> None:
 
 
 def test_the_scan_sees_loops() -> None:
-    """The scan would be empty if loops or modules were not found."""
     assert len(COMPILED) >= 20
     assert len(OUTSIDE) > 60

@@ -44,11 +44,6 @@ def _new_warnings() -> Iterator[None]:
 
 
 def test_warmup_compiles_every_loop() -> None:
-    """After `warmup` each loop has its C function, and another call costs nothing.
-
-    A call goes past numba's dispatcher, which saves 0.3 us in this version of numba. Numba adds no
-    second signature, so that processes can share the cache on disk.
-    """
     fast.warmup()
     codes = [loop._machine_code for loop in COMPILED]
     assert len(codes) >= 10
@@ -62,8 +57,6 @@ def test_warmup_compiles_every_loop() -> None:
 
 
 def test_runs_by_a_dispatcher_that_is_made_otherwise() -> None:
-    """A dispatcher in which no C function is found is called itself."""
-
     def dispatcher(x: int) -> int:
         return x
 
@@ -75,7 +68,6 @@ def test_runs_by_a_dispatcher_that_is_made_otherwise() -> None:
 
 
 def test_checked_mode_has_its_own_code() -> None:
-    """In a block that checks, bounds are checked; a block changes nothing of the loop itself."""
     loop: Compiled[..., int] = Compiled(lambda x, i: x[i], "int64(int64[::1], int64)")
     ones = np.ones(4, dtype=np.int64)
     assert loop.run(ones, 3) == 1
@@ -93,7 +85,6 @@ def test_checked_mode_has_its_own_code() -> None:
 
 @pytest.mark.usefixtures("_new_warnings")
 def test_works_where_nothing_can_be_cached() -> None:
-    """A function whose file numba cannot find is compiled without its cache, with a warning."""
     code = compile("def double(x):\n    return 2 * x\n", "<nowhere>", "exec")
     function = types.FunctionType(code.co_consts[0], {}, "double")
     with pytest.warns(UncachedWarning, match="cannot be used"):
@@ -129,7 +120,6 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache(tmp_path: Path, suffix: str, damage: str) -> None:
-    """A damaged file of numba's cache costs compiling once: the next process loads the new one."""
     path = tmp_path / "loops.py"
     path.write_text(TRIPLE)
     assert load(path).run(2) == 6
@@ -160,8 +150,6 @@ class TooSlowError(Exception):
 def test_exceptions_of_signal_handlers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str, error: Exception
 ) -> None:
-    """What a signal handler raises leaves the call that compiles, which then can be repeated."""
-
     def handle(*_: object) -> None:
         raise error
 
@@ -188,7 +176,6 @@ def test_exceptions_of_signal_handlers(
 
 @pytest.mark.usefixtures("_new_warnings")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where numba cannot write its cache the loop is compiled all the same."""
     from numba.core.caching import IndexDataCacheFile  # noqa: PLC0415  (numba takes 0.3 s)
 
     def save(*_args: object) -> None:
@@ -202,14 +189,12 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compile_errors_are_not_hidden() -> None:
-    """A loop that numba cannot compile raises numba's error."""
     loop: Compiled[[int], int] = Compiled(lambda x: x.nothing, "int64(int64)")
     with pytest.raises(Exception, match="nothing"):
         loop.run(1)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`NUMBA_DISABLE_JIT=1` is named, since loops read memory that Python cannot."""
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     loop: Compiled[[int], int] = Compiled(lambda x: x, "int64(int64)")
     with pytest.raises(ValueError, match="NUMBA_DISABLE_JIT is set, but the loops of fast"):
@@ -227,7 +212,6 @@ def _write_by_a_part(array: Int64s, at: int) -> None:
 
 
 def test_parts_are_checked_too() -> None:
-    """In checked mode the functions that a loop calls are bounds-checked too."""
     memory = np.zeros(8, dtype=np.int64)
     with fast.checks(True), pytest.raises(IndexError):
         _write_by_a_part(memory[:4], 5)
@@ -248,7 +232,6 @@ def _read_ahead(array: Int64s, at: int) -> int:
 @pytest.mark.parametrize("at", [0, 7, 8, -1, 2**40, -(2**62)])
 @pytest.mark.parametrize("checked", [False, True])
 def test_what_is_fetched_ahead_may_be_nowhere(at: int, checked: bool) -> None:
-    """Elements that a loop has read are not bounds-checked again, and do not change."""
     memory = np.arange(8)
     with fast.checks(checked):
         assert _read_ahead(memory, at) == 28
@@ -256,7 +239,6 @@ def test_what_is_fetched_ahead_may_be_nowhere(at: int, checked: bool) -> None:
 
 
 def test_what_only_compiled_loops_call() -> None:
-    """Python cannot call the functions that access memory by address or prefetch it."""
     for call in (int32s_at, int64s_at):
         with pytest.raises(TypeError, match="8 entries at 64 are for compiled loops only"):
             call(64, 8)

@@ -79,7 +79,6 @@ def numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numba]:
 
 
 def test_a_launch_by_numba(numba: Numba) -> None:
-    """A launch is in the GPU's context, on torch's stream, with tensors' memory and Python ints."""
     kernel = Kernel(double, "void(float32[::1], int64)", 64)
     x = torch.zeros(2, requires_grad=True)
     for _ in range(2):
@@ -90,14 +89,12 @@ def test_a_launch_by_numba(numba: Numba) -> None:
 
 
 def test_the_default_stream(numba: Numba) -> None:
-    """Torch's default stream is numba's, which has no handle."""
     kernel = Kernel(double, "void(int64)", 64)
     numba_cuda.launch(kernel, 0, (1, 1), 64, (3,))
     assert [(0, (1, 1), 64, 0, (3,))] == numba.launched
 
 
 def test_a_kernel_is_loaded_before_it_is_launched(numba: Numba) -> None:
-    """Loading a kernel onto a GPU compiles it, and launching it does not compile it again."""
     kernel = Kernel(double, "void(int64)", 64)
     for index in (1, 0):
         numba_cuda.load(kernel, index)
@@ -106,7 +103,6 @@ def test_a_kernel_is_loaded_before_it_is_launched(numba: Numba) -> None:
 
 
 def test_words_of_arguments() -> None:
-    """Arrays are flattened as numba's kernels take them, and a NumPy int becomes Python's."""
     x, y = torch.zeros(5, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int64)
     flatten = make_flatten(make_kernel().parameters)
     assert (*words_of_tensor(x), *words_of_tensor(y), 9) == flatten(x, y, np.int32(9))
@@ -129,7 +125,6 @@ def test_words_of_arguments() -> None:
     ],
 )
 def test_signatures_without_known_words_are_refused(signature: str) -> None:
-    """Other scalars than int64, strided arrays, and other items or dimensions are refused."""
     with pytest.raises(ValueError, match=re.escape(f"dimensions, not {signature}")):
         _ = Kernel(double, signature, 64).parameters
 
@@ -137,7 +132,6 @@ def test_signatures_without_known_words_are_refused(signature: str) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_take_the_words_that_are_launched(kernel: Kernel, arch: str) -> None:
-    """The compiled entry takes one parameter of 8 bytes for each word; pointers are addresses."""
     pytest.importorskip("numba_cuda")
     ptx, entry = compile_for(kernel, arch)
     check_entry(kernel, ptx, entry)
@@ -166,7 +160,6 @@ def make_ptx(word: str = ".u64") -> str:
 
 @pytest.mark.parametrize("word", [".u64", ".u64 .ptr", ".u64 .ptr .align 1", ".u64 .ptr .align 16"])
 def test_words_may_be_marked_as_pointers(word: str) -> None:
-    """Parameters may be marked as pointers, as NVVM does for Blackwell."""
     check_entry(make_kernel(), make_ptx(word), "double")
 
 
@@ -186,13 +179,11 @@ def test_words_may_be_marked_as_pointers(word: str) -> None:
     ],
 )
 def test_other_words_are_refused(ptx: str, message: str) -> None:
-    """A kernel that takes fewer words, or other ones, is not launched past numba."""
     with pytest.raises(UnfitError, match=re.escape(message)):
         check_entry(make_kernel(), ptx, "double")
 
 
 def test_numba_says_what_is_pinned() -> None:
-    """The arrays of the installed numba-cuda have the expected members."""
     pytest.importorskip("numba_cuda")
     check_arrays()
     for array in (Array(1, 1), Array(2, 4), Array(1, 8)):
@@ -200,7 +191,6 @@ def test_numba_says_what_is_pinned() -> None:
 
 
 def test_another_array_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If numba-cuda has changed the members of arrays, or does not have them, it is refused."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(numba_cuda, "array_members", lambda _: ("data", "shape"))
     with pytest.raises(UnfitError, match="an array is data, shape; tested is meminfo, parent"):

@@ -148,7 +148,6 @@ def compiled(function: Callable[..., torch.Tensor], **options: object) -> Any:  
 def test_opcheck(
     name: str, args: tuple[Any, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schema, autograd, fake version and graph of each operator are what torch requires."""
     equal = functools.partial(torch.testing.assert_close, equal_nan=True)  # NaN is scattered
     monkeypatch.setattr(torch.testing, "assert_close", equal)
     results = torch.library.opcheck(getattr(OPERATORS, name), args, options)
@@ -165,7 +164,6 @@ def on_cuda(value: object) -> object:
 
 @pytest.mark.parametrize(("name", "args", "options"), CALLS)
 def test_fake_versions_on_cuda(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Without a GPU, fake CUDA tensors give one of the right device, shape and dtype."""
     expected = getattr(fast, name)(*args, **options)
     if name == "gather_mm_placeholders":
         options = {"num_embeds": len(expected)}
@@ -177,7 +175,6 @@ def test_fake_versions_on_cuda(name: str, args: tuple[Any, ...], options: dict[s
 
 
 def test_a_fake_gather_of_any_number() -> None:
-    """Without `num_embeds`, the number of rows that are gathered on a GPU is a new symbol."""
     with FakeTensorMode(shape_env=ShapeEnv()):
         rows, mask = on_cuda(torch.ones(5, 4)), on_cuda(MASK)
         made = OPERATORS.gather_mm_placeholders(rows, mask)
@@ -188,10 +185,6 @@ def test_a_fake_gather_of_any_number() -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_graph_gives_the_same(name: str, backend: str) -> None:
-    """A function in a full graph gives what it gives outside, and torch can use the result.
-
-    With `out`, the graph writes the caller's memory, and returns it.
-    """
     function, writes = function_of(name), name.endswith("_out")
 
     def compute(inputs: list[Any]) -> list[torch.Tensor]:
@@ -213,8 +206,6 @@ def test_a_graph_gives_the_same(name: str, backend: str) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_a_graph_on_the_device_path() -> None:
-    """In a graph the kernels are launched as they are outside, here in the simulator."""
-
     def compute(embeds: torch.Tensor) -> torch.Tensor:
         slots = fast.compute_slot_mapping(*SLOTS_IN, 2)
         return fast.scatter_mm_placeholders(embeds, MASK)[:4] * slots[:, None]
@@ -224,8 +215,6 @@ def test_a_graph_on_the_device_path() -> None:
 
 
 def test_a_graph_writes_a_strided_out(backend: str) -> None:
-    """A graph writes the elements of a view to its end, none between them, and returns a view."""
-
     def compute(out: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         slots = fast.compute_slot_mapping(TABLE, STARTS, base - 1, 2, out=out)
         return slots, slots * 2
@@ -241,8 +230,6 @@ def test_a_graph_writes_a_strided_out(backend: str) -> None:
 
 
 def test_gather_and_scatter_in_one_graph(backend: str) -> None:
-    """Rows can be taken, changed and put back, though their number is not known beforehand."""
-
     def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return fast.scatter_mm_placeholders(fast.gather_mm_placeholders(rows, mask) + 1, mask)
 
@@ -253,8 +240,6 @@ def test_gather_and_scatter_in_one_graph(backend: str) -> None:
 
 
 def test_where_the_graph_is_broken() -> None:
-    """Without `fullgraph` a gather breaks the graph, and the operator runs between two graphs."""
-
     def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return fast.gather_mm_placeholders(rows + 1, mask) * 2
 
@@ -263,7 +248,6 @@ def test_where_the_graph_is_broken() -> None:
 
 
 def test_without_a_mask() -> None:
-    """Without a mask a graph returns its input."""
     rows = torch.zeros(3)
     assert rows is compiled(lambda rows: fast.scatter_mm_placeholders(rows, None))(rows)
     assert rows is compiled(lambda rows: fast.gather_mm_placeholders(rows, None))(rows)
@@ -284,7 +268,6 @@ class Graphs:
 
 
 def test_one_graph_for_all_sizes() -> None:
-    """Other sizes and other ints do not cause a recompilation."""
     graphs = Graphs()
 
     def compute(num: int, size: int, lens: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -330,7 +313,6 @@ REFUSED = [
 def test_refused_when_the_graph_is_made(
     call: Callable[[torch.Tensor], torch.Tensor], error: type[Exception]
 ) -> None:
-    """Types, dtypes, dimensions and ints are refused at compile time, in the same words."""
     with pytest.raises(error) as outside:
         call(TABLE)
     with pytest.raises(Unsupported, match=error.__name__):
@@ -353,13 +335,11 @@ def test_refused_when_the_graph_is_made(
 def test_refused_when_the_graph_runs(
     call: Callable[[torch.Tensor], torch.Tensor], message: str, backend: str
 ) -> None:
-    """Errors that depend on values are raised at run time, in a full graph too."""
     with pytest.raises(ValueError, match=message):
         compiled(call, backend=backend)(POSITIONS.clone())
 
 
 def test_checked_mode_in_a_graph() -> None:
-    """Checked mode is read when a graph runs, not when it is compiled."""
     graphs = Graphs()
     graph = compiled(lambda x: fast.compute_slot_mapping(TABLE, STARTS, x, 2), backend=graphs)
     positions = torch.tensor([1, 2, 3, 30])
@@ -391,7 +371,6 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
-    """A plain call does not go through the custom operator."""
     for args, options in INPUTS[name]:
         with Seen() as seen:
             function_of(name)(*args, **options)
@@ -403,7 +382,6 @@ def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fast.operators", "fast.slots"])
 def test_a_second_copy_of_a_module(name: str) -> None:
-    """Loading a second copy of a module leaves the registered operators in place."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None

@@ -10,7 +10,6 @@ MASK = torch.tensor([True, False, True])
 
 
 def test_sharing_is_detected_by_elements() -> None:
-    """Interleaved views share no element; tensors of another dtype may; empty ones cannot."""
     x = torch.zeros(2, 4, dtype=torch.int64)
     assert _share_memory(x, x.view(torch.int32)[:, 7:])
     assert not _share_memory(x[:, ::2], x[:, 1::2])
@@ -21,7 +20,6 @@ def test_sharing_is_detected_by_elements() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_torch_counts_writes() -> None:
-    """What is written to `out` counts as a write of torch, on the device path too."""
     starts, positions = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     lengths, slots = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     rows, embeds = torch.zeros(3, 2), torch.zeros(2, 2)
@@ -33,14 +31,12 @@ def test_torch_counts_writes() -> None:
 
 
 def test_an_input_is_refused_in_checked_mode() -> None:
-    """In checked mode an `out` that shares memory with an input is refused."""
     rows = torch.zeros(3, 2)
     with fast.checks(True), pytest.raises(ValueError, match="out shares memory with an input"):
         fast.gather_mm_placeholders(rows, torch.tensor([True, True, False]), out=rows[1:])
 
 
 def test_numbers_that_disagree(path: str) -> None:
-    """If the numbers disagree, the error has the number of rows of `out`."""
     rows = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="num_embeds is 2, but out has 1 rows"):
         fast.gather_mm_placeholders(rows, MASK, num_embeds=2, out=torch.zeros(1, 2))
@@ -55,7 +51,6 @@ def test_numbers_that_disagree(path: str) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_one_column_in_one_piece() -> None:
-    """Rows of one element lie in one piece whatever their stride along the row."""
     out = torch.empty(1, 3).t()
     column = torch.tensor([[1.0], [2.0]])
     fast.scatter_mm_placeholders(column, MASK, out=out)

@@ -66,25 +66,21 @@ def probed() -> Any:  # noqa: ANN401  (what JSON holds)
 
 
 def test_imports_in_no_time(probed: dict[str, Any]) -> None:
-    """`import fast` takes at most 0.3 s on top of torch, and imports neither numba nor Dynamo."""
     assert probed["seconds"] < 0.3
     assert not probed["numba"]
     assert not probed["dynamo"]
 
 
 def test_imports_compile_nothing(probed: dict[str, Any]) -> None:
-    """No loop and no kernel is compiled at import."""
     assert probed["compiled"] == []
     assert probed["loaded"] == []
 
 
 def test_host_path_without_numba_cuda(probed: dict[str, Any]) -> None:
-    """The host path works where numba-cuda cannot be imported; hypothesis is not needed."""
     assert probed["slots"] == [11, 18, 19]
 
 
 def test_device_path_without_numba_cuda(probed: dict[str, Any]) -> None:
-    """Without numba-cuda, launching a kernel raises an error that says what to install."""
     assert probed["error"].startswith("kernels need numba-cuda: pip install -e '.[cuda]'")
 
 
@@ -111,7 +107,6 @@ def imports_of(path: Path) -> set[str]:
     ],
 )
 def test_one_module_imports_numbas_cuda(package: ModuleType, expected: list[str]) -> None:
-    """Each package imports numba-cuda only in the expected modules."""
     root = Path(package.__path__[0])
     importing = [
         path.relative_to(root).as_posix()

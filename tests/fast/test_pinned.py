@@ -158,7 +158,6 @@ SMALL, HUGE = 36, pinned.MAX_BYTES + 1
 def test_which_memory_is_pinned(
     sends: list[tuple[int, int]], expected: list[int], num_buffers: int
 ) -> None:
-    """Arrays of these sizes, each sent after some copies have ended, pin these buffers."""
     stream = FakeStream()
     ring = Ring(stream)
     for num_ended, num_bytes in sends:
@@ -169,7 +168,6 @@ def test_which_memory_is_pinned(
 
 
 def test_a_call_that_is_broken_off_loses_its_buffer() -> None:
-    """A buffer whose copy may have begun, without a mark at its end, is not used again."""
     stream = FakeStream()
     ring = Ring(stream)
     ring.send(make(9))
@@ -189,7 +187,6 @@ def test_a_call_that_is_broken_off_loses_its_buffer() -> None:
 
 
 def test_a_call_inside_another() -> None:
-    """A call inside another, as from a signal handler, uses another buffer."""
     stream = FakeStream()
     ring = Ring(stream)
     ring.send(make(9))
@@ -209,7 +206,6 @@ def test_a_call_inside_another() -> None:
 
 
 def test_buffers_of_graphs_stay_alive() -> None:
-    """Memory for graphs is pinned beforehand, in pieces that do not overlap."""
     stream = FakeStream()
     reserve = Reserve(stream.pin)
     reserve.prepare()
@@ -222,7 +218,6 @@ def test_buffers_of_graphs_stay_alive() -> None:
 
 
 def test_a_reserve_need_not_be_prepared() -> None:
-    """A graph that is captured before anything else was uploaded has memory pinned for it."""
     stream = FakeStream()
     assert [*range(9)] == Reserve(stream.pin).take(36).hold(make(9)).tolist()
     assert [pinned.RESERVE_BYTES] == stream.num_pinned
@@ -280,7 +275,6 @@ def send(index: int | None, array: Any = None) -> list[Any]:  # noqa: ANN401  (a
 
 
 def test_each_stream_has_a_ring(gpus: Gpus) -> None:
-    """Uploads go to the current stream of their GPU, each from memory of its own ring."""
     assert [*range(9)] == send(0) == send(1)
     gpus.handles[0] = 71
     assert [*range(9)] == send(0) == send(None)
@@ -294,7 +288,6 @@ def test_each_stream_has_a_ring(gpus: Gpus) -> None:
 
 
 def test_each_thread_has_its_rings(gpus: Gpus) -> None:
-    """Two threads never share a buffer."""
     send(0)
     other = threading.Thread(target=send, args=(0,))
     other.start()
@@ -305,7 +298,6 @@ def test_each_thread_has_its_rings(gpus: Gpus) -> None:
 
 
 def test_rings_of_streams_that_come_and_go(gpus: Gpus) -> None:
-    """A thread forgets the ring that it made first when it uses too many streams."""
     for handle in range(pinned.MAX_RINGS + 3):
         gpus.handles[0] = handle
         send(0)
@@ -313,7 +305,6 @@ def test_rings_of_streams_that_come_and_go(gpus: Gpus) -> None:
 
 
 def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
-    """An upload while a graph is captured uses no ring, and its memory stays as it was."""
     send(0)
     gpus.is_capturing = True
     assert [[3, 4], [5, 6]] == send(0, np.array([[3, 4], [5, 6]]))
@@ -329,7 +320,6 @@ def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
 
 
 def test_arrays_in_any_order(gpus: Gpus) -> None:
-    """Arrays of more dimensions, strided ones, and none at all arrive as they are."""
     del gpus
     table = make(24).reshape(4, 6)
     for array in (table, table.T, table[::2, 1::3], table[:0], np.array(5), make(0)):
@@ -337,14 +327,12 @@ def test_arrays_in_any_order(gpus: Gpus) -> None:
 
 
 def test_upload_to_the_cpu_copies_nothing() -> None:
-    """An upload to the CPU returns the array's own memory."""
     array = torch.arange(3).numpy()
     tensor = upload(array, torch.device("cpu"), pin_memory=True)
     assert tensor.data_ptr() == array.ctypes.data
 
 
 def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pinned memory torch makes the copy."""
     uploads: list[tuple[Any, ...]] = []
 
     def note(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> str:
@@ -359,7 +347,6 @@ def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_what_is_uploaded_in_a_mode(mode: Any, gpus: Gpus) -> None:  # noqa: ANN401  (one of torch's)
-    """Buffers made in inference mode serve outside of it, and the other way around."""
     with mode():
         assert [*range(9)] == send(0)
     assert [*range(9)] == send(0)
@@ -369,5 +356,4 @@ def test_what_is_uploaded_in_a_mode(mode: Any, gpus: Gpus) -> None:  # noqa: ANN
 
 
 def test_buffers_of_no_bytes() -> None:
-    """A buffer of no memory holds an array of no items."""
     assert [] == Buffer(torch.empty(0, dtype=torch.uint8)).hold(make(0, "int64")).tolist()

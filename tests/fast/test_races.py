@@ -43,7 +43,6 @@ def run(program: str) -> None:
 
 @pytest.mark.parametrize("one", ["1", "np.int64(1)"])
 def test_threads_share_block_tables(one: str) -> None:
-    """Rows stay inside their width, and outside of other rows, whichever calls meet."""
     run(f"""
     width = 4096
     tables = fast.BlockTables([1], 4, 8, width, "cpu", pin_memory=False)
@@ -72,7 +71,6 @@ def test_threads_share_block_tables(one: str) -> None:
 
 
 def test_plans_of_any_length() -> None:
-    """A plan whose lists another thread changed while they were packed is valid, or refused."""
     tables = fast.BlockTables([1, 2], 3, 8, 8, "cpu", pin_memory=False)
     chance = np.random.default_rng(7)
     accepted = 0
@@ -123,7 +121,6 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_inputs_that_change_during_a_call(name: str) -> None:
-    """A call allocates and indexes by the same reading of its inputs."""
     run(f"""
     check = lambda: True
     {textwrap.indent(textwrap.dedent(WRITTEN[name]), "    ").strip()}

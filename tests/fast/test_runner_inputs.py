@@ -58,14 +58,12 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_what_a_runner_hands_over(
     changes: dict[str, Any], error: type[Exception], message: str, step: dict[str, Any]
 ) -> None:
-    """What costs O(1) to check is refused in any mode, before any builder is called."""
     with fast.checks(enabled=False), pytest.raises(error, match=message):
         fast.build_attn_metadata(**{**step, **changes})
     assert [[], []] == [builder.given for builder in step["attn_metadata_builders"]]
 
 
 def test_layer_names_that_cannot_be_keys(step: dict[str, Any]) -> None:
-    """Unchecked, a name that is not a str is refused by its place when it is to be a key."""
     groups = [SimpleNamespace(layer_names=["a"]), SimpleNamespace(layer_names=["b", ["c"]])]
     config = SimpleNamespace(kv_cache_groups=groups)
     message = r"^kv_cache_groups\[1\]\.layer_names\[1\] must be a str, got list$"

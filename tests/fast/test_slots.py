@@ -25,7 +25,6 @@ POSITIONS = torch.tensor([1, 2, 3, 0])
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("position", [-1, -2, -(2**63), 4, 5, 2**31, 2**63 - 1])
 def test_bad_positions_unchecked(position: int) -> None:
-    """A position outside the table has no slot: no neighbour's block is looked up."""
     table = inside(TABLE)
     positions = torch.tensor([1, position, 3, 0])
     with fast.checks(enabled=False):
@@ -39,7 +38,6 @@ def test_bad_positions_unchecked(position: int) -> None:
     [[0, -5, 4], [3, 3, 4], [0, 9, 4], [-7, -7, 4], [4, 2, 1], [0, 2**31 - 1, 4], [-9, -9, -9]],
 )
 def test_bad_starts_unchecked(starts: list[int]) -> None:
-    """Whatever the starts are, nothing outside the table is read or outside the result written."""
     table = inside(TABLE)
     out = inside(torch.full((4,), -3))
     with fast.checks(enabled=False):
@@ -50,21 +48,18 @@ def test_bad_starts_unchecked(starts: list[int]) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_negative_block_unchecked() -> None:
-    """A negative block has no slots."""
     with fast.checks(enabled=False):
         slots = fast.compute_slot_mapping(int32([[-1, 4]]), int32([0, 2]), POSITIONS[:2], 2)
     assert slots.tolist() == [-1, 8]
 
 
 def test_too_many_tokens_on_the_host() -> None:
-    """On the host, tokens without a position are refused in any mode."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match="positions has 3 entries"):
         fast.compute_slot_mapping(TABLE, STARTS, POSITIONS[:3], 2)
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 5), (0, 3), (2, 1)])
 def test_flat_holds_a_view(shape: tuple[int, ...]) -> None:
-    """Stepping through the flat memory by the view's strides gives the view."""
     view = torch.arange(100).view(10, 10)[2:, 3:][tuple(slice(n) for n in shape)]
     line = flat(view)
     assert line.is_contiguous()
@@ -75,7 +70,6 @@ def test_flat_holds_a_view(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_positions_that_wrap_around() -> None:
-    """Positions one after another past 2**63 are not taken for a run: nothing else is read."""
     maximum = 2**63 - 1
     positions = torch.tensor([maximum, -maximum - 1, -maximum])
     table = int32([[5, 9], [77, 88]])[:1]

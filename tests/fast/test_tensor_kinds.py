@@ -172,7 +172,6 @@ def check_refused(name: str, argument: str, call: Callable[[], object]) -> None:
 @pytest.mark.usefixtures("path")
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize)")
 def test_kinds_are_refused(name: str, argument: str, kind: str) -> None:
-    """A tensor whose memory is not its elements is refused, and the error names the argument."""
     function, arguments = CALLS[name]
     if cannot_be(kind, arguments[argument]):
         return
@@ -199,7 +198,6 @@ TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], object]] = {
 @pytest.mark.parametrize(("name", "argument"), PAIRS)
 @pytest.mark.usefixtures("path")
 def test_transforms_are_refused(name: str, argument: str, transform: str) -> None:
-    """The tensors of `torch.vmap` and `torch.func.functionalize` are refused by name."""
     function, arguments = CALLS[name]
     given = {key: value.clone() for key, value in arguments.items()}
 
@@ -246,7 +244,6 @@ FIELDS = [(name, field) for name, (_, fields) in READERS.items() for field in fi
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize)")
 def test_kinds_of_fields_are_refused(name: str, field: str, kind: str) -> None:
-    """Such tensors are also refused as fields of a metadata that a function reads."""
     like = getattr(make_metadata(), field)
     if cannot_be(kind, like):
         return
@@ -257,7 +254,6 @@ def test_kinds_of_fields_are_refused(name: str, field: str, kind: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (_, given) in CALLS.items() if "out" in given])
 @pytest.mark.usefixtures("path")
 def test_a_lazy_negation_as_out(name: str) -> None:
-    """An `out` that is a lazy negation is refused by its name, or holds the right values."""
     function, arguments = CALLS[name]
     expected = arguments["out"].clone()
     function(**arguments | {"out": expected})
@@ -271,7 +267,6 @@ def test_a_lazy_negation_as_out(name: str) -> None:
 
 
 def test_indices_of_int32_without_memory() -> None:
-    """Indices that are converted to int64 are refused before torch reads them."""
     indices = empty_storage(torch.arange(100_000, dtype=torch.int32))
     metadata = make_metadata(logits_indices_padded=indices)
     call = READERS["make_kv_sharing_fast_prefill_common_attn_metadata"][0]
@@ -279,7 +274,6 @@ def test_indices_of_int32_without_memory() -> None:
 
 
 def test_conjugates_without_memory() -> None:
-    """A lazy conjugate is refused before torch reads the memory below it."""
     rows = torch.conj(empty_storage(torch.ones(1000, 300, dtype=torch.complex64)))
     mask = torch.ones(1000, dtype=torch.bool)
     check_refused("", "placeholders", lambda: fast.gather_mm_placeholders(rows, mask))
@@ -288,7 +282,6 @@ def test_conjugates_without_memory() -> None:
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_storage_resized_to_less(checked: bool) -> None:
-    """The error for a tensor that reaches past its storage says so, in both modes."""
     lens = int32([3, 5, 8])
     lens.untyped_storage().resize_(4)
     message = r"^seq_lens reaches past the 4 bytes of its storage$"

@@ -48,7 +48,6 @@ WITH_OUT = [(name, True) for name in TRACED if "out" in CALLS[name][1]]
 @pytest.mark.parametrize("tracer", TRACERS)
 @pytest.mark.parametrize(("name", "has_out"), [*((name, False) for name in TRACED), *WITH_OUT])
 def test_a_graph_computes_anew(name: str, has_out: bool, tracer: str) -> None:
-    """A graph that was traced with one input is right for another one, with `out` too."""
     torch.compiler.reset()
     function, arguments = CALLS[name]
     names = [key for key in arguments if has_out or key != "out"]
@@ -104,8 +103,6 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("path")
 def test_others_refuse_tracers(name: str, tracer: str) -> None:
-    """A function whose result would be a constant of the graph says so."""
-
     def call(given: torch.Tensor) -> torch.Tensor:
         with pytest.raises(RuntimeError, match=f"^{name}.* cannot be traced"):
             REFUSED[name]()
@@ -116,7 +113,6 @@ def test_others_refuse_tracers(name: str, tracer: str) -> None:
 
 
 def test_others_break_graphs_of_dynamo() -> None:
-    """Without `fullgraph` such a function runs between two graphs of `torch.compile`."""
     torch.compiler.reset()
 
     def call(given: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from fast._native.ubatch import write_requests, write_requests_of_int64
 
 
 def test_no_request_is_looked_for_behind_the_last() -> None:
-    """If the counts sum to less than a split point, the slice ends at the last request."""
     for write in (write_requests, write_requests_of_int64):
         counts, bounds = np.array([2, 1, 100, 100]), np.zeros(2, np.int64)
         write(counts[:2], np.array([0, 50]), bounds)

@@ -27,7 +27,6 @@ HOT = [
 
 
 def test_every_hot_function_is_called(monkeypatch) -> None:  # noqa: ANN001
-    """Each hot function is called a few times, the methods of the block tables too."""
     called: dict[str, int] = {}
 
     def counting(name: str, function):  # noqa: ANN001, ANN202
@@ -48,7 +47,6 @@ def test_every_hot_function_is_called(monkeypatch) -> None:  # noqa: ANN001
 
 
 def test_warms_up_in_any_mode() -> None:
-    """Checked mode, inference mode and another default device change nothing."""
     with fast.checks(True), torch.inference_mode(), torch.device("meta"):
         fast.warmup()
 
@@ -85,7 +83,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_what_a_graph_needs_is_there(gpu: Gpu) -> None:
-    """On a GPU all kernels are loaded, and memory for captured uploads is pinned."""
     fast.warmup()
     assert [(kernel, 1) for kernel in KERNELS] == gpu.loaded
     assert 1 == gpu.graphs_prepared
@@ -94,7 +91,6 @@ def test_what_a_graph_needs_is_there(gpu: Gpu) -> None:
 def test_without_a_compiler_the_host_path_is_warmed_up(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A toolkit that numba-cuda does not find is a warning, once, that says what to set."""
     gpu.error = ImportError("set CUDA_HOME")
     runs: list[str] = []
     monkeypatch.setattr(warmup_calls._Rehearsal, "run", lambda _: runs.append("run"))
@@ -106,7 +102,6 @@ def test_without_a_compiler_the_host_path_is_warmed_up(
 
 
 def test_without_numba_cuda_nothing_is_loaded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without numba-cuda only the host path is warmed up, without a warning."""
     monkeypatch.setattr(warmup_calls, "is_installed", lambda: False)
     gpu.error = ImportError("not reached")
     fast.warmup()

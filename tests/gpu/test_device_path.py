@@ -162,7 +162,6 @@ ON_THE_HOST = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_call_waits_for_the_device(step: Step, name: str) -> None:
-    """A hot function never synchronises, once it is warm."""
     CALLS[name](step)
     with no_waiting():
         CALLS[name](step)
@@ -170,7 +169,6 @@ def test_no_call_waits_for_the_device(step: Step, name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
-    """A call on a side stream goes after a long wait there, and returns before it has ended."""
     CALLS[name](step)
     torch.cuda.synchronize()
     _, is_queued = call_behind_a_wait(torch.cuda.Stream(), lambda: CALLS[name](step))
@@ -179,7 +177,6 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
 
 
 def test_a_new_thread_launches(step: Step) -> None:
-    """A thread in which nothing has called CUDA yet, and so without a context, launches too."""
     expected = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as pool:
@@ -201,13 +198,11 @@ torch.cuda.synchronize()
 
 
 def test_warmup_is_enough_for_a_capture() -> None:
-    """In a new process, what `warmup` has loaded can be captured before it was ever launched."""
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", WARM_AND_CAPTURE], cwd=root, check=True)  # noqa: S603  # our own
 
 
 def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
-    """A captured gather reads the mapping of the replay, and clears what the last one left."""
     graph, table = captured(lambda: step.tables.gather_block_tables(step.idx_mapping)[0])
     for mapping in (torch.arange(NUM_REQS), torch.arange(NUM_REQS).flip(0), -torch.ones(NUM_REQS)):
         step.idx_mapping.copy_(mapping)
@@ -221,7 +216,6 @@ def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
 
 
 def test_replayed_slots_read_the_new_positions(step: Step) -> None:
-    """Captured slot mappings read the values of the replay."""
     step.tables.gather_block_tables(step.idx_mapping)
     graph, slots = captured(lambda: step.tables.compute_slot_mappings(step.starts, step.positions))
     before = step.positions.clone()
@@ -234,7 +228,6 @@ def test_replayed_slots_read_the_new_positions(step: Step) -> None:
 
 
 def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
-    """A captured `compute_slot_mapping` writes the caller's buffer at each replay."""
     table = step.tables.gather_block_tables(step.idx_mapping)[0]
     out = torch.empty(NUM_REQS + 8, dtype=torch.int64, device="cuda")
     graph, _ = captured(
@@ -248,10 +241,6 @@ def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
 
 
 def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
-    """Captured local attention gathers the blocks that the table has at the replay.
-
-    Host results are those of the capture, in memory that no later upload overwrites.
-    """
     batch = step.metadata()
     graph, local = captured(
         lambda: fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
@@ -270,7 +259,6 @@ def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
 
 
 def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
-    """Captured micro-batches are views of the batch, and starts and lengths of the host's."""
     batch = step.metadata()
     graph, parts = captured(lambda: fast.split_attn_metadata(HALVES, batch))
     eager = fast.split_attn_metadata(HALVES, batch)
@@ -285,7 +273,6 @@ def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
 
 
 def test_replayed_local_lengths_read_the_new_lengths() -> None:
-    """Captured local lengths read the lengths of the replay."""
     seq_lens = torch.tensor([5, 8], dtype=torch.int32, device="cuda")
     graph, local = captured(lambda: fast.get_dcp_local_seq_lens(seq_lens, 2, 0, 2))
     seq_lens.copy_(torch.tensor([8, 6]))
@@ -302,7 +289,6 @@ def test_replayed_local_lengths_read_the_new_lengths() -> None:
     ],
 )
 def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list[int]) -> None:
-    """A captured mover of rows does at a replay what it does when it is called."""
     step = Step()
     mapping = torch.tensor(rows, dtype=torch.int32, device="cuda")
     eager = step.tables.gather_block_tables(mapping)[0].clone()
@@ -313,7 +299,6 @@ def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list
 
 
 def test_a_compiled_step_gives_the_same(step: Step) -> None:
-    """A full graph of torch.compile gives the results of plain calls, and never synchronises."""
     table = step.tables.gather_block_tables(step.idx_mapping)[0]
     mask = step.positions % 3 > 0
     num_embeds = int(mask.sum())
@@ -335,13 +320,11 @@ def test_a_compiled_step_gives_the_same(step: Step) -> None:
 
 
 def test_a_cpu_tensor_is_refused(step: Step) -> None:
-    """A tensor on the CPU is refused, not launched as a host pointer."""
     with pytest.raises(ValueError, match="idx_mapping"):
         step.tables.gather_block_tables(step.idx_mapping.cpu())
 
 
 def test_what_a_launch_costs_the_host(step: Step) -> None:
-    """A gather and a slot mapping of all groups each cost the host at most 100 us, when warm."""
     for name in ("gather_block_tables", "compute_slot_mappings", "compute_slot_mapping"):
         cost_us = host_cost_us(lambda name=name: CALLS[name](step))
         print(f"host cost of {name}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it

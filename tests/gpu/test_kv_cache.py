@@ -31,7 +31,6 @@ class Backend:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_caches_lie_on_the_gpu(dtype: torch.dtype) -> None:
-    """Two layers that share a tensor share zeroed memory on the GPU, in their backend's layout."""
     spec = fast.FullAttentionSpec(16, 4, 64, dtype)
     groups = [fast.KVCacheGroupSpec([f"layers.{i}.attn"], spec) for i in (0, 1)]
     names = [name for group in groups for name in group.layer_names]
@@ -49,7 +48,6 @@ def test_caches_lie_on_the_gpu(dtype: torch.dtype) -> None:
 
 
 def test_memory_is_measured() -> None:
-    """Some of the device's memory is free, and no more than there is."""
     snapshot = fast.MemorySnapshot.measure("cuda")
     assert 0 < snapshot.free_memory <= snapshot.total_memory
     held = torch.empty(2**28, dtype=torch.uint8, device="cuda")

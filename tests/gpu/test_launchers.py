@@ -41,7 +41,6 @@ NEW_SLOTS = [10, 11, 18, 3, 6]
 
 
 def test_slots(launcher: str, arguments: Arguments) -> None:
-    """A kernel's results are right, on the current stream and on a busy one."""
     del launcher
     assert SLOTS == fast.compute_slot_mapping(*arguments, 2).tolist()
     table, starts, positions = arguments
@@ -60,7 +59,6 @@ def test_slots(launcher: str, arguments: Arguments) -> None:
 
 
 def test_no_launch_waits(launcher: str, arguments: Arguments) -> None:
-    """A warm launch never synchronises."""
     del launcher
     fast.compute_slot_mapping(*arguments, 2)
     with no_waiting():
@@ -68,7 +66,6 @@ def test_no_launch_waits(launcher: str, arguments: Arguments) -> None:
 
 
 def test_a_captured_launch(launcher: str, arguments: Arguments) -> None:
-    """A launch can be captured, and reads the new values at a replay."""
     del launcher
     graph, slots = captured(lambda: fast.compute_slot_mapping(*arguments, 2))
     arguments[2].sub_(1)
@@ -77,7 +74,6 @@ def test_a_captured_launch(launcher: str, arguments: Arguments) -> None:
 
 
 def test_rows_of_bytes(launcher: str) -> None:
-    """Rows of bfloat16 are moved, by kernels that take bytes."""
     del launcher
     mask = torch.tensor([True, False, True], device="cuda")
     rows = torch.rand(3, 24, device="cuda").bfloat16()
@@ -87,7 +83,6 @@ def test_rows_of_bytes(launcher: str) -> None:
 
 
 def test_torchs_private_names() -> None:
-    """Torch's cheap private functions return what the public ones return."""
     assert torch.cuda.current_device() == current_stream.current_device()
     stream = torch.cuda.Stream()
     for one in (torch.cuda.current_stream(), stream):
@@ -96,7 +91,6 @@ def test_torchs_private_names() -> None:
 
 
 def test_who_launches_here() -> None:
-    """The output says whether the direct launcher accepts the installed versions."""
     try:
         direct_launch.check_installed()
     except numba_cuda.UnfitError as error:
@@ -106,7 +100,6 @@ def test_who_launches_here() -> None:
 
 
 def test_what_a_launch_costs_the_host(launcher: str) -> None:
-    """A launch of four tensors and an int past numba's dispatcher takes at most 15 us."""
     cost_us = host_cost_us(make_launch("cuda"))
     print(f"host cost of a launch, {launcher}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
     if launcher == "direct":

@@ -144,7 +144,6 @@ def assert_same_bits(expected: Tensors, got: Tensors) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("checked", [False, True])
 def test_the_gpu_computes_what_the_cpu_does(name: str, checked: bool) -> None:
-    """With the host halves given, results are those of the CPU's path."""
     make, function = FUNCTIONS[name]
     for seed in range(3):
         inputs = make(seed)
@@ -153,7 +152,6 @@ def test_the_gpu_computes_what_the_cpu_does(name: str, checked: bool) -> None:
 
 
 def test_without_host_halves_the_results_are_the_same() -> None:
-    """Calls without the host halves, which synchronise, give the same results."""
     starts = make_starts(5)[0]
     programs, *lists = fast.compute_causal_conv1d_metadata(starts)
     programs_there, *lists_there = fast.compute_causal_conv1d_metadata(starts.to("cuda"))
@@ -172,7 +170,6 @@ def test_without_host_halves_the_results_are_the_same() -> None:
 )
 @pytest.mark.parametrize("embed_dim", [1, 3, 8, 1031])
 def test_rows_of_any_bytes(dtype: torch.dtype, embed_dim: int) -> None:
-    """Rows move that 16 bytes do not divide, at odd addresses, strided, with a strided mask."""
     embeds, mask, placeholders = make_rows(1, dtype, embed_dim)
     wide = torch.zeros(NUM_PLACEHOLDERS, embed_dim + 1, dtype=torch.uint8)
     wide = wide.repeat(1, dtype.itemsize).view(dtype).to("cuda")
@@ -187,7 +184,6 @@ def test_rows_of_any_bytes(dtype: torch.dtype, embed_dim: int) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_call_waits_for_the_device(name: str) -> None:
-    """With the host halves given, a warm function never synchronises."""
     make, function = FUNCTIONS[name]
     host = make(0)
     inputs = to_gpu(host)
@@ -198,7 +194,6 @@ def test_no_call_waits_for_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_run_on_a_side_stream(name: str) -> None:
-    """A call on a side stream, after a long wait there, sees what was written there before it."""
     make, function = FUNCTIONS[name]
     host, new_host = make(0), make(1)
     inputs, old_inputs, new_inputs = to_gpu(host), to_gpu(host), to_gpu(new_host)
@@ -220,12 +215,6 @@ def test_calls_run_on_a_side_stream(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAUNCHING)
 def test_a_replay_reads_the_new_values(name: str) -> None:
-    """Each replay of a captured call computes the result of the current inputs.
-
-    These functions have no `out=`: what they allocate during a capture comes from the graph's own
-    pool, so the captured result, which each replay writes again, can be read after it. The host
-    halves are those of the capture; what is on the device follows its inputs.
-    """
     make, function = FUNCTIONS[name]
     host = make(0)
     inputs = to_gpu(host)
@@ -243,7 +232,6 @@ def test_a_replay_reads_the_new_values(name: str) -> None:
 
 
 def test_a_replayed_gather_of_fewer_rows_leaves_zeros() -> None:
-    """A replay with fewer True entries than were captured fills the rest with zeros."""
     host = make_rows(0, torch.float32)
     inputs = to_gpu(host)
     graph, [taken] = captured(lambda: gather(inputs, host))
@@ -257,10 +245,6 @@ def test_a_replayed_gather_of_fewer_rows_leaves_zeros() -> None:
 
 @pytest.mark.parametrize("mebibytes", [64, 512])
 def test_rows_move_at_the_bandwidth_of_a_copy(mebibytes: int) -> None:
-    """At 512 MiB scatter and gather reach 80% of what a copy of the placeholders reaches.
-
-    At 64 MiB, where their launches weigh 15%, the share is printed only.
-    """
     size = mebibytes * 2**20
     placeholders = torch.zeros(size // 8192, 4096, dtype=torch.bfloat16, device="cuda")
     mask = torch.arange(len(placeholders), device="cuda") % 17 != 16  # an image ends its lines
@@ -298,7 +282,6 @@ def test_rows_move_at_the_bandwidth_of_a_copy(mebibytes: int) -> None:
 
 @pytest.mark.parametrize(("name", "num_launches"), list(zip(LAUNCHING, (1, 1, 3, 3), strict=True)))
 def test_what_a_launch_costs_the_host(name: str, num_launches: int) -> None:
-    """A warm call costs the host at most 100 us for each of its launches."""
     make, function = FUNCTIONS[name]
     host = make(0)
     inputs = to_gpu(host)

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 def test_kernels_do_the_same_natively() -> None:
-    """Each launch of the standard batches is made on the GPU, and on copies of its arguments."""
     major, minor = torch.cuda.get_device_capability()
     launched: Counter[str] = Counter()
 

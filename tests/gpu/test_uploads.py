@@ -31,7 +31,6 @@ def make(number: int, size: int = 1000) -> np.ndarray:
 
 @pytest.mark.parametrize("num_uploads", [3, 4 * MAX_BUFFERS])
 def test_many_uploads_behind_a_long_wait(num_uploads: int) -> None:
-    """Buffers whose copies have not begun yet are not overwritten, even if the ring is full."""
     for round_number in range(3):
         torch.cuda._sleep(SLEEP_CYCLES)
         numbers = range(round_number, round_number + num_uploads)
@@ -43,7 +42,6 @@ def test_many_uploads_behind_a_long_wait(num_uploads: int) -> None:
 
 
 def test_uploads_of_all_sizes() -> None:
-    """Arrays of any size arrive, those larger than a ring's buffers too."""
     sizes = [0, 1, 511, 513, 100_000, MAX_BYTES // 8, MAX_BYTES // 8 + 1, 3, 0, 2000]
     there = [send(make(number, size)) for number, size in enumerate(sizes)]
     for number, (size, tensor) in enumerate(zip(sizes, there, strict=True)):
@@ -51,7 +49,6 @@ def test_uploads_of_all_sizes() -> None:
 
 
 def test_uploads_of_streams_do_not_meet() -> None:
-    """Uploads to streams of which one is stuck bring what was sent, to each."""
     streams = [torch.cuda.Stream() for _ in range(3)]
     with torch.cuda.stream(streams[0]):
         torch.cuda._sleep(SLEEP_CYCLES)
@@ -65,8 +62,6 @@ def test_uploads_of_streams_do_not_meet() -> None:
 
 
 def test_uploads_of_threads_do_not_meet() -> None:
-    """Threads that upload at once bring what each has sent."""
-
     def send_some(first: int) -> list[torch.Tensor]:
         with torch.cuda.stream(torch.cuda.Stream()):
             sent = [send(make(first + number)) for number in range(50)]
@@ -80,7 +75,6 @@ def test_uploads_of_threads_do_not_meet() -> None:
 
 
 def test_an_upload_waits_for_nothing() -> None:
-    """An upload never synchronises, and returns while the device is busy."""
     send(make(0))
     with no_waiting():
         send(make(1))
@@ -91,7 +85,6 @@ def test_an_upload_waits_for_nothing() -> None:
 
 
 def test_a_replay_brings_what_was_captured() -> None:
-    """Each replay of a captured upload copies what the array held at the capture."""
     graph, there = captured(lambda: send(make(5)))
     for number in range(3 * MAX_BUFFERS):
         send(make(number + 100))
@@ -102,7 +95,6 @@ def test_a_replay_brings_what_was_captured() -> None:
 
 
 def test_buffers_outlive_inference_mode() -> None:
-    """A ring that is made in inference mode serves outside of it."""
     with torch.cuda.stream(torch.cuda.Stream()):
         with torch.inference_mode():
             send(make(0))
@@ -114,7 +106,6 @@ def test_buffers_outlive_inference_mode() -> None:
 
 
 def test_what_an_upload_costs_the_host() -> None:
-    """The cost of an upload, and of pinning by torch each time, are printed; none is bounded."""
     device = torch.device("cuda", torch.cuda.current_device())
     array = make(0, 300)
     by_ring = host_cost_us(lambda: upload(array, device, pin_memory=True), num_calls=20)
@@ -127,10 +118,6 @@ def test_what_an_upload_costs_the_host() -> None:
 
 
 def test_uploads_while_another_thread_captures() -> None:
-    """Uploads work while another thread captures a graph in mode "thread_local".
-
-    In torch's default mode, "global", a ring could not query its events, nor torch allocate.
-    """
     with ThreadPoolExecutor(1) as pool:
         stream = torch.cuda.Stream()
 

@@ -15,7 +15,6 @@ BatchMaker: TypeAlias = Callable[..., CommonAttentionMetadata]
 
 
 def test_reads_by_hand(make_batch: BatchMaker) -> None:
-    """A causal token reads up to itself, any other all of its sequence; padding reads nothing."""
     batch = make_batch(
         [2, 0], [1, 5], block_table_tensor=np.array([[5, 9, 0], [7, 8, 6]], np.int32)
     )
@@ -26,7 +25,6 @@ def test_reads_by_hand(make_batch: BatchMaker) -> None:
 
 
 def test_reads_of_ranks_by_hand(make_batch: BatchMaker) -> None:
-    """A rank's keys lie one after another in its own blocks, whole or as kernel blocks."""
     batch = make_batch([1], [6], block_table_tensor=np.array([[5, 9, 0]], np.int32))
     assert {(0, 0, 10), (0, 2, 11), (0, 4, 18), (0, 6, 19)} == kv_reads(batch, 2, cp_world_size=2)
     assert {(0, 1, 10), (0, 3, 11), (0, 5, 18)} == kv_reads(batch, 2, cp_world_size=2, cp_rank=1)
@@ -38,14 +36,12 @@ def test_reads_of_ranks_by_hand(make_batch: BatchMaker) -> None:
 
 
 def test_what_is_never_read(make_batch: BatchMaker) -> None:
-    """Rows of requests without tokens, and what stands past a row's end, may hold anything."""
     table = np.array([[5, 9, -1], [-1, -1, -1]], np.int32)
     batch = make_batch([1, 0], [3, 5], block_table_tensor=table)
     assert {(0, 0, 10), (0, 1, 11), (0, 2, 18), (0, 3, 19)} == kv_reads(batch, 2)
 
 
 def test_rows_of_no_columns(make_batch: BatchMaker) -> None:
-    """Sequences of no positions need no blocks; one position needs one, read or not."""
     table = np.zeros((1, 0), np.int32)
     assert set() == kv_reads(make_batch([0], [0], block_table_tensor=table), 2)
     with pytest.raises(ValueError, match=r"^seq_lens\[0\] is 1 and needs 1 blocks of 2, but row 0"):
@@ -53,13 +49,11 @@ def test_rows_of_no_columns(make_batch: BatchMaker) -> None:
 
 
 def test_reads_near_the_greatest_block(make_batch: BatchMaker) -> None:
-    """Slots past 2^31 do not overflow."""
     batch = make_batch([1], [0], block_table_tensor=np.array([[2**31 - 1]], np.int32))
     assert {(0, 0, (2**31 - 1) * 128)} == kv_reads(batch, 128)
 
 
 def test_writes_by_hand(make_batch: BatchMaker) -> None:
-    """Tokens without a slot are written nowhere, and slots past the batch's tokens are not read."""
     batch = make_batch([2], [1], padding_tokens=1, slot_mapping=np.array([7, -1, 2**40, 9]))
     assert {(0, 7), (2, 2**40)} == kv_writes(batch)
     assert set() == kv_writes(make_batch([], [], padding_tokens=2))
@@ -100,7 +94,6 @@ def test_writes_by_hand(make_batch: BatchMaker) -> None:
     }.items(),
 )
 def test_refusals_of_reads(make_batch: BatchMaker, message: str, case: tuple[Any, ...]) -> None:
-    """Each violated precondition is refused with its message."""
     changes, kwargs = case
     batch = make_batch([2, 0], [1, 5], **changes)
     with refuses(message):
@@ -108,7 +101,6 @@ def test_refusals_of_reads(make_batch: BatchMaker, message: str, case: tuple[Any
 
 
 def test_refusals_of_writes(make_batch: BatchMaker) -> None:
-    """A slot that is neither one nor padding is refused; so is a batch that is not valid."""
     batch = make_batch([2], [1], slot_mapping=np.array([7, -2]))
     with pytest.raises(ValueError, match=r"^slot_mapping\[1\] is -2, expected at least -1$"):
         kv_writes(batch)

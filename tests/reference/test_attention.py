@@ -60,7 +60,6 @@ def formula(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Ar
 def test_dense_attention_is_the_formula(
     num_heads: int, num_kv_heads: int, scale: float | None
 ) -> None:
-    """Grouped heads and any scale give the textbook's softmax."""
     draw = rng()
     q = draw.standard_normal((5, num_heads, 3))
     k, v = draw.standard_normal((7, num_kv_heads, 3)), draw.standard_normal((7, num_kv_heads, 2))
@@ -74,7 +73,6 @@ def test_dense_attention_is_the_formula(
 
 
 def test_heads_use_the_keys_of_their_group() -> None:
-    """Of four heads over two, the first two use the first, not every other one."""
     k = np.zeros((1, 2, 1))
     v = np.array([[[5.0], [9.0]]])
     output, _ = dense_attention(np.zeros((1, 4, 1)), k, v, np.array([[True]]))
@@ -82,7 +80,6 @@ def test_heads_use_the_keys_of_their_group() -> None:
 
 
 def test_what_is_masked_is_not_touched() -> None:
-    """NaN and infinity after the mask leave no trace; a query that sees nothing gives 0."""
     k = np.array([[[1.0]], [[np.nan]], [[np.inf]]])
     mask = np.array([[True, False, False], [False, False, False]])
     output, lse = dense_attention(np.ones((2, 1, 1)), k, k, mask)
@@ -94,7 +91,6 @@ def test_what_is_masked_is_not_touched() -> None:
 
 
 def test_what_is_not_finite_comes_out_as_nan() -> None:
-    """A NaN or an infinite score that a query may see makes NaN, without a warning."""
     for bad in (np.nan, np.inf):
         k = np.array([[[1.0, 0.0]], [[bad, 1.0]]])
         q = np.array([[[1.0, 1.0]], [[0.0, 1.0]]])
@@ -103,7 +99,6 @@ def test_what_is_not_finite_comes_out_as_nan() -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Scores of thousands do not overflow: the maximum is subtracted first."""
     k = np.array([[[-3000.0]], [[3000.0]], [[3000.0]]])
     v = np.array([[[9.0]], [[1.0]], [[2.0]]])
     output, lse = dense_attention(np.ones((1, 1, 1)), k, v, np.ones((1, 3), np.bool_))
@@ -115,7 +110,6 @@ def test_large_scores_do_not_overflow() -> None:
 def test_every_float_is_computed_in_float64(
     dtype: type[np.generic], make_batch: BatchMaker
 ) -> None:
-    """Arrays of any float dtype give what their values give in float64, bit for bit."""
     draw = rng()
     batch = make_batch([2, 1], [3, 0])
     q = draw.standard_normal((3, 2, 4)).astype(dtype)
@@ -141,7 +135,6 @@ def test_every_float_is_computed_in_float64(
 
 
 def test_paged_attention_by_hand(make_batch: BatchMaker) -> None:
-    """With scores of 0 the result is the mean of the values up to each token's position."""
     table = np.array([[4, 1, 0], [2, -1, 99]], np.int32)
     batch = make_batch([2, 1], [1, 0], padding_tokens=1, block_table_tensor=table)
     cache = np.full((2, 5, 2, 1, 1), np.nan)
@@ -160,7 +153,6 @@ def test_paged_attention_by_hand(make_batch: BatchMaker) -> None:
     ("window", "means"), [(1, [2, 6]), (2, [1.5, 4]), (3, [1.5, 3]), (2**31 - 1, [1.5, 3])]
 )
 def test_sliding_windows_by_hand(make_batch: BatchMaker, window: int, means: list[float]) -> None:
-    """A window counts a token's own position; what comes after it is not looked up."""
     batch = make_batch([2], [1], block_table_tensor=np.array([[4, 1]], np.int32))
     cache = np.zeros((2, 5, 2, 1, 1))
     cache[1, 4, :, 0, 0], cache[1, 1, 0] = (1, 2), 6
@@ -174,7 +166,6 @@ def test_sliding_windows_by_hand(make_batch: BatchMaker, window: int, means: lis
 
 
 def test_slots_are_not_read(make_batch: BatchMaker) -> None:
-    """Attention goes by the block table: slots may be anything."""
     batch = make_batch([2], [1])
     other = dataclasses.replace(batch, slot_mapping=np.array([-1, 2**40]))
     cache, q = rng().standard_normal((2, 9, 2, 1, 2)), np.ones((2, 2, 2))
@@ -192,7 +183,6 @@ def test_paged_attention_reads_what_the_relation_says(
     kernel_blocks: int,
     heads: tuple[int, int, int],
 ) -> None:
-    """On each rank it is dense attention over the slots of `kv_reads`; the ranks' parts merge."""
     num_heads, num_kv_heads, size = heads
     batch = make_batch([q for q, _ in requests], [c for _, c in requests], block_size=4)
     batch.block_table_tensor = map_to_kernel_blocks(batch.block_table_tensor, kernel_blocks)
@@ -234,7 +224,6 @@ def test_paged_attention_reads_what_the_relation_says(
 def test_a_cache_written_in_two_steps_is_attended(
     make_batch: BatchMaker, requests: list[tuple[int, int]]
 ) -> None:
-    """Over a cache of NaN, written through slots, paged attention is dense, request by request."""
     query_lens, computed = [q for q, _ in requests], [c for _, c in requests]
     batch = make_batch(query_lens, computed)
     table = batch.block_table_tensor
@@ -259,7 +248,6 @@ def test_a_cache_written_in_two_steps_is_attended(
 
 
 def test_merging_any_parts_gives_the_whole() -> None:
-    """Merging attention over any partition of the keys, empty parts too, gives the whole."""
     draw = rng()
     q, k = draw.standard_normal((4, 2, 3)), draw.standard_normal((9, 1, 3)) * 20
     mask = draw.random((4, 9)) < 0.5
@@ -277,7 +265,6 @@ def test_merging_any_parts_gives_the_whole() -> None:
 
 
 def test_a_part_of_nan_makes_the_whole_nan() -> None:
-    """A part with NaN is not taken for an empty part: the merged result is NaN."""
     outputs, lses = np.ones((2, 1, 1, 1)), np.array([0.0, np.nan]).reshape(2, 1, 1)
     outputs[1] = np.nan
     output, lse = merge_attention_states(outputs, lses)
@@ -285,14 +272,12 @@ def test_a_part_of_nan_makes_the_whole_nan() -> None:
 
 
 def test_merging_nothing() -> None:
-    """No parts, or none that saw a key, give 0 and -inf."""
     output, lse = merge_attention_states(np.zeros((0, 1, 2, 3)), np.zeros((0, 1, 2)))
     assert ((1, 2, 3), 0) == (output.shape, output.any())
     assert [[-np.inf, -np.inf]] == lse.tolist()
 
 
 def test_writes_are_those_of_the_relation(make_batch: BatchMaker) -> None:
-    """Each token goes to its slot, padding nowhere, in a strided view too; the rest stays."""
     batch = make_batch([2, 1], [1, 4], padding_tokens=2)
     batch.slot_mapping[2] = 0  # a slot like any other, though engines keep the null block there
     memory = np.full((11, 2, 2, 2, 1), -1.0, np.float32)

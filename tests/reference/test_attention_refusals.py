@@ -56,7 +56,6 @@ MASK = np.ones((3, 5), np.bool_)
     }.items(),
 )
 def test_refusals_of_dense_attention(changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message."""
     with refuses(message):
         dense_attention(**({"q": Q, "k": K, "v": K, "mask": MASK} | changes))
 
@@ -113,7 +112,6 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
 def test_refusals_of_paged_attention(
     make_batch: BatchMaker, message: str, case: tuple[Any, ...]
 ) -> None:
-    """Each violated precondition is refused with its message."""
     arguments, changes = case
     batch = make_batch([2, 0], [1, 5], **changes)
     with refuses(message):
@@ -133,7 +131,6 @@ def test_refusals_of_paged_attention(
     ],
 )
 def test_refusals_of_merging(outputs: Array, lses: object, message: str) -> None:
-    """Each violated precondition is refused with its message."""
     with refuses(message):
         merge_attention_states(outputs, lses)
 
@@ -173,7 +170,6 @@ READ_ONLY.flags.writeable = False
     }.items(),
 )
 def test_refusals_of_writes(changes: dict[str, Any], message: str) -> None:
-    """Each violated precondition is refused with its message, and nothing is written."""
     cache = CACHE.copy()
     arguments = {"key": NEW, "value": NEW, "kv_cache": cache, "slot_mapping": np.array([1, 2, -1])}
     with refuses(message):

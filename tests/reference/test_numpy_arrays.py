@@ -27,7 +27,6 @@ def make_buffer(dtype: Any) -> CpuGpuBuffer:  # noqa: ANN401  # invalid dtypes t
 
 
 def test_both_halves_of_a_buffer_are_one_array() -> None:
-    """The device's half of a buffer, and its NumPy view, are the array on the host."""
     buffer = make_buffer(np.int32)
     assert buffer.cpu is buffer.gpu is buffer.np
 
@@ -35,7 +34,6 @@ def test_both_halves_of_a_buffer_are_one_array() -> None:
 def test_starts_for_the_device_and_the_host_are_two_arrays(
     make_batch: Callable[..., CommonAttentionMetadata],
 ) -> None:
-    """Fast prefill returns the starts and their host copy as two arrays."""
     batch = make_batch([3, 2], [0, 0], logits_indices_padded=np.array([2]), num_logits_indices=1)
     made = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
     assert made.query_start_loc is not made.query_start_loc_cpu
@@ -46,14 +44,12 @@ def test_starts_for_the_device_and_the_host_are_two_arrays(
     "dtype", [int, "int32", np.integer, np.object_, np.dtype(">i4"), np.str_, None, 5]
 )
 def test_dtypes_that_torch_lacks(make: Callable[[Any], object], dtype: object) -> None:
-    """Values that are no dtype, or no dtype of torch, are refused."""
     with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         make(dtype)
 
 
 @pytest.mark.parametrize("dtype", [">f4", ml_dtypes.float8_e3m4, ml_dtypes.float8_e5m2fnuz])
 def test_dtypes_of_embeddings_that_torch_lacks(dtype: Any) -> None:  # noqa: ANN401  # a dtype
-    """Dtypes that torch lacks are refused for embeddings, even if they have NaN."""
     with pytest.raises(TypeError) as caught:
         scatter_mm_placeholders(np.zeros((2, 3), dtype), np.ones(2, np.bool_))
     assert f"embeds must be of a dtype that has NaN, got {np.dtype(dtype)}" == str(caught.value)
@@ -61,14 +57,12 @@ def test_dtypes_of_embeddings_that_torch_lacks(dtype: Any) -> None:  # noqa: ANN
 
 @pytest.mark.parametrize("dtype", [">i8", "U3"])
 def test_gather_takes_any_dtype(dtype: str) -> None:
-    """Rows are copied whatever their dtype is."""
     rows = np.array([[0, 1], [1, 0], [1, 1]]).astype(dtype)
     gathered = gather_mm_placeholders(rows, np.array([True, False, True]))
     assert (rows.dtype, rows[[0, 2]].tolist()) == (gathered.dtype, gathered.tolist())
 
 
 def test_placeholders_of_read_only_views_that_run_backwards() -> None:
-    """Embeddings and masks are read as the view shows them, and are not written."""
     store = np.arange(24, dtype=np.float64).reshape(4, 6)
     mask = np.array([True, False, False, False, False, True])
     store.flags.writeable = mask.flags.writeable = False
@@ -77,7 +71,6 @@ def test_placeholders_of_read_only_views_that_run_backwards() -> None:
 
 
 def test_tokens_that_lie_backwards_are_a_view() -> None:
-    """Tokens at one distance in memory can be viewed, a negative distance too."""
     attn_output = np.arange(24).reshape(2, 3, 2, 2)[::-1, ::-1]
     flat = reshape_attn_output_for_spec_decode(attn_output)
     assert np.shares_memory(attn_output, flat)
@@ -92,7 +85,6 @@ def slots_into(out: np.ndarray[Any, Any], num_tokens: int) -> None:
 
 
 def test_slots_are_written_backwards() -> None:
-    """The stride of `out` may be negative."""
     out = np.full(3, 77, np.int64)
     slots_into(out[::-1], 2)
     assert [-1, 11, 10] == out.tolist()
@@ -100,7 +92,6 @@ def test_slots_are_written_backwards() -> None:
 
 @pytest.mark.parametrize("stride", [-7, 0, 7])
 def test_entries_of_out_that_overlap(stride: int) -> None:
-    """Two entries that share a byte are refused; one entry overlaps with none."""
     memory = np.zeros(4, np.int64)
     with pytest.raises(ValueError, match=r"^out is one element repeated"):
         slots_into(np.lib.stride_tricks.as_strided(memory[1:], (2,), (stride,)), 2)
@@ -110,7 +101,6 @@ def test_entries_of_out_that_overlap(stride: int) -> None:
 
 
 def test_an_out_that_is_read_only() -> None:
-    """It is refused, not written."""
     out = np.zeros(2, np.int64)
     out.flags.writeable = False
     with pytest.raises(ValueError, match=r"^out is read-only"):

@@ -22,19 +22,16 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(reference.__path
 
 
 def test_names() -> None:
-    """The package states each name once, and every one is there."""
     assert len(reference.__all__) == len(set(reference.__all__))
     for name in reference.__all__:
         assert hasattr(reference, name), name
 
 
 def test_sentinels() -> None:
-    """The sentinels have the values that engines' kernels expect."""
     assert (-1, 0) == (reference.PAD_SLOT_ID, reference.NULL_BLOCK_ID)
 
 
 def test_imports_without_torch_or_numba() -> None:
-    """`reference` works without torch, numba, `fast` and `conformance`."""
     blocked = ("torch", "numba", "fast", "conformance", "hypothesis", "pytest")
     code = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
@@ -53,13 +50,11 @@ def test_imports_without_torch_or_numba() -> None:
 
 @pytest.mark.parametrize("name", ["__init__", *MODULES])
 def test_doctests(name: str) -> None:
-    """The doctests of every module pass."""
     module = importlib.import_module(f"reference.{name}" if name != "__init__" else "reference")
     assert doctest.testmod(module).failed == 0
 
 
 def test_every_field_of_a_metadata_is_checked() -> None:
-    """The validation of metadata checks every field."""
     checked = set(reference.metadata_validation._CHECKS)
     fields = dataclasses.fields(reference.CommonAttentionMetadata)
     assert {field.name for field in fields} == checked
@@ -78,6 +73,5 @@ MODULES_OF_THE_FIELD = {
 
 @pytest.mark.parametrize("module", MODULES_OF_THE_FIELD)
 def test_names_of_the_fields_modules(module: str) -> None:
-    """The names that engines import from a module are in it, and are the package's."""
     for name in MODULES_OF_THE_FIELD[module]:
         assert getattr(reference, name) is getattr(getattr(reference, module), name)

@@ -40,7 +40,6 @@ def test_fast_and_baseline_equal_reference(job: Job, kind: str) -> None:
 
 
 def test_batches_are_what_their_kinds_say() -> None:
-    """The inputs do not change from run to run, or runs could not be compared."""
     assert [4] * 8 == make_batch("speculative", 8).query_lens.tolist()
     mixed = make_batch("mixed", 8)
     assert [1] * 6 == mixed.query_lens[:6].tolist()
@@ -55,7 +54,6 @@ def test_batches_are_what_their_kinds_say() -> None:
 def test_a_run_is_compared_with_a_stored_one(
     stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--check` fails where a ratio to the baseline was far lower, or nothing was compared."""
     check = ["--functions", FUNCTION, "--check", str(stored)]
     content = json.loads(stored.read_text())
     assert [FUNCTION] * len(KINDS) == [row["function"] for row in content["rows"]]
@@ -75,7 +73,6 @@ def test_a_run_is_compared_with_a_stored_one(
 def test_another_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file with some of the names is a baseline; a wrong result is reported, not timed."""
     monkeypatch.setattr(command_line, "SIZES", (8,))
     right = f"from kvtwin.baselines import {FUNCTION}\n"
     wrong = f"def {FUNCTION}(seq_lens, *_, **__):\n    return seq_lens + 1\n"
@@ -91,7 +88,6 @@ def test_another_baseline(
 
 
 def test_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM has, with the arguments of `reference`, is compared and timed."""
     pytest.importorskip("vllm", reason="vLLM comes with .[vllm]")
     monkeypatch.setattr(command_line, "SIZES", (8,))
     path = tmp_path / "run.json"

@@ -126,7 +126,6 @@ def without_reader() -> int:
 
 @pytest.mark.parametrize("name", LINES)
 def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
-    """Ctrl-C during slow imports ends a command with one line and status 130."""
     begun = tmp_path / "begun"
     code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     for package in ("numba", "rich", "torch", "tqdm"):
@@ -141,7 +140,6 @@ def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
-    """The line has the missing package and the extra to install; the status is 2."""
     package, extra = LINES[name].package, LINES[name].extra
     code = (
         f"import runpy, sys; sys.modules[{package!r}] = None;"
@@ -155,7 +153,6 @@ def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
 @full_device
 @pytest.mark.parametrize("name", LINES)
 def test_a_full_device_and_ascii(name: str, tmp_path: Path) -> None:
-    """A run in an ASCII locale on a full device ends with an error line and status 1."""
     skip_where_it_cannot_run(name)
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     with Path("/dev/full").open("w", encoding="utf-8") as full:
@@ -177,7 +174,6 @@ def skip_where_it_cannot_run(name: str) -> None:
 def test_no_escape_sequences_without_a_terminal(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Output to a pipe has no colours, and no progress that overwrites itself."""
     skip_where_it_cannot_run(name)
     for variable in FORCES_COLOURS:
         monkeypatch.delenv(variable, raising=False)
@@ -190,7 +186,6 @@ def test_no_escape_sequences_without_a_terminal(
 
 @pytest.mark.parametrize("name", ["conformance"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
-    """A command whose output pipe is closed prints nothing and ends with status 141."""
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
     pipe = without_reader()
     process = start("-m", name, *arguments, stdout=pipe)
@@ -200,7 +195,6 @@ def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written(unbuffered: str, tmp_path: Path) -> None:
-    """A failed write to stdout is handled the same whether stdout is buffered or not."""
     pipe = without_reader()
     process = start_toy(tmp_path, "print('x')", stdout=pipe, PYTHONUNBUFFERED=unbuffered)
     os.close(pipe)
@@ -226,12 +220,10 @@ def test_output_that_cannot_be_written(unbuffered: str, tmp_path: Path) -> None:
     ids=["plain", "while it ends", "caught", "turned into another", "twice"],
 )
 def test_ctrl_c_during_main(body: str, tmp_path: Path) -> None:
-    """Ctrl-C gives one line and status 130, however the program handles the exception."""
     assert (130, "", "python -m toy: interrupted\n") == ended(start_toy(tmp_path, body))
 
 
 def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
-    """If C code that calls Python ignores the exception, the run ends after the current test."""
     (tmp_path / "conftest.py").write_text(
         "import ctypes, os, signal\n"
         "@ctypes.CFUNCTYPE(None)\n"
@@ -255,14 +247,12 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
 
 
 def test_characters_that_ascii_lacks(tmp_path: Path) -> None:
-    """Other characters are printed as question marks in an ASCII locale, unchanged in UTF-8."""
     body = r"print('3 \u00b5s \u2192 \u2502')"
     assert (3, "3 ?s ? ?\n", "") == ended(start_toy(tmp_path, body, **ASCII))
     assert (3, "3 µs → │\n", "") == ended(start_toy(tmp_path, body, PYTHONUTF8="1"))
 
 
 def test_the_list_is_whole() -> None:
-    """Each module that can be run is in the list above, or another module or script starts it."""
     found = {"conformance"}
     for path in sorted((ROOT / "tools").rglob("*.py")):
         text = path.read_text(encoding="utf-8")

@@ -109,7 +109,6 @@ def run(folder: Path, *sections: str, **settings: str) -> Done:
 
 
 def test_all_is_shown(tmp_path: Path) -> None:
-    """Every section runs, figures are below the table, whole logs are in `OUT`: at most 8 files."""
     done = run(tmp_path, sanitizer="yes")
     assert 50 < done.logs["device-path.log"].count("\n")
     assert {f"{section}.log" for section in SECTIONS} == set(done.logs)
@@ -144,7 +143,6 @@ def test_all_is_shown(tmp_path: Path) -> None:
 
 
 def test_sections_are_called_one_by_one(tmp_path: Path) -> None:
-    """Only the sections that are named run, in that order, with as many workers as are set."""
     done = run(tmp_path, "kernels", "conformance", GPU_CHECK_WORKERS="3")
     assert ["kernels", "conformance"] == list(done.rows)
     assert "--target cuda -n 3\n" in done.printed
@@ -153,7 +151,6 @@ def test_sections_are_called_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_failure_fails(tmp_path: Path) -> None:
-    """A failing section is marked in its row, the others run, and the status is 1."""
     done = run(tmp_path, BREAKS="kvtwin bench")
     assert "FAILS: 1 failed in 2s" == done.rows["bench"]
     assert "ok: 9 passed in 4s" == done.rows["real-models"]
@@ -161,7 +158,6 @@ def test_a_failure_fails(tmp_path: Path) -> None:
 
 
 def test_without_compute_sanitizer(tmp_path: Path) -> None:
-    """A missing compute-sanitizer is reported, and is not a failure."""
     if Path("/usr/local/cuda/bin/compute-sanitizer").exists():
         pytest.skip("it is installed here")
     done = run(tmp_path, "sanitizer")
@@ -170,7 +166,6 @@ def test_without_compute_sanitizer(tmp_path: Path) -> None:
 
 
 def test_what_hangs_is_killed(tmp_path: Path) -> None:
-    """A command that hangs ends at its limit, and the next section runs."""
     text = SCRIPT.read_text()
     assert text.count("check bench 420 ") == 1
     copy = tmp_path / "tools" / "gpu_check.sh"
@@ -187,7 +182,6 @@ def test_what_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
-    """Without a GPU nothing is run, the row of each section says so, and the status is 1."""
     done = run(tmp_path, GPU="", sanitizer="yes")
     assert {"no GPU"} == {said.partition(":")[0] for said in done.rows.values()}
     assert len(SECTIONS) - 1 + len(SANITIZED) == len(done.rows)
@@ -197,7 +191,6 @@ def test_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_each_section_takes_ten_minutes_at_most() -> None:
-    """A section's limits, with the first import of torch in `versions`, total at most 10 min."""
     text = SCRIPT.read_text()
     limits = {name: int(limit) for name, limit in re.findall(r"check ([\w-]+) (\d+) ", text)}
     sanitized = dict(re.findall(r'sanitize "?\$?([\w-]+)"? (\d+) ', text))
@@ -214,7 +207,6 @@ def test_each_section_takes_ten_minutes_at_most() -> None:
 def test_versions_on_a_gpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU, the launcher and the time of a warmup are printed; a warning of it is an error."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

@@ -31,7 +31,6 @@ def broken(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
 def test_a_kernel_that_is_worse_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """None of `fast` is; one that executes more, spills or does not compile is named."""
     pytest.importorskip("numba_cuda")
     assert {kernel.name for kernel in find_kernels()} == set(ELEMENTS)
     assert 0 == main([]), capsys.readouterr().err

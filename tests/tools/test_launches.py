@@ -62,7 +62,6 @@ def run(*arguments: str) -> str:
 
 
 def test_both_launchers_call_the_driver_alike() -> None:
-    """The driver gets the same arguments from both launchers, for every kernel of `fast`."""
     launches: dict[str, Any] = json.loads(run("-c", SCRIPT))
     assert len(launches) >= 12
     for kernel, launch in launches.items():
@@ -71,7 +70,6 @@ def test_both_launchers_call_the_driver_alike() -> None:
 
 
 def test_costs_are_printed() -> None:
-    """Each launcher has a line with its host cost, which excludes the driver's part."""
     printed = run("-m", "kvtwin.bench.launches")
     line = r"host cost of a launch, %s: \d+\.\d us, a driver's part left out\n"
     assert re.fullmatch(line % "direct" + line % "numba", printed)

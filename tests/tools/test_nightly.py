@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.harness.database import open_database
 
+from conformance.harness.database import open_database
 from kvtwin.nightly.command_line import _make_parser, main
 from kvtwin.nightly.night import Night
 from kvtwin.nightly.rounds import Record, Round

@@ -23,7 +23,6 @@ MODULES = [command.module for name, command in COMMANDS.items() if name != "conf
 def test_help_has_examples_and_exit_statuses(
     module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The examples are command lines that it takes; lines are short enough for a terminal."""
     run = importlib.import_module(module).main
     with pytest.raises(SystemExit) as ended:
         run(["--help"])
@@ -61,7 +60,6 @@ def test_help_has_examples_and_exit_statuses(
 def test_an_error_is_one_line(
     action: Callable[[], object], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An error is one line; a missing file is reported by its name, without the errno."""
     parser = Parser("kvtwin toy", "It does nothing.")
     with pytest.raises(SystemExit) as ended, parser.reporting_errors():
         action()
@@ -71,7 +69,6 @@ def test_an_error_is_one_line(
 def test_json_has_stdout_for_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `--json` the table goes to stderr, unless the JSON goes to a file."""
     parser = Parser("kvtwin toy", "It does nothing.")
     parser.add_json("the result")
     file = tmp_path / "result.json"
@@ -113,7 +110,6 @@ def test_commands_are_found(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For an unknown command the nearest is suggested; without a command the list is printed."""
     monkeypatch.setattr("sys.argv", ["kvtwin", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

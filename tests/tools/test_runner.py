@@ -38,7 +38,6 @@ def test_every_token_is_that_of_generate(model: str, capsys: pytest.CaptureFixtu
 def test_a_shifted_slot_changes_tokens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first token of each step in the slot before its own: later tokens change."""
     compute = fast.BlockTables.compute_slot_mappings
 
     def shift(tables: fast.BlockTables, *batch: torch.Tensor) -> torch.Tensor:

@@ -165,7 +165,6 @@ def run_engine(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plugin_changes_no_token(model: str) -> None:
-    """Requests of all lengths are batched and chunked; shifted slots change what is generated."""
     plain, plugin = (run_engine(model, plugin=plugin) for plugin in (False, True))
     assert plain.tokens == plugin.tokens
     assert len(set(map(tuple, plain.tokens))) > 6
@@ -175,14 +174,12 @@ def test_the_plugin_changes_no_token(model: str) -> None:
 
 
 def test_speculative_decoding_changes_no_token() -> None:
-    """The host has no exact lengths, so one function stays vLLM's."""
     plain, plugin = (run_engine("qwen2", plugin=p, speculates=True) for p in (False, True))
     assert plain.tokens == plugin.tokens
     assert any("own split_attn_metadata is kept: with specul" in line for line in plugin.printed)
 
 
 def test_an_engine_in_its_own_process_has_the_plugin() -> None:
-    """By default the engine's core and worker have processes of their own."""
     plugin = run_engine("llama4", plugin=True, own_process=True)
     assert run_engine("llama4", plugin=False).tokens == plugin.tokens
     line = r"^\((?:EngineCore|Worker)[^)]* pid=\d+\).*?kvtwin-vllm: fast replaces 17 functions: "

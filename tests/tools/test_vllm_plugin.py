@@ -134,7 +134,6 @@ def make_metadata(**others: Any) -> Any:
 def test_functions_are_replaced_when_a_worker_is_initialized(
     vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not before, but also in modules that imported them by name; a second time changes nothing."""
     kvtwin_vllm.register()
     assert "vLLM's" == function_of(vllm, "split_decodes_and_prefills")(None)
     for _ in range(2):
@@ -158,8 +157,6 @@ def test_an_unknown_release_is_left_alone(
 def test_a_function_with_other_parameters_is_kept(
     monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So is one that this vLLM does not have; the others are replaced."""
-
     def split_attn_metadata(_ubatch_slices: Any, _new: Any) -> None:
         """A function with other parameters."""
 
@@ -216,7 +213,6 @@ def test_a_failed_installation_changes_nothing(
     ],
 )
 def test_the_variable_selects(value: str, expected: set[str] | str) -> None:
-    """An unknown name is an error, so that a typo does not leave a function unreplaced."""
     if isinstance(expected, set):
         assert expected == read_selection(["a", "b", "c"], value)
         return
@@ -268,7 +264,6 @@ POSITIONS = torch.tensor([4, 0, 1, 2])
 
 
 def test_slots(vllm: Modules) -> None:
-    """The slots of a group are written, and -1 after them; those of Mamba groups are vLLM's."""
     start(vllm)
     table, of_states = make_table(vllm), make_table(vllm, mode="NONE")
     table.compute_slot_mapping(2, STARTS, POSITIONS)
@@ -278,7 +273,6 @@ def test_slots(vllm: Modules) -> None:
 
 
 def test_splits_and_virtual_batches(vllm: Modules) -> None:
-    """Chunks of 2 each: metadata of vLLM's class, and the same rows of another group's table."""
     start(vllm)
     metadata = make_metadata()
     split = function_of(vllm, "split_decodes_and_prefills")
@@ -297,7 +291,6 @@ def test_splits_and_virtual_batches(vllm: Modules) -> None:
 
 
 def test_fast_prefill(vllm: Modules) -> None:
-    """The tokens 0 and 3 are selected; without a list of tokens vLLM's function is called."""
     start(vllm)
     make = function_of(vllm, "make_kv_sharing_fast_prefill_common_attn_metadata")
     wanted = torch.tensor([0, 3, 3, 3])
@@ -308,7 +301,6 @@ def test_fast_prefill(vllm: Modules) -> None:
 
 
 def test_micro_batches(vllm: Modules) -> None:
-    """The last slice also has the padding; padding alone is left to vLLM."""
     start(vllm)
     create = function_of(vllm, "maybe_create_ubatch_slices")
     tokens = np.array([1, 3], dtype=np.int32)
@@ -331,7 +323,6 @@ def test_micro_batches(vllm: Modules) -> None:
 
 
 def test_other_functions(vllm: Modules) -> None:
-    """Convolutions, the lengths of ranks and block sizes; what `fast` lacks is left to vLLM."""
     start(vllm)
     compute = function_of(vllm, "compute_causal_conv1d_metadata")
     starts = torch.tensor([0, 9, 10], dtype=torch.int32)

@@ -35,7 +35,6 @@ def make_layer(**changes: object) -> SimpleNamespace:
 
 
 def test_attention_types(twin: Any) -> None:
-    """The types are these strings."""
     expected = {
         "DECODER": "decoder",
         "ENCODER": "encoder",
@@ -46,7 +45,6 @@ def test_attention_types(twin: Any) -> None:
 
 
 def test_layers_of_a_type(twin: Any) -> None:
-    """All layers of the type and of its subclasses are found, in the context's order."""
     mixer = type("Mixer", (SimpleNamespace,), {})()
     config = make_config(twin, {"b": make_layer(), "a": 7, "m": mixer})
     assert ["b", "m"] == list(twin.get_layers_from_vllm_config(config, SimpleNamespace))
@@ -54,7 +52,6 @@ def test_layers_of_a_type(twin: Any) -> None:
 
 
 def test_named_layers(twin: Any) -> None:
-    """Layers come in the order of the names, each once; those of another type are left out."""
     config = make_config(twin, {"a": 1, "b": 2, "c": "mixer", "d": 4})
     found = twin.get_layers_from_vllm_config(config, int, ["d", "c", "a", "d"])
     assert [("d", 4), ("a", 1)] == list(found.items())
@@ -64,7 +61,6 @@ def test_named_layers(twin: Any) -> None:
 
 
 def test_specs_of_layers(twin: Any) -> None:
-    """A window makes a sliding window spec; other layers, and layers that share, are left out."""
     layers = {
         "1.attn": make_layer(sliding_window=np.int64(128)),
         "0.attn": make_layer(num_kv_heads=2, kv_sharing_target_layer_name=None),
@@ -81,18 +77,6 @@ def test_specs_of_layers(twin: Any) -> None:
         specs.items()
     )
     assert int is type(specs["1.attn"].sliding_window)
-
-
-def test_what_specs_need_besides_layers(twin: Any) -> None:
-    """The dtype is checked before the layers; the block size is read even without layers."""
-    with twin.refuses("TypeError: kv_cache_dtype must be a supported dtype, got class float"):
-        twin.get_kv_cache_spec(make_config(twin, {"0": make_layer(attn_type="encoder")}), float)
-    with twin.refuses("ValueError: block_size is 0, expected at least 1"):
-        twin.get_kv_cache_spec(make_config(twin, {"0": make_layer()}, 0), twin.dtype("float16"))
-    with pytest.raises(AttributeError, match="block_size"):
-        twin.get_kv_cache_spec(
-            twin.VllmConfig(compilation_config=twin.CompilationConfig()), twin.dtype("float16")
-        )
 
 
 METHODS = ["_get_workspace_buffer", "set_workspace_buffer"]
@@ -112,7 +96,6 @@ def groups_of(twin: Any, *groups: tuple[list[str], Any]) -> Any:
 
 
 def test_backends_and_builders(twin: Any) -> None:
-    """Each layer has its backend; each group, encoder-only too, a builder made by position."""
     encoder_only = type("EncoderOnlyAttentionSpec", (), {})()
     backends = {"b": BACKEND, "a": BACKEND, "c": OTHER, "e": BACKEND}
     config = make_config(twin, layers_of(twin, backends))
@@ -128,7 +111,6 @@ def test_backends_and_builders(twin: Any) -> None:
 
 
 def test_specs_of_builders_of_uniform_types(twin: Any) -> None:
-    """A builder gets the spec of its layers in a uniform spec, ours or an engine's own."""
     ours = twin.UniformTypeKVCacheSpecs(16, {"a": FULL, "b": FULL, "elsewhere": NEAR})
     foreign = type("UniformTypeKVCacheSpecs", (), {"kv_cache_specs": {"c": "spec"}})
     extended = type("Extended", (foreign,), {})()
@@ -151,7 +133,6 @@ def builders_of(twin: Any, *backends: tuple[str, list[str]]) -> list[Any]:
 
 
 def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
-    """Later builders get the first one's workspace; those without both methods are skipped."""
     builders = builders_of(
         twin,
         ("PLAIN", METHODS),
@@ -171,7 +152,6 @@ def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
 
 
 def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
-    """Backends are distinguished by identity."""
     ours, theirs = (Proxy("ONE", builder=BuilderClass()) for _ in range(2))
     assert twin.convert(ours) == twin.convert(theirs)
     layers = layers_of(twin, {"a": ours, "b": theirs})

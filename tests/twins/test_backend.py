@@ -43,7 +43,6 @@ def backend(twin: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["get_name", "get_builder_cls", "get_kv_cache_shape"])
 def test_a_backend_must_say(twin: Any, backend: Any, name: str) -> None:
-    """A backend that lacks one of three methods has no instances; it needs no others."""
     lacking = type("Lacking", (backend,), {name: vars(twin.AttentionBackend)[name]})
     with pytest.raises(TypeError, match=f"abstract.*{name}"):
         lacking()
@@ -51,7 +50,6 @@ def test_a_backend_must_say(twin: Any, backend: Any, name: str) -> None:
 
 
 def test_defaults_of_a_backend(twin: Any, backend: Any) -> None:
-    """A backend takes all block sizes, and has no stride order, which means the identity."""
     for cls_or_instance in (backend, backend()):
         assert [twin.MultipleOf(1)] == cls_or_instance.get_supported_kernel_block_sizes()
         with twin.refuses(
@@ -63,7 +61,6 @@ def test_defaults_of_a_backend(twin: Any, backend: Any) -> None:
 
 
 def test_subclass_of_a_backend(twin: Any, backend: Any) -> None:
-    """The subclass has another name and other builders, as a class and as an instance."""
     made = twin.subclass_attention_backend("Fast", backend, Builder)
     assert ("FastBackend", backend.__module__) == (made.__name__, made.__module__)
     assert issubclass(made, backend)
@@ -76,7 +73,6 @@ def test_subclass_of_a_backend(twin: Any, backend: Any) -> None:
 
 
 def test_backends_are_made_once(twin: Any) -> None:
-    """The same three arguments give the same class; another of any gives another."""
     other_backend, other_builder = (type(cls.__name__, (cls,), {}) for cls in (Backend, Builder))
     arguments = [
         ("Fast", Backend, Builder),
@@ -105,7 +101,6 @@ class Frozen:
 
 
 def test_subclass_of_a_metadata(twin: Any) -> None:
-    """The subclass has the base's fields, then the new ones, and a name with the prefix."""
     cls = twin.subclass_attention_metadata(
         "Fast", Plain, [("lens", list[int] | None, None), ("n", int, 3)]
     )
@@ -117,7 +112,6 @@ def test_subclass_of_a_metadata(twin: Any) -> None:
 
 
 def test_defaults_of_fields(twin: Any) -> None:
-    """An existing field gets the new default in place; a default factory runs for each object."""
     cls = twin.subclass_attention_metadata("Fast", Plain, [("scale", float, 2.0)])
     assert ["num_reqs", "scale"] == [field.name for field in dataclasses.fields(cls)]
     assert (2.0, 1.0) == (cls(1).scale, Plain(1).scale)
@@ -128,7 +122,6 @@ def test_defaults_of_fields(twin: Any) -> None:
 
 
 def test_a_subclass_is_frozen_and_compares_as_its_base_does(twin: Any) -> None:
-    """A base that is not a dataclass gives a mutable one that compares by value."""
     fields = [("n", int, 3)]
     frozen = twin.subclass_attention_metadata("Fast", Frozen, fields)
     deeper = twin.subclass_attention_metadata("Very", frozen, [("m", int, 4)])
@@ -169,7 +162,6 @@ class Unhashable(type):
 
 @pytest.mark.parametrize("metaclass", [Alike, Unhashable])
 def test_classes_that_equal_each_other_are_not_one(twin: Any, metaclass: type[Any]) -> None:
-    """Classes are cached by identity, not by equality."""
     one, other = (metaclass("Own", (), {"n": 1}) for _ in range(2))
     for make in (
         lambda cls: twin.subclass_attention_backend("Fast", cls, Builder),
@@ -182,7 +174,6 @@ def test_classes_that_equal_each_other_are_not_one(twin: Any, metaclass: type[An
 
 
 def test_metadata_classes_are_made_once(twin: Any) -> None:
-    """The same prefix, class and fields, lists or tuples, give the same class."""
     made = twin.subclass_attention_metadata(
         "Fast", Plain, [("lens", list[int] | None, None), ("n", int, 3)]
     )
@@ -206,14 +197,12 @@ def test_metadata_classes_are_made_once(twin: Any) -> None:
     "defaults", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,)), (np.int32(3), np.int64(3), 3)]
 )
 def test_defaults_that_are_equal_but_not_the_same(twin: Any, defaults: tuple[Any, ...]) -> None:
-    """Each class has exactly the requested default."""
     classes = [twin.subclass_attention_metadata("Fast", Frozen, [("n", int, d)]) for d in defaults]
     assert len({id(cls) for cls in classes}) == len(defaults)
     assert [repr(default) for default in defaults] == [repr(cls(1).n) for cls in classes]
 
 
 def test_defaults_that_cannot_be_a_key(twin: Any) -> None:
-    """A `dataclasses.field` is cached by identity; an unhashable default gives a new class."""
     made_anew = [("lens", list[int], dataclasses.field(default_factory=list))]
     classes = [twin.subclass_attention_metadata("Fast", Plain, made_anew) for _ in range(3)]
     assert len({id(cls) for cls in classes}) == 1
@@ -224,8 +213,6 @@ def test_defaults_that_cannot_be_a_key(twin: Any) -> None:
 
 
 def test_classes_are_garbage_collected(twin: Any) -> None:
-    """Classes that are no longer used are collected, with the classes that they extend."""
-
     def use() -> list[weakref.ref[Any]]:
         backend, builder, metadata = (
             type(cls.__name__, (cls,), {}) for cls in (Backend, Builder, Plain)

@@ -40,7 +40,6 @@ def test_split_in_two(
     padding: int,
     expected: tuple[int, ...],
 ) -> None:
-    """Requests may have no tokens; padding counts as prefills, or as decodes without prefills."""
     batch = make_batch(query_lens, [5] * len(query_lens), padding_tokens=padding)
     with twin.checked():
         counts = twin.split_decodes_and_prefills(batch, threshold, uniform)
@@ -74,7 +73,6 @@ def test_split_in_three(
     padding: int,
     expected: tuple[int, ...],
 ) -> None:
-    """Each kind may be absent; padding counts with the last kind that has requests."""
     batch = make_batch(query_lens, computed, padding_tokens=padding)
     with twin.checked():
         counts = twin.split_decodes_prefills_and_extends(batch, threshold)
@@ -83,7 +81,6 @@ def test_split_in_three(
 
 
 def test_an_engine_s_own_metadata(twin: Any) -> None:
-    """Only the fields that are read are required; a missing one raises an AttributeError."""
     starts = twin.int32(0, 9, 1, 9, 5)[::2]
     own = SimpleNamespace(query_start_loc=starts, query_start_loc_cpu=starts)
     own.num_reqs, own.num_actual_tokens = np.int64(2), np.int32(5)
@@ -131,7 +128,6 @@ def test_reorder(
     expected: str,
     num_swaps: int,
 ) -> None:
-    """The worked examples: requests in the right region stay, others fill the gaps in order."""
     batch = make_requests(ids, computed)
     with twin.checked():
         moved = reorder(twin, batch, tokens, decode_threshold=threshold)
@@ -141,7 +137,6 @@ def test_reorder(
 
 
 def test_reorder_into_four_regions(twin: Any) -> None:
-    """With four regions, requests within their prompt are not decodes, even if short."""
     batch = make_requests("fedcba", [0, 0, 9, 4, 9, 12], [3, 20, 20, 8, 9, 10])
     tokens = [2, 11, 11, 1, 1, 2]
     with twin.checked():
@@ -156,7 +151,6 @@ def test_reorder_into_four_regions(twin: Any) -> None:
 
 
 def test_three_regions_read_no_prompts(twin: Any) -> None:
-    """Prompt lengths are read, and required, only with four regions."""
     batch = make_requests("a", [0])
     assert not reorder(twin, batch, [5])
     with pytest.raises(AttributeError, match="num_prompt_tokens"):
@@ -164,7 +158,6 @@ def test_three_regions_read_no_prompts(twin: Any) -> None:
 
 
 def test_the_array_of_an_engine(twin: Any) -> None:
-    """An array may be read-only, strided and longer than the batch; the rest of it is not read."""
     swaps: list[tuple[int, int]] = []
     computed = np.array([0, -9, 7, -9, -7, -9])[::2]
     computed.flags.writeable = False
@@ -176,7 +169,6 @@ def test_the_array_of_an_engine(twin: Any) -> None:
 
 
 def test_lookups_insert_nothing(twin: Any) -> None:
-    """A mapping that inserts entries on lookup, such as a `defaultdict`, is not changed."""
     counts = defaultdict(int, {"a": 1})
     step = SimpleNamespace(num_scheduled_tokens=counts)
     with pytest.raises(KeyError, match="no request 'b'"):

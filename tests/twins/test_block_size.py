@@ -23,7 +23,6 @@ def group(*sizes: object) -> SimpleNamespace:
 
 
 def test_multiple_of(twin: Any) -> None:
-    """`MultipleOf` compares and hashes by value, stores a Python int and is frozen."""
     assert twin.MultipleOf(16) == twin.MultipleOf(np.int64(16))
     assert hash(twin.MultipleOf(16)) == hash(twin.MultipleOf(base=16))
     assert twin.MultipleOf(16) != twin.MultipleOf(32)
@@ -47,7 +46,6 @@ def test_multiple_of(twin: Any) -> None:
     ],
 )
 def test_select(twin: Any, manager: int, supported: list[list[Any]], expected: int) -> None:
-    """The result is the manager's size if all support it, or else the greatest listed that fits."""
     selected = twin.select_common_block_size(
         manager, [group(*twin.convert(sizes)) for sizes in supported]
     )
@@ -56,7 +54,6 @@ def test_select(twin: Any, manager: int, supported: list[list[Any]], expected: i
 
 
 def test_select_is_the_greatest(twin: Any) -> None:
-    """No divisor that all support is greater than the answer, whether it is listed or not."""
     sizes = [4, 6, 16, 24, twin.MultipleOf(1), twin.MultipleOf(8), twin.MultipleOf(6)]
     lists = [[], *([size] for size in sizes), *map(list, itertools.combinations(sizes, 2))]
 
@@ -106,7 +103,6 @@ MAMBA = reference.MambaSpec(48, ((4,),), (np.float32,))
     ids=lambda spec: type(spec).__name__,
 )
 def test_prepare_for_attention(twin: Any, spec: Any) -> None:
-    """An attention group gets the common size of its backends."""
     assert [32] == twin.prepare_kernel_block_sizes(
         config(twin, spec), [[group(16, 32), group(twin.MultipleOf(16))]]
     )
@@ -114,7 +110,6 @@ def test_prepare_for_attention(twin: Any, spec: Any) -> None:
 
 
 def test_prepare_for_many_groups(twin: Any) -> None:
-    """Encoder-only groups contribute nothing, Mamba groups their block size; lists keep indices."""
     uniform_encoder_only = twin.UniformTypeKVCacheSpecs(
         64, twin.convert({"a": ENCODER_ONLY, "b": FULL})
     )
@@ -129,7 +124,6 @@ def test_prepare_for_many_groups(twin: Any) -> None:
 
 
 def test_prepare_with_an_engines_own_specs(twin: Any) -> None:
-    """A spec's kind is known by its class names, so an engine's own classes work."""
     mamba = type("MyMamba", (type("MambaSpec", (), {}),), {"block_size": np.int64(16)})()
     attention = type("MyAttention", (type("AttentionSpec", (), {}),), {"block_size": 32})()
     sizes = twin.prepare_kernel_block_sizes(config(twin, mamba, attention), [[], [group(16)]])

@@ -26,7 +26,6 @@ def gather(twin: Any, tables: Any, *slots: int) -> list[list[list[int]]]:
 
 
 def test_append_to_several_slots(twin: Any) -> None:
-    """Each listed slot gets its own run of the ids of each group; others are left alone."""
     tables = make_tables(twin)
     append(tables, 0, [9], [])
     tables.append_block_ids([3, 1], [[0, 1, 3], [0, 2, 2]], [[5, 6, 7], [8, 4]], [False, False])
@@ -38,7 +37,6 @@ def test_append_to_several_slots(twin: Any) -> None:
 
 
 def test_append_and_overwrite(twin: Any) -> None:
-    """Ids are appended to a row, up to max_model_len tokens, or overwrite it."""
     tables = make_tables(twin, [2])
     ids = [5, 6]
     append(tables, 1, ids)
@@ -56,7 +54,6 @@ def test_append_and_overwrite(twin: Any) -> None:
 
 
 def test_move_swap_and_clear(twin: Any) -> None:
-    """Rows move in all groups; a move empties its source, onto itself it does nothing."""
     tables = make_tables(twin)
     append(tables, 0, [5, 6], [7])
     append(tables, 1, [8], [9])
@@ -75,7 +72,6 @@ def test_move_swap_and_clear(twin: Any) -> None:
 
 
 def test_gathered_rows_change_at_the_next_gather_only(twin: Any) -> None:
-    """Appending, moving and clearing do not change gathered tables; the next gather does."""
     tables = make_tables(twin, [2])
     append(tables, 0, [5, 6])
     (gathered,) = tables.gather_block_tables(twin.int32(0))
@@ -88,7 +84,6 @@ def test_gathered_rows_change_at_the_next_gather_only(twin: Any) -> None:
 
 
 def test_gather_repeats_pads_and_clears(twin: Any) -> None:
-    """Entries repeat, -1 is a row of nulls, and rows of an earlier, longer step are cleared."""
     tables = make_tables(twin, [2])
     append(tables, 0, [5, 6, 7])
     append(tables, 2, [8])
@@ -102,7 +97,6 @@ def test_gather_repeats_pads_and_clears(twin: Any) -> None:
 
 
 def test_slots_of_all_groups(twin: Any) -> None:
-    """Each group's slots use its own gathered rows; the rest of the buffer is padding."""
     tables = make_tables(twin)
     append(tables, 2, [5, 9], [3])
     gather(twin, tables, 2)
@@ -117,7 +111,6 @@ def test_slots_of_all_groups(twin: Any) -> None:
 
 
 def test_rows_not_gathered_are_nulls(twin: Any) -> None:
-    """A request past those gathered has null blocks, so its tokens are in block 0."""
     tables = make_tables(twin, [2])
     append(tables, 0, [5])
     gather(twin, tables, 0)
@@ -126,7 +119,6 @@ def test_rows_not_gathered_are_nulls(twin: Any) -> None:
 
 
 def test_a_full_step(twin: Any) -> None:
-    """A step may have the maximum of requests and tokens; a dummy run may have none."""
     tables = make_tables(twin, [2])
     append(tables, 1, [5])
     gather(twin, tables, 1, -1, -1, -1)
@@ -138,7 +130,6 @@ def test_a_full_step(twin: Any) -> None:
 
 
 def test_no_groups(twin: Any) -> None:
-    """Without groups there are no tables, and no slots; the arguments are still checked."""
     tables = make_tables(twin, [])
     tables.append_block_ids([0], [], [], [False])
     assert tables.gather_block_tables(twin.int32(0)) == ()
@@ -150,7 +141,6 @@ def test_no_groups(twin: Any) -> None:
 
 
 def test_dummies_clear_everything(twin: Any) -> None:
-    """A dummy run clears the tables and slots that it returns, and the rest of the buffers."""
     tables = make_tables(twin, [2])
     append(tables, 0, [5, 6])
     (whole,) = tables.gather_block_tables(twin.int32(0, 0, 0, 0))
@@ -164,12 +154,3 @@ def test_dummies_clear_everything(twin: Any) -> None:
     assert twin.shares_memory(whole, dummy)
     assert twin.shares_memory(slots, dummy_slots)
     assert [[[5, 6, 0, 0]]] == gather(twin, tables, 0)
-
-
-def test_tables_past_64_bits(twin: Any) -> None:
-    """Tables whose size in bytes would overflow are refused."""
-    with twin.refuses(
-        "ValueError: max_num_reqs 2147483647, max_num_batched_tokens 6 and max_model_len "
-        "2147483647 make tables of more than 9223372036854775807 bytes"
-    ):
-        twin.BlockTables([1], 2**31 - 1, 6, 2**31 - 1, device="cpu", pin_memory=False)

@@ -18,7 +18,6 @@ def make(twin: Any, *size: int, dtype: object = np.int32) -> Any:
 
 
 def test_a_new_buffer(twin: Any) -> None:
-    """A buffer is zeroed, with the requested size and dtype; `np` is a view of the CPU half."""
     buffer = make(twin, 3, 2)
     assert [[0, 0]] * 3 == buffer.cpu.tolist() == buffer.gpu.tolist()
     assert twin.dtype("int32") == buffer.cpu.dtype == buffer.gpu.dtype
@@ -26,7 +25,6 @@ def test_a_new_buffer(twin: Any) -> None:
 
 
 def test_copies_return_the_part_that_was_copied(twin: Any) -> None:
-    """A copy returns a view of the first entries of the first dimension, all by default."""
     buffer = make(twin, 3, 2)
     buffer.np[1] = [5, 7]
     assert [[0, 0], [5, 7]] == buffer.copy_to_gpu(2).tolist()
@@ -37,7 +35,6 @@ def test_copies_return_the_part_that_was_copied(twin: Any) -> None:
 
 
 def test_empty_sizes(twin: Any) -> None:
-    """A dimension may be 0."""
     assert (0,) == make(twin, 0).copy_to_gpu(0).shape
     assert (2, 0) == make(twin, 2, 0).copy_to_cpu().shape
     assert (0, 4) == make(twin, 0, 4).copy_to_gpu().shape
@@ -45,7 +42,6 @@ def test_empty_sizes(twin: Any) -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_dtypes(twin: Any, name: str) -> None:
-    """Each dtype is taken as a dtype and as a scalar type; three of them have no NumPy view."""
     scalar = (
         getattr(ml_dtypes, name) if "float8" in name or name[0:2] == "bf" else getattr(np, name)
     )

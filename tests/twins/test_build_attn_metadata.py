@@ -57,7 +57,6 @@ def make_call(twin: Any, **changes: object) -> dict[str, Any]:
 
 
 def test_each_layer_gets_what_its_group_has(twin: Any) -> None:
-    """All layers of a group get one object; the order is that of groups and layers."""
     call = make_call(twin)
     built = twin.build_attn_metadata(**call)
     assert ["b", "a", "c"] == list(built)
@@ -67,7 +66,6 @@ def test_each_layer_gets_what_its_group_has(twin: Any) -> None:
 
 
 def test_the_batch_of_a_group(twin: Any) -> None:
-    """Each builder gets a valid batch of its own, with the group's table and slots as they are."""
     call = make_call(twin)
     twin.build_attn_metadata(**call)
     batches = [builder.batch for builder in call["attn_metadata_builders"]]
@@ -93,14 +91,12 @@ def test_the_batch_of_a_group(twin: Any) -> None:
 
 
 def test_computed_tokens_of_idle_requests_are_not_read(twin: Any) -> None:
-    """A request without query tokens may have any number of computed tokens."""
     call = make_call(twin, num_computed_tokens_cpu=int32(3, 5, 9))
     twin.build_attn_metadata(**call)
     assert [3, 5, 9] == call["attn_metadata_builders"][0].batch.num_computed_tokens_cpu.tolist()
 
 
 def test_vectors_are_views_of_both_halves(twin: Any) -> None:
-    """The vectors are views of the buffers, each of its own half, as captured graphs need."""
     starts = SimpleNamespace(cpu=twin.int32(0, 2, 5, 5, 9), gpu=twin.int32(0, 2, 5, 5, 8))
     lens = SimpleNamespace(cpu=twin.int32(5, 8, 0), gpu=twin.int32(5, 8, 0))
     starts, lens = twin.convert(starts), twin.convert(lens)
@@ -123,7 +119,6 @@ def test_vectors_are_views_of_both_halves(twin: Any) -> None:
 
 
 def test_slots_of_all_groups_in_one_array(twin: Any) -> None:
-    """The rows of one array are the groups' slots, as views."""
     slots = twin.convert(np.arange(40)).reshape(2, 20)[:, ::2]
     call = make_call(twin, slot_mappings=slots)
     twin.build_attn_metadata(**call)
@@ -133,7 +128,6 @@ def test_slots_of_all_groups_in_one_array(twin: Any) -> None:
 
 
 def test_bounds_are_those_of_the_requests(twin: Any) -> None:
-    """The greatest lengths are of the first num_reqs requests, as ints."""
     call = make_call(twin, num_reqs=np.int64(1), num_tokens=np.int32(2))
     twin.build_attn_metadata(**call)
     batch = call["attn_metadata_builders"][0].batch
@@ -151,7 +145,6 @@ def test_bounds_are_those_of_the_requests(twin: Any) -> None:
     ],
 )
 def test_given_bounds(twin: Any, given: tuple[Any, Any], expected: tuple[int, int]) -> None:
-    """A bound that is given is in the metadata, as an int; one that is not is the maximum."""
     call = make_call(twin, max_query_len=given[0], max_seq_len=given[1])
     twin.build_attn_metadata(**call)
     for builder in call["attn_metadata_builders"]:
@@ -161,7 +154,6 @@ def test_given_bounds(twin: Any, given: tuple[Any, Any], expected: tuple[int, in
 
 
 def test_no_requests(twin: Any) -> None:
-    """Without requests both maxima are 0; buffers, tables and slots may be empty."""
     call = make_call(
         twin,
         num_reqs=0,
@@ -179,7 +171,6 @@ def test_no_requests(twin: Any) -> None:
 
 
 def test_groups_without_layers_and_layers_of_two_groups(twin: Any) -> None:
-    """A group without layers is built too; a layer in two groups gets the last one's metadata."""
     groups = [SimpleNamespace(layer_names=names) for names in (["a", "b"], [], ["a"])]
     call = make_call(
         twin,

@@ -36,13 +36,11 @@ def make_builder(twin: Any, recorder: Any) -> Callable[..., Any]:
 
 
 def test_cudagraph_support(twin: Any) -> None:
-    """The four levels have these numbers, from none to all."""
     expected = {"ALWAYS": 3, "UNIFORM_BATCH": 2, "UNIFORM_SINGLE_TOKEN_DECODE": 1, "NEVER": 0}
     assert expected == {level.name: level.value for level in twin.AttentionCGSupport}
 
 
 def test_cudagraph_support_of_a_builder(twin: Any, recorder: Any) -> None:
-    """The level is NEVER, or that of the class; the method works on classes and instances."""
     always = type("Always", (recorder,), {"_cudagraph_support": twin.AttentionCGSupport.ALWAYS})
     assert twin.AttentionCGSupport.NEVER is recorder.get_cudagraph_support(None, None)
     assert twin.AttentionCGSupport.ALWAYS is always.get_cudagraph_support(None, None)
@@ -51,7 +49,6 @@ def test_cudagraph_support_of_a_builder(twin: Any, recorder: Any) -> None:
 
 
 def test_a_builder_stores_what_it_is_made_with(recorder: Any) -> None:
-    """The four arguments are attributes, the same objects."""
     given = (object(), ["layers.0"], object(), object())
     builder = recorder(*given)
     stored = (builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device)
@@ -59,7 +56,6 @@ def test_a_builder_stores_what_it_is_made_with(recorder: Any) -> None:
 
 
 def test_a_builder_is_abstract_in_build_alone(twin: Any) -> None:
-    """A builder class without `build` cannot be instantiated."""
     assert {"build"} == twin.AttentionMetadataBuilder.__abstractmethods__
     assert inspect.isabstract(twin.AttentionMetadataBuilder)
     with pytest.raises(TypeError, match=r"abstract.*build"):
@@ -67,7 +63,6 @@ def test_a_builder_is_abstract_in_build_alone(twin: Any) -> None:
 
 
 def test_shortcuts_to_build(make_builder: Any) -> None:
-    """Capture and drafting call `build` by keyword, without common prefix; drafting is fast."""
     builder, batch = make_builder(), object()
     arguments = {"common_prefix_len": 0, "common_attn_metadata": batch}
     for built, expected in (
@@ -79,7 +74,6 @@ def test_shortcuts_to_build(make_builder: Any) -> None:
 
 
 def test_no_cascade_attention(twin: Any, make_builder: Any) -> None:
-    """`use_cascade_attention` always returns False."""
     assert make_builder().use_cascade_attention() is False
     assert make_builder().use_cascade_attention(5, twin.convert(np.zeros(3)), num_sms=4) is False
 
@@ -112,7 +106,6 @@ def test_reorder_batch_threshold(
     arguments: dict[str, Any],
     expected: int | None,
 ) -> None:
-    """Drafts raise the threshold, ranks lower it to 1, None stays None; it is a Python int."""
     builder = make_builder(num_drafts, dcp_size)
     assert builder.reorder_batch_threshold is None
     builder._init_reorder_batch_threshold(**arguments)
@@ -124,7 +117,6 @@ def test_reorder_batch_threshold(
 
 
 def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
-    """The configuration is read only as far as needed, and not at all for a threshold of None."""
     for speculative_config in (None, SimpleNamespace()):
         builder = make_builder()
         builder.vllm_config.speculative_config = speculative_config
@@ -139,7 +131,6 @@ def test_what_a_threshold_does_not_read(make_builder: Any) -> None:
 
 
 def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
-    """A group has as many builders as requested, each new and made with positional arguments."""
     spec, layer_names, config, device = object(), ["layers.0"], object(), object()
     backend = twin.convert(Backend(builder=OwnBuilderClass()))
     group = twin.AttentionGroup.create_with_metadata_builders(
@@ -163,7 +154,6 @@ def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
 
 
 def test_a_group_is_an_ordinary_dataclass(twin: Any) -> None:
-    """A group can be made by position, compares by value, and can be changed."""
     group = twin.AttentionGroup(None, [1], ["layers.0"], None)
     assert twin.AttentionGroup(None, [1], ["layers.0"], None) == group
     fields = ["backend", "metadata_builders", "layer_names", "kv_cache_spec"]

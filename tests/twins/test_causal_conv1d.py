@@ -14,10 +14,6 @@ pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], i
     [[], [0], [0, 0, 0], [1], [8], [7, 8, 9, 0, 16, 17, 1], [8000, 192], [8000, 193]],
 )
 def test_lists_agree(twin: Any, query_lens: list[int]) -> None:
-    """A sequence has a program for each 8 tokens; pointers have twice max(1024, programs) entries.
-
-    `mlist` is int64 and all else int32, even if empty.
-    """
     starts = [sum(query_lens[:i]) for i in range(len(query_lens) + 1)]
     nums_dict, *pointers = twin.compute_causal_conv1d_metadata(twin.int32(*starts))
     assert [8] == list(nums_dict)

@@ -51,7 +51,6 @@ REQUIRED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_fields_and_defaults(twin: Any, name: str) -> None:
-    """Each class has these fields, all keyword-only, with these defaults, and no others."""
     cls = getattr(twin, name)
     config = cls(**REQUIRED.get(name, {}))
     assert list(DEFAULTS[name]) == [field.name for field in dataclasses.fields(cls)]
@@ -62,12 +61,10 @@ def test_fields_and_defaults(twin: Any, name: str) -> None:
 
 
 def test_every_class(twin: Any) -> None:
-    """`DEFAULTS` lists every configuration class."""
     assert set(DEFAULTS) == {name for name in vars(twin.config) if name.endswith("Config")}
 
 
 def test_defaults_are_not_shared(twin: Any) -> None:
-    """A mutable default is made anew for each object."""
     one, other = twin.CompilationConfig(), twin.CompilationConfig()
     assert one.static_forward_context is not other.static_forward_context
     assert one.pass_config is not other.pass_config
@@ -77,6 +74,5 @@ def test_defaults_are_not_shared(twin: Any) -> None:
     ("name", "missing"), [("ModelConfig", "max_model_len"), ("SchedulerConfig", "2")]
 )
 def test_what_has_no_default_must_be_given(twin: Any, name: str, missing: str) -> None:
-    """A length or a bound that has no sensible default must be given."""
     with pytest.raises(TypeError, match=f"missing .*{missing}|{missing} required"):
         getattr(twin, name)()

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], i
 def test_examples(
     twin: Any, seq_lens: list[int], args: tuple[Any, ...], expected: list[Any]
 ) -> None:
-    """The worked example, one rank, and sequences shorter than a round."""
     with twin.checked():
         result = twin.get_dcp_local_seq_lens(twin.array(seq_lens, "int32"), *args)
     assert expected == result.tolist()
@@ -33,7 +32,6 @@ def test_examples(
 
 
 def test_lengths_near_32_bits(twin: Any) -> None:
-    """The longest sequence is split without overflow, also with the longest round of ranks."""
     maximum = 2**31 - 1
     seq_lens = twin.int32(maximum)
     assert [[2**30, 2**30 - 1]] == twin.get_dcp_local_seq_lens(seq_lens, 2).tolist()

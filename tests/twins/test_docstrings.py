@@ -69,14 +69,12 @@ def sections_of(documented: object) -> set[str]:
 
 @pytest.mark.parametrize("name", TWINS)
 def test_fast_points_to_the_definition(name: str) -> None:
-    """`fast`'s docstring ends with a pointer to the definition, and has none of its sections."""
     doc = inspect.getdoc(IN_FAST[name]) or ""
     assert f"Definition: `reference.{name}`." == doc.splitlines()[-1]
     assert not sections_of(IN_FAST[name])
 
 
 def test_pointers_resolve() -> None:
-    """Every pointer in `fast`, private ones included, names a definition with a docstring."""
     found = 0
     for path in sorted(Path(str(fast.__file__)).parent.rglob("*.py")):
         for target in POINTER.findall(path.read_text(encoding="utf-8")):
@@ -101,7 +99,6 @@ def resolve(path: str) -> Any:
     "name", [name for name in reference.__all__ if inspect.isfunction(getattr(reference, name))]
 )
 def test_functions_are_defined(name: str) -> None:
-    """A function's definition has its arguments, result, errors, an example and a source."""
     function = getattr(reference, name)
     signature = inspect.signature(function)
     needed = {"Example", "Source"}

@@ -31,7 +31,6 @@ def logits_of(indices: list[int], *, padding: int = 0, dtype: Any = np.int64) ->
 
 
 def test_the_fields(twin: Any) -> None:
-    """The fields are a list of (name, type, default); the protocol requires both of them."""
     assert isinstance(twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS, list)
     (indices, number) = twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
     assert ("logits_indices_padded", None) == (indices[0], indices[2])
@@ -49,7 +48,6 @@ def test_the_fields(twin: Any) -> None:
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_the_example(twin: Any, make_batch: Any, padding: int, dtype: type[Any]) -> None:
-    """The worked example, every field of it."""
     batch = make_batch(
         [15, 5, 8],
         [0, 3, 9],
@@ -95,7 +93,6 @@ def test_corners(
     starts: list[int],
     max_query_len: int,
 ) -> None:
-    """Requests with logits for none or all of their tokens, and no requests."""
     result = fast_prefill_batch(
         twin, make_batch(query_lens, [0] * len(query_lens), **logits_of(indices))
     )
@@ -115,13 +112,11 @@ def test_corners(
     ],
 )
 def test_the_metadata_itself(twin: Any, make_batch: Any, changes: dict[str, Any]) -> None:
-    """If no query is longer than 1, or fast prefill is not armed, the batch itself is returned."""
     batch = make_batch([3, 2], [0, 0], **changes)
     assert batch is fast_prefill_batch(twin, batch)
 
 
 def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
-    """The result keeps a subclass and its fields; for an engine's own class, it is of ours."""
     batch = make_batch([3, 2], [0, 0], **logits_of([2, 4]))
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     base = (twin.CommonAttentionMetadata,)

@@ -30,36 +30,9 @@ import pytest
     ],
 )
 def test_indices(twin: Any, layer_name: str, num_attn_module: int | None, expected: int) -> None:
-    """The integer in a name is its index; a second one numbers the module in the layer."""
     index = twin.extract_layer_index(layer_name, num_attn_module)
     assert expected == index
     assert type(index) is int
-
-
-@pytest.mark.parametrize(
-    ("layer_name", "num_attn_module", "found"),
-    [
-        ("encoder.layers.0.sub.1", 1, 2),
-        ("encoder.layers.0.sub.1", 2, 2),
-        ("a.0.attn.1", 1, 2),
-        ("attn", 1, 0),
-        ("", 1, 0),
-        ("0.1.attn.2", 2, 3),
-        ("layers.\u0663", 1, 0),
-        ("layers.\u00b2", 1, 0),
-        ("layers.-1", 1, 0),
-        ("layers.1_0", 1, 0),
-    ],
-)
-def test_names_without_an_index(
-    twin: Any, layer_name: str, num_attn_module: int | None, found: int
-) -> None:
-    """Too many integers, or none, are refused; only ASCII digits count."""
-    with twin.refuses(
-        f"ValueError: layer_name is {layer_name!r} and has {found} integers between dots, expected "
-        "1, or 2 for an attention layer where num_attn_module is above 1"
-    ):
-        twin.extract_layer_index(layer_name, num_attn_module)
 
 
 def make_layers(*names: str) -> dict[str, Any]:
@@ -68,7 +41,6 @@ def make_layers(*names: str) -> dict[str, Any]:
 
 
 def test_binding_order(twin: Any) -> None:
-    """The runner gets caches by index; caches of one index keep their order."""
     names = ["10.attn", "2.self_attn", "2.cross_attn", "1.mixer"]
     kv_caches: dict[str, Any] = {
         name: twin.convert(np.zeros(i)) for i, name in enumerate(names[:3])
@@ -88,7 +60,6 @@ def test_binding_order(twin: Any) -> None:
 
 
 def test_binding_modules(twin: Any) -> None:
-    """With two attention modules in each layer the second integer counts too."""
     names = ["1.attn.0", "0.attn.1", "0.attn.0", "1.attn.1"]
     runner_kv_caches: list[Any] = []
     twin.bind_kv_cache({name: name for name in names}, make_layers(*names), runner_kv_caches, 2)
@@ -96,7 +67,6 @@ def test_binding_modules(twin: Any) -> None:
 
 
 def test_binding_refused_by_a_layer(twin: Any) -> None:
-    """If a layer's attribute cannot be set, binding raises and undoes all changes."""
     layers: dict[str, Any] = {
         "0.attn": SimpleNamespace(kv_cache="old"),
         "1.attn": SimpleNamespace(),

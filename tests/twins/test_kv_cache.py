@@ -35,7 +35,6 @@ class Backend:
 
 
 def test_allocation(twin: Any) -> None:
-    """Layers that share a tensor have one zeroed array of its bytes, in the tensors' order."""
     tensors = [(6, ["c", "a"]), (0, ["b"]), (8, []), (np.int64(3), ["d"])]
     groups = ((["a", "b"], FULL), ([], FULL), (["c", "d"], FULL))
     raw_tensors = twin._allocate_kv_cache(config(twin, tensors, *groups), device="cpu")
@@ -48,7 +47,6 @@ def test_allocation(twin: Any) -> None:
 
 
 def test_encoder_only_groups_keep_no_cache(twin: Any) -> None:
-    """Layers of encoder-only groups, uniform ones included, have no cache."""
     uniform = twin.UniformTypeKVCacheSpecs(4, twin.convert({"x": ENCODER_ONLY, "y": ENCODER_ONLY}))
     groups = ((["x", "y"], ENCODER_ONLY), (["a"], FULL), (["x", "a"], uniform))
     assert ["a"] == list(twin._allocate_kv_cache(config(twin, [(6, ["a"])], *groups), "cpu"))
@@ -78,7 +76,6 @@ def make_model(twin: Any) -> Any:
 
 
 def test_init_binds_all(twin: Any) -> None:
-    """Each layer gets its view, the runner all of them by index; shared memory shows a write."""
     made, layers = make_model(twin)
     sharing = {"layers.4.attn": "layers.0.attn"}
     twin.add_kv_sharing_layers_to_kv_cache_groups(sharing, made.kv_cache_groups)
@@ -104,7 +101,6 @@ def test_init_binds_all(twin: Any) -> None:
 
 
 def test_init_checks_before_it_allocates(twin: Any) -> None:
-    """Invalid bindings are refused before memory is allocated."""
     made = config(twin, [(2**62, ["attn"])], (["attn"], FULL))
     with twin.refuses(
         "ValueError: layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for "

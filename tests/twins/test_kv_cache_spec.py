@@ -40,7 +40,6 @@ ITEMSIZES = {
 
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_pages_of_attention(twin: Any, dtype: Any) -> None:
-    """A page has a key and a value per position and head; dtypes may be scalar types."""
     for spec in SPECS[:2] + SPECS[3:7]:
         made = dataclasses.replace(twin.convert(spec), dtype=twin.convert(dtype))
         assert 2 * 16 * 3 * 5 * ITEMSIZES[dtype] == made.page_size_bytes
@@ -49,7 +48,6 @@ def test_pages_of_attention(twin: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
 def test_numbers(twin: Any, spec: Any) -> None:
-    """Every number is a positive int, NumPy's too, and is stored as Python's."""
     spec = twin.convert(spec)
     no_numbers = {"dtype", "shapes", "dtypes", "cache_dtype_str", "mamba_type"}
     for name in {field.name for field in dataclasses.fields(spec)} - no_numbers:
@@ -65,7 +63,6 @@ def test_numbers(twin: Any, spec: Any) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
 def test_frozen_values(twin: Any, spec: Any) -> None:
-    """A spec is frozen, compares and hashes by value and class, and can be pickled."""
     spec = twin.convert(spec)
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.block_size = 8
@@ -91,7 +88,6 @@ def test_frozen_values(twin: Any, spec: Any) -> None:
 def test_pages_of_mla(
     twin: Any, num_kv_heads: int, dtype: Any, cache_dtype_str: str | None, expected: int
 ) -> None:
-    """An MLA page has one latent per position and head; `fp8_ds_mla` has a fixed size."""
     spec = twin.MLAAttentionSpec(
         64, num_kv_heads, 576, twin.convert(dtype), cache_dtype_str=cache_dtype_str
     )
@@ -99,7 +95,6 @@ def test_pages_of_mla(
 
 
 def test_pages_of_mamba(twin: Any) -> None:
-    """A page of Mamba has all states, or is padded; shapes and dtypes are stored as tuples."""
     mamba = twin.convert(MAMBA)
     assert 12 * 2 + 5 * 4 == mamba.page_size_bytes
     dtypes = [twin.dtype("float16"), twin.dtype("float32")]
@@ -116,7 +111,6 @@ def test_pages_of_mamba(twin: Any) -> None:
 
 
 def test_abstract(twin: Any) -> None:
-    """Every class can be instantiated; a missing size raises an error that names the class."""
     with twin.refuses("NotImplementedError: KVCacheSpec has no page_size_bytes"):
         _ = twin.KVCacheSpec(16).page_size_bytes
     for spec in (twin.KVCacheSpec(16), twin.convert(SPECS[0])):
@@ -129,7 +123,6 @@ def test_abstract(twin: Any) -> None:
 
 
 def test_uniform_specs_are_values(twin: Any) -> None:
-    """A uniform spec keeps a copy of its dict, and equal ones hash alike, whatever the order."""
     given: dict[str, Any] = {"a": twin.KVCacheSpec(16), "b": twin.convert(MAMBA)}
     specs = twin.UniformTypeKVCacheSpecs(16, given)
     given["c"] = twin.KVCacheSpec(16)
@@ -140,7 +133,6 @@ def test_uniform_specs_are_values(twin: Any) -> None:
 
 
 def test_uniform_copies_with_new_block_sizes(twin: Any) -> None:
-    """Copying a uniform spec changes the block size of each of its specs, and nothing else."""
     specs = twin.UniformTypeKVCacheSpecs(16, twin.convert({"a": WINDOW, "b": MAMBA}))
     copied = specs.copy_with_new_block_size(32)
     assert 32 == copied.block_size == copied.kv_cache_specs["a"].block_size
@@ -149,7 +141,6 @@ def test_uniform_copies_with_new_block_sizes(twin: Any) -> None:
 
 
 def test_configurations_are_plain(twin: Any) -> None:
-    """Tensors, groups and configurations are mutable, compare by value and check nothing."""
     tensor, group = twin.KVCacheTensor(-1, "nobody"), twin.KVCacheGroupSpec([], None)
     config = twin.KVCacheConfig(num_blocks=0, kv_cache_tensors=[tensor], kv_cache_groups=[group])
     assert (

@@ -21,7 +21,6 @@ def untouched(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_a_layout(twin: Any) -> None:
-    """Exactly two names are layouts, and no other value is; the answer is a bool."""
     assert [True] * 3 == [
         twin.is_valid_kv_cache_layout(name) for name in ("NHD", "HND", np.str_("HND"))
     ]
@@ -29,7 +28,6 @@ def test_what_is_a_layout(twin: Any) -> None:
 
 
 def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call reads the override first, then the environment, then the default."""
     assert twin.get_kv_cache_layout() == "NHD"
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
     assert twin.get_kv_cache_layout() == "HND"
@@ -48,7 +46,6 @@ def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals_of_the_environment(
     twin: Any, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment variable must name a layout too, but only when it is read."""
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", value)
     with twin.refuses(f"ValueError: VLLM_KV_CACHE_LAYOUT is {value!r}, expected 'NHD' or 'HND'"):
         twin.get_kv_cache_layout()

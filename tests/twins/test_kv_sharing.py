@@ -21,7 +21,6 @@ SHARING = {"d": "b", "c": "a", "e": "b"}
 
 
 def test_caches_and_groups(twin: Any) -> None:
-    """Each sharing layer gets its target's cache object, and is added at the end of its group."""
     groups = make_groups(twin, ["a"], ["x", "b"])
     caches: dict[str, Any] = {"a": object(), "b": [object()], "c": "its own before"}
     a, b = caches["a"], caches["b"]
@@ -34,7 +33,6 @@ def test_caches_and_groups(twin: Any) -> None:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_groups_alone(twin: Any, given: bool) -> None:
-    """`add_kv_sharing_layers_to_kv_cache_groups` changes the groups, and the set if given."""
     groups = make_groups(twin, ["a"], ["x", "b"])
     runner_only = {"other"} if given else None
     twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
@@ -43,7 +41,6 @@ def test_groups_alone(twin: Any, given: bool) -> None:
 
 
 def test_twice_is_once(twin: Any) -> None:
-    """A layer that is already in its target's group is only added to the runner-only set."""
     groups = make_groups(twin, ["a", "c"], ["b", "e"])
     caches = {"a": "cache a", "b": "cache b"}
     runner_only: set[str] = set()

@@ -29,7 +29,6 @@ def places(raw: Any) -> list[int]:
 
 
 def test_the_example(twin: Any) -> None:
-    """Memory holds blocks, heads, K/V, tokens, head size."""
     view = make_view(twin, BYTES, make_raw(twin, 720), make_backend(1, 3, 0, 2, 4))
     assert (2, 3, 4, 5, 6) == view.shape
     assert (24, 240, 6, 48, 1) == strides_of(view)
@@ -37,7 +36,6 @@ def test_the_example(twin: Any) -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_every_order(twin: Any, order: tuple[int, ...]) -> None:
-    """In the backend's stride order, 3-cycles too, the dimensions are C-contiguous."""
     spec, shape = reference.MLAAttentionSpec(4, 5, 6, np.int16), (3, 4, 5, 6)
     raw = make_raw(twin, 3 * spec.page_size_bytes)
     backend = make_backend(*order, make_shape=lambda *arguments: arguments)
@@ -54,7 +52,6 @@ def raise_not_implemented() -> None:
 
 @pytest.mark.parametrize("get_order", [None, raise_not_implemented, lambda: [0, 1, 2, 3, 4]])
 def test_identity(twin: Any, get_order: Callable[[], Any] | None) -> None:
-    """Without a stride order, or if the method raises, it is the identity; it may be a list."""
     backend = make_backend()
     expected = (360, 120, 30, 6, 1)
     assert expected == strides_of(make_view(twin, BYTES, make_raw(twin, 720), backend))
@@ -63,7 +60,6 @@ def test_identity(twin: Any, get_order: Callable[[], Any] | None) -> None:
 
 
 def test_calls_of_backends(twin: Any) -> None:
-    """`get_kv_cache_shape` is called by position, with the cache's format if the spec has one."""
     backend = make_backend(make_shape=lambda n, tokens, heads, size: (n, tokens * heads, size))
     mla = reference.MLAAttentionSpec(4, 2, 6, np.float16)
     make_view(twin, mla, make_raw(twin, 3 * mla.page_size_bytes), backend)
@@ -76,7 +72,6 @@ def test_calls_of_backends(twin: Any) -> None:
 
 
 def test_no_blocks(twin: Any) -> None:
-    """An empty tensor has no blocks; a length of 0 counts as 1 in the strides."""
     view = make_view(twin, BYTES, make_raw(twin, 0), make_backend(1, 0, 2, 3, 4))
     assert (2, 0, 4, 5, 6) == view.shape
     assert (120, 240, 30, 6, 1) == strides_of(view)
@@ -86,7 +81,6 @@ def test_no_blocks(twin: Any) -> None:
 
 
 def test_kernel_blocks(twin: Any) -> None:
-    """Several of the kernel's blocks make one of the spec's: the bytes are the same."""
     raw = make_raw(twin, 3 * PAGE)
     backend = make_backend(1, 0, 2, 3, 4)
     whole = make_view(twin, FULL, raw, backend, 4)
@@ -99,7 +93,6 @@ def test_kernel_blocks(twin: Any) -> None:
 
 
 def test_mamba_states(twin: Any) -> None:
-    """States lie one after the other in each page, before its padding."""
     raw = make_raw(twin, 2 * PAGE)
     first, second, third = make_view(twin, STATES, raw)
     assert [(2, 3, 4), (2, 2), (2,)] == [view.shape for view in (first, second, third)]
@@ -112,7 +105,6 @@ def test_mamba_states(twin: Any) -> None:
 
 
 def test_mamba_beside_attention(twin: Any) -> None:
-    """If layers share a tensor with Mamba, each block fills its own page in any stride order."""
     raw = make_raw(twin, 3 * PAGE)
     groups = config(twin, (["a"], FULL), (["m"], STATES), (["b"], FULL))
     backends = {"a": make_backend(), "b": make_backend(0, 3, 1, 2, 4)}
@@ -129,7 +121,6 @@ def test_mamba_beside_attention(twin: Any) -> None:
 
 
 def test_mamba_with_kernel_blocks(twin: Any) -> None:
-    """With kernel blocks a run of them fills the page; a Mamba group's own entry is not used."""
     raw = make_raw(twin, 3 * PAGE)
     groups = config(twin, (["m"], STATES), (["a"], FULL))
     backends = {"a": make_backend()}
@@ -141,7 +132,6 @@ def test_mamba_with_kernel_blocks(twin: Any) -> None:
 
 
 def test_mamba_of_another_group_moves_blocks(twin: Any) -> None:
-    """A Mamba layer anywhere, in a uniform group too, makes blocks outermost in all others."""
     uniform = reference.UniformTypeKVCacheSpecs(4, {"x": FULL, "m": STATES})
     raws = {"x": make_raw(twin, PAGE), "m": make_raw(twin, PAGE), "a": make_raw(twin, 2 * PAGE)}
     for mamba in (
@@ -161,7 +151,6 @@ def test_mamba_of_another_group_moves_blocks(twin: Any) -> None:
     ],
 )
 def test_no_block_dimension(twin: Any, make_shape: Callable[..., Any]) -> None:
-    """In a model with Mamba layers one dimension, and only one, must grow by the block."""
     groups = config(twin, (["a"], FULL), (["m"], STATES))
     raws = {"a": make_raw(twin, 3 * PAGE), "m": make_raw(twin, PAGE)}
     one, more = tuple(make_shape(3)), tuple(make_shape(4))
@@ -173,7 +162,6 @@ def test_no_block_dimension(twin: Any, make_shape: Callable[..., Any]) -> None:
 
 
 def test_order_of_layers(twin: Any) -> None:
-    """Views come in the order of groups and their layers; encoder-only groups have none."""
     groups = config(
         twin,
         (["d", "b"], FULL),
@@ -192,7 +180,6 @@ SMALL = reference.FullAttentionSpec(4, 1, 6, np.float16)
 
 
 def test_uniform_groups(twin: Any) -> None:
-    """Each layer has its own spec, or else that of the layer whose bytes it shares."""
     uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": SMALL, "gone": FULL})
     raws = {"a": make_raw(twin, 2 * PAGE), "b": make_raw(twin, PAGE)}
     raws["c"], raws["d"] = raws["b"], raws["a"]
@@ -206,7 +193,6 @@ def test_uniform_groups(twin: Any) -> None:
 
 
 def test_first_layer_over_the_bytes_decides(twin: Any) -> None:
-    """Of several layers over the same bytes, the first in the group's order gives its spec."""
     other = reference.FullAttentionSpec(4, 6, 5, np.float16)
     uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": other})
     raw = make_raw(twin, PAGE)
@@ -218,23 +204,7 @@ def test_first_layer_over_the_bytes_decides(twin: Any) -> None:
         assert expected == views["c"].shape[3:]
 
 
-def test_a_layer_without_a_spec(twin: Any) -> None:
-    """Only the same tensor object, used in the same group, gives its spec to a layer."""
-    uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL})
-    raw = make_raw(twin, PAGE)
-    backends = dict.fromkeys("abc", make_backend())
-    message = "^\"kv_cache_specs lacks layer 'c' and every layer of its group with the same raw "
-    with pytest.raises(KeyError, match=message):
-        twin._reshape_kv_cache(
-            config(twin, (["a", "c"], uniform)), {"a": raw, "c": raw[:]}, backends
-        )
-    groups = config(twin, (["a"], uniform), (["c"], uniform))
-    with pytest.raises(KeyError, match=message):
-        twin._reshape_kv_cache(groups, {"a": raw, "c": raw}, backends)
-
-
 def test_an_engines_own_specs(twin: Any) -> None:
-    """A spec's kind is known by its class names, so an engine's own classes work."""
     base = type("KVCacheSpec", (), {})
     own = type("Own", (type("AttentionSpec", (base,), {}),), {"page_size_bytes": 240})()
     own.block_size, own.num_kv_heads, own.head_size, own.dtype = 4, 5, 6, twin.dtype("int8")
@@ -250,7 +220,6 @@ def test_an_engines_own_specs(twin: Any) -> None:
 
 
 def test_one_page_size_over_one_array(twin: Any) -> None:
-    """All groups draw from one pool of blocks, so pages over one array are of one size."""
     raw, backends = make_raw(twin, 5 * PAGE), dict.fromkeys("ab", make_backend())
     for groups in (
         config(twin, (["a"], FULL), (["b"], SMALL)),

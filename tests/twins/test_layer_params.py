@@ -28,7 +28,6 @@ def parameters_of(twin: Any, **impl: object) -> Any:
 
 
 def test_comparison(twin: Any) -> None:
-    """Comparison uses every parameter, and ignores the two fields about all layers."""
     one = twin.PerLayerParameters(127, 0.0, 0.125, True)
     assert one == twin.PerLayerParameters(127, 0.0, 0.125, True, False, True)
     for name, value in {
@@ -41,7 +40,6 @@ def test_comparison(twin: Any) -> None:
 
 
 def test_defaults(twin: Any) -> None:
-    """By default there are no sinks, and the fields about all layers are None."""
     expected = {
         "window_left": -1,
         "logits_soft_cap": None,
@@ -70,13 +68,11 @@ def test_defaults(twin: Any) -> None:
     ],
 )
 def test_windows(twin: Any, impl: dict[str, Any], expected: int) -> None:
-    """A window's first entry counts, as a Python int; without a window it is -1."""
     window_left = parameters_of(twin, scale=1.0, **impl).window_left
     assert (expected, int) == (window_left, type(window_left))
 
 
 def test_other_parameters(twin: Any) -> None:
-    """A cap of 0.0 stays 0.0; `has_sinks` is whether sinks are not None; scales are unchanged."""
     assert 0.0 == parameters_of(twin, scale=1.0, logits_soft_cap=0.0).logits_soft_cap
     assert 30.0 == parameters_of(twin, scale=1.0, logits_soft_cap=30.0).logits_soft_cap
     assert parameters_of(twin, scale=1.0, logits_soft_cap=None).logits_soft_cap is None
@@ -87,7 +83,6 @@ def test_other_parameters(twin: Any) -> None:
 
 
 def test_layers_are_in_the_requested_order(twin: Any) -> None:
-    """The layers are those requested, in that order; an `impl` may be of a subclass."""
     more = type("More", (Impl,), {})(scale=3.0)
     config = make_config(twin, a=Impl(scale=1.0), b=Impl(scale=2.0), c=more)
     found = twin.get_per_layer_parameters(config, ["c", "a"], Impl)
@@ -110,7 +105,6 @@ NEAR = reference.PerLayerParameters(127, 0.0, 0.125)
     ],
 )
 def test_global_parameters(twin: Any, others: Any, same_windows: bool, same_all: bool) -> None:
-    """The result has the first layer's parameters, and whether all layers agree."""
     made = map(twin.convert, [NEAR, *others])
     layers = {str(-i): layer for i, layer in enumerate(made)}  # the first name sorts last
     before = [dict(vars(layer)) for layer in layers.values()]
@@ -123,7 +117,6 @@ def test_global_parameters(twin: Any, others: Any, same_windows: bool, same_all:
 
 
 def test_parameters_of_an_engine(twin: Any) -> None:
-    """An engine's own objects with the four parameters work too."""
     fields = {"window_left": 3, "logits_soft_cap": None, "sm_scale": 1.0, "has_sinks": True}
     engine, other = SimpleNamespace(**fields), twin.PerLayerParameters(**fields)
     inferred = twin.infer_global_hyperparameters({"a": engine, "b": other})

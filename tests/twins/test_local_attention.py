@@ -24,7 +24,6 @@ def query_lens_of(metadata: Any) -> list[int]:
 
 
 def test_the_example(twin: Any, make_batch: Any) -> None:
-    """The worked example, every field of it."""
     batch = make_batch(
         [4, 10, 5],
         [2, 7, 4],
@@ -86,7 +85,6 @@ def test_corners(
     width: int,
     expected: tuple[list[int], list[int], list[list[int]]],
 ) -> None:
-    """Lengths at, just below and just above a chunk's end, empty requests, and narrow tables."""
     table = columns(twin, len(query_lens), width)
     batch = make_batch(query_lens, computed, block_table_tensor=table)
     with twin.checked():
@@ -99,14 +97,12 @@ def test_corners(
 
 
 def test_a_table_of_no_columns(twin: Any, make_batch: Any) -> None:
-    """If the table has no columns, the virtual requests get null blocks."""
     batch = make_batch([0, 0], [0, 0], block_table_tensor=twin.convert(np.zeros((2, 0), np.int32)))
     virtual = twin.make_local_attention_virtual_batches(6, batch, 2)
     assert [[0, 0, 0], [0, 0, 0]] == virtual.block_table_tensor.tolist()
 
 
 def test_positions_follow_from_the_lengths(twin: Any, make_batch: Any) -> None:
-    """Queries are at a sequence's last positions, even if computed tokens are below s - q."""
     batch = make_batch([2], [5], num_computed_tokens_cpu=twin.int32(1))
     virtual = twin.make_local_attention_virtual_batches(4, batch, 2)
     assert ([2], [3], [1]) == (
@@ -117,7 +113,6 @@ def test_positions_follow_from_the_lengths(twin: Any, make_batch: Any) -> None:
 
 
 def test_lengths_near_32_bits(twin: Any, make_batch: Any) -> None:
-    """Lengths and chunks near 2^31 do not overflow."""
     length = twin.int32(2**31 - 1)
     batch = make_batch(
         [2],

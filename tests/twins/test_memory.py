@@ -34,14 +34,12 @@ def request(twin: Any, free: object, total: object, utilization: object) -> int:
     ],
 )
 def test_share(twin: Any, total: int, utilization: float, expected: int) -> None:
-    """The requested memory is the ceiling of the product in double precision, a Python int."""
     requested = request(twin, 2**62, total, utilization)
     assert expected == requested == math.ceil(float(total) * float(utilization))
     assert type(requested) is int
 
 
 def test_all_that_is_free_is_enough(twin: Any) -> None:
-    """The share may be exactly the free memory."""
     assert request(twin, 900, 1000, 0.9) == 900
     assert twin.request_memory(twin.MemorySnapshot(900, 1000), twin.CacheConfig()) == 900
     with pytest.raises(ValueError, match="lower gpu_memory_utilization or free memory"):
@@ -49,7 +47,6 @@ def test_all_that_is_free_is_enough(twin: Any) -> None:
 
 
 def test_more_than_is_free(twin: Any) -> None:
-    """The message contains the device, the sizes and the share, and a remedy."""
     with twin.refuses(
         "ValueError: init_snapshot.free_memory on device cuda:3 is 60.00 GiB of 79.50 GiB, less "
         "than the desired 71.55 GiB (cache_config.gpu_memory_utilization 0.9): lower "

@@ -17,7 +17,6 @@ from tests.twins.arrays import counts_of, int32
 
 
 def test_fields(twin: Any) -> None:
-    """The fields are in the order that positional construction relies on, with these defaults."""
     fields = dataclasses.fields(twin.CommonAttentionMetadata)
     expected = (
         "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu num_computed_tokens_cpu "
@@ -31,7 +30,6 @@ def test_fields(twin: Any) -> None:
 
 
 def test_the_constructor_checks_nothing(twin: Any) -> None:
-    """The constructor accepts anything: only `validate` checks it."""
     parameters = inspect.signature(twin.CommonAttentionMetadata).parameters
     metadata = twin.CommonAttentionMetadata(**dict.fromkeys(parameters, None))
     with twin.refuses("TypeError: query_start_loc must be an array, got NoneType"):
@@ -53,20 +51,17 @@ def test_the_constructor_checks_nothing(twin: Any) -> None:
     ],
 )
 def test_valid_changes(make_batch: Any, changes: dict[str, Any]) -> None:
-    """Changes that violate no invariant are valid."""
     make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes).validate(block_size=2)
 
 
 @pytest.mark.parametrize("padding_tokens", [0, 3])
 def test_a_batch_of_nothing_is_valid(make_batch: Any, padding_tokens: int) -> None:
-    """No requests are valid, with and without tokens of padding."""
     metadata = make_batch([], [], padding_tokens=padding_tokens)
     metadata.validate()
     metadata.validate(block_size=2)
 
 
 def test_rows_need_a_block_size(twin: Any, make_batch: Any) -> None:
-    """Table rows are checked only with a block size, and need only as many columns as used."""
     metadata = make_batch([1], [16], block_table_tensor=twin.convert(np.zeros((1, 1), np.int32)))
     metadata.validate()
     metadata.validate(block_size=17)
@@ -83,7 +78,6 @@ def test_rows_need_a_block_size(twin: Any, make_batch: Any) -> None:
     "name", [f.name for f in dataclasses.fields(reference.CommonAttentionMetadata)]
 )
 def test_absent_fields_are_not_checked(twin: Any, make_batch: Any, name: str) -> None:
-    """An engine's own metadata may lack any field, or have only that one."""
     fields = vars(make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2))
     lacking = {other: value for other, value in fields.items() if other != name}
     twin.metadata.validate_metadata(SimpleNamespace(**lacking), 2)
@@ -91,7 +85,6 @@ def test_absent_fields_are_not_checked(twin: Any, make_batch: Any, name: str) ->
 
 
 def test_pairs_of_fields(twin: Any) -> None:
-    """A check of two fields needs both; computed tokens' values need starts and lengths."""
     for fields, message in (
         ({"seq_lens": int32(1), "num_computed_tokens_cpu": int32(9)}, None),
         ({"query_start_loc": int32(0, 1), "num_computed_tokens_cpu": int32(9)}, None),
@@ -110,7 +103,6 @@ def test_pairs_of_fields(twin: Any) -> None:
 
 
 def test_equal_only_to_itself(make_batch: Any) -> None:
-    """Metadata compares by identity, as arrays have no single truth value."""
     one, other = make_batch([2], [3]), make_batch([2], [3])
     assert one == one  # noqa: PLR0124  # the point
     assert one != other
@@ -118,7 +110,6 @@ def test_equal_only_to_itself(make_batch: Any) -> None:
 
 
 def test_lengths_without_num_reqs(twin: Any, make_batch: Any) -> None:
-    """Without num_reqs, the number of requests is that of the starts or sequence lengths."""
     fields = vars(make_batch([2, 3], [3, 5]))
     del fields["num_reqs"]
     fields["seq_lens_cpu"] = twin.int32(5)
@@ -130,7 +121,6 @@ def test_lengths_without_num_reqs(twin: Any, make_batch: Any) -> None:
 
 
 def test_unpadded_cuts_every_field(twin: Any, make_batch: Any) -> None:
-    """Per-request fields are cut to the requests, slots to the tokens; the rest is as it was."""
     metadata = make_batch(
         [2, 3, 0],
         [3, 5, 0],
@@ -162,7 +152,6 @@ def test_unpadded_cuts_every_field(twin: Any, make_batch: Any) -> None:
 
 
 def test_unpadded_keeps_the_class(twin: Any, make_batch: Any) -> None:
-    """The result has the same subclass and ints as counts, even without requests."""
     subclass = type("Ours", (twin.CommonAttentionMetadata,), {})
     metadata = subclass(**vars(make_batch([2, 3], [3, 5])))
     cut = metadata.unpadded(np.int64(0), np.int32(0))
@@ -172,7 +161,6 @@ def test_unpadded_keeps_the_class(twin: Any, make_batch: Any) -> None:
 
 
 def test_unpadded_reads_the_half_on_the_device(twin: Any, make_batch: Any) -> None:
-    """If the halves differ, checked mode counts the tokens of `query_start_loc`."""
     batch = make_batch([2, 3], [3, 5], query_start_loc_cpu=int32(0, 2, 9))
     with twin.checked():
         assert 5 == batch.unpadded(5, 2).num_actual_tokens

@@ -35,7 +35,6 @@ def make_scheduler_config(twin: Any, **changes: Any) -> Any:
 def test_encoder_budget(
     twin: Any, compute: int, cache_size: int, sizes: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    """Each number is the configured one, but at least the largest item; 0 without modalities."""
     config = make_scheduler_config(
         twin, max_num_encoder_input_tokens=np.int64(compute), encoder_cache_size=cache_size
     )
@@ -45,7 +44,6 @@ def test_encoder_budget(
 
 
 def test_what_the_encoder_budget_does_not_read(twin: Any) -> None:
-    """Nothing is read without modalities, and the step's tokens only with the flag."""
     assert (0, 0) == twin.compute_mm_encoder_budget(None, {})
     config = SimpleNamespace(
         max_num_encoder_input_tokens=1, encoder_cache_size=2, disable_chunked_mm_input=False
@@ -54,7 +52,6 @@ def test_what_the_encoder_budget_does_not_read(twin: Any) -> None:
 
 
 def test_items_that_must_be_within_one_step(twin: Any) -> None:
-    """Without chunked items the largest must fit into a step; it may fill it."""
     config = make_scheduler_config(twin, disable_chunked_mm_input=True)
     assert (100, 100) == twin.compute_mm_encoder_budget(config, {"image": 100})
     with twin.refuses(
@@ -83,7 +80,6 @@ def make_budget_of(twin: Any, registry: Any, max_model_len: int = 1000, **change
 
 
 def test_attributes_of_a_budget(twin: Any) -> None:
-    """A budget has the configured sizes, the registry's own dicts, and the numbers of items."""
     limits, sizes = {"image": 4, "audio": 9, "unused": 1}, {"audio": 30, "image": 200}
     budget = make_budget(
         twin,
@@ -110,7 +106,6 @@ def test_attributes_of_a_budget(twin: Any) -> None:
 
 @pytest.mark.parametrize("kind", list(CLASSES))
 def test_calls_of_the_registry(twin: Any, kind: str) -> None:
-    """Each method of the registry is called once; the one for a cache is optional."""
     registry = Registry({"image": 1}, {"image": 2}, kind).make(twin)
     budget, cache = make_budget_of(twin, registry), registry.cache
     is_same = {"cache": True, "profiler_limits": True}
@@ -125,7 +120,6 @@ def test_calls_of_the_registry(twin: Any, kind: str) -> None:
 
 
 def test_the_modality_with_the_largest_item(twin: Any) -> None:
-    """Of modalities with equal items the last by name is chosen, in any order of the dict."""
     sizes = {"image": 30, "audio": 30, "text": 7, "zebra": 3}
     for items in itertools.permutations(sizes.items()):
         budget = make_budget(twin, dict.fromkeys(sizes, 1), dict(items))
@@ -153,7 +147,6 @@ def test_the_modality_with_the_largest_item(twin: Any) -> None:
 def test_max_items(
     twin: Any, limit: int, size: int, changes: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    """Items of a prompt and of a batch, each bound in turn."""
     budget = make_budget(twin, {"image": limit}, {"image": 1000}, **changes)
     assert expected == budget.get_max_items("image", size)
     assert expected == budget.get_max_items("image", np.int32(size))
@@ -161,26 +154,13 @@ def test_max_items(
 
 
 def test_without_an_encoder_budget(twin: Any) -> None:
-    """If all items have size 0, so has the budget, and it allows no items of any size."""
     budget = make_budget(twin, {"image": 3}, {"image": 0})
     assert 0 == budget.get_encoder_budget()
     assert (0, 0) == budget.get_max_items("image", 5)
     assert {"image": 0} == budget.max_items_per_prompt_by_modality
 
 
-def test_a_modality_that_is_not_there(twin: Any) -> None:
-    """An unknown modality is refused before its size is checked, also by the constructor."""
-    budget = make_budget(twin, {"image": 3, "audio": 2}, {})
-    with twin.refuses(
-        "KeyError: modality is 'video', expected one of mm_limits: ['audio', 'image']"
-    ):
-        budget.get_max_items("video", -1)
-    with twin.refuses("KeyError: modality is 'video', expected one of mm_limits: []"):
-        make_budget(twin, {}, {"video": 3})
-
-
 def test_modalities_of_an_enum(twin: Any) -> None:
-    """A modality that is a member of a str enum is returned unchanged."""
     kinds = Enum("kinds", {"IMAGE": "image", "VIDEO": "video"}, type=str)
     image, video = kinds
     budget = make_budget(twin, {image: 1, video: 1}, {image: 9, video: 9})

@@ -44,7 +44,6 @@ def mask_of(twin: Any, entries: str) -> Any:
 @pytest.mark.parametrize("dtype", NAN_BITS)
 @pytest.mark.parametrize("embed_dim", [0, 1, 3, 16])
 def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> None:
-    """The `k`-th True entry gets row `k` bit for bit, others NaN; gathering returns the rows."""
     embeds = twin.convert(make_rows(mask.count("x"), embed_dim, dtype))
     is_embed = mask_of(twin, mask)
     with twin.checked():
@@ -62,7 +61,6 @@ def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> Non
 
 @pytest.mark.parametrize("anything", [np.zeros((2, 3)), np.zeros(7, np.int32), [1, 2], None])
 def test_without_a_mask(twin: Any, anything: Any) -> None:
-    """Without a mask both functions return their argument, without checks."""
     assert anything is twin.scatter_mm_placeholders(anything, None)
     assert anything is twin.gather_mm_placeholders(anything, None)
 
@@ -75,5 +73,4 @@ ROWS = np.zeros((2, 3), np.float32)
     [((), 0), ([ROWS, np.zeros((0, 7), np.int8)], 2), (np.zeros((4, 2, 3)), 4)],
 )
 def test_encoder_outputs_that_are_fine(twin: Any, mm_embeddings: Any, num_items: int) -> None:
-    """The expected number of matrices, in a list, a tuple or an array, is accepted."""
     twin.sanity_check_mm_encoder_outputs(twin.convert(mm_embeddings), num_items)

@@ -54,14 +54,12 @@ OPS = ["attention"]
 def test_what_decides(
     twin: Any, changes: dict[str, Any], num_input_tokens: Any, expected: bool
 ) -> None:
-    """The result follows from the configuration as defined, and is a bool."""
     assert expected is twin.is_residual_scattered_for_sp(
         make_config(twin, **changes), num_input_tokens
     )
 
 
 def test_what_decides_not_is_not_read(twin: Any) -> None:
-    """Fields after the one that decides are not read, and may be absent."""
     off = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=twin.PassConfig()))
     assert False is twin.is_residual_scattered_for_sp(off, 7)
     pass_config = twin.PassConfig(enable_sp=True)
@@ -75,12 +73,3 @@ def test_what_decides_not_is_not_read(twin: Any) -> None:
         parallel_config=SimpleNamespace(tensor_parallel_size=2),
     )
     assert True is twin.is_residual_scattered_for_sp(whole, 8)
-
-
-def test_tokens_that_ranks_do_not_divide(twin: Any) -> None:
-    """The number of tokens must be a multiple of the ranks."""
-    with twin.refuses(
-        "ValueError: num_input_tokens is 6, expected a multiple of the 4 tensor-parallel ranks: "
-        "the runner pads it where sequence parallelism is on"
-    ):
-        twin.is_residual_scattered_for_sp(make_config(twin), 6)

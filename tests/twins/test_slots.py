@@ -39,19 +39,16 @@ def slots_of(
     ],
 )
 def test_slots_of_the_example(twin: Any, kwargs: dict[str, int], expected: list[int]) -> None:
-    """The worked example, and the slots of each of its ranks."""
     assert expected == slots_of(twin, TABLE, STARTS, POSITIONS, 2, **kwargs)
 
 
 def test_kernel_blocks(twin: Any) -> None:
-    """Block k of the row is kernel blocks k*n .. k*n + n - 1, wherever these are in the cache."""
     table = [[8, 3, 6, 1]]  # two blocks of 4, as kernel blocks of 2
     expected = [16, 17, 6, 7, 12, 13, 2, 3]
     assert expected == slots_of(twin, table, [0, 8], list(range(8)), 4, kernel_block_size=2)
 
 
 def test_kernel_blocks_with_context_parallelism(twin: Any) -> None:
-    """The rank, the block and the offset follow from the manager's block, not the kernel's."""
     world = {"kernel_block_size": 2, "cp_world_size": 2, "cp_kv_cache_interleave_size": 2}
     batch = [[8, 3, 6, 1]], [0, 16], list(range(16)), 4
     rank_0 = [16, 17, PAD, PAD, 6, 7, PAD, PAD, 12, 13, PAD, PAD, 2, 3, PAD, PAD]
@@ -77,14 +74,12 @@ def test_kernel_blocks_with_context_parallelism(twin: Any) -> None:
 def test_slots(
     twin: Any, table: Any, starts: list[int], positions: list[int], expected: list[int]
 ) -> None:
-    """Tokens past the last request have no slot, and only blocks that hold a token are read."""
     assert expected == slots_of(twin, table, starts, positions, 2)
     with twin.checked():
         assert expected == slots_of(twin, table, starts, positions, 2)
 
 
 def test_large_numbers(twin: Any) -> None:
-    """Blocks, block sizes, positions and slots may need more than 32 bits when multiplied."""
     maximum = 2**31 - 1
     assert [maximum * maximum + maximum - 1] == slots_of(
         twin, [[maximum]], [0, 1], [maximum - 1], maximum
@@ -99,12 +94,10 @@ def test_large_numbers(twin: Any) -> None:
 
 
 def test_another_ranks_position_needs_no_column(twin: Any) -> None:
-    """A position of another rank may lie outside the table."""
     assert [-1] == slots_of(twin, [[5]], [0, 1], [99], 2, cp_world_size=2, cp_rank=0)
 
 
 def test_out_between_the_entries_of_an_input(twin: Any) -> None:
-    """An `out` that interleaves with an input but shares no byte with it is accepted."""
     both = twin.int64(1, 77, 2, 77, 3, 77, 0, 77)
     table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
     with twin.checked():
@@ -113,7 +106,6 @@ def test_out_between_the_entries_of_an_input(twin: Any) -> None:
 
 
 def test_out_is_padded_to_its_end(twin: Any) -> None:
-    """Entries of `out` past the positions are padding, and the result is a view of `out`."""
     out = twin.int64(*[77] * 7)
     table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
     slots = twin.compute_slot_mapping(table, starts, twin.int64(*POSITIONS, 50), 2, out=out)
@@ -127,7 +119,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
 def test_map_of_the_example(twin: Any, dtype: str) -> None:
-    """The worked example, for every dtype."""
     with twin.checked():
         result = twin.map_to_kernel_blocks(twin.array([0, 3], dtype), 2)
     assert [0, 1, 6, 7] == result.tolist()
@@ -135,7 +126,6 @@ def test_map_of_the_example(twin: Any, dtype: str) -> None:
 
 
 def test_map_of_rows(twin: Any) -> None:
-    """Each row is mapped by itself, strided or empty too; with one kernel block it is copied."""
     block_ids = twin.array([[1, 9, 0], [2, 9, 3]], "int32")[:, ::2]
     assert [[2, 3, 0, 1], [4, 5, 6, 7]] == twin.map_to_kernel_blocks(block_ids, 2).tolist()
     same = twin.map_to_kernel_blocks(block_ids, 1)
@@ -146,7 +136,6 @@ def test_map_of_rows(twin: Any) -> None:
 
 
 def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
-    """The greatest id that fits is mapped."""
     assert [126, 127] == twin.map_to_kernel_blocks(twin.array([63], "int8"), 2).tolist()
     last = 2**62 - 1
     assert [2 * last, 2 * last + 1] == twin.map_to_kernel_blocks(twin.int64(last), 2).tolist()

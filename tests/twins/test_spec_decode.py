@@ -15,7 +15,6 @@ def numbered(shape: tuple[int, ...]) -> Any:
 
 
 def test_views_are_written_through(twin: Any) -> None:
-    """Writes to the views change the array."""
     query = twin.convert(numbered((4, 1, 1)))
     by_request = twin.reshape_query_for_spec_decode(query, 2)
     by_request[1, 0] = 70
@@ -24,7 +23,6 @@ def test_views_are_written_through(twin: Any) -> None:
 
 
 def test_three_dimensions_are_as_they_are(twin: Any) -> None:
-    """An output with three dimensions is returned itself."""
     attn_output = twin.convert(np.zeros((6, 8, 4)))
     assert attn_output is twin.reshape_attn_output_for_spec_decode(attn_output)
 
@@ -41,7 +39,6 @@ def test_three_dimensions_are_as_they_are(twin: Any) -> None:
     ],
 )
 def test_strides_that_allow_a_view(twin: Any, attn_output: Any, expected: list[int] | None) -> None:
-    """The result is a view if tokens have one stride in memory, or are too few for two."""
     attn_output = twin.convert(attn_output)
     flat = twin.reshape_attn_output_for_spec_decode(attn_output)
     requests, tokens, heads, dim = attn_output.shape
@@ -54,7 +51,6 @@ def test_strides_that_allow_a_view(twin: Any, attn_output: Any, expected: list[i
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("shape", [(6, 2, 3), (2, 1, 1), (4, 0, 3), (4, 2, 0), (0, 2, 3)])
 def test_token_by_token(twin: Any, shape: tuple[int, int, int], step: int) -> None:
-    """Token `i * n + j` is `[i, j]` of the view, also of strided queries, and back again."""
     tokens, heads, dim = shape
     query = twin.convert(numbered((tokens * step, heads, dim))[::step])
     by_request = twin.reshape_query_for_spec_decode(query, 2)

@@ -68,7 +68,6 @@ def make_config(
 def test_memory_of_attention(
     twin: Any, cls: Any, more: tuple[int, ...], config: dict[str, int], pages: int
 ) -> None:
-    """The pages of a request depend on the kind of spec and the configuration."""
     spec = twin.convert(cls(*FIELDS, *more))
     needed = spec.max_memory_usage_bytes(make_config(twin, **config))
     assert pages * PAGE == needed
@@ -76,7 +75,6 @@ def test_memory_of_attention(
 
 
 def test_memory_of_mla(twin: Any) -> None:
-    """MLA needs as many pages as full attention, of MLA's page size."""
     spec = twin.MLAAttentionSpec(*twin.convert(FIELDS))
     assert 4 * PAGE // 2 == spec.max_memory_usage_bytes(make_config(twin, max_model_len=97, dcp=2))
 
@@ -93,7 +91,6 @@ def test_memory_of_mla(twin: Any) -> None:
     ],
 )
 def test_memory_of_mamba(twin: Any, mode: str, speculative: int, pages: int) -> None:
-    """The pages of a request, by the cache's mode; plus speculative ones unless all are stored."""
     spec = dataclasses.replace(
         twin.convert(MAMBA), page_size_padded=64, num_speculative_blocks=speculative
     )
@@ -101,7 +98,6 @@ def test_memory_of_mamba(twin: Any, mode: str, speculative: int, pages: int) -> 
 
 
 def test_memory_of_uniform_specs(twin: Any) -> None:
-    """A request needs the largest number of pages of any spec, of the size of all together."""
     small, large = (
         twin.SlidingWindowSpec(16, 1, 5, twin.dtype("int8"), 8),
         twin.SlidingWindowSpec(*twin.convert(FIELDS), 40),
@@ -113,7 +109,6 @@ def test_memory_of_uniform_specs(twin: Any) -> None:
 
 
 def test_what_is_read(twin: Any) -> None:
-    """A kind of spec reads only the fields of a configuration that its formula uses."""
     model = SimpleNamespace(max_model_len=np.int64(100))
     parallel = SimpleNamespace(
         decode_context_parallel_size=1, prefill_context_parallel_size=np.int32(1)

@@ -48,14 +48,12 @@ CHUNK = reference.ChunkedLocalAttentionSpec(*FIELDS, 8)
     ],
 )
 def test_merge(twin: Any, cls: type[Any], specs: list[Any], expected: Any) -> None:
-    """Specs that match merge into one, with the one window or chunk size among them."""
     merged = getattr(twin, cls.__name__).merge(twin.convert(specs))
     assert twin.convert(expected) == merged
     assert type(merged) is getattr(twin, type(expected).__name__)
 
 
 def test_merge_makes_its_own_class(twin: Any) -> None:
-    """Full attention merges an engine's own specs, known by class name, into its own class."""
     near, full, mla = twin.convert([NEAR, FULL, MLA])
     own = type("OwnFull", (type("FullAttentionSpec", (type("KVCacheSpec", (), {}),), {}),), {})()
     for field in dataclasses.fields(near):
@@ -88,29 +86,7 @@ def test_merge_makes_its_own_class(twin: Any) -> None:
     ],
 )
 def test_uniform_type(twin: Any, specs: Any, expected: bool) -> None:
-    """Uniform specs have one block size, one kind, and one window, chunk size or similar field."""
     by_layer = {f"layers.{i}": spec for i, spec in enumerate(twin.convert(specs))}
     assert expected is twin.UniformTypeKVCacheSpecs.is_uniform_type(by_layer)
     uniform = twin.UniformTypeKVCacheSpecs.from_specs(by_layer)
     assert (twin.UniformTypeKVCacheSpecs(16, by_layer) if expected else None) == uniform
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        reference.KVCacheSpec(16),
-        reference.AttentionSpec(*FIELDS),
-        ENCODER_ONLY,
-        reference.UniformTypeKVCacheSpecs(16, {"a": FULL}),
-    ],
-)
-def test_kinds_that_are_never_uniform(twin: Any, first: Any) -> None:
-    """A first spec of another kind raises a NotImplementedError."""
-    for is_uniform in (
-        twin.UniformTypeKVCacheSpecs.is_uniform_type,
-        twin.UniformTypeKVCacheSpecs.from_specs,
-    ):
-        with pytest.raises(
-            NotImplementedError, match=rf"^specs\['x'\] is of class {type(first).__name__}, "
-        ):
-            is_uniform(twin.convert({"x": first, "y": FULL}))

@@ -22,7 +22,6 @@ def ubatch(r0: int, r1: int, t0: int, t1: int) -> reference.UBatchSlice:
 
 
 def test_slices_of_the_type(twin: Any) -> None:
-    """A slice counts its tokens, and is empty without requests or without tokens."""
     assert twin.convert(ubatch(0, 2, 3, 9)).num_tokens == 6
     assert not twin.convert(ubatch(0, 2, 3, 9)).is_empty()
     assert twin.convert(ubatch(2, 2, 3, 9)).is_empty()
@@ -49,7 +48,6 @@ def test_slices_of_the_type(twin: Any) -> None:
     ],
 )
 def test_create(twin: Any, counts: list[int], split_points: object, expected: Any) -> None:
-    """A slice's requests are those with a token in it; a request that is cut is in both slices."""
     for dtype in (np.int32, np.int64):
         tokens = np.repeat(np.array(counts, dtype), 2)[::2]
         tokens.flags.writeable = False
@@ -57,7 +55,6 @@ def test_create(twin: Any, counts: list[int], split_points: object, expected: An
 
 
 def test_create_past_32_bits(twin: Any) -> None:
-    """Counts whose sum passes 2^31 do not overflow, and slices hold Python ints."""
     maximum = 2**31 - 1
     slices = twin.create_ubatch_slices(int32(maximum, maximum), np.int64(maximum + 1))
     assert [
@@ -71,7 +68,6 @@ def test_create_past_32_bits(twin: Any) -> None:
 
 
 def test_create_past_64_bits(twin: Any) -> None:
-    """Counts whose sum passes 2^63 do not overflow."""
     half = 2**62
     slices = twin.create_ubatch_slices(int64(half, half, half), [half, 2**63 + 7])
     expected = [(0, 1, 0, half), (1, 3, half, 2**63 + 7), (2, 3, 2**63 + 7, 3 * half)]
@@ -83,7 +79,6 @@ def test_create_past_64_bits(twin: Any) -> None:
     [(0, 3, [0, 4, 14, 19]), (1, 3, [0, 10, 15]), (1, 2, [0, 10]), (3, 3, [0]), (0, 0, [0])],
 )
 def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> None:
-    """Starts are relative to the first request's; the result is a new array."""
     starts = twin.int32(0, 99, 4, 99, 14, 99, 19)[::2]
     result = twin.slice_query_start_locs(starts, slice(start, stop, 1))
     assert expected == result.tolist()
@@ -116,7 +111,6 @@ def test_make_with_slice(
     seq_lens: list[int],
     computed: list[int],
 ) -> None:
-    """The worked examples: starts are clipped, and sequence and computed tokens follow."""
     batch = make_batch(QUERY_LENS, COMPUTED, causal=False, encoder_seq_lens=int64(1, 2, 3))
     part = twin._make_metadata_with_slice(twin.convert(one), batch)
     part.validate(block_size=2)
@@ -139,7 +133,6 @@ def test_make_with_slice(
 
 
 def test_what_must_be_made_anew(twin: Any, make_batch: Any) -> None:
-    """The logits fields and the local lengths of a part are None; the batch keeps its own."""
     batch = make_batch(
         QUERY_LENS,
         COMPUTED,
@@ -157,7 +150,6 @@ def test_what_must_be_made_anew(twin: Any, make_batch: Any) -> None:
 
 
 def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
-    """Tokens of a slice may be past the last request's end; they belong to no request."""
     batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
     part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 3, 3, 9)), batch)
     assert [0, 2, 2] == part.query_start_loc.tolist()
@@ -169,7 +161,6 @@ def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
 
 @pytest.mark.parametrize("request_slice", [slice(1, 2), slice(3, 4), slice(1, 4)])
 def test_a_slice_of_padding_alone(twin: Any, make_batch: Any, request_slice: slice) -> None:
-    """For a slice of padding all starts are 0, and the maximum query length is the batch's."""
     batch = make_batch([2, 0, 3, 0], [4, 5, 0, 0], padding_tokens=4)
     part = twin._make_metadata_with_slice(twin.UBatchSlice(request_slice, slice(6, 8)), batch)
     part.validate(block_size=2)
@@ -177,19 +168,3 @@ def test_a_slice_of_padding_alone(twin: Any, make_batch: Any, request_slice: sli
     assert batch.seq_lens[request_slice].tolist() == part.seq_lens.tolist()
     assert batch.seq_lens[request_slice].tolist() == part.num_computed_tokens_cpu.tolist()
     assert part.max_query_len == 3
-
-
-@pytest.mark.parametrize(
-    ("one", "first_tokens"),
-    [
-        pytest.param(ubatch(1, 3, 2, 5), "request 1, tokens 2 to 2", id="no padding token"),
-        pytest.param(ubatch(2, 3, 5, 7), "request 2, tokens 2 to 5", id="no padded request"),
-    ],
-)
-def test_what_is_not_wholly_in_the_padding(
-    twin: Any, make_batch: Any, one: Any, first_tokens: str
-) -> None:
-    """Padded requests need tokens past all requests, and such tokens need padded requests."""
-    batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
-    with pytest.raises(ValueError, match=f"expected it inside {first_tokens}$"):
-        twin._make_metadata_with_slice(twin.convert(one), batch)
