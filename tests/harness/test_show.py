@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conformance.harness.show import causes, failure_text, one_line
+from conformance.harness.show import cause_of, failure_text, gravity_of, one_line
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 
 REPLAY = "python -m conformance --replay failures/f-12345678.json --impl /tmp/mine.py --target host"
@@ -226,5 +226,7 @@ def test_causes() -> None:
     again = dataclasses.replace(same.difference, where="result", index=(1,))
     native = Failure(SLOTS, "native", again)
     needs = Failure(SLOTS, "host", dataclasses.replace(again, where="out"), "two threads")
-    found = causes([missing, needs, crash, same, worst, native])
-    assert [[worst, native, same], [crash], [needs], [missing]] == found
+    found: dict[Any, list[Failure]] = {}
+    for failure in sorted([missing, needs, crash, same, worst, native], key=gravity_of):
+        found.setdefault(cause_of(failure), []).append(failure)
+    assert [[worst, native, same], [crash], [needs], [missing]] == [*found.values()]
