@@ -39,7 +39,6 @@ ELLIPSIS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def parse(page: Path) -> list[Token]:
-    """Return the tokens of a page."""
     text = page.read_text(encoding="utf-8")
     return MarkdownIt("commonmark").enable("table").parse(text)
 
@@ -56,7 +55,6 @@ def targets_of(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return GitHub's anchors of the headings of a page."""
     tokens = parse(page)
     headings = [
         tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"
@@ -118,12 +116,10 @@ class Sample:
     """Why it is not run."""
 
     def __str__(self) -> str:
-        """Return the name of its test."""
         return f"{self.page.relative_to(ROOT)}: {self.command}"
 
 
 def samples_of(page: Path) -> Iterator[Sample]:
-    """Yield the commands of a page."""
     reason: str | None = None
     for token in parse(page):
         if token.type == "html_block":

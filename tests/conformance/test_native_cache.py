@@ -31,7 +31,6 @@ class Compiler:
     count = 0
 
     def __call__(self) -> Compiled:
-        """Return another result each time."""
         self.count += 1
         time.sleep(0.05)
         return Compiled(f"PTX {self.count}", b"code \0 %d" % self.count)
@@ -51,7 +50,6 @@ def test_a_kernel_is_compiled_once() -> None:
 
 
 def change_constant(patch: pytest.MonkeyPatch) -> Kernel:
-    """Change a number that a kernel uses."""
     patch.setattr(block_table, "PAD_SLOT_ID", -2)
     return block_table.compute_slot_mapping
 
@@ -69,14 +67,12 @@ def change_instruction(patch: pytest.MonkeyPatch) -> Kernel:
 
 
 def change_signature(patch: pytest.MonkeyPatch) -> Kernel:
-    """Change the types of a kernel's parameters."""
     kernel = block_table.move_row
     patch.setattr(kernel, "signature", kernel.signature.replace("int32[::1]", "uint32[::1]"))
     return kernel
 
 
 def change_version(patch: pytest.MonkeyPatch) -> Kernel:
-    """Install another compiler."""
     patch.setattr(cache, "version", lambda name: f"9 of {name}")
     cache._environment_fingerprint.cache_clear()
     return block_table.move_row

@@ -19,26 +19,22 @@ Array: TypeAlias = Any
 
 
 def store_past_end(x: Array, n: int) -> None:
-    """Store one element too many."""
     i = cuda.grid(1)
     if i <= n:
         x[np.uint64(i)] = i
 
 
 def store_before(x: Array, n: int) -> None:
-    """Store before the first element."""
     i = cuda.grid(1)
     if i < n:
         x[np.uint64(np.int64(i) - 1)] = i
 
 
 def load_far(x: Array, n: int) -> None:
-    """Load from an address that is near no array."""
     x[0] = x[np.uint64(n) << np.uint64(33)]
 
 
 def wait_in_some(x: Array, n: int) -> None:
-    """Wait at a barrier in some threads only."""
     i = cuda.threadIdx.x
     if i < n:
         cuda.syncthreads()
@@ -71,7 +67,6 @@ def index_past_shared(x: Array, n: int) -> None:
 
 
 def index_past_local(x: Array, n: int) -> None:
-    """Load from behind a local array."""
     own = cuda.local.array(4, np.int32)
     for k in range(4):
         own[np.uint32(k)] = x[np.uint32(k)]
@@ -87,7 +82,6 @@ def loop_forever(x: Array, n: int) -> None:
 
 
 def load_unwritten(x: Array, n: int) -> None:
-    """Load what another thread should have stored."""
     shared = cuda.shared.array(32, np.int32)
     i = np.uint32(cuda.threadIdx.x)
     if i < n:
@@ -107,7 +101,6 @@ def load_without_waiting(x: Array, n: int) -> None:
 
 
 def store_alike(x: Array, n: int) -> None:
-    """Store to one element in all blocks."""
     if cuda.threadIdx.x == 0:
         x[np.uint64(n)] = 1
 
@@ -163,7 +156,6 @@ CASES: dict[str, tuple[Any, int, int, Kind, str]] = {
 
 
 def declare(function: Callable[..., None]) -> Kernel:
-    """Return the kernel of a function of 32 threads."""
     return Kernel(function, "void(int32[::1], int64)", 32)
 
 

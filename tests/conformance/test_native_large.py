@@ -34,7 +34,6 @@ def simulate(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> Non
 
 
 def tensor(values: Any, dtype: Any = np.int32) -> torch.Tensor:  # noqa: ANN401  # what NumPy takes
-    """Return a tensor of values."""
     return torch.from_numpy(np.ascontiguousarray(values, dtype))
 
 

@@ -56,7 +56,6 @@ def signed(value: int, bits: int = 64) -> int:
 
 
 def unsigned(value: int, bits: int = 64) -> int:
-    """Return the lower bits of a number."""
     return value & 2**bits - 1
 
 
@@ -69,8 +68,6 @@ def run(body: str, a: int, b: int, c: int = 0, *, threads: int = 1) -> int:
 
 @functools.cache
 def make_kernel(body: str, parameters: str = PARAMETERS) -> Kernel:
-    """Return a kernel of this PTX."""
-
     def k(x: object) -> None:
         """Only its name is used."""
 

@@ -14,17 +14,14 @@ cuda: Any = None  # the simulator puts its own in place
 
 
 def store(x: Array, i: int) -> None:
-    """Store to an element."""
     x[i] = 1
 
 
 def load(x: Array, i: int) -> None:
-    """Load an element."""
     _ = x[i]
 
 
 def add(x: Array, i: int) -> None:
-    """Add to an element atomically."""
     cuda.atomic.add(x, i, 1)
 
 

@@ -50,7 +50,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the harness from a folder."""
     command = [python, "-m", "conformance", *arguments]
     return subprocess.run(  # noqa: S603  # our own wheel
         command, capture_output=True, text=True, cwd=folder, check=False

@@ -26,7 +26,6 @@ def filled() -> BlockTables:
 
 
 def gathered(tables: BlockTables, rows: list[int]) -> list[list[list[int]]]:
-    """Gather some rows and return them as lists."""
     return [table.tolist() for table in tables.gather_block_tables(int32(rows))]
 
 

@@ -33,7 +33,6 @@ COPIES: dict[str, Copy] = {
 
 
 def int32(*values: int) -> torch.Tensor:
-    """Return an int32 tensor."""
     return torch.tensor(values, dtype=torch.int32)
 
 
@@ -52,7 +51,6 @@ def append(tables: fast.BlockTables, row: int, block_id: int) -> None:
 
 
 def gathered(tables: fast.BlockTables, *rows: int) -> list[list[list[int]]]:
-    """Gather rows."""
     return [table.tolist() for table in tables.gather_block_tables(int32(*rows))]
 
 
@@ -102,7 +100,6 @@ def test_a_copy_goes_its_own_way(name: str) -> None:
 
 
 def share_results(tables: fast.BlockTables) -> None:
-    """Move the memory of all results into shared memory."""
     for table in tables.gather_block_tables(int32(1, 0, 2)):
         table.share_memory_()
     tables.get_dummy_slot_mappings(6).share_memory_()

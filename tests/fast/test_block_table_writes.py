@@ -22,7 +22,6 @@ def make_tables() -> fast.BlockTables:
 
 
 def gather(tables: fast.BlockTables) -> list[list[list[int]]]:
-    """Gather both rows and a padded one."""
     mapping = torch.tensor([0, 1, -1], dtype=torch.int32)
     return [table.tolist() for table in tables.gather_block_tables(mapping)]
 

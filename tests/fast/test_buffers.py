@@ -5,7 +5,6 @@ from fast import CpuGpuBuffer
 
 
 def make(*size: int, dtype: torch.dtype = torch.int32) -> CpuGpuBuffer:
-    """Make a buffer on the CPU."""
     return CpuGpuBuffer(*size, dtype=dtype, device="cpu", pin_memory=False)
 
 

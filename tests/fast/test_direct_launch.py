@@ -76,7 +76,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def launch_double(index: int, *args: torch.Tensor | int) -> None:
-    """Launch a kernel that is compiled already."""
     kernel = make_kernel()
     kernel.loaded[index] = "machine code", make_flatten(kernel.parameters)
     direct_launch.launch(kernel, index, (5, 2), 64, args)

@@ -69,7 +69,6 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """Replace a GPU by the fake."""
     from fast._native import memory  # noqa: PLC0415  (whose checks are replaced)
 
     stand_ins = {
@@ -88,7 +87,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def there(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Return a fake tensor on the GPU."""
     return torch.empty(shape, dtype=dtype, device=GPU)
 
 
@@ -118,7 +116,6 @@ def make_batch() -> fast.CommonAttentionMetadata:
 
 
 def use_tables() -> list[torch.Tensor]:
-    """Call every method of block tables."""
     tables = fast.BlockTables([16, 32], 4, 64, 256, GPU, pin_memory=True)
     tables.append_block_ids([0, 1], [[0, 2, 3], [0, 1, 2]], [[5, 6, 7], [8, 9]], [True, False])
     tables.swap_rows(0, 1)
@@ -130,7 +127,6 @@ def use_tables() -> list[torch.Tensor]:
 
 
 def split() -> list[torch.Tensor]:
-    """Split a batch in two."""
     slices = [
         fast.UBatchSlice(slice(0, 2), slice(0, 7)),
         fast.UBatchSlice(slice(1, 4), slice(7, 20)),
@@ -140,7 +136,6 @@ def split() -> list[torch.Tensor]:
 
 
 def cut_to_logits_tokens() -> list[torch.Tensor]:
-    """Cut a batch to its tokens with logits."""
     batch = make_batch()
     with _disable_current_modes():  # which would make fakes of slices on the CPU too
         made = fast.make_kv_sharing_fast_prefill_common_attn_metadata(
@@ -150,7 +145,6 @@ def cut_to_logits_tokens() -> list[torch.Tensor]:
 
 
 def make_virtual() -> list[torch.Tensor]:
-    """Make virtual requests."""
     local = fast.make_local_attention_virtual_batches(4, make_batch(), 2)
     return [local.query_start_loc, local.seq_lens, local.block_table_tensor]
 
@@ -162,7 +156,6 @@ def scatter() -> list[torch.Tensor]:
 
 
 def gather() -> list[torch.Tensor]:
-    """Gather rows of a strided tensor."""
     rows = there(30, 48, dtype=torch.bfloat16)[:, 16:]
     return [fast.gather_mm_placeholders(rows, there(30, dtype=torch.bool), num_embeds=11)]
 

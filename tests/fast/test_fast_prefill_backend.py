@@ -13,7 +13,6 @@ class Builder(fast.AttentionMetadataBuilder[Any]):
     result: Any = None
 
     def build(self, *_: object, **__: object) -> Any:  # noqa: ANN401  # whatever a test says
-        """Return the result."""
         return self.result
 
 

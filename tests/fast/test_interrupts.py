@@ -36,12 +36,10 @@ def array(tables: object, values: list[int], dtype: str) -> Any:  # noqa: ANN401
 
 
 def gather(*slots: int) -> Act:
-    """Return the gather of these request slots."""
     return lambda tables: tables.gather_block_tables(array(tables, list(slots), "int32"))
 
 
 def compute_slots(starts: list[int], positions: list[int]) -> Act:
-    """Return the computation of these tokens' slots."""
     return lambda tables: tables.compute_slot_mappings(
         array(tables, starts, "int32"), array(tables, positions, "int64")
     )

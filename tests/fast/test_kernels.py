@@ -64,7 +64,6 @@ def test_names_in_kernels() -> None:
 def gather_columns(
     table: torch.Tensor, rows: list[int], first: list[int], num_columns: int
 ) -> torch.Tensor:
-    """Gather columns of some rows of a table."""
     gathered = torch.full((len(rows), num_columns), 77, dtype=torch.int32)
     launch_blocks(
         local_attention.gather_columns, len(rows), 1, flat(table), *table.stride(), *table.shape,
@@ -97,7 +96,6 @@ def run_count() -> list[torch.Tensor]:
 
 
 def run_rank() -> list[torch.Tensor]:
-    """Number embeddings."""
     return [rank()[1]]
 
 
@@ -173,7 +171,6 @@ def test_moves(size: int, simulate: Callable[..., None]) -> None:
 
 
 def compiled(kernel: Kernel, arch: str) -> str:
-    """Return a kernel's PTX."""
     pytest.importorskip("numba_cuda")
     return compile_for(kernel, arch)[0]
 

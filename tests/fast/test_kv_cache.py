@@ -14,7 +14,6 @@ class Backend:
 
     @staticmethod
     def get_kv_cache_shape(num_blocks: int, *sizes: int) -> tuple[int, ...]:
-        """Return the logical shape."""
         return (2, num_blocks, *sizes)
 
 

@@ -11,12 +11,10 @@ class Backend:
 
     @staticmethod
     def get_kv_cache_shape(*sizes: int) -> tuple[int, ...]:
-        """Return the logical shape."""
         return (2, *sizes)
 
 
 def make_raw(num_bytes: int) -> torch.Tensor:
-    """Make a raw tensor."""
     return torch.zeros(num_bytes, dtype=torch.int8)
 
 

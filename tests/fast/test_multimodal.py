@@ -13,7 +13,6 @@ INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # nested lists
-    """Return the bits of a tensor's elements."""
     return tensor.contiguous().view(INTS[tensor.element_size()]).tolist()
 
 

@@ -27,7 +27,6 @@ from fast._native.compiler import (
 
 @pytest.fixture(autouse=True)
 def _loops_of_tests_leave() -> Iterator[None]:
-    """Remove the loops that a test has declared."""
     before = [*COMPILED]
     yield
     COMPILED[:] = before

@@ -45,8 +45,6 @@ class Numba:
         return Context()
 
     def jit(self, signature: str) -> Callable[..., Any]:
-        """Return a decorator that makes a dispatcher."""
-
         def compile_it(function: Any) -> Any:  # noqa: ANN401  (so is numba's)
             self.compiled.append((function.__name__, signature, self._entered[-1]))
             return self
@@ -58,17 +56,14 @@ class Numba:
         return lambda *args: self.launched.append((self._entered[-1], *configuration, args))
 
     def external_stream(self, handle: int) -> str:
-        """Name a stream."""
         return f"stream {handle}"
 
     def as_cuda_array(self, tensor: torch.Tensor, sync: bool) -> tuple[int, bool, bool]:
-        """Return a value that identifies a tensor's memory."""
         return tensor.data_ptr(), tensor.requires_grad, sync
 
 
 @pytest.fixture
 def numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numba]:
-    """Replace numba by the fake."""
     numba = Numba()
     monkeypatch.setattr(numba_cuda, "import_cuda", lambda: numba)
     monkeypatch.setattr(numba_cuda, "bind", lambda function: function)

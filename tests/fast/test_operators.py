@@ -25,7 +25,6 @@ OPERATORS = torch.ops.kvtwin
 
 
 def strided(values: torch.Tensor) -> torch.Tensor:
-    """Return these values as a view of something wider."""
     for dim in range(values.dim()):
         values = values.repeat_interleave(2, dim)
     return values[(slice(None, None, 2),) * values.dim()]
@@ -262,7 +261,6 @@ class Graphs:
     def __call__(
         self, graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]
     ) -> Callable[..., Any]:
-        """Return what runs the graph."""
         self.count += 1
         return graph.forward
 
@@ -363,7 +361,6 @@ class Seen(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run an operator."""
         del types
         self.names.append(func.name())
         return func(*args, **kwargs or {})

@@ -25,7 +25,6 @@ class Mark:
         self.number = 0
 
     def query(self) -> bool:
-        """Return whether the stream has reached the event."""
         return self.number <= self.stream.num_ended
 
 
@@ -38,12 +37,10 @@ class FakeStream:
         self.waiting: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
 
     def pin(self, num_bytes: int) -> torch.Tensor:
-        """Return memory."""
         self.num_pinned.append(num_bytes)
         return torch.full((num_bytes,), GARBAGE, dtype=torch.uint8)
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """Put a copy into the stream."""
         assert all(not overlap(source, other) for other, _ in self.waiting)
         there = torch.full((source.nbytes,), GARBAGE, dtype=torch.uint8).view(source.dtype)
         self.waiting.append((source, there))
@@ -51,13 +48,11 @@ class FakeStream:
         return there
 
     def mark(self, event: Mark | None) -> Mark:
-        """Put an event after the last copy."""
         event = event or Mark(self)
         event.number = self.num_put
         return event
 
     def run(self, num_copies: int) -> None:
-        """End some copies."""
         for _ in range(min(num_copies, len(self.waiting))):
             source, there = self.waiting.popleft()
             there.copy_(source)
@@ -65,18 +60,15 @@ class FakeStream:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors share memory."""
     begin, end = (max(one.data_ptr(), other.data_ptr()), min(ends(one), ends(other)))
     return begin < end
 
 
 def ends(tensor: torch.Tensor) -> int:
-    """Return where a tensor's memory ends."""
     return tensor.data_ptr() + tensor.nbytes
 
 
 def make(size: int, dtype: str = "int32", start: int = 0) -> np.ndarray:
-    """Make an array of different items."""
     return np.arange(start, start + size).astype(dtype)
 
 
@@ -111,7 +103,6 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(num_copies=st.integers(1, 5))
     def end(self, num_copies: int) -> None:
-        """Let the stream go on."""
         self.stream.run(num_copies)
 
     @invariant()
@@ -234,7 +225,6 @@ class Gpus:
 
     @contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
-        """Make another GPU the current one."""
         before, self.current = self.current, 0 if device.index is None else device.index
         yield
         self.current = before
@@ -242,7 +232,6 @@ class Gpus:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    """Replace GPUs by the fakes."""
     gpus = Gpus()
 
     class Stream(FakeStream):

@@ -12,7 +12,6 @@ STARTS = torch.tensor([0, 2, 3, 3], dtype=torch.int32)
 
 
 def resized(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """Return a tensor whose storage was resized."""
     tensor.untyped_storage().resize_(num_bytes)
     return tensor
 

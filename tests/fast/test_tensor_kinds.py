@@ -22,7 +22,6 @@ def make_metadata(**changes: object) -> fast.CommonAttentionMetadata:
 
 
 def make_tables() -> fast.BlockTables:
-    """Return block tables whose rows are gathered."""
     tables = fast.BlockTables([2], 2, 8, 8, "cpu", pin_memory=False)
     tables.append_block_ids([0, 1], [[0, 1, 3]], [[5, 6, 7]], [False, False])
     tables.gather_block_tables(int32([0, 1]))
@@ -85,24 +84,20 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type["Wrapper"], like: torch.Tensor) -> "Wrapper":  # noqa: PYI034  (torch's)
-        """Return one with a tensor's shape and dtype."""
         return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
 
     @classmethod
     def __torch_dispatch__(cls, func: object, *_: object, **__: object) -> object:
-        """Refuse every operation."""
         raise NotImplementedError(f"{func} on a wrapper")
 
 
 def empty_storage(like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose storage was resized to nothing."""
     made = like.clone()
     made.untyped_storage().resize_(0)
     return made
 
 
 def empty_negation(like: torch.Tensor) -> torch.Tensor:
-    """Return a lazy negation of such a tensor."""
     return torch._neg_view(empty_storage(like))
 
 

@@ -85,7 +85,6 @@ def build(metadata: fast.CommonAttentionMetadata) -> object:
 
 
 def cut(metadata: fast.CommonAttentionMetadata) -> object:
-    """Make the metadata of a micro-batch."""
     return fast._make_metadata_with_slice(fast.UBatchSlice(slice(0, 1), slice(0, 2)), metadata)
 
 

@@ -60,19 +60,16 @@ class Gpu:
         self.graphs_prepared = 0
 
     def load(self, kernel: Kernel, index: int) -> None:
-        """Load a kernel."""
         if self.error is not None:
             raise self.error
         self.loaded.append((kernel, index))
 
     def prepare_graphs(self) -> None:
-        """Pin memory."""
         self.graphs_prepared += 1
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Replace a GPU by the fake."""
     gpu = Gpu()
     monkeypatch.setattr(warmup_calls, "load", gpu.load)
     monkeypatch.setattr(warmup_calls, "prepare_graphs", gpu.prepare_graphs)

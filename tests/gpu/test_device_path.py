@@ -39,7 +39,6 @@ class Step:
         self.buffer = fast.CpuGpuBuffer(NUM_REQS, dtype=torch.int32, device="cuda", pin_memory=True)
 
     def append(self) -> None:
-        """Give every request its blocks again."""
         ends, ids = [], []
         for size in self.tables.block_sizes:
             counts = [-(-length // size) for length in self.lens]
@@ -72,7 +71,6 @@ class Step:
         )
 
     def metadata(self) -> fast.CommonAttentionMetadata:
-        """Return the step's metadata for the first group."""
         seq_lens = torch.tensor(self.lens, dtype=torch.int32)
         return fast.CommonAttentionMetadata(
             query_start_loc=self.starts,
@@ -91,7 +89,6 @@ class Step:
 
 @pytest.fixture(scope="module")
 def step() -> Step:
-    """Make a step after everything is compiled and loaded."""
     fast.warmup()
     return Step()
 

@@ -25,7 +25,6 @@ class Backend:
 
     @staticmethod
     def get_kv_cache_stride_order() -> tuple[int, ...]:
-        """Return a 3-cycle and more."""
         return 1, 3, 0, 2, 4
 
 

@@ -38,7 +38,6 @@ def fast_prefill_metadata(seed: int) -> Tensors:
 
 
 def cut_to_logits_tokens(inputs: Tensors, host: Tensors) -> Tensors:
-    """Cut a batch to its tokens with logits."""
     starts, seq_lens, table, slots, indices = inputs
     query_lens = host[0].diff()
     metadata = fast.CommonAttentionMetadata(
@@ -69,7 +68,6 @@ def make_starts(seed: int) -> Tensors:
 
 
 def list_programs(inputs: Tensors, host: Tensors) -> Tensors:
-    """List the programs of a convolution."""
     _, *lists = fast.compute_causal_conv1d_metadata(inputs[0], query_start_loc_p_cpu=host[0])
     return lists
 
@@ -85,18 +83,15 @@ def make_rows(seed: int, dtype: torch.dtype = torch.bfloat16, embed_dim: int = 2
 
 
 def scatter(inputs: Tensors, _host: Tensors) -> Tensors:
-    """Put embeddings into placeholders."""
     return [fast.scatter_mm_placeholders(inputs[0], inputs[1])]
 
 
 def gather(inputs: Tensors, host: Tensors) -> Tensors:
-    """Take embeddings out of placeholders."""
     num_embeds = int(host[1].sum())
     return [fast.gather_mm_placeholders(inputs[2], inputs[1], num_embeds=num_embeds)]
 
 
 def make_queries(seed: int) -> Tensors:
-    """Make queries of 3 tokens for each request."""
     draw = torch.Generator().manual_seed(seed)
     return [torch.rand(NUM_REQS * 3, 4, 8, generator=draw)]
 
@@ -122,13 +117,11 @@ LAUNCHING = list(FUNCTIONS)[:4]
 
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
-    """Compile and load everything."""
     if torch.cuda.is_available():
         fast.warmup()
 
 
 def to_gpu(tensors: Tensors) -> Tensors:
-    """Copy tensors to the GPU."""
     return [tensor.to("cuda") for tensor in tensors]
 
 

@@ -28,7 +28,6 @@ def trip(story: Story) -> Story:
 
 
 def same(a: object, b: object) -> bool:
-    """Return whether two values are equal to the bit."""
     assert type(a) is type(b)
     if isinstance(a, np.ndarray | np.generic):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

@@ -83,7 +83,6 @@ def test_other_exceptions_pass() -> None:
 
 
 def end_in(folder: Path, story: Story) -> None:
-    """End a process during a story."""
     if (pid := os.fork()) == 0:
         run(story, lambda: os._exit(1), folder=folder, worker="gw0")
     os.waitpid(pid, 0)

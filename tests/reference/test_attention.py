@@ -41,7 +41,6 @@ FLOATS = (
 
 
 def rng() -> np.random.Generator:
-    """Return a new source of the same numbers."""
     return np.random.default_rng(7)
 
 

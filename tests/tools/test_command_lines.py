@@ -92,7 +92,6 @@ def program(name: str) -> str:
 def start(
     *arguments: str, stdout: int = subprocess.PIPE, **environment: str
 ) -> subprocess.Popen[str]:
-    """Start Python in the repository's folder."""
     return subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, *arguments],
         cwd=ROOT,

@@ -95,12 +95,10 @@ def is_residual_scattered_for_sp(vllm_config, num_input_tokens):
 
 
 def child_of(parent: int) -> int:
-    """Return the oldest process that a process has started."""
     return int(subprocess.check_output(["pgrep", "-o", "-P", str(parent)]))  # noqa: S603, S607
 
 
 def made(out: Path, *records: Record, databases: tuple[str, ...] = ()) -> Night:
-    """Return a night with the records of its rounds."""
     night = Night(60, out, 1, [str(out / "examples"), *databases], [])
     for number, record in enumerate(records, 1):
         night.note(Round(number, 7, 1, [], [], []), record)

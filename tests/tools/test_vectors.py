@@ -30,7 +30,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failures(folder: Path, target: Target) -> set[str]:
-    """Return the functions whose cases a target gets wrong."""
     found = set()
     for case in cases.load(folder):
         try:

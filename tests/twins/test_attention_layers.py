@@ -21,7 +21,6 @@ NEAR = reference.SlidingWindowSpec(16, 8, 64, np.float16, 128)
 
 
 def make_config(twin: Any, layers: Any, block_size: int = 16) -> Any:
-    """Make a configuration with these layers."""
     return twin.VllmConfig(
         cache_config=twin.CacheConfig(block_size=block_size),
         compilation_config=twin.CompilationConfig(static_forward_context=layers),
@@ -84,13 +83,11 @@ BACKEND, OTHER = (Backend(name, builder=OwnBuilderClass()) for name in ("ONE", "
 
 
 def layers_of(twin: Any, backends: dict[str, Any]) -> dict[str, SimpleNamespace]:
-    """Make layers with these backends."""
     made = twin.convert(backends)
     return {name: SimpleNamespace(get_attn_backend=partial(made.get, name)) for name in made}
 
 
 def groups_of(twin: Any, *groups: tuple[list[str], Any]) -> Any:
-    """Make a cache configuration with these groups of layers."""
     made = [twin.KVCacheGroupSpec(names, twin.convert(spec)) for names, spec in groups]
     return twin.KVCacheConfig(1, [], made)
 

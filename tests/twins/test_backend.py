@@ -17,27 +17,21 @@ class Builder:
 
 
 class Backend:
-    """A backend that defines only the abstract methods."""
-
     @staticmethod
     def get_name() -> str:
-        """Return a name."""
         return "LEAST"
 
     @staticmethod
     def get_builder_cls() -> type[object]:
-        """Return a class of builders."""
         return object
 
     @staticmethod
     def get_kv_cache_shape(*sizes: int) -> tuple[int, ...]:
-        """Return the sizes."""
         return sizes
 
 
 @pytest.fixture
 def backend(twin: Any) -> Any:
-    """Return a backend that extends the twin's interface."""
     return type("Backend", (Backend, twin.AttentionBackend), {})
 
 
@@ -87,16 +81,12 @@ def test_backends_are_made_once(twin: Any) -> None:
 
 @dataclasses.dataclass
 class Plain:
-    """A metadata that compares by value."""
-
     num_reqs: int
     scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A metadata that cannot be changed."""
-
     num_reqs: int
 
 
@@ -142,8 +132,6 @@ def test_a_subclass_is_frozen_and_compares_as_its_base_does(twin: Any) -> None:
 
 
 class Alike(type):
-    """Makes classes that equal all classes of their name."""
-
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, type) and cls.__name__ == other.__name__
 
@@ -152,8 +140,6 @@ class Alike(type):
 
 
 class Unhashable(type):
-    """Makes classes that equal all others that it makes, and have no hash."""
-
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, Unhashable)  # also accepting `type` breaks Python 3.11.2
 

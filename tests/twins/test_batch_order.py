@@ -98,7 +98,6 @@ def make_requests(ids: str, computed: list[int], prompts: list[int] | None = Non
 
 
 def reorder(twin: Any, batch: Any, tokens: list[int], **kwargs: object) -> bool:
-    """Reorder a batch whose requests have these tokens."""
     scheduled = dict(zip(batch.req_ids, tokens, strict=True))
     step = SimpleNamespace(num_scheduled_tokens=scheduled)
     return twin.reorder_batch_to_split_decodes_and_prefills(batch, step, **kwargs)

@@ -17,7 +17,6 @@ ForeignMultiple = type(
 
 
 def group(*sizes: object) -> SimpleNamespace:
-    """Return an attention group whose backend supports some sizes."""
     backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: list(sizes))
     return SimpleNamespace(backend=backend)
 
@@ -75,7 +74,6 @@ def test_select_is_the_greatest(twin: Any) -> None:
 
 
 def config(twin: Any, *specs: Any) -> Any:
-    """Return a configuration with a group for each spec."""
     groups = [
         twin.KVCacheGroupSpec([f"layers.{g}"], spec) for g, spec in enumerate(twin.convert(specs))
     ]

@@ -12,7 +12,6 @@ from reference._checks import DTYPES
 
 
 def make(twin: Any, *size: int, dtype: object = np.int32) -> Any:
-    """Make a buffer on the CPU."""
     dtype = twin.convert(dtype)
     return twin.CpuGpuBuffer(*size, dtype=dtype, device="cpu", pin_memory=False)
 

@@ -18,13 +18,11 @@ class Builder:
         self.calls: list[dict[str, Any]] = []
 
     def build(self, **kwargs: object) -> SimpleNamespace:
-        """Build an object with a reference to its builder."""
         self.calls.append(kwargs)
         return SimpleNamespace(builder=self)
 
     @property
     def batch(self) -> Any:
-        """The one batch that it was given."""
         (call,) = self.calls
         assert {"common_prefix_len", "common_attn_metadata"} == set(call)
         assert 0 == call["common_prefix_len"]

@@ -68,11 +68,3 @@ def test_defaults_are_not_shared(twin: Any) -> None:
     one, other = twin.CompilationConfig(), twin.CompilationConfig()
     assert one.static_forward_context is not other.static_forward_context
     assert one.pass_config is not other.pass_config
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"), [("ModelConfig", "max_model_len"), ("SchedulerConfig", "2")]
-)
-def test_what_has_no_default_must_be_given(twin: Any, name: str, missing: str) -> None:
-    with pytest.raises(TypeError, match=f"missing .*{missing}|{missing} required"):
-        getattr(twin, name)()

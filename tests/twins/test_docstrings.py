@@ -62,7 +62,6 @@ TWINS = sorted(IN_FAST.keys() & IN_REFERENCE.keys())
 
 
 def sections_of(documented: object) -> set[str]:
-    """Return the headings in a docstring."""
     doc = inspect.getdoc(documented) or ""
     return set(re.findall(r"^(Args|Attributes|Returns|Raises|Example|Source):", doc, re.MULTILINE))
 
@@ -114,7 +113,6 @@ def test_functions_are_defined(name: str) -> None:
 
 
 def assert_example(documented: object) -> None:
-    """Check that a docstring has a doctest example."""
     (found,) = doctest.DocTestFinder(recurse=False).find(documented, "documented")
     assert found.examples
 

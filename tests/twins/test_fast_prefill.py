@@ -20,7 +20,6 @@ SAME_OBJECTS = (
 
 
 def fast_prefill_batch(twin: Any, batch: Any) -> Any:
-    """Return the metadata of the tokens with logits."""
     return twin.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
 
 

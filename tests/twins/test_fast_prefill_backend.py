@@ -21,19 +21,14 @@ def make_backend(twin: Any, make_metadata: Any) -> type[Any]:
     """Make a backend whose builder calls `make_metadata`, and stores its arguments."""
 
     class Builder(twin.AttentionMetadataBuilder[Any]):
-        """Stores its arguments and its result."""
-
         def build(
             self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
         ) -> object:
-            """Return a metadata."""
             self.arguments = common_prefix_len, common_attn_metadata, fast_build
             self.built = make_metadata(common_attn_metadata)
             return self.built
 
     class Backend(twin.AttentionBackend):
-        """Defines only the abstract methods of a backend."""
-
         get_name = staticmethod(lambda: "LEAST")
         get_builder_cls = staticmethod(lambda: Builder)
         get_kv_cache_shape = staticmethod(lambda *sizes: sizes)
@@ -42,7 +37,6 @@ def make_backend(twin: Any, make_metadata: Any) -> type[Any]:
 
 
 def make_builder(backend: Any) -> Any:  # a class or an instance
-    """Make a builder of a backend."""
     return backend.get_builder_cls()(None, ["layers.0"], None, None)
 
 
@@ -129,8 +123,6 @@ def test_a_builder_of_the_batch_itself(twin: Any, batch: Any) -> None:
 
 
 class Slots:
-    """A metadata with a private slot, of a class that requires arguments."""
-
     __slots__ = ("__hidden", "shown")
 
     def __init__(self, hidden: int, shown: int) -> None:
@@ -139,13 +131,10 @@ class Slots:
 
     @property
     def hidden(self) -> int:
-        """The value in the private slot."""
         return self.__hidden
 
 
 class MoreSlots(Slots):
-    """A metadata with a slot of the same name as its base's, and a `__dict__`."""
-
     __slots__ = ("__dict__", "__weakref__", "shown")
 
     def __init__(self) -> None:
@@ -155,16 +144,12 @@ class MoreSlots(Slots):
 
     @property
     def shown_by_base(self) -> Any:
-        """The value in the base's slot."""
         return Slots.shown.__get__(self)  # type: ignore[attr-defined]  # a slot
 
 
 class ReadOnly:
-    """A metadata with logits fields of its own, compared by identity."""
-
     @property
     def logits_indices_padded(self) -> str:
-        """A value of its own."""
         return "its own"
 
     num_logits_indices = "its own"
@@ -172,17 +157,12 @@ class ReadOnly:
 
 @dataclasses.dataclass
 class OneField:
-    """A metadata that has one of the fields already, without a default, before another."""
-
     num_logits_indices: Any
     last: int
 
 
 class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
-    """A metadata with a metaclass and a `__new__` that requires an argument."""
-
     def __new__(cls, n: int) -> Any:  # an instance
-        """Require an argument."""
         made = super().__new__(cls)
         made.n = n
         return made
@@ -230,10 +210,7 @@ def test_errors_of_the_other_builder_are_its_own(twin: Any, batch: Any) -> None:
 
 def test_an_engines_own_builder(twin: Any, batch: Any) -> None:
     class Builder:
-        """Builds a namespace."""
-
         def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
-            """Return the arguments."""
             return SimpleNamespace(prefix=common_prefix_len, given=common_attn_metadata)
 
     own = type("Own", (), {"get_builder_cls": classmethod(lambda _: Builder)})
@@ -297,8 +274,6 @@ def test_a_builder_among_others(twin: Any, batch: Any) -> None:
     underlying = make_backend(twin, lambda _: Frozen(1, 5))
 
     class Between(underlying.get_builder_cls()):  # type: ignore[misc]  # a class that is made
-        """Wraps the result of the underlying builder."""
-
         def build(self, *args: Any, **kwargs: Any) -> Any:
             """Return the underlying builder's result, inside another metadata."""
             return SimpleNamespace(between=super().build(*args, **kwargs))
@@ -310,8 +285,6 @@ def test_a_builder_among_others(twin: Any, batch: Any) -> None:
 
 
 class AllEqual(type):
-    """A metaclass whose classes equal all classes."""
-
     def __eq__(cls, other: object) -> bool:
         return isinstance(other, type)
 

@@ -36,7 +36,6 @@ def test_indices(twin: Any, layer_name: str, num_attn_module: int | None, expect
 
 
 def make_layers(*names: str) -> dict[str, Any]:
-    """Return layers without caches."""
     return {name: SimpleNamespace(kv_cache="untouched") for name in names}
 
 

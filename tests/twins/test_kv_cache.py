@@ -30,7 +30,6 @@ class Backend:
 
     @staticmethod
     def get_kv_cache_shape(num_blocks: int, block_size: int, heads: int, size: int) -> Any:
-        """Return the logical shape."""
         return 2, num_blocks, block_size, heads, size
 
 

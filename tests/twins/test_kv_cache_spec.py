@@ -53,12 +53,6 @@ def test_numbers(twin: Any, spec: Any) -> None:
     for name in {field.name for field in dataclasses.fields(spec)} - no_numbers:
         big = dataclasses.replace(spec, **{name: np.int64(2**40)})
         assert (2**40, int) == (getattr(big, name), type(getattr(big, name)))
-        minimum = 0 if name == "num_speculative_blocks" else 1
-        with twin.refuses(f"ValueError: {name} is {minimum - 1}, expected at least {minimum}"):
-            dataclasses.replace(spec, **{name: minimum - 1})
-        for value, got in ((True, "True of bool"), (1.0, "1.0 of float"), ("1", "'1' of str")):
-            with twin.refuses(f"TypeError: {name} must be an int, got {got}"):
-                dataclasses.replace(spec, **{name: value})
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)

@@ -40,14 +40,3 @@ def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert twin.get_kv_cache_layout() == "NHD"
     monkeypatch.setattr(twin.kv_layout, "_KV_CACHE_LAYOUT_OVERRIDE", "HND")
     assert twin.get_kv_cache_layout() == "HND"
-
-
-@pytest.mark.parametrize("value", ["", "hnd", "NHD "])
-def test_refusals_of_the_environment(
-    twin: Any, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", value)
-    with twin.refuses(f"ValueError: VLLM_KV_CACHE_LAYOUT is {value!r}, expected 'NHD' or 'HND'"):
-        twin.get_kv_cache_layout()
-    twin.set_kv_cache_layout("NHD")
-    assert twin.get_kv_cache_layout() == "NHD"

@@ -13,7 +13,6 @@ def make_groups(twin: Any, *groups: list[str]) -> Any:
 
 
 def names_of(groups: list[Any]) -> list[list[str]]:
-    """Return the layers of each group."""
     return [group.layer_names for group in groups]
 
 

@@ -17,13 +17,11 @@ class Impl(SimpleNamespace):
 
 
 def make_config(twin: Any, **impls: object) -> Any:
-    """Make a configuration of layers with these implementations."""
     layers = {name: SimpleNamespace(impl=impl) for name, impl in impls.items()}
     return twin.VllmConfig(compilation_config=twin.CompilationConfig(static_forward_context=layers))
 
 
 def parameters_of(twin: Any, **impl: object) -> Any:
-    """Return the parameters of one layer."""
     return twin.get_per_layer_parameters(make_config(twin, a=Impl(**impl)), ["a"], Impl)["a"]
 
 

@@ -18,7 +18,6 @@ def columns(twin: Any, num_reqs: int, width: int) -> Any:
 
 
 def query_lens_of(metadata: Any) -> list[int]:
-    """Return the query length of each request."""
     lens: list[int] = np.diff(metadata.query_start_loc.tolist()).tolist()
     return lens
 

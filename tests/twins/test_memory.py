@@ -13,7 +13,6 @@ GIB = 2**30
 
 
 def request(twin: Any, free: object, total: object, utilization: object) -> int:
-    """Request a share of a device's memory."""
     snapshot = twin.MemorySnapshot(free, total, "cuda:3")
     return twin.request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=utilization))
 

@@ -14,7 +14,6 @@ from conformance.functions.mm_budget import CLASSES, Registry
 
 
 def make_scheduler_config(twin: Any, **changes: Any) -> Any:
-    """Make a scheduler's configuration."""
     values = {"max_num_batched_tokens": 100, "max_num_seqs": 3, **changes}
     return twin.SchedulerConfig(**values)
 
@@ -71,7 +70,6 @@ def make_budget(
 
 
 def make_budget_of(twin: Any, registry: Any, max_model_len: int = 1000, **changes: Any) -> Any:
-    """Make a budget with this registry."""
     return twin.MultiModalBudget(
         twin.ModelConfig(max_model_len=max_model_len),
         make_scheduler_config(twin, **changes),

@@ -28,7 +28,6 @@ def make_rows(num_rows: int, num_columns: int, dtype: Any) -> Any:
 
 
 def bytes_of(twin: Any, matrix: Any) -> list[list[int]]:
-    """Return the bytes of each row."""
     if 0 in matrix.shape:
         return [[]] * len(matrix)
     rows: list[list[int]] = matrix.view(twin.dtype("uint8")).tolist()

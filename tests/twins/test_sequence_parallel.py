@@ -10,7 +10,6 @@ import pytest
 
 
 def make_config(twin: Any, *, enable_sp: Any = True, size: Any = 4, **compilation: Any) -> Any:
-    """Make an engine's configuration."""
     return twin.VllmConfig(
         parallel_config=twin.ParallelConfig(tensor_parallel_size=size),
         compilation_config=twin.CompilationConfig(

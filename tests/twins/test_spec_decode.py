@@ -10,7 +10,6 @@ import pytest
 
 
 def numbered(shape: tuple[int, ...]) -> Any:
-    """Return an array whose entries are their flat indices."""
     return np.arange(math.prod(shape)).reshape(shape)
 
 

@@ -26,7 +26,6 @@ def make_config(
     pcp: int = 1,
     mode: str = "none",
 ) -> Any:
-    """Return an engine's configuration."""
     return twin.VllmConfig(
         model_config=twin.ModelConfig(max_model_len=max_model_len),
         cache_config=twin.CacheConfig(mamba_cache_mode=mode),

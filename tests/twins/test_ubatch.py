@@ -17,7 +17,6 @@ COMPUTED = [2, 7, 4]
 
 
 def ubatch(r0: int, r1: int, t0: int, t1: int) -> reference.UBatchSlice:
-    """Return a slice of requests and tokens."""
     return reference.UBatchSlice(slice(r0, r1), slice(t0, t1))
 
 
