@@ -18,12 +18,12 @@ WRONG = """
 import fast
 from fast import *
 
-def get_dcp_local_seq_lens(*args, **keywords):
-    return fast.get_dcp_local_seq_lens(*args, **keywords).long()
+def slice_query_start_locs(*args, **keywords):
+    return fast.slice_query_start_locs(*args, **keywords).long()
 """
 FEW = (
-    *("test_context_parallel.py", "-k", "not real and not laws"),
-    *("--profile", "dev", "--target", "host", "--tb=no", "--strict"),
+    *("--functions", "slice_query_start_locs", "--profile", "dev", "--target", "host"),
+    *("--tb=no", "--strict"),
 )
 
 
@@ -68,16 +68,19 @@ def test_four_typed_packages_and_a_command(python: str, tmp_path: Path) -> None:
         [python, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     packages = "conformance fast kvtwin reference"
-    assert [packages, packages, "kvtwin=kvtwin.commands:main"] == ran.stdout.splitlines()
+    assert [
+        packages,
+        packages,
+        "kvtwin=kvtwin.commands:main kvtwin=conformance.pytest_plugin",
+    ] == ran.stdout.splitlines()
 
 
 def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> None:
-    chosen = ("--impl", "fast", "--functions", "get_dcp_local_seq_lens", "-n", "2")
-    found = run(python, tmp_path, *chosen, *FEW)
+    found = run(python, tmp_path, "--impl", "fast", "-n", "2", *FEW)
     assert 0 == found.returncode, found.stdout + found.stderr
     assert re.search(r"under test: fast 0\.1\.0, .*/venv/lib/", found.stdout)
     table = found.stdout.partition("= conformance =")[2]
-    assert "get_dcp_local_seq_lens  conforms (" in table
+    assert "slice_query_start_locs  conforms (" in table
 
 
 def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> None:
@@ -85,17 +88,15 @@ def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> 
     found = run(python, tmp_path, "--impl", "./mine.py", "--corpus-add", "-q", *FEW)
     assert 1 == found.returncode, found.stdout + found.stderr
     lines = found.stdout.splitlines()
-    line = "other difference: get_dcp_local_seq_lens on host: result.dtype = torch.int64, "
-    at = lines.index(f"{line}but should be torch.int32")
-    assert "--replay conformance-failures/test_context_parallel-" in lines[at + 1]
+    line = "other difference: slice_query_start_locs on host: result.dtype = int64, "
+    at = lines.index(f"{line}but should be int32")
+    assert "--replay conformance-corpus/slice_query_start_locs-" in lines[at + 1]
     replay = shlex.split(lines[at + 1].removeprefix("  replay: python -m conformance "))
     assert 1 == run(python, tmp_path, *replay, "--strict").returncode
-    stored = tmp_path / lines[at + 2].removeprefix("  stored: ")
-    assert stored.is_file()
-    assert tmp_path / "conformance-corpus" == stored.parent
-    again = run(python, tmp_path, "--impl", "./mine.py", "-v", *FEW)
-    [first, *_] = [line for line in again.stdout.splitlines() if "[host-" in line]
-    assert f"corpus::{stored.stem}[host-stored] FAILED" in first
+    stored = {path.stem for path in (tmp_path / "conformance-corpus").iterdir()}
+    again = run(python, tmp_path, "--impl", "./mine.py", "-v", "-n", "0", *FEW)
+    [first, *_] = [line for line in again.stdout.splitlines() if "-host]" in line]
+    assert first.partition("::")[2].partition("[stored-host] FAILED")[0] in stored
 
 
 @pytest.mark.parametrize(
