@@ -156,12 +156,12 @@ def condition(words: str, **options: Any) -> Callable[[Run], Run]:
 def edited(stage: Stage) -> None:
     """A cache must not take a call for another that differs in one value."""
     x = stage.x
-    base = fingerprint(x.accepts((), x.ours).value)
+    base = fingerprint(x.accepts([], None).value)
     for path, new in _edits(stage):
         affordable = attempt(stage.contract.is_affordable, put(x.ours, path, new))
         if affordable.error is None and not affordable.value:
             continue
-        outcome = x.accepts(path, new)
+        outcome = x.accepts([path], new)
         if outcome.error is None and fingerprint(outcome.value) != base:
             old = copy.copy(get(x.ours, path))
             for value in (new, old):
@@ -232,7 +232,7 @@ def refilled(stage: Stage) -> None:
         x.outcome()
     else:
         x.fill(contents)
-        if x.accepts((), x.ours).error is None:
+        if x.accepts([], None).error is None:
             x.call()
     x.fill(old)
     x.call()
@@ -617,6 +617,13 @@ def _resized(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def _negated(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch._neg_view(-tensor)  # noqa: SLF001  # torch's name for it
+    if as_numpy(made).tobytes() != as_numpy(tensor).tobytes():
+        raise ValueError("a NaN would lose its bits")
+    return made
+
+
 TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
     "a NumPy array": lambda t: t.numpy(),
     "a sparse tensor": lambda t: t.to_sparse(),
@@ -624,7 +631,7 @@ TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
     "a meta tensor": lambda t: t.to("meta"),
     "a subclass": lambda t: t.as_subclass(_Subclass),
     "a wrapper without memory": _Wrapper,
-    "a lazy negation": lambda t: torch._neg_view(-t),  # noqa: SLF001  # torch's name for it
+    "a lazy negation": _negated,
     "a Parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
     "a tensor whose storage was resized to 0": _resized,
     "a tensor of complex numbers": lambda t: torch.conj(t.to(torch.complex64)),
@@ -660,7 +667,7 @@ def of_another_kind(stage: Stage) -> None:
                 set_part(pair.theirs, one, made.value)
             right, handed_on = expected, plain
             if name == "a tensor of complex numbers":  # a function may take any dtype
-                taken = pair.accepts(path, as_numpy(made.value))
+                taken = pair.accepts(same, as_numpy(made.value))
                 if taken.error is None:
                     right, handed_on = taken.value, made.value
             _check_kind(stage, pair, right, name, path, handed_on)
@@ -679,13 +686,13 @@ def _check_kind(
             raise Found(Difference(where, got.error, words, "wrong exception"))
         return
     value = got.value
-    if attempt(pair.comparison.difference, expected, value) == Outcome():
+    if _is_readable(value) and attempt(pair.comparison.difference, expected, value) == Outcome():
         return
     for at, part in places(value):
         if part is given and path[0] not in stage.contract.written:  # handed on without being read
             value = put(value, at, handed_on)
-    if any(_has_no_memory(array) for array in arrays(value)):
-        return  # a view that cannot be read
+    if not _is_readable(value):
+        return  # a view of memory that is gone
     found = attempt(pair.comparison.difference, expected, value).value
     # A view of what is handed on, such as a block table, may be of that kind.
     is_declared = found and stage.target.excuses(Failure(stage.story, stage.target.name, found))
@@ -693,9 +700,14 @@ def _check_kind(
         raise Found(Difference(where, got.value, "a refusal, or the right answer", "wrong value"))
 
 
-def _has_no_memory(array: Any) -> bool:
-    is_plain = type(array) is torch.Tensor and array.layout is torch.strided
-    return is_plain and array.numel() > 0 and not array.untyped_storage().nbytes()
+def _is_readable(value: Any) -> bool:
+    return not any(
+        type(array) is torch.Tensor
+        and array.layout is torch.strided
+        and array.numel()
+        and not array.untyped_storage().nbytes()
+        for array in arrays(value)
+    )
 
 
 # What takes long, once for a function.

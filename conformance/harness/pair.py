@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -375,11 +375,13 @@ class Pair:
             get(self.ours, path)[...] = values
         self.memory.refill()
 
-    def accepts(self, path: Path, new: Any) -> Outcome:
-        """Return the outcome of `reference` with another part at a path."""
-        changed = attempt(lambda: put(copied(self.ours), path, copied(new)))
-        if changed.error is not None:
-            return changed
+    def accepts(self, paths: Iterable[Path], new: Any) -> Outcome:
+        """Return the outcome of `reference` with another part at each path."""
+        changed = Outcome(copied(self.ours))
+        for path in paths:
+            changed = attempt(put, changed.value, path, copied(new))
+            if changed.error is not None:
+                return changed
         return reference_answer(self.contract, changed.value)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import random
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -189,13 +190,19 @@ def time_of_cpu(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    def tell(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, TooLong):
+            hook(unraisable)
+
+    before, hook = signal.signal(signal.SIGVTALRM, stop), sys.unraisablehook
+    sys.unraisablehook = tell
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)  # again: a callback may swallow one
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+        sys.unraisablehook = hook
 
 
 def check_refusal(contract: Contract, target: Target, story: Story) -> None:
@@ -289,6 +296,7 @@ def _is_of_elements(contract: Contract, error: BaseException) -> bool:
 WORDS: Final = (
     (re.compile(r"\b(NumPy array|torch tensor|ndarray|Tensor)\b"), "array"),
     (re.compile(r"\b(torch\.|NumPy dtype |numpy\.|(reference|fast)\.\w+\.)"), ""),
+    (re.compile(r" at 0x[0-9a-f]+"), ""),
 )
 
 
