@@ -388,6 +388,10 @@ def _check_life(contract: Contract, target: Target, stories: list[Story]) -> Non
         in_bytes = sum(array.nbytes for array in arrays(story.arguments))
         return in_bytes, sum(1 for _ in objects(story.arguments))
 
+    stories = [
+        dataclasses.replace(one, arguments=possible(target, contract, one.arguments))
+        for one in stories
+    ]
     by_size = sorted(stories, key=size)
     if not by_size:
         return
