@@ -78,7 +78,7 @@ def test_another_baseline(
     wrong = f"def {FUNCTION}(seq_lens, *_, **__):\n    return seq_lens + 1\n"
     for name, text, status, said in (
         ("right", right, 0, "; baseline: right\n"),
-        ("wrong", wrong, 1, f"WRONG: baseline: {FUNCTION}, decode, 8: result[0] = "),
+        ("wrong", wrong, 1, f"WRONG: baseline: {FUNCTION}, decode, 8: result = ["),
         ("other", "class UBatchSlice: ...\n", 1, "nothing was timed: other has none of these"),
     ):
         (tmp_path / f"{name}.py").write_text(text)

@@ -237,7 +237,7 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
     conftest = f"--confcutdir={tmp_path}"
     process = start(
         *("-m", "conformance", *arguments, conftest, "-p", "conftest", "-W", "ignore", "-q"),
-        "--in-process",  # so that the signal reaches the process that runs the tests
+        *("-n", "0"),  # so that the signal reaches the process that runs the tests
         PYTHONPATH=str(tmp_path),
     )
     status, out, err = ended(process)
