@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 LINES = {
     "conformance": Line(
-        "test_config.py --profile dev --target host -p no:cacheprovider",
+        "--functions CacheConfig --profile dev --target host -p no:cacheprovider",
         "hypothesis",
         "conformance",
     ),

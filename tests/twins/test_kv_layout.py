@@ -1,4 +1,4 @@
-"""The KV cache layout: the order of its sources, and invalid values."""
+"""The KV cache layout: the order of its sources, and what is one."""
 
 from __future__ import annotations
 
