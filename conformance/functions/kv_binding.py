@@ -183,7 +183,7 @@ def held(layers: dict[str, Any], runner_kv_caches: list[Any]) -> dict[str, Any]:
 @st.composite
 def bound(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw caches that are arrays or lists of states; layers may share one."""
-    number, without, first = draw(sizes(0, 140)), draw(sizes(0, 70, small=2)), draw(sizes(0, 10**9))
+    number, without, first = draw(sizes(0, 70)), draw(sizes(0, 20, small=2)), draw(sizes(0, 10**9))
     seeds = st.integers(0, 2**32 - 1)
     has_modules = draw(st.sampled_from((True, None, False)))
 

@@ -167,8 +167,8 @@ def caches(draw: st.DrawFn) -> st.SearchStrategy[Cache]:
         (False,) * 7 + (True,),
         (False,) * 7 + (True,),
     )
-    num_groups, num_tensors = draw(sizes(1, 130, small=3)), draw(sizes(1, 300, small=3))
-    num_groups, num_tensors = fit(120, num_groups, num_tensors)
+    num_groups, num_tensors = draw(sizes(1, 20, small=3)), draw(sizes(1, 70, small=3))
+    num_groups, num_tensors = fit(40, num_groups, num_tensors)
     num_groups = max(num_groups, 1 + (kind == "hybrid"))
     lengths = [draw(sizes(1, small=4)) for _ in range(3)]
     if is_huge:  # no bytes, but strides that no 32-bit int holds
@@ -286,7 +286,7 @@ def allocate(twin: Twin, **arguments: Any) -> list[Any]:
 @st.composite
 def whole_caches(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw caches, and layers to which they are bound."""
-    cached, without = draw(caches()), draw(sizes(0, 70, small=2))
+    cached, without = draw(caches()), draw(sizes(0, 20, small=2))
     has_sizes, is_stated = choices(draw, (True, False, None), (True, False))
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -379,6 +379,6 @@ CONTRACTS = [
         hard_cases={
             "several attention modules": lambda args: args.get("num_attn_module", 1) > 1,
         },
-        examples=0.6,
+        examples=0.4,
     ),
 ]

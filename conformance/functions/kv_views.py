@@ -183,5 +183,6 @@ CONTRACTS = [
                 for spec in specs_of(args)
             ),
         },
+        examples=0.6,
     ),
 ]

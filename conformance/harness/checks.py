@@ -90,8 +90,8 @@ PROFILES: Final = {
     profile.name: profile
     for profile in (
         Profile("dev", 60, 40, 15),
-        Profile("brief", 150, 80, 40),
-        Profile("default", 320, 100, 40),
+        Profile("brief", 100, 50, 20),
+        Profile("default", 200, 80, 30),
         Profile("nightly", 3000, 1500, 400, 0.4),
     )
 }

@@ -408,7 +408,9 @@ def in_threads(stage: Stage) -> None:
         return
     other = stage.story.other or stage.story.arguments
     pairs = [stage.x, stage.y, stage.pair(stage.story.arguments), stage.pair(other)]
+    begin = time.monotonic()
     answers = [pair.call() for pair in pairs]
+    number = 9 if time.monotonic() - begin < 0.01 else 1  # comparing takes longer than most calls
     found: list[Difference] = []
 
     def work(pair: Pair, wanted: Outcome) -> None:
@@ -416,7 +418,7 @@ def in_threads(stage: Stage) -> None:
         with stage.target.running(checked=pair.circumstances.is_checked):
             call = pair.prepared()
             while time.monotonic() < end and not found:
-                for got in [attempt(call) for _ in range(9)]:  # comparing takes longer
+                for got in [attempt(call) for _ in range(number)]:
                     if got.error is not None:
                         found.append(Difference("the call", got.error, wanted.value, "raises"))
                         return
@@ -512,19 +514,21 @@ def released(stage: Stage) -> None:
     ]
     is_affordable = stage.contract.is_affordable
     refused = [one for one in refused if attempt(is_affordable, one).value is not False]
+    memory: list[tuple[str, weakref.ref[Any]]] = []
     for arguments in (valid, *refused):
         pair = stage.pair(arguments)
         result = pair.outcome().value
-        memory = [(placed.name, weakref.ref(placed.memory)) for placed in pair.memory.placed]
+        memory += [(placed.name, weakref.ref(placed.memory)) for placed in pair.memory.placed]
         memory += [("a result", weakref.ref(a)) for a in arrays(result)]
         callers = [v for v in objects(pair.theirs) if type(v).__weakrefoffset__]
         memory += [("an argument", weakref.ref(v)) for v in callers]
         del pair, result, callers
+    for generation in range(3):  # a collection of all takes long
         if any(alive() is not None for _, alive in memory):
-            gc.collect()
-        kept = [name for name, alive in memory if alive() is not None]
-        if kept:
-            raise Found(Difference(kept[0], "kept alive", "released", "keeps memory"))
+            gc.collect(generation)
+    kept = [name for name, alive in memory if alive() is not None]
+    if kept:
+        raise Found(Difference(kept[0], "kept alive", "released", "keeps memory"))
 
 
 # Interrupts and other kinds of tensors.
@@ -731,7 +735,7 @@ def check_growth(contract: Contract, target: Target, arguments: Arguments) -> No
 
     begin = time.monotonic()
     used_after(50)
-    if time.monotonic() - begin > (0.4 if contract.has_objects else 2.0):
+    if time.monotonic() - begin > (0.2 if contract.has_objects else 1.0):
         return
     before = used_after(50)
     blocks, memory = (new - old for new, old in zip(used_after(200), before, strict=True))
@@ -774,14 +778,14 @@ LONG_LIFE: Final = 66_000
 def check_long_life(contract: Contract, target: Target, arguments: Arguments) -> None:
     """Raise `Found` if a small call, made very often, gives another answer or keeps memory.
 
-    It ends after eight seconds; after two if each call makes objects.
+    It ends after three seconds; after one if each call makes objects.
     """
     if _rewrites(contract, arguments):
         return
     pair = Pair(contract, target, arguments)
     wanted = pair.call()
     call = pair.prepared()
-    end = time.monotonic() + (2.0 if contract.has_objects else 8.0)
+    end = time.monotonic() + (1.0 if contract.has_objects else 3.0)
     used = 0
     for k in range(LONG_LIFE):
         got = attempt(call)

@@ -36,7 +36,6 @@ from conformance.harness.values import (
     objects,
     parts,
     places,
-    put,
     rebuilt,
     set_part,
     text_of,
@@ -361,13 +360,8 @@ class Pair:
 
     def put(self, path: Path, new: Any) -> None:
         """Set a part of the arguments of both in place."""
-        name = text_of(path)
-        for side, value in ((self.ours, new), (self.theirs, self.memory.convert(new, name))):
-            old = get(side, path)
-            if isinstance(old, list) and isinstance(value, list):
-                old[:] = value
-            else:
-                set_part(side, path, value)
+        _replace(self.ours, path, new)
+        _replace(self.theirs, path, self.memory.convert(new, text_of(path)))
 
     def fill(self, contents: Mapping[Path, Any]) -> None:
         """Write other contents into arrays of both, by their paths; torch does not see it."""
@@ -377,12 +371,20 @@ class Pair:
 
     def accepts(self, paths: Iterable[Path], new: Any) -> Outcome:
         """Return the outcome of `reference` with another part at each path."""
-        changed = Outcome(copied(self.ours))
+        changed = copied(self.ours)
         for path in paths:
-            changed = attempt(put, changed.value, path, copied(new))
-            if changed.error is not None:
-                return changed
-        return reference_answer(self.contract, changed.value)
+            refused = attempt(_replace, changed, path, copied(new))
+            if refused.error is not None:
+                return refused
+        return reference_answer(self.contract, changed)
+
+
+def _replace(value: Any, path: Path, new: Any) -> None:
+    old = get(value, path)
+    if isinstance(old, list) and isinstance(new, list):
+        old[:] = new
+    else:
+        set_part(value, path, new)
 
 
 def write_into(expected: Any, got: Any) -> None:
