@@ -203,7 +203,7 @@ def create_and_build(
     logits = ("logits_indices_padded", "num_logits_indices")
     return {
         "got": got,
-        "given": [(prefix_len, is_fast) for (prefix_len, _, is_fast), _ in builder.recorded],
+        "given": [(prefix_len, bool(is_fast)) for (prefix_len, _, is_fast), _ in builder.recorded],
         "names": [one.__name__ for one in (backend, cls, type(given))],
         "attributes": {n: getattr(given, n) for n in ATTRIBUTES[1:] if hasattr(given, n)},
         "kept": kept,

@@ -65,7 +65,7 @@ def _implementation(rng: Rng) -> Layer:
 @st.composite
 def implementations(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw layers, some of which are named, in any order; attributes may be None or missing."""
-    number, others, some = draw(sizes(0, 70)), draw(sizes(0, 70)), draw(st.integers(0, 2))
+    number, others, some = draw(sizes(0, 70)), draw(sizes(0, 20)), draw(st.integers(0, 2))
 
     def contents(draw: st.DrawFn) -> Arguments:
         rng = draw(rngs())
@@ -169,7 +169,7 @@ CONTRACTS = [
         has_objects=True,
         takes_own_objects=True,
         specials=(without("impl"), without(), wrong_implementation, wrong_implementation),
-        examples=0.3,
+        examples=0.2,
     ),
     Contract(
         function="infer_global_hyperparameters",

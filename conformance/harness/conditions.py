@@ -734,13 +734,13 @@ def check_growth(contract: Contract, target: Target, arguments: Arguments) -> No
         return sys.getallocatedblocks(), _malloced()
 
     begin = time.monotonic()
-    used_after(50)
+    used_after(30)
     if time.monotonic() - begin > (0.2 if contract.has_objects else 1.0):
         return
-    before = used_after(50)
-    blocks, memory = (new - old for new, old in zip(used_after(200), before, strict=True))
-    if blocks > 150 or memory > 200 * max(256, size // 4):
-        grown = f"{blocks} objects and {memory} bytes more after 200 calls"
+    before = used_after(30)
+    blocks, memory = (new - old for new, old in zip(used_after(100), before, strict=True))
+    if blocks > 75 or memory > 100 * max(256, size // 4):
+        grown = f"{blocks} objects and {memory} bytes more after 100 calls"
         kind = "keeps memory"
         raise Found(Difference("memory", grown, "as before", kind, Verdict.ROBUSTNESS))
 
