@@ -178,7 +178,7 @@ def _cached_layer(rng: Rng, name: str) -> Layer:
     if kind == "bare":
         return Layer(Class("MambaMixer"), name)
     integer = (int, int, np.int32, np.int64)[rng.integers(4)]
-    attributes = {
+    attributes: dict[str, Any] = {
         "attn_type": "decoder",
         "num_kv_heads": integer(rng.choice((1, 2, 8, 257, 2**20))),
         "head_size": integer(rng.choice((1, 64, 576, 2**16))),

@@ -99,7 +99,7 @@ def wrong_implementation(arguments: Arguments, rng: random.Random) -> Arguments 
 
 # infer_global_hyperparameters
 
-NEAR: Final = {
+NEAR: Final[dict[str, Any]] = {
     "window_left": (4095, 0, -2),  # -1 and -2 have one hash
     "logits_soft_cap": (30.0, 0.0, -2.0),
     "sm_scale": (0.25, 0.1250001, -2.0),
@@ -169,7 +169,7 @@ CONTRACTS = [
         has_objects=True,
         takes_own_objects=True,
         specials=(without("impl"), without(), wrong_implementation, wrong_implementation),
-        examples=0.2,
+        examples=0.25,
     ),
     Contract(
         function="infer_global_hyperparameters",
