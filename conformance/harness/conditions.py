@@ -739,7 +739,7 @@ def check_growth(contract: Contract, target: Target, arguments: Arguments) -> No
         return
     before = used_after(30)
     blocks, memory = (new - old for new, old in zip(used_after(100), before, strict=True))
-    if blocks > 75 or memory > 100 * max(256, size // 4):
+    if blocks > 75 or memory > 100 * max(512, size // 4):
         grown = f"{blocks} objects and {memory} bytes more after 100 calls"
         kind = "keeps memory"
         raise Found(Difference("memory", grown, "as before", kind, Verdict.ROBUSTNESS))
