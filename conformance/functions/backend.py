@@ -24,6 +24,7 @@ OTHERS: Final = ("get_supported_kernel_block_sizes", "get_kv_cache_stride_order"
 
 def define(twin: Twin, *, names: list[str]) -> dict[str, Any]:
     """Return what a backend that defines some methods has, and whether it can be made."""
+    twin.function(BACKEND)  # an adapter may not support it
     base = twin.find(BACKEND)
     cls: Any = type("Plain", (base,), {name: staticmethod(tuple) for name in names})
     found: list[Any] = []

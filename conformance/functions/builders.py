@@ -38,6 +38,7 @@ def extend_metadata(twin: Twin, *, is_frozen: bool) -> list[Any]:
 
 def construct(twin: Twin, **arguments: Any) -> dict[str, Any]:
     """Return what a subclass that defines only `build` keeps of its arguments."""
+    twin.function(BUILDER)  # an adapter may not support it
     base = twin.find(BUILDER)
     cls = types.new_class("Lengths", (base[int],), {}, lambda own: own.update(build=lambda *_: 8))
     made = cls(**arguments)

@@ -48,7 +48,7 @@ def constructed(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 def construct(twin: Twin, **fields: Any) -> dict[str, Any]:
     """Return the fields that have their defaults, and whether the others are what was given."""
-    made = twin.find("CommonAttentionMetadata")(**fields)
+    made = twin.function("CommonAttentionMetadata")(**fields)
     is_kept = {name: getattr(made, name) is given for name, given in fields.items()}
     return {**vars(made), **is_kept}
 

@@ -6,6 +6,7 @@ other fields and is converted.
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
@@ -110,8 +111,8 @@ class VllmAdapter(Adapter):
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a function, or vLLM's own class if none of its arguments is converted."""
-        if name in places.OTHER_BASES:
-            raise Unsupported(places.OTHER_BASES[name])
+        if name in places.OTHER_CLASSES:
+            raise Unsupported(places.OTHER_CLASSES[name])
         found = self.find(name)
         is_own = isinstance(found, type) and not self.is_data(name) and name not in self.parameters
         return found if is_own else super().function(name)
@@ -198,7 +199,10 @@ def _of_object(member: str) -> Callable[..., Any]:
         if member == "max_memory_usage_bytes":
             _check_memory(self, *args, **kwargs)
         found = getattr(self, member)
-        return found(*args, **kwargs) if callable(found) else found
+        made = found(*args, **kwargs) if callable(found) else found
+        if isinstance(getattr(made, "mamba_type", None), enum.Enum):  # of a frozen class
+            object.__setattr__(made, "mamba_type", made.mamba_type.name.lower())
+        return made
 
     return call
 

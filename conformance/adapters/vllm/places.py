@@ -78,11 +78,12 @@ PLACES: Final = {name: place for place, names in _NAMES.items() for name in name
 OTHER_METHODS: Final = frozenset({"AttentionMetadataBuilder"})
 """Classes whose methods read more of the configuration and of devices than ours."""
 
-OTHER_BASES: Final = {
+OTHER_CLASSES: Final = {
+    "CommonAttentionMetadata": "the class of metadata, which has other fields",
     "AttentionBackend": "the base class of backends, which has other abstract methods",
     "AttentionMetadataBuilder": "the base class of builders, which stores other attributes",
 }
-"""Base classes of backends and builders, and why they are not checked themselves."""
+"""Classes that are not checked themselves, and why."""
 
 
 def prepare() -> None:
