@@ -47,7 +47,9 @@ def pack_with_marshal(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
     try:
         # If the sum is an int, no entry is a container, which marshal would traverse: endlessly if
         # it contains itself.
-        if type(sum(values)) is not int:
+        with np.errstate(all="ignore"):  # NumPy's ints may overflow
+            is_int = type(sum(values)) is int
+        if not is_int:
             return None
         sequence: Any = values
         written = marshal.dumps(sequence, VERSION)

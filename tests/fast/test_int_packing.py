@@ -1,4 +1,5 @@
 import enum
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,10 @@ def test_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_ints([7] * 200)
     assert packed is not None
     assert packed.tolist() == [7] * 200
+
+
+def test_the_sum_of_numpy_ints_overflows_in_silence() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert pack_ints([np.int32(2**31 - 1)] * MARSHAL_FROM) is None
+    assert not caught
