@@ -30,6 +30,8 @@ class MambaSpec(KVCacheSpec):
         super().__post_init__()
         check_type("shapes", self.shapes, tuple | list, "a tuple or list")
         check_type("dtypes", self.dtypes, tuple | list, "a tuple or list")
+        shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
+        dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))
         if not self.shapes:
             raise ValueError("shapes is empty, expected at least 1 state")
         if len(self.shapes) != len(self.dtypes):
@@ -37,8 +39,6 @@ class MambaSpec(KVCacheSpec):
                 f"dtypes has {len(self.dtypes)} entries, expected {len(self.shapes)}, as many as"
                 " shapes"
             )
-        shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
-        dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "dtypes", dtypes)
         check_type("mamba_type", self.mamba_type, str, "a str")

@@ -287,12 +287,6 @@ def constructor(kind: str) -> Contract:
         calls=st.just(calls),
         has_objects=kind == UNIFORM,
         specials=(no_states, a_page_too_small) if kind == "MambaSpec" else (),
-        # Of a state too many that is no state either, each twin says another.
-        is_affordable=lambda args: (
-            kind != "MambaSpec"
-            or len(args["shapes"]) == len(args["dtypes"])
-            or None not in (*args["shapes"], *args["dtypes"])
-        ),
         properties=(values_that_are_frozen(kind), methods_of(kind)),
         examples=0.2,
     )
