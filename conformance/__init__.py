@@ -1,8 +1,7 @@
 """Differential and property tests: does an implementation do what `reference` defines?
 
-`pytest conformance -n auto` tests `fast`. `test_x.py` has the contracts, properties and worked
-examples of module `x` of the two twins; everything else is in the packages here; README.md has a
-map of them.
+`pytest conformance -n auto` tests `fast`. `functions/x.py` has the contracts of module `x` of the two
+twins; README.md has a map of everything else.
 """
 
 from pathlib import Path

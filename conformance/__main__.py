@@ -1,8 +1,8 @@
 """`python -m conformance --impl MODULE_OR_FILE`: the conformance run, from anywhere.
 
-    python -m conformance [test_ubatch.py ...] [any option of pytest, or of the run]
+    python -m conformance [any option of pytest, or of the run]
 
-It runs all tests of the installed package, or those of the given files. `--help` lists the options.
+It runs the tests of the installed package. `--help` lists the options.
 Settings of the working directory are not read.
 """
 
@@ -52,31 +52,15 @@ NEEDED = ("hypothesis", "jinja2", "ml_dtypes")
 
 
 def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
-    """Return pytest's arguments for a run of the installed package.
-
-    `arguments` are options, and names of this package's files: `test_ubatch.py`, or
-    `test_ubatch.py::test_split`.
-
-    >>> *options, tests = arguments_for_pytest(["-q", "test_ubatch.py"])
-    >>> Path(tests).relative_to(PACKAGE)
-    PosixPath('test_ubatch.py')
-    """
-    given = list(arguments)
-    named = [i for i, argument in enumerate(given) if _is_ours(argument)]
-    tests = [str(PACKAGE / given[i]) for i in named] or [str(PACKAGE)]
-    options = [argument for i, argument in enumerate(given) if i not in named]
+    """Return pytest's arguments for a run of the installed package."""
+    options = list(arguments)
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
     alone = ("-n", "--numprocesses", "--pdb", "--explain", "--list", "--collect-only", "--co")
-    if importlib.util.find_spec("xdist") and not any(one.startswith(alone) for one in given):
+    if importlib.util.find_spec("xdist") and not any(one.startswith(alone) for one in arguments):
         options += ["-n", "1"]  # a function that crashes must not end the run
     # The package may be in a read-only folder.
     settings += ["-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
-    return [*settings, *options, *tests]
-
-
-def _is_ours(argument: str) -> bool:
-    name = argument.partition("::")[0]
-    return name.startswith("test_") and (PACKAGE / name).is_file()
+    return [*settings, *options, str(PACKAGE)]
 
 
 def hidden_by() -> tuple[str, str] | None:

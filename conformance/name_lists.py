@@ -15,8 +15,8 @@ def names_in(text: str) -> list[str]:
     Raises:
         ValueError: The list is empty.
 
-    >>> names_in("host, sim,host,")
-    ['host', 'sim']
+    >>> names_in("host, native,host,")
+    ['host', 'native']
     """
     found = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
     if not found:

@@ -58,13 +58,11 @@ sanitizer() {
     for tool in memcheck racecheck synccheck initcheck; do
         sanitize "$tool" 60 "$tool" tests/gpu -k "waits_for_the_device or rows_of_any_bytes"
     done
-    # torch's caching allocator would hide that a kernel reads or writes outside a tensor. Without it,
-    # tests of memory on the host, which make hundreds of calls, exceed the time limit of a test.
+    # torch's caching allocator would hide that a kernel reads or writes outside a tensor.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck-conformance 300 memcheck -p no:xdist --target cuda --profile brief \
-        conformance/test_{block_table,block_table_robustness,slots,local_attention}.py \
-        conformance/test_{fast_prefill,causal_conv1d,multimodal}.py \
-        -k "not keeps_nothing"
+        conformance/functions/{block_table,slots,local_attention,fast_prefill,causal_conv1d}.py \
+        conformance/functions/multimodal.py
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
 }
 

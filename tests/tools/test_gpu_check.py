@@ -121,7 +121,7 @@ def test_all_is_shown(tmp_path: Path) -> None:
         said = done.rows.pop(name)
         assert said.startswith(started)
         is_conformance = name not in SANITIZER_TOOLS
-        assert ("conformance/test_slots.py" in said) == is_conformance
+        assert ("conformance/functions/slots.py" in said) == is_conformance
         assert ("-k not keeps_nothing, caching off: 1" in said) == is_conformance
         assert ("caching off: no" in said) != is_conformance
         assert said.removeprefix("ok: ") in done.logs["sanitizer.log"]

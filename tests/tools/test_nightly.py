@@ -115,7 +115,7 @@ def failure(**fields: Any) -> dict[str, Any]:
         "fails": True,
         "difference": "result[2] = 4, but should be <5>",
         "text": "a text",
-        "tests": ["conformance/test_slots.py::test_a[host-minimal]"],
+        "tests": ["conformance/functions/slots.py::compute_slot_mapping[answers-host]"],
         "replay": "python -m conformance --replay <case>",
         "case": "{}",
         **fields,
