@@ -1,6 +1,6 @@
 """Differential and property tests: does an implementation do what `reference` defines?
 
-`pytest conformance -n auto` tests `fast`. `functions/x.py` has the contracts of module `x` of the two
+`pytest conformance -n auto` tests `fast`. `functions/x.py` has the contracts of module `x` of both
 twins; README.md has a map of everything else.
 """
 
