@@ -333,8 +333,11 @@ class Pair:
         found = [self._sharing(change, olds) for change in self.memory.changes(before)]
         wrong = None if found else self.comparison.difference(expected, got)
         if wrong is not None and wrong.verdict is Verdict.WRONG_ANSWER:
-            kind = "shares memory with another result"
-            found = [Difference(wrong.where, wrong.got, wrong.expected, kind)]
+            where, kind = (
+                f"after a write into each result, {wrong.where}",
+                "other results share memory",
+            )
+            found = [Difference(where, wrong.got, wrong.expected, kind)]
         for array, old in mine:
             array[...] = old
         self.memory.refill()

@@ -42,7 +42,8 @@ from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 
 ITEM: Final = re.compile(
-    r"::(?P<function>[\w.]+)(-[\w-]+)?\[(?P<kind>stored|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
+    r"::(?P<function>[\w.]+)(-[\w-]+)?"
+    r"\[(?P<kind>stored|deviations|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
 )
 """The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
@@ -86,6 +87,9 @@ class Run:
 
 
 RUN: Final = pytest.StashKey[Run]()
+
+KILLED: Final = "its process ended"
+"""Of a worker that left no message: somebody killed it, or it called `os._exit`."""
 
 
 # Options.
@@ -474,7 +478,7 @@ def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
     found: dict[str, Any] = {**match.groupdict(), "check": match["kind"]}
     first = (limits.folder / f"{worker}.stack").read_text(errors="replace").partition("\n")[0]
     is_hang = first.startswith("Timeout")
-    words = f"crashes ({first.rpartition(': ')[2] or 'its process ended'})"
+    words = f"crashes ({first.rpartition(': ')[2] or KILLED})"
     if is_hang:
         words = f"hangs for more than {limits.seconds:g} s, and cannot be stopped"
     story = (read_journal(limits.folder / f"{worker}.journal") or ("", ""))[1]

@@ -12,7 +12,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
     """Gives a worker all tests of a function; other tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        kinds = "stored|answers|refusals|laws"
+        kinds = "stored|deviations|answers|refusals|laws"
         found = re.search(rf"(.*::[\w.]+)(-[\w-]+)?\[({kinds})-[\w:]+\]$", nodeid)
         return found[1] if found else nodeid
 

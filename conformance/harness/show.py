@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from conformance.harness.compare import as_numpy
-from conformance.harness.objects import Operation
+from conformance.harness.objects import Device, Operation
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.values import Array, Drawn, fields_of, get, is_object, objects, text_of
 from reference import CommonAttentionMetadata
@@ -200,7 +200,7 @@ def _call(story: Story, place: Place) -> list[str]:
         values = {n: v for n, v in values.items() if n not in {*columns, "query_start_loc"}}
     lines, scalars = list[str](), list[str]()
     for name, value in values.items():
-        if value is not None or name in story.arguments:
+        if not isinstance(value, Device) and (value is not None or name in story.arguments):
             text = _short(value, WIDTH - len(name) - 7, place[1], is_quoted=True)
             (scalars if isinstance(value, int | None) else lines).append(f"{name} = {text}")
     return [*lines, *textwrap.wrap(", ".join(scalars), WIDTH - len(INDENT)), *table]

@@ -266,6 +266,9 @@ def batches(
     busy = min(busy, cells // max(num_blocks, 1))
     step = draw(traffic_batches()) if kind == "traffic" else None
     if step is not None:
+        if not draw(st.integers(0, 9)):  # so that it shrinks
+            none = (0,) * len(step.query_lens)
+            step = dataclasses.replace(step, num_computed_tokens=none)
         ends = np.add(step.query_lens, step.num_computed_tokens)
         num_blocks = -(-max(ends.tolist()) // block)
         sizes_of_step = len(ends), sum(step.query_lens), num_blocks

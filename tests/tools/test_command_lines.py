@@ -129,7 +129,8 @@ def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
     code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     for package in ("numba", "rich", "torch", "tqdm"):
         (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
-    process = start("-m", name, PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join(map(str, (tmp_path, ROOT, COMMANDS_FOLDER)))
+    process = start("-m", name, PYTHONPATH=path)
     while not begun.exists():
         assert process.poll() is None, ended(process)
         time.sleep(0.01)

@@ -49,6 +49,13 @@ def test_each_call_has_its_result_and_each_refusal_its_exception(written: Path) 
         assert counts["refusals"] == sum("raises" in case for case in found)
 
 
+def test_what_the_harness_raises_is_no_refusal(tmp_path: Path) -> None:
+    vectors.write_function(CONTRACTS["BlockTables"], tmp_path / "cases", 20)
+    found = [json.loads(path.read_text()) for path in (tmp_path / "cases").glob("refusal-*")]
+    assert 20 == len(found)
+    assert not any("has no attribute 'on'" in case["raises"]["message"] for case in found)
+
+
 def test_they_are_replayed(written: Path) -> None:
     assert set() == failures(written, Target("host"))
     module = types.ModuleType("wrong")
