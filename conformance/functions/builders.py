@@ -202,7 +202,7 @@ CONTRACTS = [
                     "kv_cache_spec": st.just(None),
                     "layer_names": st.lists(st.just("layers.0"), max_size=3),
                     "vllm_config": st.just({}),
-                    "device": st.builds(Device),
+                    "device": st.builds(Device) | st.just({}),  # stored as it is
                 }
             )
         ),

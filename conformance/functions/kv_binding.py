@@ -217,9 +217,11 @@ def bind(twin: Twin, **arguments: Any) -> dict[str, Any]:
 
 
 def wrong_layer(arguments: Arguments, rng: random.Random) -> Arguments | None:
-    """Give a layer a name without an index, or with too many integers; or leave it out."""
+    """Give a layer a name without an index, or with too many integers; leave it out; bind twice."""
     if not arguments["kv_caches"]:
         return None
+    if rng.random() < 0.2:
+        return {**arguments, "runner_kv_caches": Fresh([0])}
     if rng.random() < 0.3:
         del arguments["forward_context"][rng.choice([*arguments["kv_caches"]])]
         return arguments

@@ -97,6 +97,13 @@ def wrong_shape(arguments: Arguments, rng: random.Random) -> Arguments | None:
     return arguments
 
 
+def one_size_more(arguments: Arguments, rng: random.Random) -> Arguments | None:
+    """Give one kernel block size more than there are groups."""
+    del rng
+    found = arguments.get("kernel_block_sizes")
+    return {**arguments, "kernel_block_sizes": [*found, 1]} if found else None
+
+
 @dataclasses.dataclass
 class States(Factory):
     """An engine's own spec of states, which checks nothing."""
@@ -170,7 +177,7 @@ CONTRACTS = [
         is_affordable=has_possible_strides,
         dense=frozenset({"kv_cache_raw_tensors"}),
         properties=(a_state_may_begin_past_two_gib,),
-        specials=(other_memory, wrong_shape, wrong_states),
+        specials=(other_memory, wrong_shape, wrong_states, one_size_more),
         hard_cases={
             "kernel blocks, next to states, in another order": lambda args: (
                 _is_hybrid(args) and _splits(args) and _has_three_cycle(args)
