@@ -391,6 +391,8 @@ def _tests(
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Yield the name, the kind and the body of each test of a function on a target."""
     function = contract.function
+    if target.implementation.is_converted(function):
+        return
     if not target.offers(*contract.names) or (target.kind == "native" and not contract.has_kernel):
         return
     for case in run.stored:
