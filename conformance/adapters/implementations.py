@@ -243,7 +243,10 @@ class Implementation:
         if isinstance(ours, type) and not dataclasses.is_dataclass(ours):
             methods = (name for name, member in vars(ours).items() if callable(member))
             public = (one for one in methods if one[0] != "_")
-            lacks += [one for one in public if not self.offers(f"{function}.{one}")]
+            for one in public:
+                parameters = ", ".join(sorted(self.lacking(f"{function}.{one}").parameters))
+                if parameters or not self.offers(f"{function}.{one}"):
+                    lacks.append(f"{one}({parameters})" if parameters else one)
         return lacks
 
     def lacking_lines(self, functions: Iterable[str] = ()) -> Iterator[str]:

@@ -307,6 +307,8 @@ class FunctionItem(pytest.Item):
         run, (function, kind, target) = self.config.stash[RUN], self.what
         found: dict[str, Any] = {"function": function, "check": kind, "target": target}
         drawn, left_out = checks.COUNTS[function, target], checks.UNSUPPORTED.copy()
+        if self.config.option.trace:
+            pytest.set_trace()
         try:
             if run.has_ended(*self.what):
                 pytest.skip("not run, since a test before has failed")

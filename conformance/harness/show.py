@@ -120,6 +120,8 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
     if raised or raises:
         did = f"{where} {'raised' if raised else 'returned'} {_short(got, most // 2)}"
         should = "reference raises" if raises else "should return"
+        if isinstance(expected, Drawn):  # what all operations of a session returned
+            return [*lines, did, "but should raise nothing"]
         return [*lines, did, f"but {should} {_short(expected, most)}"]
     if where == "the call" and isinstance(got, str):
         return [*lines, f"{where} {difference.kind}"]
