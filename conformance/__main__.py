@@ -55,7 +55,7 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     """Return pytest's arguments for a run of the installed package."""
     options = list(arguments)
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
-    alone = ("-n", "--numprocesses", "--pdb", "--explain", "--list", "--collect-only", "--co")
+    alone = ("-n", "--numprocesses", "--pdb", "--break", "--explain", "--list", "--collect-only")
     if importlib.util.find_spec("xdist") and not any(one.startswith(alone) for one in arguments):
         options += ["-n", "1"]  # a function that crashes must not end the run
     # The package may be in a read-only folder.

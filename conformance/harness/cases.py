@@ -285,10 +285,12 @@ class _Decoder:
             return np.ndarray(shape, dtype, memory, node["offset"], tuple(node["strides"]))
         if "zlib" in node:
             packed = base64.b64decode(node["zlib"])
-            data = bytearray(zlib.decompressobj().decompress(packed, size + 1))
+            data = zlib.decompressobj().decompress(packed, size + 1)
             if len(data) != size:
                 raise ValueError(f"an array of {size} bytes was stored as {len(data)}")
-            return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+            owner = np.empty(shape, dtype)  # no view of bytes, since views of it may follow
+            owner.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+            return owner
         found = np.array(node["values"], dtype) if size else np.zeros(shape, dtype)
         if [*found.shape] != shape or _listed(found) != node["values"]:
             raise ValueError(f"the values are not {dtype} of shape {shape}")

@@ -43,7 +43,10 @@ def _lines(name: str, definition: Any, contracts: Mapping[str, Contract]) -> Ite
     for title, lines in (
         ("Laws", [f"{law.name}: {law.statement}" for law in contract.laws]),
         ("Promises", [_words(one) for one in contract.properties]),
-        ("Refused in several places", [_words(one) for one in contract.specials]),
+        (
+            "Refused in several places",
+            [doc for one in contract.specials if (doc := inspect.getdoc(one))],
+        ),
         ("Hard cases", list(contract.hard_cases)),
     ):
         yield from _listed(title, lines)

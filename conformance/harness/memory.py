@@ -145,6 +145,7 @@ class Memory:
         self.placed: list[Placed] = []
         self.made: dict[tuple[int, str], tuple[Any, Any]] = {}
         self._shared: set[int] = set()
+        self._takes_scalars = target.implementation.adapter.takes_numpy_scalars
         self._roots: dict[tuple[int, str], tuple[Array, Array, torch.Tensor | None]] = {}
 
     def converted(self, arguments: Arguments) -> Arguments:
@@ -156,6 +157,8 @@ class Memory:
 
     def convert(self, value: Any, name: str) -> Any:
         """Return the target's value for one of `reference`'s; each object is converted once."""
+        if isinstance(value, np.generic) and not self._takes_scalars:
+            return value.item()
         if value is None or isinstance(value, str | int | float | slice):
             return value
         key = id(value), self._place(value, name)

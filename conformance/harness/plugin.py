@@ -311,6 +311,8 @@ class FunctionItem(pytest.Item):
         run, (function, kind, target) = self.config.stash[RUN], self.what
         found: dict[str, Any] = {"function": function, "check": kind, "target": target}
         drawn, left_out = checks.COUNTS[function, target], checks.UNSUPPORTED.copy()
+        if self.config.option.trace:
+            pytest.set_trace()
         try:
             if run.has_ended(*self.what):
                 pytest.skip("not run, since a test before has failed")
@@ -395,6 +397,8 @@ def _tests(
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Yield the name, the kind and the body of each test of a function on a target."""
     function = contract.function
+    if target.implementation.is_converted(function):
+        return
     if not target.offers(*contract.names) or (target.kind == "native" and not contract.has_kernel):
         return
     for case in run.stored:

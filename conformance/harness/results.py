@@ -143,6 +143,11 @@ class Results:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table, and a line for each failure."""
         if not any(self.found.values()):
+            for target in self.targets:
+                lacks = [one.function for one in self.contracts if not target.offers(*one.names)]
+                if lacks and len(lacks) == len(self.contracts):
+                    words = ", ".join(lacks)
+                    terminalreporter.write_line(f"{target.implementation.name} lacks {words}")
             return
         terminalreporter.section("conformance")
         head = ["function", *(target.name for target in self.targets), "time"]

@@ -120,6 +120,8 @@ def _statement(story: Story, difference: Difference, most: int, place: str = "")
     if raised or raises:
         did = f"{where} {'raised' if raised else 'returned'} {_short(got, most // 2)}"
         should = "reference raises" if raises else "should return"
+        if isinstance(expected, Drawn):  # what all operations of a session returned
+            return [*lines, did, "but should raise nothing"]
         return [*lines, did, f"but {should} {_short(expected, most)}"]
     if where == "the call" and isinstance(got, str):
         return [*lines, f"{where} {difference.kind}"]
@@ -233,6 +235,11 @@ def _operations(story: Story, difference: Difference) -> tuple[list[str], str]:
         words = f"The state is correct before operation {last} and wrong after it"
         words = f"{words if is_state else f'Operation {last} is the first to go wrong'}:"
         words = _short(f"{words} {lines[-1].partition(': ')[2]}", WIDTH - len(INDENT))
+    held = re.search(r"result\.results\[(\d+)\]", difference.where)
+    if held:
+        words = (
+            f"The result of operation {held[1]} was right, but is wrong after the last operation"
+        )
     if len(lines) > MOST_OPERATIONS:
         first = MOST_OPERATIONS // 3
         left = len(lines) - MOST_OPERATIONS + 1

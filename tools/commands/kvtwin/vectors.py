@@ -129,7 +129,7 @@ def _cases(contract: Contract, number: int) -> Iterator[dict[str, Any]]:
 
 def _is_refusal(found: Outcome) -> bool:
     """Return whether a call ends in code of `reference`, and not in code of the harness."""
-    frames = traceback.walk_tb(found.error and found.error.__traceback__)
+    frames = traceback.walk_tb(getattr(found.error, "__traceback__", None))
     packages = [frame.f_globals["__name__"].partition(".")[0] for frame, _ in frames]
     known = [package for package in packages if package in {"reference", "conformance"}]
     return known[-1:] == ["reference"] and not isinstance(found.error, MemoryError)
