@@ -66,16 +66,8 @@ def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
     tests = [str(PACKAGE / given[i]) for i in named] or [str(PACKAGE)]
     options = [argument for i, argument in enumerate(given) if i not in named]
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
-    alone = (
-        "-n",
-        "--numprocesses",
-        "--pdb",
-        "--break",
-        "--explain",
-        "--list",
-        "--collect-only",
-        "--co",
-    )
+    words = "-n --numprocesses --pdb --break --explain --list --collect-only --co"
+    alone = tuple(words.split())
     if importlib.util.find_spec("xdist") and not any(one.startswith(alone) for one in given):
         options += ["-n", "1"]  # a function that crashes must not end the run
     # The package may be in a read-only folder.
