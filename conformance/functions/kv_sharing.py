@@ -36,8 +36,8 @@ class Names(Factory):
 @st.composite
 def shared(draw: st.DrawFn, *, has_caches: bool) -> st.SearchStrategy[Arguments]:
     """Draw sharing layers with their targets; some are in their groups already."""
-    number = draw(sizes(0, 140))
-    num_groups, num_layers = fit(80, draw(sizes(1, 70, small=3)), draw(sizes(1, 70)))
+    number = draw(sizes(0, 600))
+    num_groups, num_layers = fit(200, draw(sizes(1, 140, small=3)), draw(sizes(1, 140)))
     known, part = choices(draw, ("absent", "None", "empty", "full"), (0.3, 0.0, 0.9))
 
     def contents(draw: st.DrawFn) -> Arguments:
