@@ -124,7 +124,7 @@ CONTRACTS = [
             function=function,
             calls=histories(),
             run=_play,
-            examples=0.25,
+            examples=0.2,
             hard_cases={
                 "more than 16 layouts are set in a row": lambda args: (
                     len(_steps(args, "set")) > 16 and None not in _steps(args, "set")

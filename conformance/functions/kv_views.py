@@ -190,6 +190,6 @@ CONTRACTS = [
                 for spec in specs_of(args)
             ),
         },
-        examples=0.6,
+        examples=0.5,
     ),
 ]

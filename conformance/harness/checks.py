@@ -70,7 +70,7 @@ class Profile:
     answers: int
     refusals: int
     laws: int
-    native: float = 0.35
+    native: float = 0.25
     seed: int | None = None
     shrink_seconds: float = 20.0
     database: Examples | None = None
@@ -91,7 +91,7 @@ PROFILES: Final = {
     for profile in (
         Profile("dev", 60, 40, 15),
         Profile("brief", 100, 50, 20),
-        Profile("default", 200, 80, 30),
+        Profile("default", 170, 70, 25),
         Profile("nightly", 3000, 1500, 400, 0.4),
     )
 }
