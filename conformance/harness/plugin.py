@@ -194,11 +194,12 @@ def _run(config: pytest.Config) -> Run:
     # The driver of a GPU maps all its memory.
     has_limit = sys.platform == "linux" and all(target.device == "cpu" for target in targets)
     worker: dict[str, Any] = getattr(config, "workerinput", {})
+    contracts = _contracts(config)
     return Run(
         targets,
-        _contracts(config),
+        contracts,
         _profile(option),
-        _stored(option.replay),
+        _stored(option.replay, {file.parent for file, _ in contracts.values()}),
         option.replay is not None,
         Limits(
             option.hang_seconds,
@@ -253,11 +254,11 @@ def _profile(option: argparse.Namespace) -> checks.Profile:
     return dataclasses.replace(profile, seed=option.seed, database=database)
 
 
-def _stored(replayed: Path | None) -> list[cases.Case]:
+def _stored(replayed: Path | None, folders: set[Path]) -> list[cases.Case]:
     """Return the stored cases that the run begins with, or consists of."""
-    corpus = _folder("corpus")
-    if replayed is None and not corpus.is_dir():
-        return []
+    corpus, own = _folder("corpus"), (FOLDER / "functions").resolve()
+    if replayed is None and not (corpus.is_dir() and own in folders):
+        return []  # the corpus has objects that are known where our contracts are
     return cases.load(replayed or corpus)
 
 
