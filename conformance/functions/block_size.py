@@ -55,11 +55,7 @@ MANAGERS: Final = (1, 2, 12, 16, 16, 32, 48, 64, 96, 128, 256, 544, 2**33)
 
 
 def divisors(size: int) -> list[int]:
-    """Return the divisors of a size up to 600.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
+    """Return the divisors of a size up to 600."""
     return [d for d in range(1, min(size, 600) + 1) if size % d == 0]
 
 

@@ -158,12 +158,7 @@ def forward_context(rng: random.Random, of_caches: Iterable[str], number: int) -
 
 
 def identities(*values: Any) -> list[int]:
-    """Return a number for each value, which is the same for the same object.
-
-    >>> a, b = [], []
-    >>> identities(a, b, a)
-    [0, 1, 0]
-    """
+    """Return a number for each value, which is the same for the same object."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(id(value), len(numbers)) for value in values]
 
