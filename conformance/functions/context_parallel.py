@@ -81,6 +81,7 @@ def _held_keys(batch: Batch, _: Arguments, result: np.ndarray) -> list[Access]:
 CONTRACTS = [
     Contract(
         function="get_dcp_local_seq_lens",
+        examples=1.6,
         has_kernel=True,  # another path on a device
         is_affordable=lambda args: (
             args.get("dcp_rank") is not None or not 5000 < args["dcp_size"] < 2**31

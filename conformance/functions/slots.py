@@ -167,6 +167,7 @@ def _mapped_table(batch: Batch, _: Arguments, result: Any) -> list[Part]:
 CONTRACTS = [
     Contract(
         function="compute_slot_mapping",
+        examples=1.6,
         calls=slot_calls(),
         specials=(no_place,),
         checked_only=r"shares memory|but positions has",
