@@ -298,7 +298,7 @@ def _results(
 def a_long_session_is_like_a_short_one(target: Target, arguments: Arguments) -> None:
     """The operations do the same when counters of a byte have wrapped."""
     operations, rows = arguments["operations"], arguments["max_num_reqs"]
-    is_short = 10 <= len(operations) <= 14 and rows <= 4 and len(arguments["block_sizes"]) <= 3
+    is_short = 5 <= len(operations) <= 20 and rows <= 4 and len(arguments["block_sizes"]) <= 3
     if not (is_short and target.offers("BlockTables.clear_row")):
         return  # it takes long
     clears = [Operation("clear_row", {"r": r}) for r in range(rows)]

@@ -383,6 +383,15 @@ def ranks_with_a_window(arguments: Arguments, rng: random.Random) -> Arguments |
     return arguments if arguments["self"].kind == "SlidingWindowSpec" else None
 
 
+def _ends_with_a_block(arguments: Arguments) -> bool:
+    spec, config = arguments["self"], arguments["vllm_config"]
+    if spec.kind != "SlidingWindowSpec":
+        return False
+    tokens = spec.fields["sliding_window"] - 1 + config.scheduler_config.max_num_batched_tokens
+    is_whole: bool = tokens % spec.fields["block_size"] == 0
+    return is_whole and tokens < config.model_config.max_model_len
+
+
 def method(name: str, **more: Any) -> Contract:
     """Return the contract of a method or property, of specs of all kinds."""
 
@@ -537,7 +546,8 @@ CONTRACTS = [
                 and args["vllm_config"].cache_config.mamba_cache_mode == mode
             )
             for mode in ("align", "all")
-        },
+        }
+        | {"a window and a step end with a block": _ends_with_a_block},
     ),
     method("copy_with_new_block_size"),
     Contract(
