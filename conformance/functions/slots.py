@@ -217,6 +217,9 @@ CONTRACTS = [
                 np.iinfo(args["block_ids"].dtype).max + 1 < args["blocks_per_kv_block"]
             ),
             "more than 32 dimensions": lambda args: args["block_ids"].ndim > 32,
+            "more than 32,768 kernel blocks of a block": lambda args: (
+                32_768 < args["blocks_per_kv_block"] < 2**31 and args["block_ids"].size > 0
+            ),
         },
     ),
 ]
