@@ -70,7 +70,7 @@ class Profile:
     answers: int
     refusals: int
     laws: int
-    native: float = 0.25
+    native: float = 0.35
     seed: int | None = None
     shrink_seconds: float = 20.0
     database: Examples | None = None
