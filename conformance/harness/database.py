@@ -83,7 +83,8 @@ def _open(place: str) -> ExampleDatabase:
         from hypothesis.extra.redis import RedisExampleDatabase  # noqa: PLC0415  # an extra
         from redis import Redis  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise ValueError(f"{place} needs redis: {how_to_install('redis')}") from error
+        shown = without_password(place)
+        raise ValueError(f"{shown} needs redis: {how_to_install('redis')}") from error
     limits = {"socket_timeout": SECONDS, "socket_connect_timeout": SECONDS}
     return RedisExampleDatabase(Redis.from_url(place, **limits), expire_after=EXPIRE)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
+
+from conformance.harness.plugin import ITEM
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped here
     """Gives a worker all tests of a function; other tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        kinds = "stored|deviations|answers|refusals|laws"
-        found = re.search(rf"(.*::[\w.]+)(-[\w-]+)?\[({kinds})-[\w:]+\]$", nodeid)
-        return found[1] if found else nodeid
+        found = ITEM.search(nodeid)
+        return nodeid[: found.end("function")] if found else nodeid
 
     def _reschedule(self, node: Any) -> None:
         super()._reschedule(node)

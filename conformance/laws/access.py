@@ -182,15 +182,6 @@ class Access:
         reads = frozenset((token, position(token, key), slot) for token, key, slot in self.reads)
         return Access(reads, self.writes)
 
-    def in_cache(self, cache: int) -> Access:
-        """Return the relation with slots that are qualified by the number of their cache.
-
-        >>> Access(writes=frozenset({(0, 5)})).in_cache(2)
-        Access(reads={}, writes={(0, (2, 5))})
-        """
-        reads = frozenset((token, key, (cache, slot)) for token, key, slot in self.reads)
-        return Access(reads, frozenset((token, (cache, slot)) for token, slot in self.writes))
-
     def only(self, half: Half) -> Access:
         """Return one half of the relation; the other is left empty."""
         return Access(
