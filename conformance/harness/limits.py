@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import re
 import reprlib
 import resource
 import signal
@@ -21,6 +22,12 @@ import torch
 
 from conformance.harness.story import Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
+
+ITEM: Final = re.compile(
+    r"::(?P<function>[\w.]+)(-[\w-]+)?"
+    r"\[(?P<kind>stored|deviations|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
+)
+"""The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
 GRACE_SECONDS: Final = 10.0
 """How long after its time limit a call may ignore the signal, before the process ends."""

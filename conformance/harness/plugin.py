@@ -13,7 +13,6 @@ import functools
 import gc
 import importlib
 import os
-import re
 import secrets
 import shlex
 import sys
@@ -32,7 +31,7 @@ from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
 from conformance.harness.database import open_database
 from conformance.harness.explain import explain, list_names
-from conformance.harness.limits import Limits, failure_of, read_journal
+from conformance.harness.limits import ITEM, Limits, failure_of, read_journal
 from conformance.harness.picture import picture_of
 from conformance.harness.report import Report
 from conformance.harness.results import Results
@@ -40,12 +39,6 @@ from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
 from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
-
-ITEM: Final = re.compile(
-    r"::(?P<function>[\w.]+)(-[\w-]+)?"
-    r"\[(?P<kind>stored|deviations|answers|refusals|laws)-(?P<target>[\w:]+)\]$"
-)
-"""The end of a node id: `::compute_slot_mapping[answers-host]`, `::...-1cd2fdf6[stored-host]`."""
 
 
 @dataclasses.dataclass

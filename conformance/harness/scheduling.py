@@ -6,7 +6,7 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
-from conformance.harness.plugin import ITEM
+from conformance.harness.limits import ITEM
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped here
