@@ -86,7 +86,7 @@ class BlockTables(RequestRows):
         if not uses_kernels(self._tables):
             self._on_host.gather(idx_mapping)
         else:
-            if self._host is not None:  # a simulator runs the kernel
+            if self._host is not None:  # the kernel runs on the CPU
                 self._host.forget_rows()
             indices = plain("idx_mapping", idx_mapping)
             launch_blocks(

@@ -1,30 +1,35 @@
 """Launch kernels: every launch of `fast` goes through this module.
 
-On CUDA tensors a kernel is launched on torch's current stream. With `simulated_by` a simulator
-replaces the GPU, and CPU tensors take the device path.
+On CUDA tensors a kernel is launched on torch's current stream by `fast.direct_launch`, or by
+numba's dispatcher if the environment variable `FAST_LAUNCHER` is `numba`. With `simulated_by`
+something else runs kernels in place of a GPU, and CPU tensors take the device path.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
+from fast import direct_launch, numba_cuda
 from fast.current_stream import current_device
 from fast.kernels.cuda import Kernel
-from fast.launchers import launch_on_gpu
 from fast.numba_cuda import Argument
 
-Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
+LAUNCHERS: Final = {"direct": direct_launch, "numba": numba_cuda}
+"""The modules that `load` and `launch` kernels, by the values of `FAST_LAUNCHER`."""
 
 MANY_THREADS: Final = 2**18
 """The threads that run at once on a large GPU."""
 
+Launch: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], object]
+
 
 class _Simulator(NamedTuple):
-    """A simulator that replaces the GPU."""
-
-    launch: Launcher
+    launch: Launch
     threads: int
     threads_at_once: int
 
@@ -34,18 +39,18 @@ _SIMULATORS: Final[list[_Simulator]] = []
 
 @contextmanager
 def simulated_by(
-    launcher: Launcher, threads: int = 32, threads_at_once: int = MANY_THREADS
+    launch: Launch, threads: int = 32, threads_at_once: int = MANY_THREADS
 ) -> Iterator[None]:
-    """Replace the GPU by a simulator, until the end of the block.
+    """Run kernels without a GPU, until the end of the block.
 
     Args:
-        launcher: Called as `launcher(kernel, grid, threads, args)` for every launch, with a
-            `Kernel`, the number of blocks along x and y, the threads in a block, and contiguous
-            tensors and ints.
+        launch: Called as `launch(kernel, grid, threads, args)` for every launch, with a `Kernel`,
+            the number of blocks along x and y, the threads in a block, and contiguous tensors and
+            ints.
         threads: The most threads in a block; a kernel may declare fewer.
         threads_at_once: Threads that run at once.
     """
-    _SIMULATORS.append(_Simulator(launcher, threads, threads_at_once))
+    _SIMULATORS.append(_Simulator(launch, threads, threads_at_once))
     try:
         yield
     finally:
@@ -70,7 +75,7 @@ def threads_at_once() -> int:
 def launch_threads(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> None:
     """Launch at least one thread for each `(x, y)`, in blocks along x; nothing if there is no work.
 
-    Without a simulator, CPU tensors are a ValueError.
+    CPU tensors are a ValueError, except inside `simulated_by`.
     """
     threads = threads_in_block(kernel)
     _launch(kernel, (-(-num_x // threads), num_y), threads, args)
@@ -79,9 +84,24 @@ def launch_threads(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> N
 def launch_blocks(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> None:
     """Launch one block for each `(x, y)`; nothing if there is no work.
 
-    Without a simulator, CPU tensors are a ValueError.
+    CPU tensors are a ValueError, except inside `simulated_by`.
     """
     _launch(kernel, (num_x, num_y), threads_in_block(kernel), args)
+
+
+@cache
+def launcher() -> ModuleType:
+    """Return the module that launches kernels, as chosen at the first launch.
+
+    Its `load` compiles a kernel for a GPU, which must happen before a CUDA graph captures it; its
+    `launch` launches one on torch's current stream of the current GPU.
+    """
+    name = os.environ.get("FAST_LAUNCHER") or "direct"
+    if name not in LAUNCHERS:
+        raise ValueError(f"FAST_LAUNCHER is {name!r}, expected {' or '.join(LAUNCHERS)}")
+    if name == "direct":
+        direct_launch.check_installed()
+    return LAUNCHERS[name]
 
 
 def _launch(
@@ -92,26 +112,13 @@ def _launch(
     if _SIMULATORS:
         _SIMULATORS[-1].launch(kernel, grid, threads, args)
         return
-    index = _common_device(kernel, args)
-    if index == current_device():
-        launch_on_gpu(kernel, index, grid, threads, args)
-        return
-    with torch.cuda.device(index):
-        launch_on_gpu(kernel, index, grid, threads, args)
-
-
-def _common_device(kernel: Kernel, args: tuple[Argument, ...]) -> int:
-    """Return the GPU that all tensors are on; a CPU tensor's pointer must not be launched."""
-    index = None
-    for arg in args:  # a set takes 0.9 µs longer
-        if isinstance(arg, torch.Tensor):
-            there = arg.get_device()
-            if there != index:
-                if index is not None:
-                    index = None
-                    break
-                index = there
-    if index is None or index < 0:  # the CPU's is -1
+    gpus = [arg.get_device() for arg in args if isinstance(arg, torch.Tensor)]
+    # A CPU tensor's pointer must not be launched; its device is -1.
+    if not gpus or gpus[0] < 0 or gpus.count(gpus[0]) < len(gpus):
         devices = sorted({str(arg.device) for arg in args if isinstance(arg, torch.Tensor)})
         raise ValueError(f"{kernel.name} needs tensors on one CUDA device, got {devices}")
-    return index
+    if gpus[0] == current_device():
+        launcher().launch(kernel, gpus[0], grid, threads, args)
+        return
+    with torch.cuda.device(gpus[0]):
+        launcher().launch(kernel, gpus[0], grid, threads, args)

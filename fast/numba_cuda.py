@@ -5,10 +5,10 @@ Only this module depends on numba-cuda, and imports it when a kernel is first co
 as numba-cuda-mlir, replace this module by one with these functions:
 
 - `is_installed`, and `compile_ptx`, which compiles a kernel.
-- `check_arrays`, `check_entry` and `make_flatten`, the words that a compiled kernel takes, and
-  `TESTED`, the versions for which they are known: for `fast.direct_launch`.
+- `check_entry` and `make_flatten`, the words that a compiled kernel takes: for
+  `fast.direct_launch`.
 - `load` and `launch`, with numba's dispatcher: 40 times as slow on the host, but without private
-  names. It is used if `fast.direct_launch` was not tested with the installed versions.
+  names.
 """
 
 import importlib
@@ -23,7 +23,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeAlias
 
-import numpy as np
 import torch
 
 from fast.current_stream import current_stream
@@ -36,20 +35,6 @@ Flatten: TypeAlias = Callable[..., tuple[int, ...]]
 PIP_INSTALL: Final = "pip install -e '.[cuda]' in a checkout of kvtwin"
 INSTALL: Final = f"kernels need numba-cuda: {PIP_INSTALL}"
 TOOLKIT: Final = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
-
-TESTED: Final = {"numba-cuda": ("0.30", "0.31")}
-"""The first version whose words are trusted, and the first whose are not: they are private."""
-
-ARRAY_MEMBERS: Final = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
-"""The words that `flatten` makes: one of each, and for each dimension one of the last two."""
-
-WORD: Final = re.compile(r"(\.u64)(?: \.ptr(?: \.align \d+)?)? (\S+)")
-"""A parameter of 8 bytes in PTX. From compute capability 10.0 on NVVM also marks pointers, and the
-alignment of what they point to: `.u64 .ptr .align 1 name`."""
-
-
-class UnfitError(Exception):
-    """Kernels cannot be launched past numba, with these versions or this kernel's parameters."""
 
 
 def is_installed() -> bool:
@@ -80,21 +65,13 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Explain what to set if numba-cuda finds no compiler, or cannot work with this NumPy.
+    """Explain what to set if numba-cuda finds no compiler (NVVM, libdevice).
 
-    It searches the installed packages and `CUDA_HOME` for the compiler (NVVM, libdevice). It does
-    not guess that folder if another library of the toolkit is installed as a package, as with
-    torch's wheels.
+    It searches the installed packages and `CUDA_HOME`. It does not guess that folder if another
+    library of the toolkit is installed as a package, as with torch's wheels.
     """
     try:
         yield
-    except AttributeError as error:  # numba-cuda 0.30 reads np.row_stack, which NumPy 2.5 lacks
-        if error.obj is not np:
-            raise
-        raise ImportError(
-            f"numba-cuda {importlib.metadata.version('numba-cuda')} does not work with NumPy"
-            f" {np.__version__}: {PIP_INSTALL} ({error})"
-        ) from error
     except RuntimeError as error:
         # By name: cuda.pathfinder is installed only with numba-cuda.
         if all(kind.__name__ != "DynamicLibNotFoundError" for kind in type(error).__mro__):
@@ -127,28 +104,14 @@ def bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from its
         if value is placeholder:
             names[name] = real
         elif isinstance(value, Instruction):
-            names[name] = lower(value)
+            # Numba-cuda's `intrinsic` makes functions from its compiler's IR.
+            intrinsic = importlib.import_module("numba.cuda.extending").intrinsic
+            names[name] = intrinsic(INSTRUCTIONS[value.name](value.size))
         elif isinstance(value, DeviceFunction):
-            names[name] = compile_called(value)
+            names[name] = real.jit(device=True)(bind(value.py_func))
     return FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
-
-
-def compile_called(function: DeviceFunction) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Compile a device function for kernels that numba compiles."""
-    return import_cuda().jit(device=True)(bind(function.py_func))
-
-
-def lower(instruction: Instruction) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Write an instruction in the compiler's IR, for kernels that numba compiles."""
-    return import_intrinsic()(INSTRUCTIONS[instruction.name](instruction.size))
-
-
-def import_intrinsic() -> Any:  # noqa: ANN401  (numba is untyped)
-    """Import numba-cuda's `intrinsic`, which makes functions from its compiler's IR."""
-    import_cuda()
-    return importlib.import_module("numba.cuda.extending").intrinsic
 
 
 def _copy_instruction(size: int) -> Any:  # noqa: ANN401  (numba is untyped)
@@ -192,7 +155,6 @@ def _fill_instruction(size: int) -> Any:  # noqa: ANN401  (numba is untyped)
 
 
 def _word(size: int) -> Any:  # noqa: ANN401  (llvmlite is untyped)
-    """Return the compiler's type of `size` bytes."""
     from llvmlite import ir  # noqa: PLC0415  # it comes with numba
 
     return ir.VectorType(ir.IntType(64), 2) if size > 8 else ir.IntType(8 * size)
@@ -208,39 +170,15 @@ INSTRUCTIONS: Final = {"copy": _copy_instruction, "fill": _fill_instruction}
 """The functions that write an instruction in the compiler's IR, by its name."""
 
 
-def check_arrays() -> None:
-    """Raise UnfitError unless numba-cuda passes an array as the words that `flatten` makes."""
-    try:
-        members = array_members(Array(num_dims=2, item_bytes=4))
-    except (ImportError, AttributeError) as error:
-        raise UnfitError(f"numba-cuda does not say what an array is: {error}") from error
-    if members != ARRAY_MEMBERS:
-        raise UnfitError(f"an array is {', '.join(members)}; tested is {', '.join(ARRAY_MEMBERS)}")
-
-
-def array_members(array: Array) -> tuple[str, ...]:
-    """Return the names of the members that a compiled kernel takes for an array, in order.
-
-    Raises ImportError or AttributeError if this version of numba-cuda does not have them.
-    """
-    import_cuda()
-    types: Any = importlib.import_module("numba.cuda.types")
-    target: Any = importlib.import_module("numba.cuda.descriptor").cuda_target
-    item = getattr(types, f"int{8 * array.item_bytes}")
-    model = target.target_context.data_model_manager[types.Array(item, array.num_dims, "C")]
-    return tuple(model._fields)  # no public attribute has them
-
-
 def check_entry(kernel: Kernel, ptx: str, entry: str) -> None:
-    """Raise UnfitError if a compiled kernel takes other words of 8 bytes than `flatten` makes."""
-    declared = re.search(rf"\.entry {re.escape(entry)}\((.*?)\)", ptx, re.DOTALL)
-    found = [] if declared is None else re.findall(r"\.param\s+(.*?),?\n", declared[1])
-    taken = [" ".join(word.groups()) if (word := WORD.fullmatch(one)) else one for one in found]
+    """Raise ImportError if a compiled kernel takes other words of 8 bytes than `flatten` makes."""
+    # From compute capability 10.0 on NVVM also marks pointers: `.param .u64 .ptr .align 1 name`.
+    taken = re.findall(rf"\.param (\.\w+)\b.* {re.escape(entry)}_param_\d+", ptx)
     num_words = sum(5 + 2 * array.num_dims if array else 1 for array in kernel.parameters)
-    if taken != [f".u64 {entry}_param_{number}" for number in range(num_words)]:
-        kinds = ", ".join(sorted({words.rpartition(" ")[0] for words in taken}))
-        raise UnfitError(
-            f"{kernel.name} takes {len(taken)} words ({kinds}), expected {num_words} (.u64)"
+    if taken != [".u64"] * num_words:
+        raise ImportError(
+            f"numba-cuda compiles {kernel.name} to {len(taken)} words ({', '.join({*taken})}),"
+            f" expected {num_words} (.u64): {PIP_INSTALL}, or set FAST_LAUNCHER=numba"
         )
 
 
@@ -286,21 +224,16 @@ def launch(
 ) -> None:
     """Launch a kernel on torch's current stream of the current GPU, whose index is given."""
     cuda = import_cuda()
+    given = (
+        cuda.as_cuda_array(arg.detach(), sync=False) if isinstance(arg, torch.Tensor) else int(arg)
+        for arg in args
+    )
     with cuda.gpus[index]:  # a new thread is in no context
-        configured = _configured(kernel, index, grid, threads, current_stream(index))
-        configured(
-            *(
-                cuda.as_cuda_array(arg.detach(), sync=False)
-                if isinstance(arg, torch.Tensor)
-                else int(arg)
-                for arg in args
-            )
-        )
+        _configured(kernel, index, grid, threads, current_stream(index))(*given)
 
 
 @cache
 def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return the kernel, compiled for its signature and loaded onto this GPU."""
     cuda = import_cuda()
     with compiling():
         return cuda.jit(kernel.signature)(bind(kernel.py_func))
@@ -310,7 +243,6 @@ def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is 
 def _configured(
     kernel: Kernel, index: int, grid: tuple[int, int], threads: int, handle: int
 ) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return the launchable kernel with this shape, on a stream of torch's."""
     stream = import_cuda().external_stream(handle) if handle else 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numba warns of every small grid

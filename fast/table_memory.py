@@ -78,7 +78,7 @@ class TableMemory:
         self._counts = RowCounts(groups, self.max_num_reqs)
         self._is_counted = True
         self._host: HostTables | None = None
-        # If a simulator replaces the GPU, the branches for the GPU run.
+        # Inside `simulated_by` the branches for the GPU run.
         if self._tables.device.type == "cpu" and not uses_kernels(self._tables):
             self._host = HostTables(
                 groups,
@@ -138,7 +138,7 @@ class TableMemory:
         A signal handler may raise between the two. Then `_is_counted` stays False, and the next
         method reads the counts from the device.
         """
-        if self._host is not None:  # a simulator runs the kernel
+        if self._host is not None:  # the kernel runs on the CPU
             self._host.forget_rows()
         self._is_counted = False
 

@@ -13,7 +13,7 @@
 #   python3 -m pip install -q --no-index --no-deps --no-compile --target .site .whl/*.whl &&
 #   PYTHONPATH=$PWD:$PWD/.site tools/gpu_check.sh versions
 #
-# .whl needs at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes. Add a newer
+# .whl needs at least numba-cuda, hypothesis, sortedcontainers and ml_dtypes. Add a newer
 # cuda-pathfinder if `versions` shows one below 1.4, a newer cuda-core if it shows one below 0.5.1, and an
 # older NumPy if it shows 2.5, which numba-cuda 0.30 does not support. Then run the other sections:
 # `device-path bench`, `conformance native`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
@@ -35,7 +35,7 @@ bench         host and device time of every hot function
 conformance   the conformance run on target cuda
 native        kernels on the GPU compared with target native
 sanitizer     compute-sanitizer, if installed, over the kernels and a brief conformance run
-kernels       tests/fast: kernels compiled and simulated
+kernels       tests/fast: kernels compiled, and run on the CPU
 real-models   tokens of real models, compared with those of generate'
 
 versions() { check versions 240 python3 -m tools.gpu_versions; }

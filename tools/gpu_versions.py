@@ -23,8 +23,8 @@ from typing import Final
 import torch
 
 import fast
-from fast import direct_launch
-from fast.numba_cuda import UnfitError, import_cuda
+from fast.launch import launcher
+from fast.numba_cuda import import_cuda
 
 PACKAGES: Final = (
     "torch",
@@ -37,7 +37,6 @@ PACKAGES: Final = (
     "nvidia-nvjitlink",
     "ml_dtypes",
     "hypothesis",
-    "greenlet",
     "pytest",
     "pytest-xdist",
     "transformers",
@@ -61,12 +60,7 @@ def main() -> int:
         # numba-cuda 0.30.4 uses what NumPy 2.5 deprecates.
         warnings.filterwarnings("default", category=DeprecationWarning, module=r"numba\.")
         print(f"numba.cuda is {import_cuda().__file__}")
-        try:
-            direct_launch.check_installed()
-        except UnfitError as error:
-            print(f"launcher: numba, since {error}")
-        else:
-            print("launcher: direct")
+        print(f"launcher: {launcher().__name__}")
         fast.warmup()
     print(f"warmup() ok: {time.monotonic() - begin:.1f} s")
     return 0

@@ -27,6 +27,7 @@ import torch
 from conformance import FOLDER
 from conformance.adapters import Unsupported
 from conformance.adapters.implementations import load_implementations
+from conformance.entry_point import how_to_install
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
 from conformance.harness.database import open_database
@@ -282,6 +283,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             lines.append("  has no checks(enabled): it must always refuse bad values")
         declared = [f"{deviation.function}: {deviation.reason}" for deviation in one.deviations]
         lines += [f"  deviates (declared): {line}" for line in declared]
+    kinds = {target.kind for target in run.targets if target.is_fast}
+    if config.option.target is None and kinds == {"host"}:
+        lines.append(f"kernels are not run, without numba-cuda: {how_to_install('cuda')}")
     if config.option.functions is not None:
         lines.append(f"functions: {', '.join(run.contracts)}")
     if run.is_replay:

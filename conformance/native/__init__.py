@@ -2,8 +2,7 @@
 
 numba-cuda and NVVM compile a kernel to PTX, as for a GPU. Its instructions are translated to this
 CPU's, and every access is checked: bounds, alignment, races, and memory that was never written.
-`conformance.simulator` interprets the Python source instead, and detects errors that PTX no longer
-shows: negative indices, which numba wraps, and numbers that do not fit their types.
+docs/targets.md says which errors it does not detect.
 """
 
 from conformance.native.faults import Kind, NativeFault

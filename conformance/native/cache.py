@@ -115,8 +115,7 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
     if value is cuda.cuda:
         return "cuda"
     if isinstance(value, Instruction):
-        written = numba_cuda.INSTRUCTIONS[value.name]
-        return value.size, [describe_function(one, outer) for one in (value.py_func, written)]
+        return value.size, describe_function(numba_cuda.INSTRUCTIONS[value.name], outer)
     if isinstance(value, DeviceFunction):
         value = value.py_func
     if isinstance(value, FunctionType):

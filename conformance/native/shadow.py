@@ -5,8 +5,7 @@ an epoch, a thread, and another thread that did the same in that epoch, if there
 numbered through all launches, so that cells of an earlier launch need not be cleared.
 
 Two accesses are ordered if they are by one thread, or by one block with a barrier between them,
-which ends an epoch. Nothing orders the blocks of a launch. `conformance.simulator.history` has the
-same rules, and orders warps too, whose operations are not translated here.
+which ends an epoch. Nothing orders the blocks of a launch. Warp operations are not translated.
 """
 
 from enum import IntEnum

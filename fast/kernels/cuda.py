@@ -14,14 +14,14 @@ PARAMETER: Final = re.compile(r"u?int(8|16|32|64)(\[(?::, )?::1\])|int64")
 
 
 class _Undefined:
-    """The placeholder for `cuda` in kernels until they are compiled or simulated."""
+    """The placeholder for `cuda` in kernels until they are compiled."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"cuda.{name} is for kernels, compiled or simulated")
+        raise AttributeError(f"cuda.{name} is for compiled kernels")
 
 
 cuda: Final[Any] = _Undefined()
-"""The namespace that kernels import from here, replaced when a kernel is compiled or simulated."""
+"""The namespace that kernels import from here, replaced when a kernel is compiled."""
 
 
 class DeviceFunction:
@@ -32,28 +32,26 @@ class DeviceFunction:
         self.name: str = self.py_func.__name__
 
     def __call__(self, *_args: object) -> Any:  # noqa: ANN401  (its result is the kernel's affair)
-        """Raise: only compiled or simulated kernels can call it."""
+        """Raise: only compiled kernels can call it."""
         raise TypeError(f"{self.name} is called by kernels only")
 
 
-class Instruction(DeviceFunction):
-    """A device function that is one load or store, or both, of up to 16 bytes.
+class Instruction(NamedTuple):
+    """A device function of one load or store, or both, written in the compiler's IR.
 
-    Numba moves elements of an array, 8 bytes at most; larger moves are written in the compiler's
-    IR (in `fast.numba_cuda`, by name). The Python function does the same byte by byte, for a
-    simulator.
+    Numba moves elements of an array, 8 bytes at most; this moves up to 16.
 
     Attributes:
-        size: How many bytes it moves.
-
-    Args:
-        function: The Python function.
+        name: Its name in `fast.numba_cuda.INSTRUCTIONS`.
         size: How many bytes it moves.
     """
 
-    def __init__(self, function: Callable[..., Any], size: int) -> None:
-        super().__init__(function)
-        self.size = size
+    name: str
+    size: int
+
+    def __call__(self, *_args: object) -> Any:  # noqa: ANN401  (its result is the kernel's affair)
+        """Raise: only compiled kernels can call it."""
+        raise TypeError(f"{self.name} is called by kernels only")
 
 
 class Array(NamedTuple):

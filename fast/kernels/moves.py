@@ -14,28 +14,8 @@ WIDEST: Final = 16
 """The most bytes that one thread moves at once."""
 
 
-def _copy_instruction(size: int) -> Instruction:
-    """Return the instruction that copies `size` bytes from one array to another."""
-
-    def copy(target: Bytes, at: int, source: Bytes, start: int) -> None:
-        for k in range(size):
-            target[at + k] = source[start + k]
-
-    return Instruction(copy, size)
-
-
-def _fill_instruction(size: int) -> Instruction:
-    """Return the instruction that stores the first `size` bytes of a repeating pattern of 8."""
-
-    def fill(target: Bytes, at: int, pattern: int) -> None:
-        for k in range(size):
-            target[at + k] = pattern >> 8 * (k % 8) & 255
-
-    return Instruction(fill, size)
-
-
-_copy_16, _copy_8, _copy_4, _copy_2, _copy_1 = map(_copy_instruction, (16, 8, 4, 2, 1))
-_fill_16, _fill_8, _fill_4, _fill_2, _fill_1 = map(_fill_instruction, (16, 8, 4, 2, 1))
+_copy_16, _copy_8, _copy_4, _copy_2, _copy_1 = (Instruction("copy", n) for n in (16, 8, 4, 2, 1))
+_fill_16, _fill_8, _fill_4, _fill_2, _fill_1 = (Instruction("fill", n) for n in (16, 8, 4, 2, 1))
 
 
 @device_function

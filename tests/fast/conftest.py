@@ -1,6 +1,7 @@
-"""Shared by the tests of `fast`: a batch written as lists, and the simulator instead of a GPU."""
+"""Shared by the tests of `fast`: a batch written as lists, and kernels without a GPU."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,28 +10,13 @@ import pytest
 import torch
 
 import fast
-from fast.kernels.cuda import Kernel
+from conformance.native import launch_natively
 from fast.launch import simulated_by
 
 
 def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
     """Return an int32 tensor."""
     return torch.tensor(values, dtype=torch.int32)
-
-
-def double(x: torch.Tensor) -> None:
-    """Stand in for a kernel."""
-
-
-def make_kernel() -> Kernel:
-    """Return a kernel of two arrays and an int."""
-    return Kernel(double, "void(int32[::1], int64[:, ::1], int64)", threads=64)
-
-
-def words_of_tensor(x: torch.Tensor) -> list[int]:
-    """Return the words that numba's kernels take for a tensor, computed from the tensor itself."""
-    size = x.element_size()
-    return [0, 0, x.numel(), size, x.data_ptr(), *x.shape, *(size * one for one in x.stride())]
 
 
 def make_batch(
@@ -119,28 +105,20 @@ def step() -> dict[str, Any]:
 
 @pytest.fixture
 def simulate() -> Callable[..., None]:
-    """Return the simulator's `simulate`, or skip the test if greenlet is not installed."""
-    pytest.importorskip("greenlet", reason="the simulator needs greenlet (extra `test`)")
-    from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
-
-    return simulate
+    """Return what runs kernels in place of a GPU, or skip the test without numba-cuda."""
+    pytest.importorskip("numba_cuda", reason="kernels are compiled by numba-cuda (extra `test`)")
+    return launch_natively
 
 
-@pytest.fixture(params=["host", "sim"])
+@pytest.fixture(params=["host", "native"])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test twice: on the host path, and on the device path with simulated kernels."""
+    """Run a test twice: on the host path, and on the device path with kernels run natively."""
     if request.param == "host":
         yield "host"
         return
-    simulate = request.getfixturevalue("simulate")
-
-    def launch(
-        kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[object, ...]
-    ) -> None:
-        simulate(kernel, grid, threads, args, seed=3)
-
+    launch = functools.partial(request.getfixturevalue("simulate"), seed=3)
     with simulated_by(launch, threads=4):
-        yield "sim"
+        yield "native"
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def test_gather_takes_any_dtype(dtype: torch.dtype) -> None:
     assert placeholders[1::2].to(readable).tolist() == taken.to(readable).tolist()
 
 
-def test_misaligned_elements() -> None:
+def test_misaligned_elements(simulate: Callable[..., None]) -> None:
     raw = torch.arange(1, 1 + 5 * 3 * 8 + 1).byte().numpy()
     embeds = torch.frombuffer(raw.data, dtype=torch.float64, offset=1).view(5, 3)
     assert embeds.data_ptr() % 8
@@ -52,9 +52,6 @@ def test_misaligned_elements() -> None:
     seen = []
 
     def launch(kernel: Any, grid: Any, threads: int, args: Any) -> None:  # noqa: ANN401  # passed on
-        pytest.importorskip("greenlet")
-        from conformance.simulator import simulate  # noqa: PLC0415  # it needs greenlet
-
         seen.append(kernel.name)
         simulate(kernel, grid, threads, args)
 

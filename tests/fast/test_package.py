@@ -48,7 +48,7 @@ starts = torch.tensor([0, 3], dtype=torch.int32)
 probed["slots"] = fast.compute_slot_mapping(table, starts, torch.arange(1, 4), 2).tolist()
 fast.warmup()
 try:
-    fast.launchers.load(fast.kernels.cuda.KERNELS[0], 0)
+    fast.launch.launcher()
 except ImportError as error:
     probed["error"] = str(error)
 print(json.dumps(probed))

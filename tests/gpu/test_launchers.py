@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from on_gpu import call_behind_a_wait, captured, no_waiting
 
 import fast
-from fast import current_stream, direct_launch, numba_cuda
+from fast import current_stream, launch
 from fast.kernels.cuda import KERNELS
-from fast.launchers import LAUNCHERS, launched_by, load
 from kvtwin.bench.launches import make_launch
 from kvtwin.bench.measure import host_cost_us
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 
-@pytest.fixture(params=LAUNCHERS)
-def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=launch.LAUNCHERS)
+def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Launch by one launcher, then by the other, all kernels loaded."""
-    with launched_by(request.param):
-        for kernel in KERNELS:
-            load(kernel, torch.cuda.current_device())
-        yield request.param
+    name: str = request.param
+    chosen = launch.LAUNCHERS[name]
+    monkeypatch.setattr(launch, "launcher", lambda: chosen)
+    for kernel in KERNELS:
+        chosen.load(kernel, torch.cuda.current_device())
+    return name
 
 
 @pytest.fixture
@@ -88,15 +87,6 @@ def test_torchs_private_names() -> None:
     for one in (torch.cuda.current_stream(), stream):
         with torch.cuda.stream(one):
             assert one.cuda_stream == current_stream.current_stream(torch.cuda.current_device())
-
-
-def test_who_launches_here() -> None:
-    try:
-        direct_launch.check_installed()
-    except numba_cuda.UnfitError as error:
-        print(f"launcher: numba, since {error}")  # noqa: T201  # gpu_check.sh shows it
-    else:
-        print("launcher: direct")  # noqa: T201  # likewise
 
 
 def test_what_a_launch_costs_the_host(launcher: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.native import launch_natively
-from fast.launchers import launch_on_gpu
+from fast.launch import launcher
 from kvtwin.kernels import ELEMENTS, run_standard_batches
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -23,7 +23,7 @@ def test_kernels_do_the_same_natively() -> None:
         copies = [
             arg.to("cpu", copy=True) if isinstance(arg, torch.Tensor) else arg for arg in args
         ]
-        launch_on_gpu(kernel, torch.cuda.current_device(), grid, threads, args)
+        launcher().launch(kernel, torch.cuda.current_device(), grid, threads, args)
         arch, seed = f"sm_{major}{minor}", launched[kernel.name]
         launch_natively(kernel, grid, threads, copies, seed=seed, has_shadow=False, arch=arch)
         launched[kernel.name] += 1

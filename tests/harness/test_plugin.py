@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fast
-from conformance.harness import checks, plugin
+from conformance.harness import checks, plugin, targets
 from fast import numba_cuda
 
 pytest_plugins = ["pytester"]
@@ -181,6 +181,18 @@ def test_what_is_unknown(
     found = run(pytester, *options)
     assert pytest.ExitCode.USAGE_ERROR == found.ret
     found.stderr.fnmatch_lines([f"*{words.replace('?', '[?]')}*"])
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_kernels_that_are_not_run(
+    is_installed: bool, pytester: pytest.Pytester, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder.exists()
+    monkeypatch.setattr(targets.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(targets, "find_spec", lambda _: is_installed or None)
+    found = run(pytester, "--collect-only").stdout.str()
+    assert is_installed == ("conformance: on host, native;" in found)
+    assert is_installed != ("kernels are not run, without numba-cuda: pip install" in found)
 
 
 def test_a_run_goes_on_after_a_crash_and_a_hang(folder: Path) -> None:

@@ -216,7 +216,7 @@ def test_versions_on_a_gpu(
     printed = capsys.readouterr().out
     assert "\nH200, sm_90, CUDA " in printed
     assert re.search(r"\nnumba.cuda is .*/numba_cuda/numba/cuda/__init__.py\n", printed)
-    assert re.search(r"\nlauncher: direct\nwarmup\(\) ok: \d\.\d s\n$", printed)
+    assert re.search(r"\nlauncher: fast\.direct_launch\nwarmup\(\) ok: \d\.\d s\n$", printed)
 
     def warn() -> None:
         warnings.warn("kernels are not loaded", RuntimeWarning, stacklevel=1)

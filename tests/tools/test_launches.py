@@ -23,9 +23,8 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = """
 import json
 import torch
-from fast.launch import launch_blocks
-from fast.launchers import LAUNCHERS, launched_by
-from kvtwin.bench.launches import NoDriver
+from fast.launch import LAUNCHERS, launch_blocks
+from kvtwin.bench.launches import NoDriver, launch_by
 from kvtwin.kernels import find_kernels
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
@@ -46,8 +45,8 @@ for kernel in find_kernels():
     launched = {}
     for name in LAUNCHERS:
         driver.note(len(expected))
-        with launched_by(name):
-            launch_blocks(kernel, 3, 2, *args)
+        launch_by(name)
+        launch_blocks(kernel, 3, 2, *args)
         launched[name] = driver.last(len(expected))
     launches[kernel.name] = {"threads": kernel.threads, "expected": expected, "launched": launched}
 print(json.dumps(launches))

@@ -189,14 +189,20 @@ def test_a_gpu_without_numba_cuda_is_left_alone(
     assert "a GPU needs numba-cuda: pip install -e '.[cuda]'" in caplog.text
 
 
+@pytest.mark.parametrize(("failing", "device"), [("warmup", "cpu"), ("launch.launcher", "cuda")])
 def test_a_failed_installation_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, vllm: Modules, caplog: pytest.LogCaptureFixture
+    failing: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    vllm: Modules,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail() -> None:
         raise OSError("no space for compiled loops")
 
-    monkeypatch.setattr(fast, "warmup", fail)
-    assert "vLLM's" == start(vllm).split(None)
+    monkeypatch.setattr(f"fast.{failing}", fail)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "installed")
+    assert "vLLM's" == start(vllm, device_type=device).split(None)
     assert "no space for compiled loops" in caplog.text
 
 

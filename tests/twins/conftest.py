@@ -20,7 +20,6 @@ from conformance.harness.objects import Twin as Maker
 from conformance.harness.story import Circumstances
 from conformance.harness.targets import Target
 from conformance.harness.values import Drawn
-from fast.launch import simulated_by
 from tests.refusals import refuses
 from tests.twins.arrays import batch_fields
 
@@ -108,18 +107,12 @@ class Twin:
 
 @pytest.fixture(params=["reference", "fast"])
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
-    """Yield each twin; "kernels", if a module requests it, simulates a GPU."""
+    """Yield each twin."""
     if request.param == "reference":
         yield Twin(reference)
         return
     torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(fast.checks(enabled=False))
-        if request.param == "kernels":
-            pytest.importorskip("greenlet", reason="the simulator needs greenlet (extra `test`)")
-            from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
-
-            stack.enter_context(simulated_by(simulate, threads=4))
+    with fast.checks(enabled=False):
         yield Twin(fast)
 
 

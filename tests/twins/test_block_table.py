@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
 
 def make_tables(twin: Any, block_sizes: list[int] | None = None) -> Any:
     """Make tables for 4 requests of at most 7 tokens, 6 tokens in a step."""

@@ -11,8 +11,6 @@ import pytest
 
 from tests.twins.arrays import counts_of, int64
 
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
 SAME_OBJECTS = (
     *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
     "slot_mapping",

@@ -9,8 +9,6 @@ import pytest
 
 from tests.twins.arrays import counts_of
 
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
 
 def columns(twin: Any, num_reqs: int, width: int) -> Any:
     """Return a block table in which each block id is its own column."""

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
 NAN_BITS = {
     np.float16: 0x7E00,
     bfloat16: 0x7FC0,

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
 TABLE = [[5, 9], [7, 3]]
 STARTS = [0, 3, 4]
 POSITIONS = [1, 2, 3, 0]

@@ -10,8 +10,6 @@ import pytest
 import reference
 from tests.twins.arrays import int32, int64
 
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
 QUERY_LENS = [4, 10, 5]
 COMPUTED = [2, 7, 4]
 

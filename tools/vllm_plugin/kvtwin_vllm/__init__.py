@@ -171,6 +171,8 @@ def install(selection: frozenset[str], vllm_config: Any, logger: logging.Logger)
                     (place, attribute, replacement.function)
                     for place, attribute in _find_references(owner, original)
                 ]
+        if is_gpu:
+            fast.launch.launcher()  # raises if it does not fit the installed versions
         fast.warmup()
     except Exception:
         ORIGINALS.clear()
