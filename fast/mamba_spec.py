@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_dtype, check_int, check_type
+from fast._checks import check_dtype, check_int, check_not_empty, check_type
 from fast.base_spec import KVCacheSpec, read_size, set_int
 
 
@@ -32,8 +32,7 @@ class MambaSpec(KVCacheSpec):
         check_type("dtypes", self.dtypes, tuple | list, "a tuple or list")
         shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
         dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))
-        if not self.shapes:
-            raise ValueError("shapes is empty, expected at least 1 state")
+        check_not_empty("shapes", self.shapes, "state")
         if len(self.shapes) != len(self.dtypes):
             raise ValueError(
                 f"dtypes has {len(self.dtypes)} entries, expected {len(self.shapes)}, as many as"
