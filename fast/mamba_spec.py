@@ -28,8 +28,8 @@ class MambaSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_type("shapes", self.shapes, tuple | list, "a tuple or list")
-        check_type("dtypes", self.dtypes, tuple | list, "a tuple or list")
+        check_type("shapes", self.shapes, list | tuple, "a list or tuple")
+        check_type("dtypes", self.dtypes, list | tuple, "a list or tuple")
         shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
         dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))
         check_not_empty("shapes", self.shapes, "state")
@@ -88,5 +88,5 @@ class MambaSpec(KVCacheSpec):
 
 def _check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
     """Return a state's shape as a tuple of Python ints of at least 1."""
-    check_type(name, shape, tuple | list, "a tuple or list")
+    check_type(name, shape, list | tuple, "a list or tuple")
     return tuple(check_int(f"{name}[{i}]", length, 1, None) for i, length in enumerate(shape))
