@@ -66,10 +66,13 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
 @pytest.mark.parametrize(
     ("message", "case"),
     {
+        "ValueError: kv_cache must have 5 dimensions, got shape (9, 2, 1, 4)": (
+            {"kv_cache": CACHE[0]},
+            {},
+        ),
         **{
             f"ValueError: kv_cache has shape {cache.shape}, but {must}": ({"kv_cache": cache}, {})
             for cache, must in (
-                (CACHE[0], "must have 5 dimensions"),
                 (CACHE[:1], "must have 2, keys and values, first"),
                 (CACHE[:, :, :0], "must have blocks of 1 or more"),
                 (CACHE[..., :3], "must have (*, *, *, *, 4), the head size of q"),
