@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fast._checks import MAX_SIZE, check_ints, check_list, describe
+from fast._checks import MAX_SIZE, check_ints, check_list, check_starts, describe
 from fast._native.int_packing import pack_ints
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -54,18 +54,11 @@ def check_new_blocks(
         check_list(name_ids, new_block_ids[group])
         ends[group] = check_ints(name, cu_num_new_blocks[group], 0, len(new_block_ids[group]))
         ids.append(check_ints(name_ids, new_block_ids[group], 0, MAX_SIZE))
-        if ends[group, 0] != 0:
-            raise ValueError(f"{name}[0] is {ends[group, 0]}, expected 0")
+        check_starts(name, ends[group])
         if ends[group, -1] != len(ids[group]):
             raise ValueError(
                 f"{name}[{num_listed}] is {ends[group, -1]}, expected {len(ids[group])},"
                 f" the length of {name_ids}"
-            )
-        falls = np.flatnonzero(np.diff(ends[group]) < 0)
-        if len(falls):
-            at = falls[0] + 1
-            raise ValueError(
-                f"{name}[{at}] is {ends[group, at]}, less than {ends[group, at - 1]} before it"
             )
     return ends, ids
 

@@ -8,8 +8,10 @@ from fast._checks import (
     check_dtype,
     check_int,
     check_list,
+    check_mapping,
+    check_not_empty,
+    check_strs,
     check_type,
-    get_type_name,
     is_kind,
     show,
 )
@@ -49,9 +51,7 @@ def get_layers_from_vllm_config(
 
 def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, Any]:  # noqa: ANN401  (an engine's own)
     """Return layers of the forward context by name; `where` names their list in messages."""
-    check_list(where, layer_names)
-    for i, name in enumerate(layer_names):
-        check_type(f"{where}[{i}]", name, str, "a str")
+    check_strs(where, layer_names)
     for i, name in enumerate(layer_names):
         if name not in context:
             raise KeyError(f"{where}[{i}] is {name!r}, which static_forward_context lacks")
@@ -61,8 +61,7 @@ def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, An
 def read_context(vllm_config: Any) -> Any:  # noqa: ANN401  (an engine's own)
     """Return the mapping of layers by name."""
     context = vllm_config.compilation_config.static_forward_context
-    if not hasattr(context, "get"):
-        raise TypeError(f"static_forward_context must be a mapping, got {get_type_name(context)}")
+    check_mapping("static_forward_context", context)
     return context
 
 
@@ -136,8 +135,7 @@ def init_attn_backend(
 def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  # noqa: ANN401  (an engine's own)
     """Return the backend that all layers of a group have."""
     layers = get_layers(where, context, layer_names)
-    if not layer_names:
-        raise ValueError(f"{where} is empty, expected at least 1 layer")
+    check_not_empty(where, layer_names, "layer")
     backends = [layers[name].get_attn_backend() for name in layer_names]
     for name, backend in zip(layer_names, backends, strict=True):
         if backend is not backends[0]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
 
-from fast._checks import check_int, check_list, describe, is_kind, show
+from fast._checks import check_int, check_list, check_not_empty, describe, is_kind, show
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def read_size(vllm_config: object, path: str, minimum: int = 1) -> int:
 def check_specs(specs: list[Any]) -> None:
     """Check that a value is a list of specs, with at least one."""
     check_list("specs", specs)
-    if not specs:
-        raise ValueError("specs is empty, expected at least 1 spec")
+    check_not_empty("specs", specs, "spec")
     for i, spec in enumerate(specs):
         check_spec(f"specs[{i}]", spec)
 

@@ -11,6 +11,7 @@ import torch
 
 from fast._checks import (
     INT32,
+    MAX_INT64,
     MAX_SIZE,
     STRIDED,
     check_array,
@@ -18,15 +19,15 @@ from fast._checks import (
     check_int,
     check_ints,
     check_list,
+    check_mapping,
     check_minimum,
+    check_vector,
     get_type_name,
 )
 from fast._native.batch_order import find_extends_and_prefills, find_first_prefill, plan_swaps
 from fast._native.int_packing import pack_ints
-from fast._native.memory import check_vector
-from fast.batch_fields import read_counts
 from fast.checked_mode import is_checked
-from fast.metadata import validate_metadata
+from fast.metadata_validation import read_counts, validate_metadata
 from fast.operators import check_not_traced
 
 
@@ -147,7 +148,7 @@ def reorder_batch_to_split_decodes_and_prefills(
 
     swaps = plan_swaps(tokens, computed, prompts, threshold)
     if swaps is None:
-        check_ints("num_scheduled_tokens of req_ids", tokens.tolist(), 0, 2**63 - 1)
+        check_ints("num_scheduled_tokens of req_ids", tokens.tolist(), 0, MAX_INT64)
         return False  # not reached: one is negative
     if len(swaps) == 0:
         return False
@@ -158,8 +159,7 @@ def reorder_batch_to_split_decodes_and_prefills(
 
 def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
     """Return each request's scheduled tokens."""
-    if type(scheduled) is not dict and not hasattr(scheduled, "get"):
-        raise TypeError(f"num_scheduled_tokens must be a mapping, got {get_type_name(scheduled)}")
+    check_mapping("num_scheduled_tokens", scheduled)
     if type(scheduled) is dict and len(req_ids) > 1:
         # All are looked up and packed at once, without a Python step for each.
         with suppress(KeyError, TypeError):  # the error below says which request it is
@@ -181,4 +181,4 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
             raise KeyError(
                 f"num_scheduled_tokens has no request {missing[0]!r}, which is req_ids[{at}]"
             )
-    return check_ints("num_scheduled_tokens of req_ids", counts, 0, 2**63 - 1)
+    return check_ints("num_scheduled_tokens of req_ids", counts, 0, MAX_INT64)

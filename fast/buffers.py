@@ -1,15 +1,20 @@
 """Keep a buffer on the host and on a device."""
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_bool, check_device, check_dtype, check_int, get_dtype_name
-
-MAX_BYTES: Final = 2**63 - 1
-"""The greatest size of a buffer."""
+from fast._checks import (
+    MAX_INT64,
+    check_bool,
+    check_device,
+    check_dtype,
+    check_int,
+    check_not_empty,
+    get_dtype_name,
+)
 
 
 class CpuGpuBuffer:
@@ -24,14 +29,13 @@ class CpuGpuBuffer:
     def __init__(
         self, *size: int, dtype: torch.dtype, device: torch.device | str, pin_memory: bool
     ) -> None:
-        if not size:
-            raise ValueError("size is empty, expected at least 1 dimension")
-        shape = [check_int(f"size[{i}]", length, 0, 2**63 - 1) for i, length in enumerate(size)]
+        check_not_empty("size", size, "dimension")
+        shape = [check_int(f"size[{i}]", length, 0, MAX_INT64) for i, length in enumerate(size)]
         check_dtype("dtype", dtype)
-        if math.prod(length or 1 for length in shape) * dtype.itemsize > MAX_BYTES:
+        if math.prod(length or 1 for length in shape) * dtype.itemsize > MAX_INT64:
             raise ValueError(
                 f"size {tuple(shape)} of {get_dtype_name(dtype)}: the dimensions other than 0 are"
-                f" more than {MAX_BYTES} bytes"
+                f" more than {MAX_INT64} bytes"
             )
         check_bool("pin_memory", pin_memory)
         device = check_device("device", device)

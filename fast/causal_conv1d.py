@@ -2,10 +2,9 @@
 
 from typing import Any, Final
 
-import numpy as np
 import torch
 
-from fast._checks import IntArray, check_host, check_starts, check_tensor
+from fast._checks import CPU, INT32, check_any_start, check_copy, check_starts, check_tensor
 from fast._native.causal_conv1d import list_programs
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
@@ -73,12 +72,10 @@ def compute_causal_conv1d_metadata(
 
 def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tensor:
     """Return the starts on the CPU, from `copy` if it is given."""
-    check_tensor("query_start_loc_p", starts, torch.int32, 1)
-    if starts.shape[0] == 0:
-        raise ValueError("query_start_loc_p is empty, expected num_reqs + 1 entries")
+    check_tensor("query_start_loc_p", starts, INT32, 1)
+    check_any_start("query_start_loc_p", starts.shape[0])
     if copy is not None:
-        check_tensor("query_start_loc_p_cpu", copy, torch.int32, 1)
-        check_host("query_start_loc_p_cpu", copy)
+        check_tensor("query_start_loc_p_cpu", copy, INT32, 1, CPU)
         if copy.shape[0] != starts.shape[0]:
             raise ValueError(
                 f"query_start_loc_p_cpu has {len(copy)} entries, but query_start_loc_p has"
@@ -88,18 +85,8 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
         values = to_host("query_start_loc_p", starts)
         check_starts("query_start_loc_p", values)
         if copy is not None:
-            _check_copy(values, to_host("query_start_loc_p_cpu", copy))
+            copied = to_host("query_start_loc_p_cpu", copy)
+            check_copy("query_start_loc_p_cpu", copied, "query_start_loc_p", values)
     if copy is not None:
         return copy
     return starts if starts.is_cpu else plain("query_start_loc_p", starts).cpu()
-
-
-def _check_copy(starts: IntArray, copy: IntArray) -> None:
-    """Check that the copy on the CPU equals the starts."""
-    unlike = np.flatnonzero(starts != copy)
-    if len(unlike):
-        at = unlike[0]
-        raise ValueError(
-            f"query_start_loc_p_cpu[{at}] is {copy[at]}, but query_start_loc_p[{at}] is"
-            f" {starts[at]}"
-        )

@@ -2,13 +2,12 @@
 
 import torch
 
-from fast._checks import INT32, MAX_SIZE, check_int, check_minimum, check_tensor
+from fast._checks import INT32, check_int, check_minimum, check_product, check_tensor
 from fast._native.context_parallel import count_local_tokens
-from fast._native.memory import plain, to_host
+from fast._native.memory import check_rows_out, plain, to_host
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.operators import in_graph, is_traced, operator
-from fast.out_checks import check_rows_out
 
 
 @operator
@@ -34,11 +33,7 @@ def get_dcp_local_seq_lens(
         check_tensor("seq_lens", seq_lens, torch.int32, 1)
     size = check_int("dcp_size", dcp_size)
     interleave = check_int("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
-    if size * interleave > MAX_SIZE:
-        raise ValueError(
-            f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is"
-            f" {size * interleave}, expected at most {MAX_SIZE}"
-        )
+    check_product("dcp_size", size, "cp_kv_cache_interleave_size", interleave)
     rank = 0 if dcp_rank is None else check_int("dcp_rank", dcp_rank, 0, size - 1)
     if traced:
         wanted = None if dcp_rank is None else rank

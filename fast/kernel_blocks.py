@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from fast._checks import check_dense, check_int, get_dtype_name, not_a_tensor
+from fast._checks import check_dense, check_dtypes, check_int, get_dtype_name
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.operators import is_traced
@@ -20,12 +20,8 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
 
     Definition: `reference.map_to_kernel_blocks`.
     """
-    if not isinstance(block_ids, torch.Tensor):
-        raise TypeError(not_a_tensor("block_ids", block_ids))
     check_dense("block_ids", block_ids)
-    if block_ids.dtype not in BLOCK_ID_DTYPES:
-        name = get_dtype_name(block_ids.dtype)
-        raise TypeError(f"block_ids must be int8 or int16 or int32 or int64 or uint8, got {name}")
+    check_dtypes("block_ids", block_ids, BLOCK_ID_DTYPES)
     if block_ids.dim() == 0:
         raise ValueError("block_ids must have at least 1 dimension, got shape ()")
     number = check_int("blocks_per_kv_block", blocks_per_kv_block)

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_device, check_int, check_list, check_type
+from fast._checks import MAX_INT64, check_device, check_int, check_list
 from fast.kv_binding import bind_kv_cache, extract_layer_index, order_layers
 from fast.kv_cache_spec import KVCacheConfig
-from fast.kv_cached_layers import find_cached_groups
+from fast.kv_cached_layers import add_names, find_cached_groups
 from fast.kv_sharing import (
     add_kv_sharing_layers_to_kv_cache_groups,
     initialize_kv_cache_for_kv_sharing,
@@ -34,19 +34,14 @@ def _allocate_kv_cache(
     """
     device = check_device("device", device)
     check_list("kv_cache_config.kv_cache_tensors", kv_cache_config.kv_cache_tensors)
-    needed = [name for group in find_cached_groups(kv_cache_config) for name in group.layer_names]
+    groups = find_cached_groups(kv_cache_config)
+    needed = {name for group in groups for name in group.layer_names}
     sizes: list[int] = []
-    layer_tensors: dict[str, int] = {}
+    found: set[str] = set()
     for t, tensor in enumerate(kv_cache_config.kv_cache_tensors):
-        sizes.append(check_int(f"kv_cache_tensors[{t}].size", tensor.size, 0, 2**63 - 1))
-        check_list(f"kv_cache_tensors[{t}].shared_by", tensor.shared_by)
-        for i, name in enumerate(tensor.shared_by):
-            where = f"kv_cache_tensors[{t}].shared_by[{i}]"
-            check_type(where, name, str, "a str")
-            if name in layer_tensors:
-                raise ValueError(f"{where} is {name!r}, a layer that is named before")
-            layer_tensors[name] = t
-    missing, extra = set(needed) - set(layer_tensors), set(layer_tensors) - set(needed)
+        sizes.append(check_int(f"kv_cache_tensors[{t}].size", tensor.size, 0, MAX_INT64))
+        add_names(f"kv_cache_tensors[{t}].shared_by", tensor.shared_by, found)
+    missing, extra = needed - found, found - needed
     if missing or extra:
         raise ValueError(
             f"kv_cache_tensors must name the layers of kv_cache_groups, missing {sorted(missing)}, "
@@ -54,7 +49,8 @@ def _allocate_kv_cache(
         )
     with torch.inference_mode(mode=False):  # a cache outlives the mode in which it is made
         tensors = [torch.zeros(size, dtype=torch.int8, device=device) for size in sizes]
-    return {name: tensors[t] for name, t in layer_tensors.items()}
+    shared = zip(kv_cache_config.kv_cache_tensors, tensors, strict=True)
+    return {name: memory for tensor, memory in shared for name in tensor.shared_by}
 
 
 def init_kv_cache(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from fast._checks import check_type, describe, is_kind
+from fast._checks import check_not_empty, check_type, is_kind
 from fast.attention_spec import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from fast.base_spec import KVCacheSpec, check_spec
 from fast.bounded_attention_spec import (
@@ -165,8 +165,7 @@ def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
     """Return the inner specs of a uniform spec, at least one; for another spec, itself."""
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return [spec]
-    if not spec.kv_cache_specs:
-        raise ValueError("kv_cache_specs is empty, expected at least 1 spec")
+    check_not_empty("kv_cache_specs", spec.kv_cache_specs, "spec")
     return list(spec.kv_cache_specs.values())
 
 
@@ -178,12 +177,10 @@ def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
     return is_kind(find_inner_specs(group.kv_cache_spec)[0], "EncoderOnlyAttentionSpec")
 
 
-def _check_named_specs(name: str, specs: object) -> None:
+def _check_named_specs(name: str, specs: dict[str, Any]) -> None:
     """Check that a value is a dict of names to specs, with at least one."""
-    if not isinstance(specs, dict):
-        raise TypeError(f"{name} must be a dict, got {describe(specs)}")
-    if not specs:
-        raise ValueError(f"{name} is empty, expected at least 1 spec")
+    check_type(name, specs, dict, "a dict")
+    check_not_empty(name, specs, "spec")
     for layer_name, spec in specs.items():
         check_type(f"a key of {name}", layer_name, str, "a str")
         check_spec(f"{name}[{layer_name!r}]", spec)

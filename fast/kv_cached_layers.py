@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_int, check_list, check_tensor, check_type, is_kind
+from fast._checks import check_int, check_list, check_strs, check_tensor, is_kind
 from fast.kv_cache_spec import KVCacheConfig, is_encoder_only
 
 
@@ -38,19 +38,22 @@ def find_cached_groups(kv_cache_config: Any) -> list[Any]:  # noqa: ANN401  (an 
     """Return the groups that keep a cache, all but encoder-only ones; no layer may be in two."""
     check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
     groups = []
-    seen = set()
+    seen: set[str] = set()
     for g, group in enumerate(kv_cache_config.kv_cache_groups):
         if is_encoder_only(group):
             continue
         groups.append(group)
-        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
-        for i, name in enumerate(group.layer_names):
-            where = f"kv_cache_groups[{g}].layer_names[{i}]"
-            check_type(where, name, str, "a str")
-            if name in seen:
-                raise ValueError(f"{where} is {name!r}, a layer that is named before")
-            seen.add(name)
+        add_names(f"kv_cache_groups[{g}].layer_names", group.layer_names, seen)
     return groups
+
+
+def add_names(where: str, names: list[str], seen: set[str]) -> None:
+    """Add the layers of a list to those seen before it; a layer that is there is a ValueError."""
+    check_strs(where, names)
+    for i, name in enumerate(names):
+        if name in seen:
+            raise ValueError(f"{where}[{i}] is {name!r}, a layer that is named before")
+        seen.add(name)
 
 
 def find_layers(

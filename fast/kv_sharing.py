@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fast._checks import check_list, check_type
+from fast._checks import check_list, check_strs, check_type
 from fast.kv_cache_spec import KVCacheGroupSpec
 
 
@@ -48,9 +48,8 @@ def _find_groups_to_join(
     check_list("kv_cache_groups", kv_cache_groups)
     groups_of: dict[str, list[KVCacheGroupSpec]] = {}
     for g, group in enumerate(kv_cache_groups):
-        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
-        for k, name in enumerate(group.layer_names):
-            check_type(f"kv_cache_groups[{g}].layer_names[{k}]", name, str, "a str")
+        check_strs(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+        for name in group.layer_names:
             groups_of.setdefault(name, []).append(group)
     joined = {}
     for layer, target in shared_kv_cache_layers.items():

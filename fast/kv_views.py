@@ -140,7 +140,7 @@ def _get_cache_shape(
         num_blocks, block_size, spec.num_kv_heads, spec.head_size, **keywords
     )
     name = f"attn_backends[{layer.name!r}].get_kv_cache_shape()"
-    check_type(name, shape, tuple | list, "a tuple or list")
+    check_type(name, shape, list | tuple, "a list or tuple")
     return [check_int(f"{name}[{d}]", length, 0, None) for d, length in enumerate(shape)]
 
 
@@ -155,7 +155,7 @@ def _get_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:
     except NotImplementedError:
         return identity
     name = f"attn_backends[{layer.name!r}].get_kv_cache_stride_order()"
-    check_type(name, order, tuple | list, "a tuple or list")
+    check_type(name, order, list | tuple, "a list or tuple")
     order = [check_int(f"{name}[{i}]", d, 0, ndim - 1) for i, d in enumerate(order)]
     if sorted(order) != identity:
         raise ValueError(f"{name} is {order}, expected a permutation of {identity}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fast._checks import check_int, check_type, get_type_name
+from fast._checks import check_int, check_not_empty, check_type, get_type_name
 from fast.attention_layers import get_layers, read_context
 
 NO_WINDOW = -1
@@ -50,8 +50,7 @@ def infer_global_hyperparameters(
     Definition: `reference.infer_global_hyperparameters`.
     """
     check_type("per_layer_params", per_layer_params, dict, "a dict")
-    if not per_layer_params:
-        raise ValueError("per_layer_params is empty, expected at least 1 layer")
+    check_not_empty("per_layer_params", per_layer_params, "layer")
     params = [
         (p.window_left, p.logits_soft_cap, p.sm_scale, p.has_sinks)
         for p in per_layer_params.values()
@@ -93,6 +92,5 @@ def _first_entry(name: str, window: object) -> int:
     where = f"impl.sliding_window of layer {name!r}"
     check_type(where, window, tuple | list, "a list or tuple")
     entries = tuple(window)  # type: ignore[var-annotated,arg-type]  # checked above
-    if not entries:
-        raise ValueError(f"{where} is empty, expected at least 1 entry")
+    check_not_empty(where, entries, "entry")
     return check_int(f"impl.sliding_window[0] of layer {name!r}", entries[0], NO_WINDOW, None)

@@ -4,14 +4,19 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_int
+from fast._checks import check_divisor, check_int
 from fast._native.local_attention import find_virtual_requests, gather_columns
 from fast._native.memory import plain
-from fast.batch_fields import read_block_table, read_counts, read_slot_mapping
 from fast.checked_mode import is_checked
 from fast.kernels import local_attention as kernels
 from fast.launch import launch_blocks, uses_kernels
-from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.metadata import CommonAttentionMetadata
+from fast.metadata_validation import (
+    read_block_table,
+    read_counts,
+    read_slot_mapping,
+    validate_metadata,
+)
 from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.slots import flat
@@ -34,10 +39,7 @@ def make_local_attention_virtual_batches(
     """
     chunk_size = check_int("attn_chunk_size", attn_chunk_size)
     block_size = check_int("block_size", block_size)
-    if chunk_size % block_size:
-        raise ValueError(
-            f"block_size is {block_size}, expected a divisor of attn_chunk_size {chunk_size}"
-        )
+    check_divisor("block_size", block_size, "attn_chunk_size", chunk_size)
     check_not_traced("make_local_attention_virtual_batches")
     metadata = common_attn_metadata
     if is_checked():

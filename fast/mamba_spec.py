@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_dtype, check_int, check_type
+from fast._checks import check_dtype, check_int, check_not_empty, check_type
 from fast.base_spec import KVCacheSpec, read_size, set_int
 
 
@@ -28,12 +28,11 @@ class MambaSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_type("shapes", self.shapes, tuple | list, "a tuple or list")
-        check_type("dtypes", self.dtypes, tuple | list, "a tuple or list")
+        check_type("shapes", self.shapes, list | tuple, "a list or tuple")
+        check_type("dtypes", self.dtypes, list | tuple, "a list or tuple")
         shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
         dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))
-        if not self.shapes:
-            raise ValueError("shapes is empty, expected at least 1 state")
+        check_not_empty("shapes", self.shapes, "state")
         if len(self.shapes) != len(self.dtypes):
             raise ValueError(
                 f"dtypes has {len(self.dtypes)} entries, expected {len(self.shapes)}, as many as"
@@ -89,5 +88,5 @@ class MambaSpec(KVCacheSpec):
 
 def _check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
     """Return a state's shape as a tuple of Python ints of at least 1."""
-    check_type(name, shape, tuple | list, "a tuple or list")
+    check_type(name, shape, list | tuple, "a list or tuple")
     return tuple(check_int(f"{name}[{i}]", length, 1, None) for i, length in enumerate(shape))

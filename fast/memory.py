@@ -10,9 +10,8 @@ from typing import Any, Final, Self
 import numpy as np
 import torch
 
-from fast._checks import check_device, check_int, check_type, is_int
+from fast._checks import MAX_INT64, check_device, check_int, check_type, is_int
 
-MAX_BYTES: Final = 2**63 - 1
 GIB: Final = 2**30
 MEMINFO: Final = Path("/proc/meminfo")
 
@@ -62,8 +61,8 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:  # 
 
     Definition: `reference.request_memory`.
     """
-    free = check_int("init_snapshot.free_memory", init_snapshot.free_memory, 0, MAX_BYTES)
-    total = check_int("init_snapshot.total_memory", init_snapshot.total_memory, 0, MAX_BYTES)
+    free = check_int("init_snapshot.free_memory", init_snapshot.free_memory, 0, MAX_INT64)
+    total = check_int("init_snapshot.total_memory", init_snapshot.total_memory, 0, MAX_INT64)
     utilization = cache_config.gpu_memory_utilization
     name = "cache_config.gpu_memory_utilization"
     if not is_int(utilization):

@@ -2,31 +2,33 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from fast._checks import check_int, check_list, check_same_device
-from fast._native.memory import to_host
+from fast._checks import (
+    CPU,
+    INT32,
+    INT64,
+    IntArray,
+    check_entries,
+    check_int,
+    check_list,
+    check_one_each,
+    check_strs,
+    check_tensor,
+    check_type,
+)
+from fast._native.memory import check_memory, first_of, to_host
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
-from fast.metadata_validation import check_computed, check_fields, check_lengths, check_values
-from fast.operators import check_not_traced
-from fast.runner_inputs import (
-    check_block_tables,
-    check_buffer,
-    check_host_vector,
-    check_layer_names,
-    check_one_each,
-    check_slot_mappings,
-    check_storages,
-    first_of,
-    is_usual_step,
+from fast.metadata_validation import (
+    check_computed,
+    check_fields,
+    check_lengths,
+    validate_metadata,
 )
-
-IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+from fast.operators import check_not_traced
 
 
 @dataclass(eq=False)
@@ -97,19 +99,6 @@ class CommonAttentionMetadata:
         validate_metadata(self, block_size)
 
 
-def validate_metadata(metadata: Any, block_size: int | None = None) -> None:  # noqa: ANN401  (an engine's own metadata serves too)
-    """Raise on the first invariant of a batch that does not hold; synchronises on a GPU.
-
-    An engine's own metadata is accepted; fields that it lacks are not checked.
-
-    Definition: `reference.metadata_validation.validate_metadata`.
-    """
-    if block_size is not None:
-        block_size = check_int("block_size", block_size)
-    fields = check_fields(metadata)
-    check_values(fields, block_size)
-
-
 def build_attn_metadata(
     attn_metadata_builders: list[Any],
     num_reqs: int,
@@ -136,52 +125,30 @@ def build_attn_metadata(
         max_query_len = check_int("max_query_len", max_query_len, 0)
     if max_seq_len is not None:
         max_seq_len = check_int("max_seq_len", max_seq_len, 0)
+    num_reqs = check_int("num_reqs", num_reqs, 0, None)
+    num_tokens = check_int("num_tokens", num_tokens, 0, None)
     groups = kv_cache_config.kv_cache_groups
-    starts_cpu, starts = query_start_loc.cpu, query_start_loc.gpu
-    lens_cpu, lens = seq_lens.cpu, seq_lens.gpu
-    if not is_usual_step(
-        num_reqs,
-        num_tokens,
-        starts_cpu,
-        starts,
-        lens_cpu,
-        lens,
-        num_computed_tokens_cpu,
-        block_tables,
-        slot_mappings,
-        groups,
-        attn_metadata_builders,
-    ):
-        num_reqs = check_int("num_reqs", num_reqs, 0, None)
-        num_tokens = check_int("num_tokens", num_tokens, 0, None)
-        check_list("kv_cache_config.kv_cache_groups", groups)
-        check_list("attn_metadata_builders", attn_metadata_builders)
-        check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
-        check_buffer("query_start_loc", starts_cpu, starts, num_reqs + 1)
-        check_buffer("seq_lens", lens_cpu, lens, num_reqs)
-        check_host_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
-        check_same_device([("seq_lens.gpu", lens)], starts.device)
-        check_block_tables(block_tables, len(groups), num_reqs, starts.device)
-        check_slot_mappings(slot_mappings, len(groups), num_tokens, starts.device)
+    check_list("kv_cache_config.kv_cache_groups", groups)
+    check_list("attn_metadata_builders", attn_metadata_builders)
+    check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
+    starts_cpu = _first_of("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1, CPU)
+    starts = _first_of("query_start_loc.gpu", query_start_loc.gpu, num_reqs + 1)
+    lens_cpu = _first_of("seq_lens.cpu", seq_lens.cpu, num_reqs, CPU)
+    lens = _first_of("seq_lens.gpu", seq_lens.gpu, num_reqs, starts.device)
+    computed = _first_of("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs, CPU)
+    _check_each("block_tables", block_tables, INT32, 2, len(groups), num_reqs, starts.device)
+    slots: Any = slot_mappings
+    if isinstance(slot_mappings, torch.Tensor):
+        check_tensor("slot_mappings", slot_mappings, INT64, 2)
+        try:
+            slots = slot_mappings.unbind()
+        except RuntimeError:  # its storage was resized to less
+            check_memory("slot_mappings", slot_mappings)
+            raise
+    _check_each("slot_mappings", slots, INT64, 1, len(groups), num_tokens, starts.device)
     checked = is_checked()
     if checked:
-        check_layer_names(groups)
-
-    try:
-        slots = slot_mappings.unbind() if isinstance(slot_mappings, torch.Tensor) else slot_mappings
-        starts, starts_cpu = starts[: num_reqs + 1], starts_cpu[: num_reqs + 1]
-        lens, lens_cpu = lens[:num_reqs], lens_cpu[:num_reqs]
-        computed = num_computed_tokens_cpu[:num_reqs]
-    except RuntimeError:  # one is sparse, or its storage was resized to less
-        check_storages(
-            ("slot_mappings", slot_mappings),
-            ("query_start_loc.gpu", starts),
-            ("query_start_loc.cpu", starts_cpu),
-            ("seq_lens.gpu", lens),
-            ("seq_lens.cpu", lens_cpu),
-            ("num_computed_tokens_cpu", num_computed_tokens_cpu),
-        )
-        raise
+        _check_layer_names(groups)
     if max_query_len is None or max_seq_len is None:
         check_not_traced("build_attn_metadata without max_query_len and max_seq_len")
         longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
@@ -221,6 +188,35 @@ def _build(
             for name in group.layer_names:
                 built[name] = metadata
         except TypeError:  # not a list, or its names cannot be keys
-            check_layer_names(groups)
+            _check_layer_names(groups)
             raise
     return built
+
+
+def _first_of(
+    name: str, buffer: torch.Tensor, length: int, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return a view of the first entries of a buffer, int32[at least `length`], on `device`."""
+    check_entries(name, buffer, INT32, 1, length, device)
+    return first_of(name, buffer, length)
+
+
+def _check_each(
+    name: str,
+    tensors: Any,  # noqa: ANN401  (not checked yet)
+    dtype: torch.dtype,
+    ndim: int,
+    num_groups: int,
+    length: int,
+    device: torch.device,
+) -> None:
+    """Check that each KV cache group has a tensor with at least `length` entries, or rows."""
+    check_type(name, tensors, list | tuple, "a list or tuple")
+    check_one_each(name, tensors, num_groups)
+    for group, tensor in enumerate(tensors):
+        check_entries(f"{name}[{group}]", tensor, dtype, ndim, length, device)
+
+
+def _check_layer_names(groups: list[Any]) -> None:
+    for g, group in enumerate(groups):
+        check_strs(f"kv_cache_groups[{g}].layer_names", group.layer_names)

@@ -7,21 +7,19 @@ import numpy.typing as npt
 import torch
 
 from fast._checks import (
-    STRIDED,
     check_dense,
     check_int,
-    check_same_device,
+    check_ndim,
+    check_on,
     check_type,
     get_dtype_name,
-    not_a_tensor,
 )
-from fast._native.memory import as_array, check_memory, plain, to_host
+from fast._native.memory import as_array, check_memory, check_rows_out, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.mm_budget import MultiModalBudget, compute_mm_encoder_budget
 from fast.operators import in_graph, is_traced, operator
-from fast.out_checks import check_rows_out
 from fast.row_moves import gather_on_device, scatter_on_device
 
 __all__ = [
@@ -162,8 +160,6 @@ def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: i
         check_type("mm_embeddings", mm_embeddings, list | tuple, expected)
         items: Any = mm_embeddings
         for i, item in enumerate(items):
-            if not isinstance(item, torch.Tensor):
-                raise TypeError(not_a_tensor(f"mm_embeddings[{i}]", item))
             check_dense(f"mm_embeddings[{i}]", item)
             if item.dim() != 2:
                 raise ValueError(
@@ -177,31 +173,23 @@ def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: i
         )
 
 
-def _check_rows(name: str, rows: object) -> None:
+def _check_rows(name: str, rows: torch.Tensor) -> None:
     """Check that a value is a tensor of two dimensions."""
-    if not isinstance(rows, torch.Tensor):
-        raise TypeError(not_a_tensor(name, rows))
-    if rows.layout is not STRIDED or rows.is_nested:
-        check_dense(name, rows)
+    check_dense(name, rows)
     if rows.is_quantized:
         raise TypeError(f"{name} must be a dense tensor in memory, got a quantised tensor")
-    if rows.dim() != 2:
-        raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
+    check_ndim(name, rows, 2)
 
 
-def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
+def _check_mask(is_embed: torch.Tensor, rows: torch.Tensor) -> None:
     """Check that a mask is a bool vector on the device of the rows."""
-    if not isinstance(is_embed, torch.Tensor):
-        raise TypeError(not_a_tensor("is_embed", is_embed))
-    if is_embed.layout is not STRIDED or is_embed.is_nested:
-        check_dense("is_embed", is_embed)
+    check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
             f"is_embed must be a vector of bool, got {get_dtype_name(is_embed.dtype)} of shape"
             f" {tuple(is_embed.shape)}"
         )
-    if not (is_embed.is_cpu and rows.is_cpu) and is_embed.device != rows.device:
-        check_same_device([("is_embed", is_embed)], rows.device)
+    check_on("is_embed", is_embed, rows.device)
 
 
 def _check_out(
@@ -265,8 +253,7 @@ def _read_num_embeds(
     room = most
     if isinstance(out, torch.Tensor):
         check_dense("out", out)
-        if out.dim() != 2:
-            raise ValueError(f"out must have 2 dimensions, got shape {tuple(out.shape)}")
+        check_ndim("out", out, 2)
         room = out.shape[0]
         if room > most:
             raise ValueError(f"out has {room} rows, but placeholders has {most}")

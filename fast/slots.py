@@ -7,21 +7,24 @@ import numpy as np
 import torch
 
 from fast._checks import (
-    MAX_SIZE,
     IntArray,
+    check_any_start,
+    check_divisor,
     check_int,
     check_minimum,
+    check_num_reqs,
     check_num_tokens,
+    check_product,
     check_starts,
     check_tensor,
+    find_first,
 )
-from fast._native.memory import plain, to_host
-from fast._native.slots import check_slots_out, fill_slots
+from fast._native.memory import check_slots_out, plain, to_host
+from fast._native.slots import fill_slots
 from fast.checked_mode import is_checked
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.operators import in_graph, is_traced, operator
-from fast.out_checks import check_own_memory
 
 
 class Layout(NamedTuple):
@@ -70,11 +73,7 @@ def compute_slot_mapping(
     check_tensor("block_table", block_table, torch.int32, 2)
     check_batch(query_start_loc, positions, block_table.device)
     num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
-    if num_reqs > block_table.shape[0]:
-        rows = len(block_table)
-        raise ValueError(
-            f"query_start_loc has {num_reqs} requests, but block_table has {rows} rows"
-        )
+    check_num_reqs(num_reqs, block_table.shape[0])
     if traced:
         layout = _check_layout(*sizes)
         made = in_graph(
@@ -92,11 +91,9 @@ def compute_slot_mapping(
         return made if out is None else made[:num_positions]
     layout = _find_layout(*sizes)
     if out is not None:
-        check_slots_out(out, positions)
+        inputs = {"block_table": block_table, "query_start_loc": query_start_loc}
+        check_slots_out(out, inputs | {"positions": positions})
     if is_checked():
-        if out is not None:
-            inputs = {"block_table": block_table, "query_start_loc": query_start_loc}
-            check_own_memory(out, inputs | {"positions": positions})
         table = to_host("block_table", block_table)
         starts = to_host("query_start_loc", query_start_loc)
         check_slots(table, starts, to_host("positions", positions), layout)
@@ -138,8 +135,7 @@ def check_batch(
     """Check dtypes, dimensions and device of starts and positions; there must be a start."""
     check_tensor("query_start_loc", query_start_loc, torch.int32, 1, device)
     check_tensor("positions", positions, torch.int64, 1, device)
-    if query_start_loc.shape[0] == 0:
-        raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
+    check_any_start("query_start_loc", query_start_loc.shape[0])
 
 
 def check_slots(table: IntArray, starts: IntArray, positions: IntArray, layout: Layout) -> None:
@@ -160,19 +156,18 @@ def check_slots(table: IntArray, starts: IntArray, positions: IntArray, layout: 
     offsets = inner // (world * interleave) * interleave + inner % interleave
     columns = where[tokens] // (block_size * world) * (block_size // kernel_size)
     columns += offsets // kernel_size
-    outside = np.flatnonzero(columns >= table.shape[1])
-    if len(outside):
-        at = outside[0]
+    at = find_first(columns >= table.shape[1])
+    if at >= 0:
         raise ValueError(
             f"positions[{tokens[at]}] is {where[tokens[at]]} and needs column {columns[at]}, but"
             f" block_table has {table.shape[1]} columns"
         )
-    negative = np.flatnonzero(table[requests, columns] < 0)
-    if len(negative):
-        row, column = requests[negative[0]], columns[negative[0]]
+    at = find_first(table[requests, columns] < 0)
+    if at >= 0:
+        row, column = requests[at], columns[at]
         raise ValueError(
             f"block_table[{row}, {column}] is {table[row, column]}, expected at least 0, as it"
-            f" holds positions[{tokens[negative[0]]}]"
+            f" holds positions[{tokens[at]}]"
         )
 
 
@@ -197,20 +192,9 @@ def _check_layout(
     world_size = check_int("cp_world_size", world_size)
     rank = check_int("cp_rank", rank, 0, world_size - 1)
     interleave = check_int("cp_kv_cache_interleave_size", interleave)
-    if block_size % interleave:
-        raise ValueError(
-            f"cp_kv_cache_interleave_size is {interleave}, expected a divisor of block_size"
-            f" {block_size}"
-        )
-    if block_size % kernel_size:
-        raise ValueError(
-            f"kernel_block_size is {kernel_size}, expected a divisor of block_size {block_size}"
-        )
-    if block_size * world_size > MAX_SIZE:
-        raise ValueError(
-            f"block_size {block_size} times cp_world_size {world_size} is"
-            f" {block_size * world_size}, expected at most {MAX_SIZE}"
-        )
+    check_divisor("cp_kv_cache_interleave_size", interleave, "block_size", block_size)
+    check_divisor("kernel_block_size", kernel_size, "block_size", block_size)
+    check_product("block_size", block_size, "cp_world_size", world_size)
     return Layout(block_size, kernel_size, world_size, rank, interleave)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fast._checks import check_dense, check_int, not_a_tensor
+from fast._checks import check_dense, check_int, check_ndim
 
 
 def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -10,9 +10,8 @@ def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch
 
     Definition: `reference.reshape_query_for_spec_decode`.
     """
-    _check_tensor("query", query)
-    if query.dim() != 3:
-        raise ValueError(f"query must have 3 dimensions, got shape {tuple(query.shape)}")
+    check_dense("query", query)
+    check_ndim("query", query, 3)
     batch_size = check_int("batch_size", batch_size)
     num_tokens, num_heads, dim = query.shape
     if num_tokens % batch_size:
@@ -27,12 +26,10 @@ def reshape_attn_output_for_spec_decode(attn_output: torch.Tensor) -> torch.Tens
 
     Definition: `reference.reshape_attn_output_for_spec_decode`.
     """
-    _check_tensor("attn_output", attn_output)
+    check_dense("attn_output", attn_output)
+    check_ndim("attn_output", attn_output, 3, 4)
     if attn_output.dim() == 3:
         return attn_output
-    if attn_output.dim() != 4:
-        shape = tuple(attn_output.shape)
-        raise ValueError(f"attn_output must have 3 or 4 dimensions, got shape {shape}")
     batch_size, num_tokens, num_heads, dim = attn_output.shape
     try:
         return attn_output.view(batch_size * num_tokens, num_heads, dim)
@@ -41,9 +38,3 @@ def reshape_attn_output_for_spec_decode(attn_output: torch.Tensor) -> torch.Tens
             f"attn_output of shape {tuple(attn_output.shape)} cannot be viewed as"
             f" {(batch_size * num_tokens, num_heads, dim)}: its requests are not contiguous"
         ) from error
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(not_a_tensor(name, value))
-    check_dense(name, value)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from fast._checks import (
+    MAX_INT64,
     MAX_SIZE,
     check_bool,
     check_device,
@@ -20,9 +21,6 @@ from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 ALIGNMENT: Final = 32
 """Each group's tables begin at a multiple of this many int32: 128 bytes, a cache line of a GPU."""
-
-MAX_BYTES: Final = 2**63 - 1
-"""The greatest size of a buffer."""
 
 COPIED: Final = ("_tables", "_num_blocks", "_gathered", "_slots")
 """The buffers whose contents are copied."""
@@ -117,11 +115,11 @@ class TableMemory:
             groups.append((offset, width, size))
             offset += -(-self.max_num_reqs * width // ALIGNMENT) * ALIGNMENT
             num_bytes += 4 * self.max_num_reqs * width
-        if num_bytes > MAX_BYTES:
+        if num_bytes > MAX_INT64:
             raise ValueError(
                 f"max_num_reqs {self.max_num_reqs}, max_num_batched_tokens"
                 f" {self.max_num_batched_tokens} and max_model_len {self.max_model_len} make tables"
-                f" of more than {MAX_BYTES} bytes"
+                f" of more than {MAX_INT64} bytes"
             )
         return np.array(groups, dtype=np.int64).reshape(-1, 3), offset
 

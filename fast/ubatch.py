@@ -2,43 +2,43 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fast._checks import (
+    MAX_INT64,
     IntArray,
+    check_any_start,
     check_array,
+    check_bool,
     check_int,
     check_ints,
     check_list,
     check_minimum,
+    check_order,
     check_starts,
     check_tensor,
     describe,
     get_type_name,
     is_int,
 )
-from fast._native.memory import plain, to_host
+from fast._native.memory import first_of, plain, to_host
 from fast._native.ubatch import BatchVectors, add_up, find_requests
-from fast.batch_fields import (
+from fast.checked_mode import is_checked
+from fast.launch import uses_kernels
+from fast.metadata import CommonAttentionMetadata
+from fast.metadata_validation import (
     read_block_table,
-    read_causal,
-    read_count,
     read_counts,
     read_slot_mapping,
     read_vector,
+    validate_metadata,
 )
-from fast.checked_mode import is_checked
-from fast.launch import uses_kernels
-from fast.metadata import CommonAttentionMetadata, validate_metadata
 from fast.operators import check_not_traced, is_traced
 from fast.pinned import upload
-from fast.runner_inputs import first_of
-
-MAX_INT64: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,7 @@ def slice_query_start_locs(query_start_loc: torch.Tensor, request_slice: slice) 
     Definition: `reference.slice_query_start_locs`.
     """
     check_tensor("query_start_loc", query_start_loc, torch.int32, 1)
-    if len(query_start_loc) == 0:
-        raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
+    check_any_start("query_start_loc", len(query_start_loc))
     start, stop = _check_slice("request_slice", request_slice, len(query_start_loc) - 1)
     if not is_traced():
         query_start_loc = plain("query_start_loc", query_start_loc)
@@ -175,6 +174,7 @@ def _read(metadata: Any) -> _Batch:  # noqa: ANN401  (an engine's own metadata s
     encoder_seq_lens = metadata.encoder_seq_lens
     if encoder_seq_lens is not None:
         check_array("encoder_seq_lens", encoder_seq_lens, num_reqs)
+    check_bool("causal", metadata.causal)
     return _Batch(
         metadata,
         host,
@@ -182,8 +182,8 @@ def _read(metadata: Any) -> _Batch:  # noqa: ANN401  (an engine's own metadata s
         starts.device if uses_kernels(starts) else None,
         read_block_table(metadata, num_reqs),
         read_slot_mapping(metadata, num_tokens),
-        read_count("max_seq_len", metadata.max_seq_len),
-        read_causal(metadata),
+        check_int("max_seq_len", metadata.max_seq_len, 0, MAX_INT64),
+        bool(metadata.causal),
         encoder_seq_lens,
     )
 
@@ -199,7 +199,7 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
     if longest == 0:  # only padding: read the bound, which an engine's metadata may lack
-        longest = read_count("max_query_len", batch.metadata.max_query_len)
+        longest = check_int("max_query_len", batch.metadata.max_query_len, 0, MAX_INT64)
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     starts, seq_lens = starts_cpu, seq_lens_cpu
@@ -237,12 +237,7 @@ def _check_split_points(split_points: int | list[int], total: int) -> list[int]:
             for i, point in enumerate(split_points)
         ]
         points = np.array(checked, dtype=object)
-    falls = np.flatnonzero(np.diff(points) <= 0)
-    if len(falls):
-        at = falls[0] + 1
-        raise ValueError(
-            f"split_points[{at}] is {points[at]}, expected more than {points[at - 1]} before it"
-        )
+    check_order("split_points", points, strict=True)
     increasing: list[int] = points.tolist()
     return increasing
 

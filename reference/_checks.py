@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeAlias, TypeGuard, cast
 
@@ -113,6 +112,21 @@ def check_index(name: str, value: object, length: int) -> int:
     return index
 
 
+def check_divisor(name: str, value: int, whole_name: str, whole: int) -> None:
+    """Check that a size divides another one."""
+    if whole % value != 0:
+        raise ValueError(f"{name} is {value}, expected a divisor of {whole_name} {whole}")
+
+
+def check_product(name: str, value: int, other_name: str, other: int) -> None:
+    """Check that the product of two sizes is a size."""
+    if value * other > MAX_INT32:
+        raise ValueError(
+            f"{name} {value} times {other_name} {other} is {value * other}, "
+            f"expected at most {MAX_INT32}"
+        )
+
+
 def check_bool(name: str, value: object) -> bool:
     """Return a Python or NumPy bool as a Python bool."""
     if not isinstance(value, bool | np.bool_):
@@ -151,12 +165,44 @@ def check_type(name: str, value: object, kind: type | UnionType, expected: str) 
         raise TypeError(f"{name} must be {expected}, got {describe(value)}")
 
 
+def check_mapping(name: str, value: object) -> None:
+    """Check that a value is a mapping, which may be an engine's own."""
+    if not hasattr(value, "get"):
+        raise TypeError(f"{name} must be a mapping, got {get_type_name(value)}")
+
+
+def check_length(name: str, found: int, length: int, of: str = "") -> None:
+    """Check a length; the message may say `of` what it is the length, such as "num_reqs = "."""
+    if found != length:
+        raise ValueError(f"{name} has {found} entries, expected {of}{length}")
+
+
+def check_at_least(name: str, found: int, length: int, of: str = "", unit: str = "entries") -> None:
+    """Check that something is at least as long as `length`."""
+    if found < length:
+        raise ValueError(f"{name} has {found} {unit}, expected at least {of}{length}")
+
+
+def check_not_empty(name: str, values: Any, what: str) -> None:  # noqa: ANN401  # any collection
+    """Check that a collection has an entry."""
+    if not values:
+        raise ValueError(f"{name} is empty, expected at least 1 {what}")
+
+
+def check_one_each(name: str, entries: Sequence[Any], num_groups: int) -> None:
+    """Check that a sequence has one entry for each KV cache group."""
+    if len(entries) != num_groups:
+        raise ValueError(
+            f"{name} has {len(entries)} entries, expected {num_groups}, one for each KV cache group"
+        )
+
+
 def check_list(name: str, value: object, length: int | None = None) -> list[Any]:
     """Return a list, of the given length if one is given."""
     if not isinstance(value, list):
         raise TypeError(f"{name} must be a list, got {get_type_name(value)}")
-    if length is not None and len(value) != length:
-        raise ValueError(f"{name} has {len(value)} entries, expected {length}")
+    if length is not None:
+        check_length(name, len(value), length)
     return value
 
 
@@ -192,35 +238,47 @@ def check_ints(
     return [check_int(f"{name}[{i}]", entry, minimum, maximum) for i, entry in enumerate(entries)]
 
 
-def not_an_array(name: str, value: object) -> str:
-    """Return the message for a value that is not an array, such as a tensor or a masked array."""
-    is_similar = type(value).__name__ in {"Tensor", "MaskedArray"}
-    wanted = "a NumPy array" if is_similar else "an array"
-    return f"{name} must be {wanted}, got {type(value).__name__}"
+def check_is_array(name: str, value: object) -> Array:
+    """Return an array of any kind; a tensor or a subclass may be meant, but is none."""
+    if not isinstance(value, np.ndarray):
+        wanted = "a NumPy array" if type(value).__name__ == "Tensor" else "an array"
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+    return value
 
 
-def check_array(name: str, value: object, dtypes: Dtypes, ndim: int | None) -> Array:
+def check_array(
+    name: str, value: object, dtypes: Dtypes, ndim: int | None, min_length: int = 0
+) -> Array:
     """Return an array of one of the dtypes with `ndim` dimensions (None: at least one).
 
     Masked arrays are rejected, since their entries may be missing.
     """
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise TypeError(not_an_array(name, value))
+    array = check_is_array(name, value)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
     allowed = [np.dtype(dtype) for dtype in (dtypes if isinstance(dtypes, Sequence) else [dtypes])]
-    if value.dtype not in allowed:
+    if array.dtype not in allowed:
         names = " or ".join(dtype.name for dtype in allowed)
-        raise TypeError(f"{name} must be {names}, got {value.dtype}")
-    if value.ndim != ndim and (ndim is not None or value.ndim == 0):
-        wanted = "at least 1 dimension" if ndim is None else f"{ndim} dimension{'s'[ndim == 1 :]}"
-        raise ValueError(f"{name} must have {wanted}, got shape {value.shape}")
-    return value
+        raise TypeError(f"{name} must be {names}, got {array.dtype}")
+    if ndim is not None:
+        check_ndim(name, array, ndim)
+    elif array.ndim == 0:
+        raise ValueError(f"{name} must have at least 1 dimension, got shape {array.shape}")
+    if min_length:
+        check_at_least(name, len(array), min_length)
+    return array
+
+
+def check_ndim(name: str, array: Array, *allowed: int) -> None:
+    """Check that an array has one of some numbers of dimensions."""
+    if array.ndim not in allowed:
+        wanted = " or ".join(map(str, allowed)) + f" dimension{'s'[allowed == (1,) :]}"
+        raise ValueError(f"{name} must have {wanted}, got shape {array.shape}")
 
 
 def check_counts(name: str, value: object, length: int | None = None) -> list[int]:
     """Return the first `length` (or all) entries of a vector of token counts, all at least 0."""
-    array = check_array(name, value, COUNT_DTYPES, ndim=1)
-    if length is not None and len(array) < length:
-        raise ValueError(f"{name} has {len(array)} entries, expected at least {length}")
+    array = check_array(name, value, COUNT_DTYPES, 1, length or 0)
     counts: list[int] = array[:length].tolist()
     check_not_negative(name, counts)
     return counts
@@ -246,9 +304,15 @@ def check_starts(name: str, starts: list[int]) -> None:
         raise ValueError(f"{name} is empty, expected num_reqs + 1 entries")
     if starts[0] != 0:
         raise ValueError(f"{name}[0] is {starts[0]}, expected 0")
-    for i in range(1, len(starts)):
-        if starts[i] < starts[i - 1]:
-            raise ValueError(f"{name}[{i}] is {starts[i]}, less than {starts[i - 1]} before it")
+    check_order(name, starts)
+
+
+def check_order(name: str, values: list[int], *, strict: bool = False) -> None:
+    """Check that the entries of a vector do not decrease; if `strict`, that they increase."""
+    for i in range(1, len(values)):
+        if values[i] < values[i - 1] or (strict and values[i] == values[i - 1]):
+            said = "expected more" if strict else "less"
+            raise ValueError(f"{name}[{i}] is {values[i]}, {said} than {values[i - 1]} before it")
 
 
 def check_slice(name: str, value: object, length: int) -> tuple[int, int]:
@@ -259,56 +323,6 @@ def check_slice(name: str, value: object, length: int) -> tuple[int, int]:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    """How positions map to blocks and ranks: checked sizes, all at least 1.
-
-    Attributes:
-        block_size: Positions in a block of one rank.
-        kernel_block_size: Positions in a block as the table lists them; divides `block_size`.
-        cp_world_size: Number of context-parallel ranks.
-        cp_rank: The rank whose slots are computed.
-        interleave: Consecutive positions that stay on one rank; divides `block_size`.
-    """
-
-    block_size: int
-    kernel_block_size: int
-    cp_world_size: int
-    cp_rank: int
-    interleave: int
-
-
-def check_block_layout(
-    block_size: object,
-    kernel_block_size: object,
-    cp_world_size: object,
-    cp_rank: object,
-    cp_kv_cache_interleave_size: object,
-) -> BlockLayout:
-    """Return the sizes of blocks and of context parallelism; they must be consistent."""
-    block = check_size("block_size", block_size)
-    kernel_block = block
-    if kernel_block_size is not None:
-        kernel_block = check_size("kernel_block_size", kernel_block_size)
-    world = check_size("cp_world_size", cp_world_size)
-    rank = check_int("cp_rank", cp_rank, 0, world - 1)
-    interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
-    if block % interleave != 0:
-        raise ValueError(
-            f"cp_kv_cache_interleave_size is {interleave}, expected a divisor of block_size {block}"
-        )
-    if block % kernel_block != 0:
-        raise ValueError(
-            f"kernel_block_size is {kernel_block}, expected a divisor of block_size {block}"
-        )
-    if block * world > MAX_INT32:
-        raise ValueError(
-            f"block_size {block} times cp_world_size {world} is {block * world}, "
-            f"expected at most {MAX_INT32}"
-        )
-    return BlockLayout(block, kernel_block, world, rank, interleave)
 
 
 def check_tokens(query_start_loc: object, positions: object) -> tuple[list[int], Array]:
@@ -324,9 +338,7 @@ def check_tokens(query_start_loc: object, positions: object) -> tuple[list[int],
 
 def check_out(value: object, length: int, inputs: Iterable[Array]) -> Array:
     """Return an array to write to: long enough, overlapping neither an input nor itself."""
-    out = check_array("out", value, np.int64, ndim=1)
-    if len(out) < length:
-        raise ValueError(f"out has {len(out)} entries, expected at least {length}")
+    out = check_array("out", value, np.int64, 1, length)
     if len(out) > 1 and abs(out.strides[0]) < out.itemsize:
         raise ValueError("out is one element repeated, expected one for each token")
     _check_own_memory(out, inputs)
@@ -342,19 +354,18 @@ def check_rows_out(
     may_be_longer: bool = False,
 ) -> Array:
     """Return an array whose rows can be written: contiguous, not overlapping an input."""
-    if not isinstance(value, np.ndarray):
-        raise TypeError(not_an_array("out", value))
-    if value.dtype != dtype:
-        raise TypeError(f"out must be {dtype}, got {value.dtype}")
-    is_longer = may_be_longer and value.ndim == len(shape) and len(value) >= shape[0]
-    wanted = (len(value), *shape[1:]) if is_longer else shape
-    if value.shape != wanted:
+    out = check_is_array("out", value)
+    if out.dtype != dtype:
+        raise TypeError(f"out must be {dtype}, got {out.dtype}")
+    is_longer = may_be_longer and out.ndim == len(shape) and len(out) >= shape[0]
+    wanted = (len(out), *shape[1:]) if is_longer else shape
+    if out.shape != wanted:
         more = " or more rows" if may_be_longer else ""
-        raise ValueError(f"out has shape {value.shape}, expected {shape}{more}")
-    if not value.flags.c_contiguous:
+        raise ValueError(f"out has shape {out.shape}, expected {shape}{more}")
+    if not out.flags.c_contiguous:
         raise ValueError("out is not contiguous, expected memory in one piece")
-    _check_own_memory(value, inputs)
-    return value
+    _check_own_memory(out, inputs)
+    return out
 
 
 def _check_own_memory(out: Array, inputs: Iterable[Array]) -> None:

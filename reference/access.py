@@ -6,9 +6,10 @@ It is computed from the metadata alone, independently of `compute_slot_mapping`.
 
 from __future__ import annotations
 
-from reference._checks import BlockLayout, check_block_layout, check_int
+from reference._checks import check_int
 from reference.block_table import PAD_SLOT_ID
 from reference.metadata import CommonAttentionMetadata, validate_metadata
+from reference.slots import BlockLayout, check_block_layout
 
 
 def kv_reads(

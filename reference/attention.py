@@ -12,19 +12,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference._checks import Array, Int64Array, check_array, check_int, check_size
-from reference.attention_inputs import (
-    check_floats,
-    check_heads,
-    check_kv_cache,
-    check_mask,
-    check_scale,
-    check_shape,
+from reference._checks import (
+    Array,
+    Int64Array,
+    check_array,
+    check_int,
+    check_is_array,
+    check_ndim,
+    check_size,
+    describe,
 )
 from reference.block_table import PAD_SLOT_ID
 from reference.metadata import CommonAttentionMetadata, validate_metadata
 
 Float64Array: TypeAlias = NDArray[np.float64]
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+"""The dtypes of queries, keys and values, by name."""
 
 _QUIET: Any = {"invalid": "ignore", "over": "ignore"}
 """NumPy does not warn when arithmetic on infinities and NaNs gives NaN."""
@@ -67,13 +71,15 @@ def dense_attention(
 
     Source: the definition is kvtwin's own; attention is that of "Attention Is All You Need".
     """
-    num_tokens, num_heads, head_size = check_floats("q", q, ndim=3).shape
-    num_keys, num_kv_heads, _ = check_floats("k", k, ndim=3).shape
-    check_shape("k", k, (None, None, head_size), "the head size of q")
-    check_shape("v", check_floats("v", v, ndim=3), (num_keys, num_kv_heads, None), "as k has")
-    group = check_heads(num_heads, num_kv_heads)
-    mask = check_mask(mask, num_tokens, num_keys)
-    scale = check_scale(scale, head_size)
+    num_tokens, num_heads, head_size = _check_floats("q", q, ndim=3).shape
+    num_keys, num_kv_heads, _ = _check_floats("k", k, ndim=3).shape
+    _check_shape("k", k, (None, None, head_size), "the head size of q")
+    _check_shape("v", _check_floats("v", v, ndim=3), (num_keys, num_kv_heads, None), "as k has")
+    group = _check_heads(num_heads, num_kv_heads)
+    check_array("mask", mask, np.bool_, ndim=2)
+    why = "a row for each of q, a column for each of k"
+    _check_shape("mask", mask, (num_tokens, num_keys), why)
+    scale = _check_scale(scale, head_size)
 
     output = np.zeros((num_tokens, num_heads, v.shape[2]))
     lse = np.full((num_tokens, num_heads), -np.inf)
@@ -155,11 +161,11 @@ def paged_attention(
 
     Source: the definition is kvtwin's own; paged attention is that of vLLM's paper.
     """
-    num_tokens, num_heads, head_size = check_floats("q", q, ndim=3).shape
-    _, num_blocks, block_size, num_kv_heads, _ = check_kv_cache(kv_cache).shape
-    check_shape("kv_cache", kv_cache, (None, None, None, None, head_size), "the head size of q")
-    check_heads(num_heads, num_kv_heads)
-    scale = check_scale(scale, head_size)
+    num_tokens, num_heads, head_size = _check_floats("q", q, ndim=3).shape
+    _, num_blocks, block_size, num_kv_heads, _ = _check_kv_cache(kv_cache).shape
+    _check_shape("kv_cache", kv_cache, (None, None, None, None, head_size), "the head size of q")
+    _check_heads(num_heads, num_kv_heads)
+    scale = _check_scale(scale, head_size)
     validate_metadata(metadata)
     if num_tokens < metadata.num_actual_tokens:
         raise ValueError(f"q has {num_tokens} rows, but the batch {metadata.num_actual_tokens}")
@@ -232,9 +238,9 @@ def merge_attention_states(outputs: Array, lses: Array) -> tuple[Float64Array, F
 
     Source: the definition is kvtwin's own; the merge is that of online softmax.
     """
-    num_parts, num_tokens, num_heads, head_size = check_floats("outputs", outputs, ndim=4).shape
+    num_parts, num_tokens, num_heads, head_size = _check_floats("outputs", outputs, ndim=4).shape
     shape = (num_parts, num_tokens, num_heads)
-    check_shape("lses", check_floats("lses", lses, ndim=3), shape, "as outputs has")
+    _check_shape("lses", _check_floats("lses", lses, ndim=3), shape, "as outputs has")
 
     output = np.zeros((num_tokens, num_heads, head_size))
     lse = np.full((num_tokens, num_heads), -np.inf)
@@ -273,13 +279,13 @@ def write_kv_cache(key: Array, value: Array, kv_cache: Array, slot_mapping: Int6
 
     Source: the definition is kvtwin's own.
     """
-    _, num_blocks, block_size, num_kv_heads, head_size = check_kv_cache(kv_cache).shape
+    _, num_blocks, block_size, num_kv_heads, head_size = _check_kv_cache(kv_cache).shape
     if not kv_cache.flags.writeable:
         raise ValueError("kv_cache is read-only, but is to be written")
     num_tokens = len(check_array("slot_mapping", slot_mapping, np.int64, ndim=1))
     for name, array in (("key", key), ("value", value)):
         shape = (num_tokens, num_kv_heads, head_size)
-        check_shape(name, check_floats(name, array, ndim=3), shape, "for the slots and kv_cache")
+        _check_shape(name, _check_floats(name, array, ndim=3), shape, "for the slots and kv_cache")
         if array.dtype != kv_cache.dtype:
             raise TypeError(f"{name} has dtype {array.dtype}, but must have {kv_cache.dtype}")
         if np.shares_memory(array, kv_cache):
@@ -296,3 +302,52 @@ def write_kv_cache(key: Array, value: Array, kv_cache: Array, slot_mapping: Int6
     for slot, token in owners.items():
         kv_cache[0, slot // block_size, slot % block_size] = key[token]
         kv_cache[1, slot // block_size, slot % block_size] = value[token]
+
+
+def _check_floats(name: str, value: object, ndim: int) -> Array:
+    """Return an array of floats with `ndim` dimensions."""
+    array = check_is_array(name, value)
+    if array.dtype.name not in _FLOATS or not array.dtype.isnative:
+        raise TypeError(f"{name} must be {' or '.join(_FLOATS)}, got {array.dtype}")
+    check_ndim(name, array, ndim)
+    return array
+
+
+def _check_shape(name: str, array: Array, wanted: tuple[int | None, ...], why: str) -> None:
+    """Check the lengths of an array's dimensions; None allows any length."""
+    for length, wanted_length in zip(array.shape, wanted, strict=True):
+        if wanted_length is not None and length != wanted_length:
+            shape = ", ".join("*" if n is None else str(n) for n in wanted)
+            raise ValueError(f"{name} has shape {array.shape}, but must have ({shape}), {why}")
+
+
+def _check_heads(num_heads: int, num_kv_heads: int) -> int:
+    """Return the number of query heads for each head of the keys and values."""
+    if num_kv_heads == 0 or num_heads % num_kv_heads != 0:
+        raise ValueError(f"q has {num_heads} heads, but must have a multiple of {num_kv_heads}")
+    return num_heads // num_kv_heads
+
+
+def _check_scale(value: object, head_size: int) -> float:
+    """Return the factor of the scores: None means `1 / sqrt(head_size)`."""
+    if value is None:
+        if head_size == 0:
+            raise ValueError("q has heads of size 0, but they must have at least 1 without a scale")
+        return 1.0 / math.sqrt(head_size)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"scale must be a number, got {describe(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"scale is {value}, but must be finite")
+    return float(value)
+
+
+def _check_kv_cache(value: object) -> Array:
+    """Return a cache of keys and values: [2, num_blocks, block_size, num_kv_heads, head_size]."""
+    kv_cache = _check_floats("kv_cache", value, ndim=5)
+    if len(kv_cache) != 2:
+        raise ValueError(
+            f"kv_cache has shape {kv_cache.shape}, but must have 2, keys and values, first"
+        )
+    if kv_cache.shape[2] == 0:
+        raise ValueError(f"kv_cache has shape {kv_cache.shape}, but must have blocks of 1 or more")
+    return kv_cache

@@ -11,8 +11,9 @@ from reference._checks import (
     check_dtype,
     check_int,
     check_list,
+    check_mapping,
+    check_not_empty,
     check_strs,
-    get_type_name,
     is_kind,
     show,
 )
@@ -235,8 +236,7 @@ def init_attn_backend(
 def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: ANN401  # an engine's own
     """Return the backend that all layers of a group have."""
     layer_names = check_strs(f"{name}.layer_names", group.layer_names)
-    if not layer_names:
-        raise ValueError(f"{name}.layer_names is empty, expected at least 1 layer")
+    check_not_empty(f"{name}.layer_names", layer_names, "layer")
     backends = []
     for i, layer_name in enumerate(layer_names):
         if layer_name not in context:
@@ -292,6 +292,5 @@ def _share_workspace(builders: list[Any], backend_names: list[str]) -> None:
 def _read_context(vllm_config: Any) -> Any:  # noqa: ANN401  # an engine's own
     """Return the layers by name."""
     context = vllm_config.compilation_config.static_forward_context
-    if not hasattr(context, "get"):
-        raise TypeError(f"static_forward_context must be a mapping, got {get_type_name(context)}")
+    check_mapping("static_forward_context", context)
     return context

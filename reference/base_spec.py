@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
 
-from reference._checks import check_int, check_list, describe, is_kind, show
+from reference._checks import check_int, check_list, check_not_empty, describe, is_kind, show
 
 
 def read_config(vllm_config: object, path: str, minimum: int = 1) -> int:
@@ -18,8 +18,7 @@ def read_config(vllm_config: object, path: str, minimum: int = 1) -> int:
 def check_specs_list(specs: object) -> list[Any]:
     """Return a list of specs, with at least one."""
     entries = check_list("specs", specs)
-    if not entries:
-        raise ValueError("specs is empty, expected at least 1 spec")
+    check_not_empty("specs", entries, "spec")
     for i, spec in enumerate(entries):
         check_spec(f"specs[{i}]", spec)
     return entries

@@ -12,6 +12,7 @@ from reference._checks import (
     check_counts,
     check_int,
     check_list,
+    check_mapping,
     check_size,
     get_type_name,
 )
@@ -255,8 +256,7 @@ def _check_scheduled_tokens(
 ) -> list[int]:
     """Return the scheduled tokens of each request, in batch order."""
     scheduled = scheduler_output.num_scheduled_tokens
-    if not hasattr(scheduled, "get"):
-        raise TypeError(f"num_scheduled_tokens must be a mapping, got {get_type_name(scheduled)}")
+    check_mapping("num_scheduled_tokens", scheduled)
     tokens = []
     for position, request_id in enumerate(check_list("req_ids", input_batch.req_ids)):
         if not isinstance(request_id, Hashable):

@@ -16,6 +16,7 @@ from reference._checks import (
     check_ints,
     check_list,
     check_size,
+    check_starts,
     check_tokens,
 )
 from reference.slots import (
@@ -187,16 +188,12 @@ class BlockTables:
         name = f"cu_num_new_blocks[{group}]"
         check_list(name, value, num_slots + 1)
         starts = check_ints(name, value, 0, num_ids)
-        if starts[0] != 0:
-            raise ValueError(f"{name}[0] is {starts[0]}, expected 0")
+        check_starts(name, starts)
         if starts[-1] != num_ids:
             raise ValueError(
                 f"{name}[{num_slots}] is {starts[-1]}, expected {num_ids}, "
                 f"the length of new_block_ids[{group}]"
             )
-        for j in range(1, num_slots + 1):
-            if starts[j] < starts[j - 1]:
-                raise ValueError(f"{name}[{j}] is {starts[j]}, less than {starts[j - 1]} before it")
         return starts
 
     def move_row(self, src: int, dst: int) -> None:

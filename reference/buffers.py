@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import MAX_INT64, NO_NUMPY_VIEW, Array, check_bool, check_dtype, check_int
+from reference._checks import (
+    MAX_INT64,
+    NO_NUMPY_VIEW,
+    Array,
+    check_bool,
+    check_dtype,
+    check_int,
+    check_not_empty,
+)
 
 
 class CpuGpuBuffer:
@@ -48,8 +56,7 @@ class CpuGpuBuffer:
         device: object,  # noqa: ARG002  # the twins have the same parameters
         pin_memory: bool,
     ) -> None:
-        if not size:
-            raise ValueError("size is empty, expected at least 1 dimension")
+        check_not_empty("size", size, "dimension")
         shape = tuple(
             check_int(f"size[{i}]", length, 0, MAX_INT64) for i, length in enumerate(size)
         )

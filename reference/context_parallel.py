@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from reference._checks import (
-    MAX_INT32,
     Int32Array,
     check_array,
     check_int,
     check_not_negative,
+    check_product,
     check_rows_out,
     check_size,
 )
@@ -62,11 +62,7 @@ def get_dcp_local_seq_lens(
     check_not_negative("seq_lens", lengths)
     size = check_size("dcp_size", dcp_size)
     interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
-    if size * interleave > MAX_INT32:
-        raise ValueError(
-            f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is "
-            f"{size * interleave}, expected at most {MAX_INT32}"
-        )
+    check_product("dcp_size", size, "cp_kv_cache_interleave_size", interleave)
     ranks = range(size)
     shape: tuple[int, ...] = (len(lengths), size)
     if dcp_rank is not None:

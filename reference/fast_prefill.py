@@ -11,7 +11,17 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from reference._checks import MAX_INT32, MAX_INT64, Array, check_class, check_int, check_str
+from reference._checks import (
+    MAX_INT32,
+    MAX_INT64,
+    Array,
+    check_at_least,
+    check_class,
+    check_int,
+    check_ints,
+    check_order,
+    check_str,
+)
 from reference.backend import subclass_attention_backend
 from reference.class_cache import make_once
 from reference.extended_metadata import extend_metadata, extend_metadata_cls
@@ -146,22 +156,12 @@ def _check_indices(
     logits_indices_padded: Array, num_logits_indices: int, num_tokens: int
 ) -> list[int]:
     """Return the indices that are not padding; they must increase strictly and be tokens."""
-    if len(logits_indices_padded) < num_logits_indices:
-        raise ValueError(
-            f"logits_indices_padded has {len(logits_indices_padded)} entries, expected at least "
-            f"num_logits_indices = {num_logits_indices}"
-        )
+    name = "logits_indices_padded"
+    of = "num_logits_indices = "
+    check_at_least(name, len(logits_indices_padded), num_logits_indices, of)
     indices: list[int] = logits_indices_padded[:num_logits_indices].tolist()
-    for i, index in enumerate(indices):
-        if not 0 <= index < num_tokens:
-            raise ValueError(
-                f"logits_indices_padded[{i}] is {index}, expected 0 to {num_tokens - 1}"
-            )
-        if i > 0 and index <= indices[i - 1]:
-            raise ValueError(
-                f"logits_indices_padded[{i}] is {index}, expected more than {indices[i - 1]} "
-                "before it"
-            )
+    check_ints(name, indices, 0, num_tokens - 1)
+    check_order(name, indices, strict=True)
     return indices
 
 

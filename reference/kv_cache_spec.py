@@ -6,7 +6,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
-from reference._checks import check_dict, check_list, check_str, check_strs, is_kind
+from reference._checks import (
+    check_dict,
+    check_list,
+    check_not_empty,
+    check_str,
+    check_strs,
+    is_kind,
+)
 from reference.attention_spec import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from reference.base_spec import KVCacheSpec, check_spec
 from reference.bounded_attention_spec import (
@@ -173,8 +180,7 @@ UNIFORM_KINDS = {
 def _check_specs_dict(name: str, value: object) -> dict[str, Any]:
     """Return a dict of layer names to specs, with at least one."""
     specs = check_dict(name, value)
-    if not specs:
-        raise ValueError(f"{name} is empty, expected at least 1 spec")
+    check_not_empty(name, specs, "spec")
     for layer_name, spec in specs.items():
         check_str(f"a key of {name}", layer_name)
         check_spec(f"{name}[{layer_name!r}]", spec)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import Array, check_dtype, check_int, check_type
+from reference._checks import Array, check_dtype, check_int, check_sequence
 from reference.kv_cache_spec import AttentionSpec, KVCacheSpec, MambaSpec
 
 
@@ -121,8 +121,8 @@ def _get_cache_shape(
         num_blocks, block_size, spec.num_kv_heads, spec.head_size, **arguments
     )
     name = f"attn_backends[{layer_name!r}].get_kv_cache_shape()"
-    check_type(name, shape, tuple | list, "a tuple or list")
-    return tuple(check_int(f"{name}[{i}]", length, 0) for i, length in enumerate(shape))
+    lengths = enumerate(check_sequence(name, shape))
+    return tuple(check_int(f"{name}[{i}]", length, 0) for i, length in lengths)
 
 
 def _get_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> list[int]:  # noqa: ANN401  # an engine's own
@@ -136,10 +136,9 @@ def _get_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> lis
     except NotImplementedError:
         return identity
     name = f"attn_backends[{layer_name!r}].get_kv_cache_stride_order()"
-    check_type(name, order, tuple | list, "a tuple or list")
     dimensions = [
         check_int(f"{name}[{i}]", dimension, 0, num_dimensions - 1)
-        for i, dimension in enumerate(order)
+        for i, dimension in enumerate(check_sequence(name, order))
     ]
     if sorted(dimensions) != identity:
         raise ValueError(f"{name} is {dimensions}, expected a permutation of {identity}")

@@ -12,6 +12,7 @@ from reference._checks import (
     check_dict,
     check_int,
     check_list,
+    check_not_empty,
     check_sequence,
     get_type_name,
 )
@@ -117,8 +118,7 @@ def _get_window_left(layer_name: str, impl: object) -> int:
     window = getattr(impl, "sliding_window", None)
     if window is None:
         return NO_WINDOW
-    if not check_sequence(name, window):
-        raise ValueError(f"{name} is empty, expected at least 1 entry")
+    check_not_empty(name, check_sequence(name, window), "entry")
     return check_int(f"impl.sliding_window[0] of layer {layer_name!r}", window[0], NO_WINDOW)
 
 
@@ -149,8 +149,8 @@ def infer_global_hyperparameters(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if not check_dict("per_layer_params", per_layer_params):
-        raise ValueError("per_layer_params is empty, expected at least 1 layer")
+    check_dict("per_layer_params", per_layer_params)
+    check_not_empty("per_layer_params", per_layer_params, "layer")
     parameters = [
         PerLayerParameters(
             layer.window_left, layer.logits_soft_cap, layer.sm_scale, layer.has_sinks

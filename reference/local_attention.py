@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference._checks import check_size
+from reference._checks import check_divisor, check_size
 from reference.block_table import NULL_BLOCK_ID
 from reference.metadata import CommonAttentionMetadata, validate_metadata
 
@@ -61,10 +61,7 @@ def make_local_attention_virtual_batches(
     """
     chunk = check_size("attn_chunk_size", attn_chunk_size)
     block_size = check_size("block_size", block_size)
-    if chunk % block_size != 0:
-        raise ValueError(
-            f"block_size is {block_size}, expected a divisor of attn_chunk_size {chunk}"
-        )
+    check_divisor("block_size", block_size, "attn_chunk_size", chunk)
     validate_metadata(common_attn_metadata, block_size)
     all_starts = common_attn_metadata.query_start_loc.tolist()
     all_seq_lens = common_attn_metadata.seq_lens.tolist()

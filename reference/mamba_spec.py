@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import check_dtype, check_int, check_str, check_type
+from reference._checks import check_dtype, check_int, check_not_empty, check_sequence, check_str
 from reference.base_spec import KVCacheSpec, read_config
 
 
@@ -53,16 +53,15 @@ class MambaSpec(KVCacheSpec):
         shapes = [
             tuple(
                 check_int(f"shapes[{i}][{j}]", length, 1)
-                for j, length in enumerate(_check_sequence(f"shapes[{i}]", shape))
+                for j, length in enumerate(check_sequence(f"shapes[{i}]", shape))
             )
-            for i, shape in enumerate(_check_sequence("shapes", self.shapes))
+            for i, shape in enumerate(check_sequence("shapes", self.shapes))
         ]
         dtypes = [
             check_dtype(f"dtypes[{i}]", dtype)
-            for i, dtype in enumerate(_check_sequence("dtypes", self.dtypes))
+            for i, dtype in enumerate(check_sequence("dtypes", self.dtypes))
         ]
-        if not shapes:
-            raise ValueError("shapes is empty, expected at least 1 state")
+        check_not_empty("shapes", shapes, "state")
         if len(dtypes) != len(shapes):
             raise ValueError(
                 f"dtypes has {len(dtypes)} entries, expected {len(shapes)}, as many as shapes"
@@ -116,10 +115,3 @@ class MambaSpec(KVCacheSpec):
             return self._pages_bytes(read_config(vllm_config, "model_config.max_model_len"))
         num_kept_blocks = 1 if mode == "none" else 2
         return (num_kept_blocks + self.num_speculative_blocks) * self.page_size_bytes
-
-
-def _check_sequence(name: str, value: object) -> list[Any]:
-    """Return the entries of a tuple or list."""
-    check_type(name, value, tuple | list, "a tuple or list")
-    entries: list[Any] = list(value)  # type: ignore[call-overload]  # checked above
-    return entries

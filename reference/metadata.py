@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from reference._checks import (
     MAX_INT32,
+    Array,
     Int32Array,
     Int64Array,
     IntArray,
+    check_array,
     check_int,
     check_list,
+    check_one_each,
+    check_sequence,
     check_strs,
 )
 from reference.metadata_validation import (
@@ -19,14 +25,6 @@ from reference.metadata_validation import (
     check_fields,
     check_lengths,
     validate_metadata,
-)
-from reference.runner_inputs import (
-    HostAndDevice,
-    check_buffer,
-    check_one_each,
-    check_slots,
-    check_tables,
-    check_vector,
 )
 
 __all__ = ["CommonAttentionMetadata", "build_attn_metadata", "validate_metadata"]
@@ -158,6 +156,18 @@ class CommonAttentionMetadata:
         validate_metadata(self, block_size)
 
 
+class HostAndDevice(Protocol):
+    """The attributes of a buffer that `build_attn_metadata` reads; a `CpuGpuBuffer` has them.
+
+    Attributes:
+        cpu: int32[entries], the half on the host.
+        gpu: int32[entries], the half on the device, with the same values.
+    """
+
+    cpu: Int32Array
+    gpu: Int32Array
+
+
 def build_attn_metadata(
     attn_metadata_builders: list[Any],
     num_reqs: int,
@@ -246,11 +256,16 @@ def build_attn_metadata(
     groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
     check_list("attn_metadata_builders", attn_metadata_builders)
     check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
-    starts, starts_cpu = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
-    lens, lens_cpu = check_buffer("seq_lens", seq_lens, num_reqs)
-    computed = check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
-    tables = check_tables(block_tables, len(groups), num_reqs)
-    slots = check_slots(slot_mappings, len(groups), num_tokens)
+    starts_cpu = _check_vector("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1)
+    starts = _check_vector("query_start_loc.gpu", query_start_loc.gpu, num_reqs + 1)
+    lens_cpu = _check_vector("seq_lens.cpu", seq_lens.cpu, num_reqs)
+    lens = _check_vector("seq_lens.gpu", seq_lens.gpu, num_reqs)
+    computed = _check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
+    tables = _check_each("block_tables", block_tables, np.int32, 2, len(groups), num_reqs)
+    all_slots: Any = slot_mappings
+    if isinstance(slot_mappings, np.ndarray):
+        all_slots = list(check_array("slot_mappings", slot_mappings, np.int64, ndim=2))
+    slots = _check_each("slot_mappings", all_slots, np.int64, 1, len(groups), num_tokens)
     for i, group in enumerate(groups):
         check_strs(f"kv_cache_groups[{i}].layer_names", group.layer_names)
 
@@ -286,3 +301,19 @@ def build_attn_metadata(
         for layer_name in group.layer_names:
             metadata_of_layers[layer_name] = metadata
     return metadata_of_layers
+
+
+def _check_vector(name: str, value: object, length: int) -> Int32Array:
+    """Return the first entries of a vector, a view."""
+    return check_array(name, value, np.int32, 1, length)[:length]
+
+
+def _check_each(
+    name: str, value: object, dtype: type[Any], ndim: int, num_groups: int, length: int
+) -> list[Array]:
+    """Return the array of each group, which must have at least `length` entries, or rows."""
+    arrays = list(check_sequence(name, value))
+    check_one_each(name, arrays, num_groups)
+    return [
+        check_array(f"{name}[{i}]", array, dtype, ndim, length) for i, array in enumerate(arrays)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,10 @@ from reference._checks import (
     MAX_INT64,
     Int32Array,
     check_array,
+    check_at_least,
     check_bool,
     check_int,
+    check_length,
     check_not_negative,
     check_size,
     check_starts,
@@ -56,13 +59,24 @@ def validate_metadata(metadata: object, block_size: int | None = None) -> None:
     if block_size is not None:
         block_size = check_size("block_size", block_size)
     fields = check_fields(metadata)
-    _check_equal(fields)
-    _check_start_locs(fields)
+    _check_copies(fields)
+    starts, seq_lens = fields.get("query_start_loc"), fields.get("seq_lens", [])
+    query_lens: list[int] = []
+    if starts is not None:
+        check_starts("query_start_loc", starts)
+        query_lens = [end - start for start, end in itertools.pairwise(starts)]
+        num_tokens = fields.get("num_actual_tokens")
+        if num_tokens is not None and starts[-1] > num_tokens:
+            raise ValueError(
+                f"query_start_loc[-1] is {starts[-1]}, more than num_actual_tokens {num_tokens}"
+            )
     check_lengths(fields)
-    _check_tokens(fields)
-    _check_maxima(fields)
-    if block_size is not None:
-        _check_rows(fields, block_size)
+    check_not_negative("seq_lens", seq_lens)
+    _check_tokens(query_lens, seq_lens, fields.get("num_computed_tokens_cpu"))
+    _check_maximum("max_query_len", fields, "query length", query_lens)
+    _check_maximum("max_seq_len", fields, "sequence length", seq_lens)
+    if block_size is not None and "block_table_tensor" in fields:
+        _check_rows(seq_lens, fields["block_table_tensor"].shape[1], block_size)
 
 
 def check_computed(starts: Int32Array, seq_lens: Int32Array, computed: Int32Array) -> None:
@@ -141,32 +155,18 @@ def check_fields(metadata: object) -> dict[str, Any]:
     return fields
 
 
-def _check_equal(fields: dict[str, Any]) -> None:
-    """Check that a field equals its copy on the host; if only one exists, use it as both."""
+def _check_copies(fields: dict[str, Any]) -> None:
+    """Check that a field equals its copy on the host; if there is only the copy, use it as both."""
     for name in ("query_start_loc", "seq_lens"):
         copy = fields.get(f"{name}_cpu")
-        values = fields.setdefault(name, copy)
-        if values is None:
-            del fields[name]
-        if values is None or copy is None:
+        if copy is None:
             continue
+        values = fields.setdefault(name, copy)
         if len(values) != len(copy):
             raise ValueError(f"{name} has {len(values)} entries, but {name}_cpu has {len(copy)}")
         for i, (value, value_cpu) in enumerate(zip(values, copy, strict=True)):
             if value_cpu != value:
                 raise ValueError(f"{name}[{i}] is {value}, but {name}_cpu[{i}] is {value_cpu}")
-
-
-def _check_start_locs(fields: dict[str, Any]) -> None:
-    """Check that starts begin at 0, do not decrease, and end at most at the number of tokens."""
-    starts, num_tokens = fields.get("query_start_loc"), fields.get("num_actual_tokens")
-    if starts is None:
-        return
-    check_starts("query_start_loc", starts)
-    if num_tokens is not None and starts[-1] > num_tokens:
-        raise ValueError(
-            f"query_start_loc[-1] is {starts[-1]}, more than num_actual_tokens {num_tokens}"
-        )
 
 
 def check_lengths(fields: dict[str, Any]) -> None:
@@ -180,48 +180,30 @@ def check_lengths(fields: dict[str, Any]) -> None:
     """
     num_reqs, num_tokens = fields.get("num_reqs"), fields.get("num_actual_tokens")
     for name in ("query_start_loc", "query_start_loc_cpu"):
-        if name not in fields:
-            continue
-        num_starts = len(fields[name])
-        if num_reqs is not None and num_starts != num_reqs + 1:
-            raise ValueError(
-                f"{name} has {num_starts} entries, expected num_reqs + 1 = {num_reqs + 1}"
-            )
-        num_reqs = num_starts - 1
+        if name in fields:
+            num_reqs = len(fields[name]) - 1 if num_reqs is None else num_reqs
+            check_length(name, len(fields[name]), num_reqs + 1, "num_reqs + 1 = ")
     for name in _REQUEST_VECTORS:
-        if name not in fields:
-            continue
-        num_reqs = len(fields[name]) if num_reqs is None else num_reqs
-        if len(fields[name]) != num_reqs:
-            raise ValueError(
-                f"{name} has {len(fields[name])} entries, expected num_reqs = {num_reqs}"
-            )
-    table, slots = fields.get("block_table_tensor"), fields.get("slot_mapping")
-    if table is not None and num_reqs is not None and len(table) < num_reqs:
-        raise ValueError(
-            f"block_table_tensor has {len(table)} rows, expected at least num_reqs = {num_reqs}"
-        )
-    if slots is not None and num_tokens is not None and len(slots) < num_tokens:
-        raise ValueError(
-            f"slot_mapping has {len(slots)} entries, expected at least num_actual_tokens = "
-            f"{num_tokens}"
-        )
+        if name in fields:
+            num_reqs = len(fields[name]) if num_reqs is None else num_reqs
+            check_length(name, len(fields[name]), num_reqs, "num_reqs = ")
+    name = "block_table_tensor"
+    if name in fields and num_reqs is not None:
+        check_at_least(name, len(fields[name]), num_reqs, "num_reqs = ", "rows")
+    name = "slot_mapping"
+    if name in fields and num_tokens is not None:
+        check_at_least(name, len(fields[name]), num_tokens, "num_actual_tokens = ")
 
 
-def _check_tokens(fields: dict[str, Any]) -> None:
+def _check_tokens(query_lens: list[int], seq_lens: list[int], computed: list[int] | None) -> None:
     """Check that sequence length, query length and computed tokens of each request agree."""
-    starts, seq_lens = fields.get("query_start_loc"), fields.get("seq_lens", [])
-    computed = fields.get("num_computed_tokens_cpu")
-    check_not_negative("seq_lens", seq_lens)
-    if starts is None:
-        return
-    query_lens = [starts[i + 1] - starts[i] for i in range(len(seq_lens))]
-    for i, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+    lengths = list(enumerate(zip(query_lens, seq_lens, strict=False)))  # one may be missing
+    for i, (query_len, seq_len) in lengths:
         if 0 < query_len and seq_len < query_len:
             raise ValueError(f"seq_lens[{i}] is {seq_len}, less than its query length {query_len}")
     if computed is None:
         return
-    for i, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+    for i, (query_len, seq_len) in lengths:
         most = seq_len - query_len
         if query_len > 0 and not 0 <= computed[i] <= most:
             raise ValueError(
@@ -230,30 +212,18 @@ def _check_tokens(fields: dict[str, Any]) -> None:
             )
 
 
-def _check_maxima(fields: dict[str, Any]) -> None:
-    """Check that `max_query_len` and `max_seq_len` are upper bounds."""
-    starts = fields.get("query_start_loc", [])
-    query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
-    _check_maximum(fields, "max_query_len", "query length", query_lens)
-    _check_maximum(fields, "max_seq_len", "sequence length", fields.get("seq_lens", []))
-
-
-def _check_maximum(fields: dict[str, Any], name: str, what: str, lengths: list[int]) -> None:
+def _check_maximum(name: str, fields: dict[str, Any], what: str, lengths: list[int]) -> None:
     """Check that a field, if it is there, is an upper bound of the lengths of requests."""
-    if name not in fields:
-        return
-    bound = fields[name]
-    for i, length in enumerate(lengths):
-        if length > bound:
-            raise ValueError(f"{name} is {bound}, less than the {what} {length} of request {i}")
+    for i, length in enumerate(lengths if name in fields else []):
+        if length > fields[name]:
+            raise ValueError(
+                f"{name} is {fields[name]}, less than the {what} {length} of request {i}"
+            )
 
 
-def _check_rows(fields: dict[str, Any], block_size: int) -> None:
+def _check_rows(seq_lens: list[int], num_columns: int, block_size: int) -> None:
     """Check that the block table is wide enough for every sequence."""
-    if "block_table_tensor" not in fields:
-        return
-    num_columns = fields["block_table_tensor"].shape[1]
-    for i, seq_len in enumerate(fields.get("seq_lens", [])):
+    for i, seq_len in enumerate(seq_lens):
         num_blocks = -(-seq_len // block_size)
         if num_blocks > num_columns:
             raise ValueError(

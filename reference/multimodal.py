@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference._checks import Array, check_int, check_rows_out, check_type, not_an_array
+from reference._checks import (
+    Array,
+    check_int,
+    check_is_array,
+    check_ndim,
+    check_rows_out,
+    check_type,
+)
 from reference.mm_budget import MultiModalBudget, compute_mm_encoder_budget
 
 __all__ = [
@@ -64,7 +71,7 @@ def scatter_mm_placeholders(
     """
     if is_embed is None and out is None:
         return embeds
-    _check_matrix("embeds", embeds)
+    check_ndim("embeds", check_is_array("embeds", embeds), 2)
     mask = [True] * len(embeds) if is_embed is None else _check_mask(is_embed)
     if embeds.dtype.name not in NAN_BITS or not embeds.dtype.isnative:
         raise TypeError(f"embeds must be of a dtype that has NaN, got {embeds.dtype}")
@@ -124,7 +131,7 @@ def gather_mm_placeholders(
     """
     if is_embed is None and out is None:
         return placeholders
-    _check_matrix("placeholders", placeholders)
+    check_ndim("placeholders", check_is_array("placeholders", placeholders), 2)
     mask = [True] * len(placeholders) if is_embed is None else _check_mask(is_embed)
     if len(mask) != len(placeholders):
         raise ValueError(
@@ -145,8 +152,7 @@ def gather_mm_placeholders(
 
 def _check_num_rows(out: Array, num_placeholders: int, num_embeds: int) -> None:
     """Check that an output has one row for each embedding."""
-    if out.ndim != 2:
-        raise ValueError(f"out must have 2 dimensions, got shape {out.shape}")
+    check_ndim("out", out, 2)
     if len(out) > num_placeholders:
         raise ValueError(f"out has {len(out)} rows, but placeholders has {num_placeholders}")
     if len(out) != num_embeds:
@@ -166,22 +172,13 @@ def _output(
 
 def _check_mask(is_embed: object) -> list[bool]:
     """Return the entries of a bool vector."""
-    if not isinstance(is_embed, np.ndarray):
-        raise TypeError(not_an_array("is_embed", is_embed))
-    if is_embed.dtype != np.bool_ or is_embed.ndim != 1:
+    mask = check_is_array("is_embed", is_embed)
+    if mask.dtype != np.bool_ or mask.ndim != 1:
         raise TypeError(
-            f"is_embed must be a vector of bool, got {is_embed.dtype} of shape {is_embed.shape}"
+            f"is_embed must be a vector of bool, got {mask.dtype} of shape {mask.shape}"
         )
-    entries: list[bool] = is_embed.tolist()
+    entries: list[bool] = mask.tolist()
     return entries
-
-
-def _check_matrix(name: str, value: object) -> None:
-    """Check that a value is an array of two dimensions."""
-    if not isinstance(value, np.ndarray):
-        raise TypeError(not_an_array(name, value))
-    if value.ndim != 2:
-        raise ValueError(f"{name} must have 2 dimensions, got shape {value.shape}")
 
 
 def sanity_check_mm_encoder_outputs(
@@ -223,9 +220,7 @@ embedding method
             "mm_embeddings", mm_embeddings, list | tuple, "an array, or a list or tuple of arrays"
         )
     for i, item in enumerate(mm_embeddings):
-        if not isinstance(item, np.ndarray):
-            raise TypeError(not_an_array(f"mm_embeddings[{i}]", item))
-        if item.ndim != 2:
+        if check_is_array(f"mm_embeddings[{i}]", item).ndim != 2:
             raise ValueError(
                 f"mm_embeddings[{i}] has shape {item.shape}, expected 2 dimensions; {likely_cause}"
             )

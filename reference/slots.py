@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from reference._checks import (
-    BlockLayout,
     Int32Array,
     Int64Array,
     IntArray,
     check_array,
-    check_block_layout,
+    check_divisor,
+    check_int,
     check_out,
+    check_product,
     check_size,
     check_tokens,
 )
@@ -24,6 +27,46 @@ NULL_BLOCK_ID = 0
 
 INTEGER_DTYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8)
 """The dtypes of block IDs that `map_to_kernel_blocks` takes."""
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """How positions map to blocks and ranks: checked sizes, all at least 1.
+
+    Attributes:
+        block_size: Positions in a block of one rank.
+        kernel_block_size: Positions in a block as the table lists them; divides `block_size`.
+        cp_world_size: Number of context-parallel ranks.
+        cp_rank: The rank whose slots are computed.
+        interleave: Consecutive positions that stay on one rank; divides `block_size`.
+    """
+
+    block_size: int
+    kernel_block_size: int
+    cp_world_size: int
+    cp_rank: int
+    interleave: int
+
+
+def check_block_layout(
+    block_size: object,
+    kernel_block_size: object,
+    cp_world_size: object,
+    cp_rank: object,
+    cp_kv_cache_interleave_size: object,
+) -> BlockLayout:
+    """Return the sizes of blocks and of context parallelism; they must be consistent."""
+    block = check_size("block_size", block_size)
+    kernel_block = block
+    if kernel_block_size is not None:
+        kernel_block = check_size("kernel_block_size", kernel_block_size)
+    world = check_size("cp_world_size", cp_world_size)
+    rank = check_int("cp_rank", cp_rank, 0, world - 1)
+    interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
+    check_divisor("cp_kv_cache_interleave_size", interleave, "block_size", block)
+    check_divisor("kernel_block_size", kernel_block, "block_size", block)
+    check_product("block_size", block, "cp_world_size", world)
+    return BlockLayout(block, kernel_block, world, rank, interleave)
 
 
 def compute_slot_mapping(

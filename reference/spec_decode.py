@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from reference._checks import Array, check_size, not_an_array
+from reference._checks import Array, check_is_array, check_ndim, check_size
 
 
 def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
@@ -33,9 +31,8 @@ def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    _check_is_array("query", query)
-    if query.ndim != 3:
-        raise ValueError(f"query must have 3 dimensions, got shape {query.shape}")
+    check_is_array("query", query)
+    check_ndim("query", query, 3)
     num_tokens, num_heads, dim = query.shape
     num_reqs = check_size("batch_size", batch_size)
     if num_tokens % num_reqs != 0:
@@ -76,11 +73,10 @@ requests are not contiguous
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    _check_is_array("attn_output", attn_output)
+    check_is_array("attn_output", attn_output)
+    check_ndim("attn_output", attn_output, 3, 4)
     if attn_output.ndim == 3:
         return attn_output
-    if attn_output.ndim != 4:
-        raise ValueError(f"attn_output must have 3 or 4 dimensions, got shape {attn_output.shape}")
     num_reqs, tokens_of_each, num_heads, dim = attn_output.shape
     shape = (num_reqs * tokens_of_each, num_heads, dim)
     follow_each_other = attn_output.strides[0] == tokens_of_each * attn_output.strides[1]
@@ -91,9 +87,3 @@ requests are not contiguous
             "are not contiguous"
         )
     return attn_output.reshape(shape)
-
-
-def _check_is_array(name: str, value: object) -> None:
-    """Check that a value is an array."""
-    if not isinstance(value, np.ndarray):
-        raise TypeError(not_an_array(name, value))

@@ -14,6 +14,7 @@ from reference._checks import (
     check_int,
     check_ints,
     check_list,
+    check_order,
     check_query_start_loc,
     check_slice,
     get_type_name,
@@ -92,11 +93,7 @@ def create_ubatch_slices(
         points = check_ints("split_points", split_points, 1, num_tokens - 1)
     else:
         points = [check_int("split_points", split_points, 1, num_tokens - 1)]
-    for i in range(1, len(points)):
-        if points[i] <= points[i - 1]:
-            raise ValueError(
-                f"split_points[{i}] is {points[i]}, expected more than {points[i - 1]} before it"
-            )
+    check_order("split_points", points, strict=True)
 
     starts = [0]
     for count in counts:

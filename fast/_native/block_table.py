@@ -150,8 +150,7 @@ class HostTables:
         positions_at, places = locate("positions", positions, torch.int64)
         num_reqs, num_positions = starts.nelement() - 1, places.nelement()
         max_num_reqs, slots_of_group = self._num_gathered.shape[1], self._slots.shape[1]
-        if not (0 <= num_reqs <= max_num_reqs and num_positions <= slots_of_group):
-            check_batch_size(num_reqs, num_positions, max_num_reqs, slots_of_group)
+        check_batch_size(num_reqs, num_positions, max_num_reqs, slots_of_group)
         tables, _, groups = self._rows
         batch = (at, num_reqs, positions_at, num_positions)
         gathered, slots = self._gathered.data_ptr(), self._slots.data_ptr()

@@ -1,4 +1,4 @@
-"""Verify the memory of CPU tensors and NumPy arrays before a loop reads or writes it.
+"""Verify the memory of tensors and NumPy arrays before something reads or writes it.
 
 A loop gets an address and a number of entries. This module verifies that there is such memory: of
 the right dtype and number of dimensions, contiguous, on the CPU, long enough, not null, inside the
@@ -10,6 +10,7 @@ own, and ValueError for a wrong length, dimension or device, and for tensors wit
 the end of their storage.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -17,13 +18,21 @@ import numpy.typing as npt
 import torch
 
 from fast._checks import (
+    CPU,
+    INT64,
     PLAIN_CLASSES,
-    check_host,
+    check_at_least,
+    check_dense,
+    check_dtypes,
     check_kind,
+    check_on,
     check_tensor,
+    check_vector,
     is_functional,
     is_kind,
 )
+from fast.checked_mode import is_checked
+from fast.operators import is_traced
 
 LOW: Final = 2**32
 """A lower address is checked further: without memory a tensor's address is the offset of its view
@@ -63,37 +72,10 @@ def locate_table(
     name: str, value: torch.Tensor, dtype: torch.dtype
 ) -> tuple[int, torch.Tensor, int, int]:
     """Return the address of a matrix, the tensor that holds it, and its strides in entries."""
-    if not (
-        type(value) is torch.Tensor
-        and value.dtype is dtype
-        and value.is_cpu
-        and value.layout is torch.strided
-        and value.ndim == 2
-    ):
-        check_tensor(name, value, dtype, 2)
-        check_host(name, value)
+    check_tensor(name, value, dtype, 2, CPU)
     value = plain(name, value)
     rows, columns = value.stride()
     return value.data_ptr(), value, rows, columns
-
-
-def check_vector(
-    name: str, value: torch.Tensor, dtype: torch.dtype, length: int | None = None
-) -> None:
-    """Check that a value is a vector on the CPU with `length` entries of a dtype."""
-    if (
-        type(value) is torch.Tensor
-        and value.dtype is dtype
-        and value.is_cpu
-        and value.ndim == 1
-        and value.layout is torch.strided
-        and (length is None or value.nelement() == length)
-    ):
-        return
-    check_tensor(name, value, dtype, 1)
-    check_host(name, value)
-    if length is not None and value.shape[0] != length:
-        raise ValueError(f"{name} has {value.shape[0]} entries, expected {length}")
 
 
 def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
@@ -101,7 +83,7 @@ def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
     if type(value) is torch.Tensor and value.is_cpu and not value.is_neg():
         check_memory(name, value)
     else:
-        check_host(name, value)
+        check_on(name, value, CPU)
         value = plain(name, value)
     return (value.detach() if value.requires_grad else value).numpy()
 
@@ -171,8 +153,7 @@ def as_written_array(
     name: str, value: torch.Tensor, dtype: type[np.generic], ndim: int
 ) -> npt.NDArray[Any]:
     """Return a contiguous CPU tensor as a NumPy array to write to; torch counts it as a write."""
-    if value.is_neg():
-        raise ValueError(f"{name} is a lazy negation, expected memory that can be written")
+    check_not_negated(name, value)
     array = as_array(name, value)
     check_written(name, array, dtype, ndim)
     torch.autograd.graph.increment_version(value)
@@ -189,3 +170,96 @@ def check_written(name: str, value: npt.NDArray[Any], dtype: type[np.generic], n
             f"{name} must be contiguous with {ndim} dimensions, got shape {value.shape} and strides"
             f" {value.strides}"
         )
+
+
+def first_of(name: str, tensor: torch.Tensor, stop: int, start: int = 0) -> torch.Tensor:
+    """Return a view of a tensor's entries or rows `start .. stop - 1`."""
+    try:
+        return tensor[start:stop]
+    except RuntimeError:  # of one whose storage was resized to less
+        check_memory(name, tensor)
+        raise
+
+
+def check_not_negated(name: str, value: torch.Tensor) -> None:
+    """Check that a tensor is no lazy negation, whose memory holds the other sign."""
+    if value.is_neg():
+        raise ValueError(f"{name} is a lazy negation, expected memory that can be written")
+
+
+def check_slots_out(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Check that `out` can hold a slot for each of the `positions` among the `inputs`.
+
+    In checked mode it must share no memory with an input.
+    """
+    positions = inputs["positions"]
+    check_tensor("out", out, INT64, 1, positions.device)
+    check_at_least("out", len(out), len(positions))
+    check_not_negated("out", out)
+    if len(out) > 1 and out.stride(0) == 0:
+        raise ValueError("out is one element repeated, expected one for each token")
+    if is_checked():
+        check_own_memory(out, inputs)
+
+
+def check_rows_out(
+    out: Any,  # noqa: ANN401  (not checked yet)
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    inputs: Mapping[str, torch.Tensor],
+    device: torch.device,
+    *,
+    may_be_longer: bool = False,
+) -> torch.Tensor:
+    """Return `out` if rows of this dtype and shape can be written to it, or raise.
+
+    With `may_be_longer` it may have more rows. It must be contiguous, on `device`, and not require
+    a gradient; in checked mode it must share no memory with the `inputs`.
+    """
+    check_dense("out", out)
+    check_dtypes("out", out, dtype)
+    found = tuple(out.shape)
+    is_longer = may_be_longer and out.dim() == len(shape) and found[0] >= shape[0]
+    if found != shape and not (is_longer and found[1:] == shape[1:]):
+        more = " or more rows" if may_be_longer else ""
+        raise ValueError(f"out has shape {found}, expected {shape}{more}")
+    check_on("out", out, device)
+    traced = is_traced()
+    if not out.is_contiguous() or (not traced and (out.is_conj() or out.is_neg())):
+        raise ValueError("out is not contiguous, expected memory in one piece")
+    if out.requires_grad:
+        raise ValueError("out requires a gradient, expected memory that is only written")
+    if not traced:
+        check_memory("out", out)
+        if is_checked():
+            check_own_memory(out, inputs)
+    return out  # type: ignore[no-any-return]  # checked above
+
+
+def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError if `out` shares memory with an input."""
+    for name, tensor in {"out": out, **inputs}.items():
+        check_memory(name, tensor)
+    if any(share_memory(out, tensor) for tensor in inputs.values()):
+        raise ValueError("out shares memory with an input, expected memory of its own")
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have an element in common, on any device."""
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    return np.shares_memory(np.asarray(_Addresses(a)), np.asarray(_Addresses(b)))
+
+
+class _Addresses:
+    """A tensor's address range for NumPy's overlap check, which reads no memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), False),
+        }

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fast._checks import INT32, check_num_tokens, check_tensor
+from fast._checks import INT32, check_num_reqs, check_num_tokens
 from fast._native.compiler import (
     Int,
     Int32s,
@@ -20,7 +20,13 @@ from fast._native.compiler import (
     int64s_at,
     prefetch,
 )
-from fast._native.memory import as_written_array, locate, locate_table, plain
+from fast._native.memory import (
+    as_written_array,
+    check_slots_out,
+    locate,
+    locate_table,
+    plain,
+)
 from fast.sentinels import PAD_SLOT_ID
 
 AHEAD: Final = 16
@@ -52,16 +58,11 @@ def fill_slots(
     positions_at, places = locate("positions", positions, torch.int64)
     num_reqs, num_positions = starts.nelement() - 1, places.nelement()
     num_rows, num_columns = table.shape
-    if num_reqs < 0:
-        raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
-    if num_reqs > num_rows:
-        raise ValueError(
-            f"query_start_loc has {num_reqs} requests, but block_table has {num_rows} rows"
-        )
+    check_num_reqs(num_reqs, num_rows)
     if out is None:
         slots = np.empty(num_positions, dtype=np.int64)
     else:
-        check_slots_out(out, places)
+        check_slots_out(out, {"positions": places})
         # Contiguous entries are written in half of the time.
         whole = out if out.is_contiguous() else plain("out", out).contiguous()
         slots = as_written_array("out", whole, np.int64, 1)
@@ -72,17 +73,6 @@ def fill_slots(
     if out is None:
         return torch.from_numpy(slots)
     return (out if whole is out else out.copy_(whole))[:num_positions]
-
-
-def check_slots_out(out: torch.Tensor, positions: torch.Tensor) -> None:
-    """Check that `out` can hold a slot for each position."""
-    check_tensor("out", out, torch.int64, 1, positions.device)
-    if len(out) < len(positions):
-        raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
-    if out.is_neg():
-        raise ValueError("out is a lazy negation, expected memory that can be written")
-    if len(out) > 1 and out.stride(0) == 0:
-        raise ValueError("out is one element repeated, expected one for each token")
 
 
 @inlined

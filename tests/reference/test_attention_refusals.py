@@ -28,12 +28,12 @@ MASK = np.ones((3, 5), np.bool_)
 @pytest.mark.parametrize(
     ("message", "changes"),
     {
-        "TypeError: q is a list, but must be a NumPy array": {"q": [[[0.0]]]},
+        "TypeError: q must be an array, got list": {"q": [[[0.0]]]},
         (
-            "TypeError: k has dtype int64, but must have float16 or bfloat16 or float32 or "
-            "float64 or float8_e4m3fn or float8_e5m2"
+            "TypeError: k must be float16 or bfloat16 or float32 or "
+            "float64 or float8_e4m3fn or float8_e5m2, got int64"
         ): {"k": K.astype(np.int64)},
-        "ValueError: q has shape (2, 4), but must have 3 dimensions": {"q": Q[0]},
+        "ValueError: q must have 3 dimensions, got shape (2, 4)": {"q": Q[0]},
         "ValueError: k has shape (5, 1, 3), but must have (*, *, 4), the head size of q": {
             "k": K[..., :3]
         },
@@ -47,7 +47,7 @@ MASK = np.ones((3, 5), np.bool_)
             "ValueError: mask has shape (5, 3), but must have (3, 5), a row for each of q, a "
             "column for each of k"
         ): {"mask": MASK.T},
-        "TypeError: scale is True (bool), but must be a number": {"scale": True},
+        "TypeError: scale must be a number, got True of bool": {"scale": True},
         "ValueError: scale is nan, but must be finite": {"scale": math.nan},
         "ValueError: q has heads of size 0, but they must have at least 1 without a scale": {
             "q": Q[..., :0],
@@ -66,10 +66,13 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
 @pytest.mark.parametrize(
     ("message", "case"),
     {
+        "ValueError: kv_cache must have 5 dimensions, got shape (9, 2, 1, 4)": (
+            {"kv_cache": CACHE[0]},
+            {},
+        ),
         **{
             f"ValueError: kv_cache has shape {cache.shape}, but {must}": ({"kv_cache": cache}, {})
             for cache, must in (
-                (CACHE[0], "must have 5 dimensions"),
                 (CACHE[:1], "must have 2, keys and values, first"),
                 (CACHE[:, :, :0], "must have blocks of 1 or more"),
                 (CACHE[..., :3], "must have (*, *, *, *, 4), the head size of q"),
@@ -80,7 +83,7 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
             {},
         ),
         "ValueError: q has 1 rows, but the batch 2": ({"q": Q[:1]}, {}),
-        "TypeError: scale is '1' (str), but must be a number": ({"scale": "1"}, {}),
+        "TypeError: scale must be a number, got '1' of str": ({"scale": "1"}, {}),
         "ValueError: sliding_window is 0, expected 1 to 2147483647": ({"sliding_window": 0}, {}),
         "ValueError: sliding_window is 2, but must be None of a non-causal batch": (
             {"sliding_window": 2},
@@ -121,13 +124,13 @@ def test_refusals_of_paged_attention(
 @pytest.mark.parametrize(
     ("outputs", "lses", "message"),
     [
-        (Q, Q[..., 0], "ValueError: outputs has shape (3, 2, 4), but must have 4 dimensions"),
+        (Q, Q[..., 0], "ValueError: outputs must have 4 dimensions, got shape (3, 2, 4)"),
         (
             Q[None],
             Q[..., :2],
             "ValueError: lses has shape (3, 2, 2), but must have (1, 3, 2), as outputs has",
         ),
-        (Q[None], 1.0, "TypeError: lses is a float, but must be a NumPy array"),
+        (Q[None], 1.0, "TypeError: lses must be an array, got float"),
     ],
 )
 def test_refusals_of_merging(outputs: Array, lses: object, message: str) -> None:
@@ -162,7 +165,7 @@ READ_ONLY.flags.writeable = False
             "value": NEW.astype(np.float32)
         },
         "ValueError: kv_cache is read-only, but is to be written": {"kv_cache": READ_ONLY},
-        "TypeError: value is a list, but must be a NumPy array": {"value": [1.0]},
+        "TypeError: value must be an array, got list": {"value": [1.0]},
         "ValueError: key shares memory with kv_cache, but must not": {
             "kv_cache": SHARED,
             "key": SHARED[0, :3, 0],
