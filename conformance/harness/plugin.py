@@ -27,6 +27,7 @@ import torch
 from conformance import FOLDER
 from conformance.adapters import Unsupported
 from conformance.adapters.implementations import load_implementations
+from conformance.engine.trace import use_trace
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
 from conformance.harness.database import open_database
@@ -37,7 +38,6 @@ from conformance.harness.report import Report
 from conformance.harness.results import Results
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
-from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 
 

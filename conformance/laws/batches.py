@@ -17,9 +17,9 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 import reference
+from conformance.engine.trace import traffic
 from conformance.harness.contract import Arguments, Special
 from conformance.harness.sizes import rngs, sizes, vectors
-from conformance.harness.traffic import traffic_batches
 
 IntArray: TypeAlias = npt.NDArray[Any]
 T = TypeVar("T")
@@ -264,7 +264,7 @@ def batches(
         num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
     num_blocks = min(num_blocks, cells)
     busy = min(busy, cells // max(num_blocks, 1))
-    step = draw(traffic_batches()) if kind == "traffic" else None
+    step = draw(st.sampled_from(traffic())) if kind == "traffic" else None
     if step is not None:
         if not draw(st.integers(0, 9)):  # so that it shrinks
             none = (0,) * len(step.query_lens)
