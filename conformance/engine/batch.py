@@ -22,9 +22,6 @@ class InputBatch:
 
     This is the `input_batch` that `reorder_batch_to_split_decodes_and_prefills` takes.
 
-    Args:
-        max_num_reqs: The most requests in a batch.
-
     Attributes:
         req_ids: The request at each position.
         num_computed_tokens_cpu: int32[max_num_reqs], its tokens in the cache before the step.
@@ -69,7 +66,6 @@ class InputBatch:
         self.req_ids = [req_id for req_id in places if req_id is not None]
 
     def swap_states(self, i: int, j: int) -> None:
-        """Swap the requests at two positions."""
         if self.rows is not None:
             self.rows.swap(self.req_ids[i], self.req_ids[j])
         for values in (self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens):
@@ -88,11 +84,6 @@ class TableRows:
     """Gives each running request a row of the block tables.
 
     A request keeps its row from step to step, wherever it is in the batch.
-
-    Args:
-        call_tables: Calls a method of the block tables, given its name and arguments.
-        num_rows: Rows of the tables.
-        num_groups: KV cache groups.
 
     Attributes:
         req_ids: The request in each row, None in a free one.
@@ -157,7 +148,6 @@ class TableRows:
         )
 
     def swap(self, req_id: str, other_id: str) -> None:
-        """Swap the rows of two requests."""
         a, b = self.row_of(req_id), self.row_of(other_id)
         self.req_ids[a], self.req_ids[b] = self.req_ids[b], self.req_ids[a]
         self._call_tables("swap_rows", a, b)

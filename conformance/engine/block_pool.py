@@ -53,11 +53,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Hand out free blocks, and return their ids. Their cached content is no longer found.
-
-        Raises:
-            ValueError: Fewer are free.
-        """
+        """Hand out free blocks, and return their ids. Their cached content is no longer found."""
         if count > self.num_free_blocks:
             raise ValueError(f"count is {count}, but only {self.num_free_blocks} blocks are free")
         return [self._get_new_block() for _ in range(count)]
@@ -104,10 +100,6 @@ class BlockPool:
 
 class PrefixCache:
     """Finds computed blocks by the tokens of a sequence up to their end.
-
-    Args:
-        pool: The blocks.
-        block_sizes: Tokens in a block of each KV cache group.
 
     Example:
         >>> pool = BlockPool(9)

@@ -9,16 +9,6 @@ from dataclasses import dataclass, field
 class Request:
     """A request that an engine serves.
 
-    Attributes:
-        request_id: Its name.
-        token_ids: The known tokens: the prompt, then the generated ones.
-        max_new_tokens: How many tokens to generate.
-        spec_token_ids: Draft tokens after the known ones, to be verified in the next step.
-        num_prompt_tokens: How many of its tokens are the prompt.
-        num_computed_tokens: How many of its tokens have their keys in the cache.
-        num_rejected_tokens: Slots after the computed tokens that hold keys of rejected drafts.
-        block_ids: Its blocks, in order, for each KV cache group; empty unless it is running.
-
     Example:
         >>> request = Request("request-0", [5, 6, 7], max_new_tokens=4)
         >>> request.append([8], num_scheduled_tokens=3)
@@ -28,13 +18,16 @@ class Request:
         ([8, 9, 1], 5, 1)
     """
 
-    request_id: str
-    token_ids: list[int]
-    max_new_tokens: int
+    request_id: str  # its name
+    token_ids: list[int]  # the known tokens: the prompt, then the generated ones
+    max_new_tokens: int  # how many tokens to generate
+    # Draft tokens after the known ones, to be verified in the next step.
     spec_token_ids: list[int] = field(default_factory=list)
-    num_prompt_tokens: int = field(init=False)
-    num_computed_tokens: int = 0
+    num_prompt_tokens: int = field(init=False)  # how many of its tokens are the prompt
+    num_computed_tokens: int = 0  # how many of its tokens have their keys in the cache
+    # Slots after the computed tokens that hold keys of rejected drafts.
     num_rejected_tokens: int = 0
+    # Its blocks, in order, for each KV cache group; empty unless it is running.
     block_ids: tuple[list[int], ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,25 +14,14 @@ class Runner:
 
     A row of the block tables can be a position in the batch, or it can be looked up. A runner does
     one of both; the stateful test alternates.
-
-    Args:
-        settings: The settings of the engine.
-        call_tables: Calls a method of the block tables, given its name and arguments.
-        reorder: The function `reorder_batch_to_split_decodes_and_prefills`.
-        make_buffer: Makes a `CpuGpuBuffer` from its number of elements and the name of its dtype.
-
-    Attributes:
-        rows: Each request's row of the block tables.
-        batch: The requests in the order in which they are computed.
-        buffers: The inputs of the step.
     """
 
     def __init__(
         self,
         settings: EngineSettings,
-        call_tables: Callable[..., Any],
-        reorder: Callable[..., bool],
-        make_buffer: Callable[[int, str], Any],
+        call_tables: Callable[..., Any],  # a method of the block tables, by its name
+        reorder: Callable[..., bool],  # reorder_batch_to_split_decodes_and_prefills
+        make_buffer: Callable[[int, str], Any],  # a CpuGpuBuffer, of a length and a dtype
     ) -> None:
         max_num_reqs = settings.padded(settings.max_num_seqs)
         self.rows = TableRows(call_tables, max_num_reqs, len(settings.block_sizes))
@@ -50,7 +39,6 @@ class Runner:
     def reorder(
         self, step: SchedulerOutput, decode_threshold: int, *, swaps_rows: bool = False
     ) -> bool:
-        """Move decodes to the front; return whether a request moved."""
         self.batch.rows = self.rows if swaps_rows else None
         return self._reorder(self.batch, step, decode_threshold)
 

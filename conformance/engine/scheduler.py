@@ -22,32 +22,19 @@ NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How an engine is set up.
+    """How an engine is set up."""
 
-    Attributes:
-        block_sizes: Tokens in a block of each KV cache group.
-        num_blocks: Blocks of the pool of all groups, the null block included.
-        reuses_latest_block: Whether the block that was freed last is handed out first.
-        shares_prefixes: Whether full blocks of a common prefix are shared.
-        token_budget: The most tokens in one step.
-        max_num_seqs: The most requests running at once.
-        max_model_len: The longest sequence that is served, in tokens.
-        long_prefill_token_threshold: The most tokens of one request in one step, so that several
-            prompts are prefilled side by side.
-        num_speculative_tokens: The most draft tokens of a decode.
-        padding: CUDA graphs are captured for multiples of so many requests and tokens.
-    """
-
-    block_sizes: Sequence[int]
-    num_blocks: int
-    reuses_latest_block: bool = False
-    shares_prefixes: bool = False
-    token_budget: int = 2048
-    max_num_seqs: int = 64
-    max_model_len: int = 16_384
+    block_sizes: Sequence[int]  # tokens in a block of each KV cache group
+    num_blocks: int  # blocks of the pool of all groups, the null block included
+    reuses_latest_block: bool = False  # whether the block that was freed last is handed out first
+    shares_prefixes: bool = False  # whether full blocks of a common prefix are shared
+    token_budget: int = 2048  # the most tokens in one step
+    max_num_seqs: int = 64  # the most requests running at once
+    max_model_len: int = 16_384  # the longest sequence that is served, in tokens
+    # The most tokens of a request in a step, so that several prompts are prefilled side by side.
     long_prefill_token_threshold: int = NO_LIMIT
-    num_speculative_tokens: int = 0
-    padding: int = 8
+    num_speculative_tokens: int = 0  # the most draft tokens of a decode
+    padding: int = 8  # CUDA graphs are captured for multiples of so many requests and tokens
 
     @property
     def decode_threshold(self) -> int:
@@ -70,21 +57,15 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How a step is scheduled. The default is first come, first served, within the settings.
+    """How a step is scheduled. The default is first come, first served, within the settings."""
 
-    Attributes:
-        token_budget: The most tokens of the step.
-        max_tokens_per_request: The most tokens of one request.
-        skipped: Positions in the list of running requests of those that are not scheduled.
-        admits: Whether waiting requests are admitted.
-        admits_after_preemption: Whether they are admitted in a step that preempts. A preempted
-            request is first in the queue, so it would be resumed at once.
-    """
-
-    token_budget: int = NO_LIMIT
-    max_tokens_per_request: int = NO_LIMIT
+    token_budget: int = NO_LIMIT  # the most tokens of the step
+    max_tokens_per_request: int = NO_LIMIT  # the most tokens of one request
+    # Positions in the list of running requests of those that are not scheduled.
     skipped: frozenset[int] = frozenset()
-    admits: bool = True
+    admits: bool = True  # whether waiting requests are admitted
+    # Whether they are admitted in a step that preempts. A preempted request is first in the queue,
+    # so it would be resumed at once.
     admits_after_preemption: bool = False
 
 
@@ -96,30 +77,21 @@ class SchedulerOutput:
     """The requests, tokens and new blocks of a step, as a worker gets them.
 
     The dicts have the step's requests in the order in which they were admitted, by request id.
-
-    Attributes:
-        finished_req_ids: Requests that ended since the last step; their blocks are free.
-        preempted_req_ids: Requests that lost their blocks since then.
-        admitted_req_ids: Requests that are new or resumed: a worker must add them.
-        sampled_req_ids: Requests whose known tokens are all computed after the step, so that a
-            token is sampled.
-        num_scheduled_tokens: New tokens of each request, drafts included.
-            `reorder_batch_to_split_decodes_and_prefills` reads this dict.
-        num_computed_tokens: Tokens of each request in the cache before the step.
-        num_prompt_tokens: Length of each request's prompt.
-        token_ids: All tokens of each request, up to the last new one.
-        new_block_ids: For each request and KV cache group, the blocks that it gets. They are all
-            blocks of a request that is new or resumed.
     """
 
-    finished_req_ids: list[str]
-    preempted_req_ids: list[str]
-    admitted_req_ids: list[str]
+    finished_req_ids: list[str]  # requests that ended since the last step; their blocks are free
+    preempted_req_ids: list[str]  # requests that lost their blocks since then
+    admitted_req_ids: list[str]  # requests that are new or resumed: a worker must add them
+    # Requests whose known tokens are all computed after the step, so that a token is sampled.
     sampled_req_ids: list[str]
+    # New tokens of each request, drafts included. `reorder_batch_to_split_decodes_and_prefills`
+    # reads this dict.
     num_scheduled_tokens: dict[str, int]
-    num_computed_tokens: dict[str, int]
-    num_prompt_tokens: dict[str, int]
-    token_ids: dict[str, list[int]]
+    num_computed_tokens: dict[str, int]  # tokens of each request in the cache before the step
+    num_prompt_tokens: dict[str, int]  # length of each request's prompt
+    token_ids: dict[str, list[int]]  # all tokens of each request, up to the last new one
+    # For each request and KV cache group, the blocks that it gets. They are all blocks of a request
+    # that is new or resumed.
     new_block_ids: dict[str, list[list[int]]]
 
     @property
@@ -130,8 +102,6 @@ class SchedulerOutput:
 
 @dataclass
 class _Step:
-    """A step under construction."""
-
     policy: Policy
     budget: int
     scheduled: list[Request] = field(default_factory=list)
@@ -142,9 +112,6 @@ class _Step:
 
 class Scheduler:
     """Serves requests, step by step.
-
-    Args:
-        settings: The settings of the engine.
 
     Attributes:
         waiting: Requests without blocks, in the order in which they are admitted.
@@ -249,7 +216,6 @@ class Scheduler:
         self.num_preemptions += 1
 
     def finish(self, request: Request) -> None:
-        """End a running request, whether it has all its tokens or not."""
         self.running.remove(request)
         self._free(request)
         self._finished_req_ids.append(request.request_id)

@@ -161,7 +161,6 @@ def _read_row(where: str, row: dict[str, Any]) -> tuple[datetime, int, int]:
 def serve_trace(
     requests: Sequence[TraceRequest], settings: EngineSettings
 ) -> Iterator[SchedulerOutput]:
-    """Yield step after step until every request has ended."""
     arrivals = (  # a trace has lengths, not tokens
         (
             one.arrival_seconds,
@@ -180,7 +179,6 @@ def serve_trace(
 
 
 def _make_batch(step: SchedulerOutput) -> TraceBatch:
-    """Put the lengths of a step's requests in batch order."""
     lengths = [
         (num_tokens, step.num_computed_tokens[req_id])
         for req_id, num_tokens in step.num_scheduled_tokens.items()

@@ -23,7 +23,6 @@ SUPPORT: Final = ("ALWAYS", "UNIFORM_BATCH", "UNIFORM_SINGLE_TOKEN_DECODE", "NEV
 
 
 def members(twin: Twin) -> list[Any]:
-    """Return the levels of support, whether each is found by its value, and is an int."""
     levels = twin.find("AttentionCGSupport")
     return [(one.name, one.value, levels(one.value) is one, isinstance(one, int)) for one in levels]
 
@@ -96,7 +95,6 @@ def thresholds(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def _drafts(arguments: Arguments) -> int:
-    """Return the drafts that may raise the threshold."""
     config = arguments["self"].given[2]
     speculative = config and config.speculative_config
     drafts = getattr(speculative, "num_speculative_tokens", None)
@@ -128,7 +126,6 @@ CASCADE: Final = {
 
 @st.composite
 def groups(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw groups of any number of layers and builders."""
     layers, number = draw(sizes(0, 300, small=3)), draw(sizes(1, 300, small=3))
     cls, has_number = draw(builder_classes()), draw(st.sampled_from((True, True, False)))
     arguments: Arguments = {
@@ -176,7 +173,6 @@ def members_of_groups(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def get(twin: Twin, **arguments: Any) -> list[int]:
-    """Return which of the builders are the one that is returned."""
     found = twin.function("AttentionGroup.get_metadata_builder")(**arguments)
     return [i for i, one in enumerate(arguments["self"].metadata_builders) if one is found]
 

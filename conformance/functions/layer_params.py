@@ -132,7 +132,6 @@ def parameters(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def no_layers(arguments: Arguments, rng: random.Random) -> Arguments:
-    """Let there be no layers."""
     del arguments, rng
     return {"per_layer_params": {}}
 

@@ -189,11 +189,9 @@ class Worker:
         )
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the block tables."""
         return self.twin.method("BlockTables", self.tables, method)(*args)
 
     def execute(self, number: int, step: Step) -> Results:
-        """Run a step, and return its results by name."""
         runner, results, threshold = self.runner, Results(), self.setup.decode_threshold
         rows_are_positions = number % 2 == 0
         runner.update(step, compacts=rows_are_positions)
@@ -216,7 +214,6 @@ class Worker:
         return frozen(results)  # type: ignore[no-any-return]
 
     def _metadata(self, tables: Any, slots: Any) -> list[Any]:
-        """Make each group's metadata."""
         batch = self.runner.buffers
         num_reqs, num_starts = batch.num_padded_reqs, batch.num_padded_reqs + 1
         seq_lens = batch.seq_lens.np[:num_reqs]
@@ -270,7 +267,6 @@ class Worker:
 
 
 def serve(twin: Twin, *, setup: Setup, steps: list[Step]) -> list[Results]:
-    """Run the steps of a life; return the results of each."""
     worker = Worker(twin, setup)
     return [worker.execute(number, step) for number, step in enumerate(steps)]
 
@@ -313,7 +309,6 @@ def each_token_reads_its_own_sequence(_: Target, arguments: Arguments) -> None:
 
 
 def _is_shared(arguments: Arguments) -> bool:
-    """Return whether a request is admitted with computed tokens: those of a shared prefix."""
     return any(
         step.num_computed_tokens[name]
         for step in arguments["steps"]

@@ -30,7 +30,6 @@ class Cache:
         self.cleared = 0
 
     def clear_cache(self) -> None:
-        """Count one clearing."""
         self.cleared += 1
 
 
@@ -77,17 +76,11 @@ CLASSES: Final = {
 
 @dataclasses.dataclass
 class Registry(Factory):
-    """Makes a registry of modalities.
+    """Makes a registry of modalities."""
 
-    Attributes:
-        limits: Items of a prompt by modality.
-        tokens: Tokens of the largest item by modality.
-        kind: What it has for a processor cache: a key of `CLASSES`.
-    """
-
-    limits: Any
-    tokens: Any
-    kind: str
+    limits: Any  # items of a prompt by modality
+    tokens: Any  # tokens of the largest item by modality
+    kind: str  # what it has for a processor cache: a key of `CLASSES`
 
     def make(self, _: Twin) -> Any:
         """Return the registry, with dicts of its own, of Python's ints: a budget shows them."""
@@ -101,7 +94,6 @@ class Registry(Factory):
         return cls(*dicts, Cache() if self.kind == "a cache" else None)
 
     def state(self, made: Any) -> Any:
-        """Return the calls, and how often the cache was cleared."""
         return [made.calls, made.cache]
 
 
@@ -157,7 +149,6 @@ METHODS: Final = (
 
 @st.composite
 def sessions(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw budgets, and calls of their methods; now and then very many of one."""
     number, length = draw(sizes(0, 70, small=4)), draw(sizes(1, 20))
     methods: tuple[str, ...] = METHODS
     if draw(st.integers(0, 15)) == 15:

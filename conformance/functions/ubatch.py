@@ -153,7 +153,6 @@ def sliced_starts(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def ubatch_slice(batch: Batch, first: int, stop: int) -> reference.UBatchSlice:
-    """Return the micro-batch of some tokens; padding alone takes the last request, an idle one."""
     last = min(stop, batch.num_tokens) - 1
     r0, r1 = np.searchsorted(batch.starts, (first, last), "right").tolist()
     r0 = min(r0, batch.num_reqs) - 1
@@ -288,7 +287,6 @@ def _parts(_: Batch, arguments: Arguments, result: Any) -> list[Part]:
 
 
 def _created_parts(batch: Batch, _: Arguments, result: Any) -> list[Part]:
-    """Return the parts that `reference` makes of the slices."""
     slices = [reference.UBatchSlice(made.request_slice, made.token_slice) for made in result]
     parts = reference.split_attn_metadata(slices, batch.metadata())
     return _parts(batch, {"ubatch_slices": slices}, parts)

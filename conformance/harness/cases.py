@@ -51,8 +51,6 @@ CLASSES: Final[dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A stored story, the target that failed, and the difference in one line."""
-
     path: Path
     story: Story
     target: str
@@ -134,7 +132,6 @@ def _has_fields(value: object) -> bool:
 
 
 def _listed(array: Array) -> Json:
-    """Return the elements as nested lists; None if JSON has no such numbers."""
     if array.dtype.kind in "biu" or not array.size:
         return array.tolist() if array.size else []
     with np.errstate(all="ignore"):

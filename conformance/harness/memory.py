@@ -93,25 +93,15 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 
 
 class Placed(NamedTuple):
-    """An array of a call, and where it lies for the target.
+    """An array of a call, and where it lies for the target."""
 
-    Attributes:
-        name: Where it is: `common_attn_metadata.seq_lens`.
-        ours: The array that `reference` gets.
-        memory: All memory around the target's.
-        view: The target's elements within `memory`, as an array.
-        given: What the target gets: a tensor, or a NumPy array.
-        on_device: `memory` on a GPU; None on the CPU.
-        is_negated: Whether `memory` has the elements with the other sign.
-    """
-
-    name: str
-    ours: Array
-    memory: Array
-    view: Array
-    given: Any
-    on_device: torch.Tensor | None
-    is_negated: bool
+    name: str  # where it is: `common_attn_metadata.seq_lens`
+    ours: Array  # the array that `reference` gets
+    memory: Array  # all memory around the target's
+    view: Array  # The target's elements within `memory`, as an array
+    given: Any  # what the target gets: a tensor, or a NumPy array
+    on_device: torch.Tensor | None  # `memory` on a GPU; None on the CPU
+    is_negated: bool  # whether `memory` has the elements with the other sign
 
     def signed(self, array: Array) -> Array:
         """Return an array with the sign that `memory` has, or had before."""
@@ -123,14 +113,7 @@ class NotMadeError(Exception):
 
 
 class Memory:
-    """Converts the arguments of a call for a target, and finds what the call changes.
-
-    Args:
-        target: The target.
-        contract: The contract of the function.
-        circumstances: The layouts, and how the call is made.
-        is_paged: Whether memory lies in pages of its own, which can be made read-only.
-    """
+    """Converts the arguments of a call for a target, and finds what the call changes."""
 
     def __init__(
         self,
@@ -138,7 +121,7 @@ class Memory:
         contract: Contract,
         circumstances: Circumstances,
         *,
-        is_paged: bool = False,
+        is_paged: bool = False,  # memory lies in pages of its own, which can be made read-only
     ) -> None:
         self.target, self.contract, self.circumstances = target, contract, circumstances
         self.is_paged = is_paged
@@ -149,7 +132,6 @@ class Memory:
         self._roots: dict[tuple[int, str], tuple[Array, Array, torch.Tensor | None]] = {}
 
     def converted(self, arguments: Arguments) -> Arguments:
-        """Return the target's arguments for those that `reference` gets."""
         known = {id(array): array for array in arrays(arguments)}
         roots = Counter(id(root_of(array)) for array in known.values())
         self._shared = {root for root, count in roots.items() if count > 1}
@@ -184,11 +166,7 @@ class Memory:
         return rebuilt(value, fields)
 
     def _object(self, value: Any, fields: list[tuple[str, Any]]) -> Any:
-        """Return the target's object for one of `reference`, or of a subclass with one more field.
-
-        Raises:
-            NotMadeError: The implementation does not make it.
-        """
+        """Return the target's object for one of `reference`, which may have one more field."""
         ours = _class_of_reference(type(value))  # type: ignore[arg-type]  # hashable
         if ours is None:
             return rebuilt(value, fields)
@@ -295,7 +273,6 @@ class Memory:
         return memory
 
     def refill(self) -> None:
-        """Write what `reference`'s arrays hold into the target's memory."""
         for placed in self.placed:
             if placed.ours.size:
                 np.copyto(placed.view, placed.signed(placed.ours))
@@ -311,7 +288,6 @@ class Memory:
         return next(self.changes(before), None)
 
     def changes(self, before: Mapping[int, Array]) -> Iterator[Difference]:
-        """Yield all such memory."""
         wanted = {key: memory.copy() for key, memory in before.items()}
         for placed in self.placed:
             if placed.on_device is not None:
@@ -365,7 +341,6 @@ def with_more_fields(cls: type[Any]) -> type[Any]:
 
 @functools.cache
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """Return torch's dtype for NumPy's."""
     found: torch.dtype = getattr(torch, np.dtype(dtype).name)
     return found
 
@@ -389,7 +364,6 @@ def _view_like(view: Array, memory: Array, other: Array) -> Array:
 
 
 def bits(array: Array) -> Array:
-    """Return the bytes of each element."""
     flat = np.array(array, order="C").reshape(-1)
     return flat.view(np.uint8).reshape(*array.shape, array.itemsize)
 

@@ -300,8 +300,6 @@ def _elements(array: Array, most: int, center: int = 0, joint: str = ", ") -> st
 
 
 def _short(value: Any, most: int, center: int = 0, *, is_quoted: bool = False) -> str:
-    """Return any value on one line, without control characters and the middle of a long one."""
-
     def of_array(array: Array, _: str) -> str:
         most = 16 if array.ndim == 1 else 4
         text = f"[{_elements(array, most, center)}]" if array.ndim else str(array)
