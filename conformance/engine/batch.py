@@ -221,5 +221,5 @@ class BatchBuffers:
             batch.req_ids, starts[:num_reqs], computed, query_lens, strict=True
         ):
             self.positions.np[start : start + count] = np.arange(first, first + count)
-            self.input_ids.np[start : start + count] = step.token_ids[req_id][first:]
+            self.input_ids.np[start : start + count] = step.token_ids[req_id][-count:]
         self.input_ids.np[self.num_tokens : self.num_padded_tokens] = 0

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.adapters.base import Adapter, Unsupported, is_given, supplied
-from conformance.adapters.deviation import Deviation
+from conformance.adapters.base import Adapter, Deviation, Unsupported, is_given, supplied
 from conformance.adapters.vllm import places
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
