@@ -129,7 +129,6 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a code object and the functions inside it use."""
     return set(code.co_names).union(*map(_names, _inner(code)))
 
 
@@ -142,7 +141,6 @@ def _code(code: CodeType) -> object:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of the functions inside a function."""
     yield from (one for one in code.co_consts if isinstance(one, CodeType))
 
 

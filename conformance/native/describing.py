@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from conformance.native.compiled import CompiledPtx
-from conformance.native.faults import Kind, NativeFault
+from conformance.native.memory import NO_OTHER, Access, AccessEpoch
 from conformance.native.ptx import Instruction
-from conformance.native.shadow import NO_OTHER, Access, AccessEpoch
-from conformance.native.state import Field
+from conformance.native.state import Field, Kind, NativeFault
 from conformance.native.thread import ENDED
 from fast.kernels.cuda import Kernel
 
@@ -107,7 +106,6 @@ def describe(
 
 
 def _where(compiled: CompiledPtx, instruction: Instruction | None) -> str:
-    """Return the location of an instruction: its line of the source, and its line of PTX."""
     if instruction is None:
         return "its end"
     file = Path(compiled.entry.file).name
