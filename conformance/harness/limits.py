@@ -14,6 +14,7 @@ import re
 import reprlib
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,9 @@ ITEM: Final = re.compile(
 
 GRACE_SECONDS: Final = 10.0
 """How long after its time limit a call may ignore the signal, before the process ends."""
+
+BUSY: Final = 3
+"""How many times its time limit a call may take that does not compute, or waits for a core."""
 
 
 class CallTooSlow(BaseException):  # no check takes it for an answer
@@ -54,6 +58,7 @@ class Limits:
         self.seconds, self.gib, self.folder, self.worker = seconds, gib, folder, worker
         self._test = ""
         self._is_armed = False
+        self._began = 0.0, 0.0
         self._files: list[int] = []
         if folder is not None:
             names = (folder / f"{worker}.{kind}" for kind in ("journal", "stack"))
@@ -94,16 +99,20 @@ class Limits:
         os.pwrite(journal, data, 0)
         faulthandler.enable(stack)
         # Its thread needs no GIL.
-        faulthandler.dump_traceback_later(self.seconds + GRACE_SECONDS, exit=True, file=stack)
+        seconds = BUSY * self.seconds + GRACE_SECONDS
+        faulthandler.dump_traceback_later(seconds, exit=True, file=stack)
 
     def set_clock(self, *, is_running: bool) -> None:
         """Start or stop the clock of a story."""
         self._is_armed = is_running
+        self._began = time.monotonic(), time.process_time()
         # Repeated, since an exception raised in a destructor is ignored.
         signal.setitimer(signal.ITIMER_REAL, self.seconds * is_running, 1.0)
 
     def _too_slow(self, *_: object) -> None:
-        if self._is_armed:
+        waited, worked = time.monotonic() - self._began[0], time.process_time() - self._began[1]
+        # On a busy machine a call waits for a core; one that waits for a lock ends too.
+        if self._is_armed and (worked > self.seconds / 2 or waited > BUSY * self.seconds):
             raise CallTooSlow
 
 
