@@ -27,14 +27,6 @@ class CompiledPtx:
         layout: The memory layout.
         frame_words: The size in words of a thread's frame, to which it saves its registers.
         run: Runs a launch; it takes the address of its state.
-
-    Args:
-        ptx: The PTX of one kernel.
-        machine_code: The object file that `translate` returned for it.
-        num_arrays: How many of its arguments are arrays.
-
-    Raises:
-        UnknownPtxError: The PTX has a construct that is not translated.
     """
 
     def __init__(self, ptx: str, machine_code: bytes, num_arrays: int) -> None:
@@ -51,15 +43,7 @@ class CompiledPtx:
 
 
 def translate(ptx: str, num_arrays: int) -> bytes:
-    """Translate a kernel's PTX to this CPU's machine code; return the object file.
-
-    Args:
-        ptx: The PTX of one kernel.
-        num_arrays: How many of its arguments are arrays.
-
-    Raises:
-        UnknownPtxError: The PTX has a construct that is not translated.
-    """
+    """Translate a kernel's PTX to this CPU's machine code; return the object file."""
     entry = read_entry(ptx)
     layout = Layout(entry.num_words, num_arrays, entry.variables)
     built = ir.Module(context=ir.Context())
@@ -94,16 +78,7 @@ class CompileError(Exception):
 
 
 def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tuple[str, str]:
-    """Compile a kernel to PTX; return the PTX, and the name of its entry.
-
-    Args:
-        kernel: A kernel of `fast`.
-        arch: The architecture of a GPU, such as `sm_90`.
-        lineinfo: Whether the PTX has the source lines of its instructions.
-
-    Raises:
-        Exception: Whatever numba raises if the kernel cannot be compiled.
-    """
+    """Compile a kernel to PTX; return the PTX, and the name of its entry."""
     major, minor = divmod(int(arch.removeprefix("sm_")), 10)
     with pretended_gpu((major, minor)):
         return numba_cuda.compile_ptx(kernel, (major, minor), lineinfo=lineinfo)
@@ -116,9 +91,6 @@ def pretended_gpu(capability: tuple[int, int]) -> Iterator[None]:
     Numba queries the current device even if the architecture is given. The function that it calls
     is private, and imported by name into several modules (numba-cuda 0.30): it is patched in each
     and then restored. This is the only place that touches numba's internals.
-
-    Args:
-        capability: The pretended GPU's compute capability.
     """
     numba_cuda.import_cuda()
     name = "get_current_device"

@@ -39,16 +39,7 @@ def describe(
     epochs: Any,
     args: Sequence[torch.Tensor | int],
 ) -> NativeFault:
-    """Return the exception for a fault.
-
-    Args:
-        kernel: The kernel.
-        compiled: Its compiled PTX.
-        state: The state of the launch, with the fault.
-        blocks: The numbers of the blocks, in the order in which they ran.
-        epochs: The first epoch of each of these blocks.
-        args: The arguments.
-    """
+    """Return the exception for a fault."""
     kind = Kind(int(state[Field.KIND]))
     width = int(state[Field.GRID_X])
 

@@ -255,11 +255,7 @@ _PARAMETER: Final = re.compile(r"(\w+)(?:\[([:, 1]+)\])?")
 
 
 def check_arguments(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> None:
-    """Check arguments against the signature of a kernel.
-
-    Raises:
-        TypeError: There are too few or too many, or one does not fit the signature.
-    """
+    """Check arguments against the signature of a kernel."""
     kinds = _kinds(kernel.signature)
     names = kernel.py_func.__code__.co_varnames
     where = f"kernel {kernel.name}"
@@ -299,15 +295,6 @@ def check_words(
 
     For an array they are two pointers that kernels do not use, the number of items, the bytes of
     one, the address, the shape, and the strides in bytes.
-
-    Args:
-        kernel: The kernel.
-        num_words: How many parameters its PTX has.
-        words: The words that the launcher passes.
-        args: The arguments that they represent.
-
-    Raises:
-        TypeError: There are too few or too many, or one has a wrong value.
     """
     where = f"kernel {kernel.name}"
     if len(words) != num_words:

@@ -182,23 +182,14 @@ def base_of(builder: Any, state: Any, layout: Layout, space: str, thread: Any) -
 
 
 class _Area(NamedTuple):
-    """An array that an access may be inside of; all fields but the last are values of LLVM IR.
+    """An array that an access may be inside of; all fields but the last are values of LLVM IR."""
 
-    Attributes:
-        begin: Its address in PTX.
-        num_bytes: Its size.
-        first_cell: The index of its first cell of shadow memory.
-        origin: The difference between a host address and its address in PTX.
-        since: The first epoch whose accesses count.
-        is_uninitialized: Whether its bytes are uninitialised when that epoch begins.
-    """
-
-    begin: Any
-    num_bytes: Any
-    first_cell: Any
-    origin: Any
-    since: Any
-    is_uninitialized: bool
+    begin: Any  # its address in PTX
+    num_bytes: Any  # its size
+    first_cell: Any  # the index of its first cell of shadow memory
+    origin: Any  # the difference between a host address and its address in PTX
+    since: Any  # the first epoch whose accesses count
+    is_uninitialized: bool  # whether its bytes are uninitialised when that epoch begins
 
 
 def build_access_check(module: Any, layout: Layout, space: str, access: Access) -> Any:

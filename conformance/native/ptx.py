@@ -71,43 +71,25 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction.
+    """An instruction."""
 
-    Attributes:
-        opcode: With all its modifiers.
-        operands: The target first.
-        guard: The predicate under which it is executed; None: always.
-        is_negated: Whether it is executed if the predicate is false.
-        line: The number of its line of PTX.
-        text: That line.
-        source_line: The line of the Python source that it was compiled from; 0 if it is unknown.
-    """
-
-    opcode: str
-    operands: tuple[Operand, ...]
-    guard: Register | None
-    is_negated: bool
-    line: int
-    text: str
-    source_line: int
+    opcode: str  # with all its modifiers
+    operands: tuple[Operand, ...]  # the target first
+    guard: Register | None  # the predicate under which it is executed; None: always
+    is_negated: bool  # whether it is executed if the predicate is false
+    line: int  # the number of its line of PTX
+    text: str  # that line
+    source_line: int  # the line of the Python source that it was compiled from; 0 if it is unknown
 
 
 class Entry(NamedTuple):
-    """The kernel of a PTX module.
+    """The kernel of a PTX module."""
 
-    Attributes:
-        num_words: Its parameters, of 8 bytes each.
-        variables: Its arrays in shared and local memory.
-        registers: All of them, in all scopes.
-        body: Its instructions and labels.
-        file: The Python source file of the line numbers.
-    """
-
-    num_words: int
-    variables: list[Variable]
-    registers: list[Register]
-    body: list[Instruction | Label]
-    file: str
+    num_words: int  # its parameters, of 8 bytes each
+    variables: list[Variable]  # its arrays in shared and local memory
+    registers: list[Register]  # all of them, in all scopes
+    body: list[Instruction | Label]  # its instructions and labels
+    file: str  # the Python source file of the line numbers
 
 
 class UnknownPtxError(NotImplementedError):
@@ -116,9 +98,6 @@ class UnknownPtxError(NotImplementedError):
 
 def read_entry(ptx: str) -> Entry:
     """Parse the PTX of one kernel.
-
-    Raises:
-        UnknownPtxError: The PTX has an unknown construct.
 
     Example:
         >>> entry = read_entry('''

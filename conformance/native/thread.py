@@ -43,9 +43,6 @@ def build_thread(module: Any, entry: Entry, layout: Layout) -> tuple[Any, int]:
 
     It takes the state, the thread's frame, the thread, the block along x and y, and the PTX line of
     the barrier at which the thread waits (`ENDED` at first).
-
-    Raises:
-        UnknownPtxError: The kernel has an instruction that is not translated.
     """
     made = _Translator(module, entry, layout)
     return made.function, made.values.frame_words
@@ -266,12 +263,6 @@ def build_blocks(module: Any, thread: Any, layout: Layout, words_of_frame: int) 
 
     In each epoch all threads of a block run until they end or wait, in the epoch's own order. All
     must end, or all must wait at the same barrier.
-
-    Args:
-        module: The module that has the thread function.
-        thread: The thread function.
-        layout: The memory layout.
-        words_of_frame: The size in words of a thread's frame, to which it saves its registers.
     """
     epoch = _build_epoch(module, thread, words_of_frame)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "run")

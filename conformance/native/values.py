@@ -55,12 +55,6 @@ class Values:
         state: The state of the launch.
         thread: The index of the thread.
         layout: The memory layout.
-
-    Args:
-        builder: The IR builder, at the beginning of the function.
-        arguments: The function's state, frame, thread, and block along x and y.
-        entry: The kernel.
-        layout: The memory layout.
     """
 
     def __init__(
@@ -85,11 +79,7 @@ class Values:
             builder.store(constant(0, ir.IntType(each.bits)), pointer)
 
     def read(self, operand: Operand, bits: int) -> Any:
-        """Return the value of an operand, or the lower bits of a wider one.
-
-        Raises:
-            UnknownOperandError: The operand is unknown, or has fewer bits.
-        """
+        """Return the value of an operand, or the lower bits of a wider one."""
         kind = ir.IntType(bits)
         if isinstance(operand, int):
             return constant(operand, kind)
@@ -106,11 +96,7 @@ class Values:
         return value if value.type.width == bits else self.builder.trunc(value, kind)
 
     def write(self, target: Operand, value: Any, *, is_signed: bool = False) -> None:
-        """Write a value to a register, which may be wider; the target `_` discards it.
-
-        Raises:
-            UnknownOperandError: The target is not a register, or has fewer bits.
-        """
+        """Write a value to a register, which may be wider; the target `_` discards it."""
         if target == Symbol("_"):
             return
         if not isinstance(target, Register) or target.bits < value.type.width:
@@ -152,12 +138,7 @@ _TYPE: Final = r"(?P<type>[bus](?:8|16|32|64))"
 
 
 class Accesses:
-    """Translates the instructions that access memory or convert addresses.
-
-    Args:
-        values: The values of the thread.
-        fail: Called with a line of PTX; builds the code that ends the thread with a fault.
-    """
+    """Translates the instructions that access memory or convert addresses."""
 
     def __init__(self, values: Values, fail: Callable[[int], None]) -> None:
         self._values = values
@@ -171,11 +152,7 @@ class Accesses:
         }
 
     def translate(self, instruction: Instruction) -> bool:
-        """Translate an instruction if it is one of these; return whether it is.
-
-        Raises:
-            UnknownOperandError: An operand is invalid for the instruction.
-        """
+        """Translate an instruction if it is one of these; return whether it is."""
         for pattern, build in self._patterns.items():
             if found := re.fullmatch(pattern, instruction.opcode):
                 build(found, instruction)
