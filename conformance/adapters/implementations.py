@@ -119,7 +119,6 @@ class Implementation:
         )
 
     def lacking(self, name: str) -> Lacking:
-        """Return how the signature of a function, method or class differs from ours."""
         if name not in self._lacking:
             self._lacking[name] = Lacking() if self.module is fast else self._compared(name)
         return self._lacking[name]
@@ -196,12 +195,10 @@ class Implementation:
 
     @property
     def file(self) -> str:
-        """The path of its source file."""
         return getattr(self.module, "__file__", None) or "no file"
 
     @property
     def version(self) -> str:
-        """Its `__version__`, or the version of its distribution."""
         said = getattr(self.module, "__version__", None)
         if said is not None:
             return str(said)
@@ -221,11 +218,9 @@ class Implementation:
         return any(is_of_fast(getattr(self.module, name, None)) for name in NAMES)
 
     def offered(self) -> list[str]:
-        """Return the names from `NAMES` that it has."""
         return [name for name in NAMES if self.offers(name)]
 
     def offers(self, name: str) -> bool:
-        """Return whether it has a function, or a method written `Class.method`."""
         try:
             self.adapter.find(name)
         except AttributeError:
@@ -267,7 +262,6 @@ class Implementation:
 
     @property
     def has_checked_mode(self) -> bool:
-        """Whether it has a context manager `checks(enabled)`; without one it must always check."""
         return self.offers("checks")
 
     def describe(self) -> str:
@@ -284,7 +278,6 @@ ENTRIES, KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 
 
 def _parameters(function: Any) -> dict[str, Any]:
-    """Return the kinds of a function's parameters by their names."""
     return {key: one.kind for key, one in inspect.signature(function).parameters.items()}
 
 
@@ -383,7 +376,6 @@ def load_implementations(
 
 
 def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
-    """Return the class of an implementation's adapter."""
     found: Any = named or getattr(module, "CONFORMANCE_ADAPTER", FastAdapter)
     if isinstance(found, str):
         adapter_module = _imported(found, "--adapter")
@@ -398,7 +390,6 @@ def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
 
 
 def _imported(text: str, option: str) -> ModuleType:
-    """Return a module, by its name or its file."""
     load: Callable[[str], ModuleType] = (
         _from_file if text.endswith(".py") else importlib.import_module
     )

@@ -45,8 +45,6 @@ CLASSES: Final[dict[str, type]] = {
 
 @dataclasses.dataclass
 class Class(Factory):
-    """One of `CLASSES`."""
-
     key: str
 
     def make(self, _: Twin) -> type:
@@ -125,7 +123,6 @@ def without(*path: str) -> Special:
 
 @st.composite
 def named_layers(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw layers of all classes, some of which are named, in any order."""
     number = draw(sizes(0, 70))
     key, how = choices(draw, tuple(CLASSES), ("left out", None, "some", "some", "all"))
 

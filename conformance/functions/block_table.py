@@ -93,7 +93,6 @@ class Session:
         return options[at] if at < len(options) else self.take(most + 1)
 
     def row(self) -> int:
-        """Return a row, mostly one of a few, so that operations meet."""
         at = self.take(6)
         found: int = ((0, 1, 2, -1)[at] if at < 4 else self.take(self.rows)) % self.rows
         return found
@@ -187,7 +186,6 @@ class Session:
 
 @st.composite
 def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw tables of some sizes, and operations on them, and on others made in the same way."""
     groups = draw(st.sampled_from((1, 2, 3, 2, 0, None)))
     groups = draw(sizes(0, 65)) if groups is None else groups
     rows, width = draw(sizes(1, 4097, small=4)), draw(sizes(1, 4097, small=4))

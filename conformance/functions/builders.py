@@ -103,7 +103,6 @@ def _drafts(arguments: Arguments) -> int:
 
 @st.composite
 def builds(draw: st.DrawFn, *, is_draft: bool = False) -> st.SearchStrategy[Arguments]:
-    """Draw batches, which are passed on, and steps of a draft."""
     batch_of_sizes = draw(batches(most=(300, 300, 10)))
     index = {"draft_index": draw(sizes(0, MAX_INT32))} if is_draft else {}
     builder = Builder(BuilderClass())
@@ -140,7 +139,6 @@ def groups(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def create(twin: Twin, **arguments: Any) -> dict[str, Any]:
-    """Return a group, which of its objects are those given, and how many builders it has."""
     group = twin.function("AttentionGroup.create_with_metadata_builders")(**arguments)
     names, builders = arguments["layer_names"], group.metadata_builders
     again = group.create_with_metadata_builders(**arguments)  # it is static

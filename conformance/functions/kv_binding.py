@@ -128,7 +128,6 @@ def layer_names(rng: random.Random, number: int, first: int = 0) -> tuple[list[s
 
 
 def forward_context(rng: random.Random, of_caches: Iterable[str], number: int) -> dict[str, Layer]:
-    """Choose layers with these names, and as many without a cache, in any order."""
     others = [*("head", "layers.1.2.3")[:number], *map("layers.{}.mlp".format, range(number - 2))]
     found = [*of_caches, *others]
     if rng.random() < 0.5:
@@ -156,7 +155,6 @@ def held(layers: dict[str, Any], runner_kv_caches: list[Any]) -> dict[str, Any]:
 
 @st.composite
 def bound(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw caches that are arrays or lists of states; layers may share one."""
     number, without, first = draw(sizes(0, 70)), draw(sizes(0, 20, small=2)), draw(sizes(0, 10**9))
     seeds = st.integers(0, 2**32 - 1)
     has_modules = draw(st.sampled_from((True, None, False)))

@@ -195,7 +195,6 @@ def caches(draw: st.DrawFn) -> st.SearchStrategy[Cache]:
 
 
 def _named(rng: random.Random, groups: list[list[Member]], tensor_sizes: list[int]) -> Cache:
-    """Give names to layers; choose the backends and the order of tensors."""
     (encoder, *names), modules = layer_names(rng, 1 + sum(map(len, groups)))
     rest = iter(names)
     shared_by: list[list[str]] = [[] for _ in tensor_sizes]
@@ -247,7 +246,6 @@ def _kernel_size(rng: random.Random, specs: list[Spec]) -> int:
 
 
 def _backends(rng: random.Random, specs: dict[str, Spec]) -> dict[str, Backend]:
-    """Choose the backend of each layer of a group; similar layers may share one."""
     found, made = {}, dict[tuple[bool, bool], Backend]()
     has_needless = rng.random() < 0.3
     for name, spec in specs.items():

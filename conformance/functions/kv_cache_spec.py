@@ -168,7 +168,6 @@ def named_specs(
     kinds: tuple[str, ...] = (),
     owners: tuple[str, ...] = ("",),
 ) -> dict[str, Spec]:
-    """Draw specs by layer name, mostly of one kind and uniform; up to 3 are drawn."""
     if not kinds:
         kind = draw(st.sampled_from([*UNIFORM_FIELD]))
         kinds = FULL if kind in FULL else (kind,)
@@ -225,8 +224,6 @@ def values_that_are_frozen(kind: str) -> Property:
 
 
 def methods_of(kind: str) -> Property:
-    """Return the promise that the methods of a class answer as those of `reference` do."""
-
     def its_methods_answer(target: Target, arguments: Arguments) -> None:
         spec, rng = Spec(kind, arguments), random.Random(repr(arguments))  # noqa: S311  # no secret
         new = arguments["block_size"] + rng.randrange(3)
@@ -282,7 +279,6 @@ def constructor(kind: str) -> Contract:
 
 @st.composite
 def any_owners(draw: st.DrawFn) -> Arguments:
-    """Draw layers of any kinds and of an engine's own classes."""
     block_size, owners = draw(numbers()), ("", "subclass", "foreign")
     drawn = draw(named_specs(block_size, kinds=KINDS[:-1], owners=owners))
     return {"block_size": block_size, "kv_cache_specs": drawn}

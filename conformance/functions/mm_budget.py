@@ -98,7 +98,6 @@ class Registry(Factory):
 
 
 def _tokens(draw: st.DrawFn, number: int) -> dict[str, int]:
-    """Draw the tokens of the largest item of some modalities; some are equal."""
     names = draw(st.permutations(MODALITIES))[:number]
     names += [f"modality {k}" for k in range(number - len(names))]
     most = draw(st.sampled_from((1, 3, 8, 1500)))
@@ -127,7 +126,6 @@ def _scheduler(draw: st.DrawFn, largest: int) -> reference.SchedulerConfig:
 
 @st.composite
 def computed(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw items and limits; without items the configuration may be anything."""
     number = draw(sizes(0, 1100))
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -192,7 +190,6 @@ SHOWN: Final = (
 
 
 def _play(twin: Twin, **arguments: Any) -> Any:
-    """Return the attributes, whether its dicts are the registry's, and what its methods did."""
     shown: list[Any] = []
 
     def watch(budget: Any, given: Arguments) -> Any:

@@ -136,7 +136,6 @@ def a_micro_batch_knows_whether_it_is_empty(target: Target, arguments: Arguments
 
 @st.composite
 def sliced_starts(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw starts up to the greatest int32, and any requests."""
     number = draw(sizes(0, 2100))
     most, ends, step = choices(draw, (1, 3, 20, MAX_INT32 // max(number, 1)), range(4), (None, 1))
 
@@ -173,7 +172,6 @@ def slices_between(batch: Batch, points: Sequence[int]) -> list[reference.UBatch
 def _slices(
     draw: st.DrawFn, batch: Batch, number: int, *, is_apart: bool
 ) -> list[reference.UBatchSlice]:
-    """Draw the slices between points, or apart from each other, in any order."""
     total = batch.num_actual_tokens if batch.is_padded else batch.num_tokens
     points = cuts(draw, batch.starts, total, number)
     found = slices_between(batch, points)
@@ -185,7 +183,6 @@ def _slices(
 
 @st.composite
 def _cut(draw: st.DrawFn, *, is_one: bool) -> st.SearchStrategy[Arguments]:
-    """Draw batches and their micro-batches; an empty list is the subject of a property."""
     batch_of_sizes = draw(batches(least_tokens=1, has_optional=True))
     number = draw(sizes(0, 130, small=3))
     few = (False, False, True)
@@ -316,7 +313,6 @@ def _tokens_of_requests(batch: Batch, arguments: Arguments) -> range:
 
 
 def _requests(batch: Batch, arguments: Arguments, result: Any) -> list[Part]:
-    """Return the batch of the requests, with their starts."""
     requests, tokens = arguments["request_slice"], _tokens_of_requests(batch, arguments)
     part = dataclasses.replace(
         batch,

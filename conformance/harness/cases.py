@@ -63,7 +63,6 @@ def encode(story: Story) -> dict[str, Json]:
 
 
 def encode_value(value: Any) -> Json:
-    """Return a result of `reference` as JSON; a TypeError says what cannot be stored."""
     return _Encoder(value).encode(value)
 
 
@@ -97,7 +96,6 @@ def store(story: Story, folder: Path, target: str, difference: str) -> Path:
 
 
 def written(case: dict[str, Json]) -> str:
-    """Return the text of a file, with lists of numbers in a line."""
     text = json.dumps(case, indent=1)
     return re.sub(r'\[[^][{}"]*\]', lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 

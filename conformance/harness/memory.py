@@ -186,7 +186,6 @@ class Memory:
         return made
 
     def _place(self, value: Any, name: str) -> str:
-        """Return where an array lies: NumPy's, or torch's on a device."""
         if not isinstance(value, np.ndarray):
             return ""
         last = name.rpartition(".")[2]
@@ -280,7 +279,6 @@ class Memory:
                 placed.on_device.copy_(torch.from_numpy(_for_torch(placed.memory)))
 
     def snapshot(self) -> dict[int, Array]:
-        """Return copies of all memory by its id, for `changed`."""
         return {id(placed.memory): placed.memory.copy() for placed in self.placed}
 
     def changed(self, before: Mapping[int, Array]) -> Difference | None:
@@ -333,7 +331,6 @@ def _class_of_reference(cls: type[Any]) -> type[Any] | None:
 
 @functools.cache
 def with_more_fields(cls: type[Any]) -> type[Any]:
-    """Return a caller's subclass of a dataclass, with one more field."""
     is_frozen = cls.__dataclass_params__.frozen
     more = [("more", int, dataclasses.field(default=5))]
     return dataclasses.make_dataclass(cls.__name__, more, bases=(cls,), frozen=is_frozen, eq=False)

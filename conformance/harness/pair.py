@@ -344,7 +344,6 @@ class Pair:
             self._refuse(self.comparison.difference(expected, got, "an earlier result"))
 
     def put(self, path: Path, new: Any) -> None:
-        """Set a part of the arguments of both in place."""
         _replace(self.ours, path, new)
         _replace(self.theirs, path, self.memory.convert(new, text_of(path)))
 
@@ -387,7 +386,6 @@ def write_into(expected: Any, got: Any) -> None:
 
 
 def alike(expected: Any, got: Any) -> Iterator[tuple[Array, Any]]:
-    """Yield the arrays of a result with those of another; it may lack a field, or have more."""
     for path, mine in places(expected, most=10**9):
         if isinstance(mine, np.ndarray):
             theirs = attempt(get, got, path)

@@ -116,7 +116,6 @@ def _drawn(batch: _Batch, mark: _Mark) -> str:
 
 
 def _cells(batch: _Batch, i: int, start: int, mark: _Mark | None) -> Iterator[_Cell]:
-    """Yield the cells of a request, and gaps for those that are left out."""
     context = batch.contexts[i]
     stop = context + batch.query_lens[i]
     row = batch.rows[i] if i < len(batch.rows) else ()

@@ -54,7 +54,6 @@ class Report:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Write the report, after all other hooks."""
         result = yield
         if not session.config.option.collectonly:
             try:

@@ -98,7 +98,6 @@ class Results:
             yield f"not supported: {function} on {where}, {number:,} examples: {reason}"
 
     def _failure_lines(self) -> Iterator[str]:
-        """Yield a line for each cause of failures, and the command that replays it."""
         for found in self.causes():
             verdict = found.get("verdict", "")
             where = f"{found['function']} on {found['target']}"
@@ -108,7 +107,6 @@ class Results:
                 yield f"  replay: {found['replay']}"
 
     def _missing_lines(self) -> Iterator[str]:
-        """Yield a line for each hard case that no example was, in a run that must draw all."""
         for contract in self.contracts if self.is_complete else ():
             found = self.found[contract.function]
             met = {name for one in found for name in one.get("hard_cases", ())}

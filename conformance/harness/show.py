@@ -44,7 +44,6 @@ Place: TypeAlias = tuple[str, int, int]  # in words; the request, and its token 
 
 
 def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset()) -> str:
-    """Return a failure as one screen, with its replay command; `host` is that of the contract."""
     difference = failure.difference
     story = dataclasses.replace(failure.story, arguments=failure.arguments)
     place = _place(story, difference)
@@ -71,7 +70,6 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
 
 
 def one_line(failure: Failure) -> str:
-    """Return what follows `FAILS: `, such as `f on host: result[1] = 2, but should be 0`."""
     lines = _statement(failure.story, failure.difference, 120)
     lines[:0] = [failure.difference.kind] * failure.difference.kind.startswith(PROMISES)
     lines[-1] += f" ({failure.condition})" if failure.condition else ""
@@ -79,7 +77,6 @@ def one_line(failure: Failure) -> str:
 
 
 def cause_of(failure: Failure) -> tuple[str, str, str]:
-    """Return what failures of one cause have in common: the function, the kind, the field."""
     field = re.sub(r"\[[^]]*\]", "", failure.difference.where)
     return failure.story.function, failure.difference.kind, field
 

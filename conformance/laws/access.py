@@ -143,7 +143,6 @@ class Access:
         )
 
     def read_back(self, positions: Mapping[Token, int]) -> Access:
-        """Return the writes from which each token reads its own key."""
         own = ((token, slot) for token, key, slot in self.reads if key == positions[token])
         return Access(writes=frozenset(own))
 

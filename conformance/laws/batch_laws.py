@@ -87,11 +87,9 @@ class Reading:
         return found
 
     def arguments(self, batch: Batch | None = None) -> Arguments:
-        """Return the arguments for a batch; None for the case's own."""
         return self.description.arguments(self.batch if batch is None else batch, self.case.options)
 
     def parts(self, batch: Batch | None = None) -> Sequence[Part | Access]:
-        """Call the target for a batch, and return the parts of its result."""
         batch = self.batch if batch is None else batch
         arguments = self.arguments(batch)
         return self.description.parts(

@@ -105,7 +105,6 @@ class Batch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether the last request has no tokens."""
         return self.num_reqs > 0 and not self.query_lens[-1]
 
     @property
@@ -115,7 +114,6 @@ class Batch:
 
     @functools.cached_property
     def owners(self) -> IntArray:
-        """int64[num_tokens], the request of each token."""
         return np.repeat(np.arange(self.num_reqs), self.query_lens)
 
     @functools.cached_property
@@ -300,7 +298,6 @@ def batches(
 def _query_lens(
     draw: st.DrawFn, kind: str, num_reqs: int, num_tokens: int, longest: int
 ) -> IntArray:
-    """Draw lengths of a given sum, each at most `longest`: some of 1, the others between cuts."""
     if not num_reqs:
         return np.zeros(0, np.int64)
     if kind in {"decodes", "uniform"} and num_tokens % num_reqs == 0:
@@ -318,7 +315,6 @@ def _query_lens(
 
 
 def _contexts(draw: st.DrawFn, lens: IntArray, longest: int, block: int) -> IntArray:
-    """Draw computed tokens: none, any, or so that they or the sequence end near a block's end."""
     room = longest - lens
     if not draw(st.integers(0, 4)):
         return np.zeros_like(lens)

@@ -99,7 +99,6 @@ class VllmAdapter(Adapter):
         self._calls = Calls(self.ours)
 
     def find(self, name: str) -> Any:
-        """Return vLLM's own function or class, or a wrapper of it that takes our parameters."""
         found = places.find(name)
         owner, _, member = name.partition(".")
         if owner in places.SPECS and member in OF_EACH_SPEC:
@@ -109,7 +108,6 @@ class VllmAdapter(Adapter):
         return getattr(self._calls, name, found)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function, or vLLM's own class if none of its arguments is converted."""
         if name in places.OTHER_CLASSES:
             raise Unsupported(places.OTHER_CLASSES[name])
         found = self.find(name)
@@ -147,7 +145,6 @@ class VllmAdapter(Adapter):
         return super().result(function, theirs, arguments)
 
     def metadata(self, ours: Any) -> Any:
-        """Return vLLM's metadata."""
         if type(ours).__name__ != METADATA:
             return ours
         fields = {theirs: _plain(getattr(ours, name)) for name, theirs in FIELDS.items()}
