@@ -52,7 +52,6 @@ NEEDED = ("hypothesis", "jinja2", "ml_dtypes")
 
 
 def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
-    """Return pytest's arguments for a run of the installed package."""
     options = list(arguments)
     settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
     alone = ("-n", "--numprocesses", "--pdb", "--break", "--explain", "--list", "--collect-only")

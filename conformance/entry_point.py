@@ -77,7 +77,6 @@ def run(module: str, extra: str = "test", program: str = "") -> NoReturn:
 
 
 def _status_of(module: str) -> str | int | None:
-    """Import a module, call its `main()`, and return the exit status."""
     status: str | int | None
     try:
         main = importlib.import_module(module).main
@@ -118,18 +117,13 @@ class _Interrupts:
         self._clean_up: Callable[[], None] | None = None
 
     def handle(self, program: str) -> None:
-        """Handle Ctrl-C of a command line from now on."""
         self._program = program
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
 
     @contextlib.contextmanager
     def importing(self, clean_up: Callable[[], None]) -> Iterator[None]:
-        """Make Ctrl-C end this process at once inside, for imports in `main`.
-
-        Args:
-            clean_up: Called before the process ends.
-        """
+        """Make Ctrl-C end this process at once inside, for imports in `main`."""
         unwinds, self.unwinds, self._clean_up = self.unwinds, False, clean_up
         try:
             yield
@@ -137,7 +131,6 @@ class _Interrupts:
             self.unwinds, self._clean_up = unwinds, None
 
     def report(self) -> None:
-        """Print the line that says why the process ends."""
         _report(self._program, "interrupted")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -12,9 +12,6 @@ LIMIT = 5
 def names_in(text: str) -> list[str]:
     """Return the names in a comma-separated list, without duplicates, in order.
 
-    Raises:
-        ValueError: The list is empty.
-
     >>> names_in("host, native,host,")
     ['host', 'native']
     """

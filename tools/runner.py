@@ -7,8 +7,8 @@ continuous batching, chunked prefill and preemption, and compares each token wit
 model's own `generate` gives for the request alone. The exit status is 1 if a token differs.
 
 It is written to be read, in the order of the file: attention and its metadata, the KV caches, a
-step (`ModelRunner`), the models, the engine's loop. Requests are scheduled by `conformance.engine`,
-which imports neither `fast` nor `reference`.
+step (`ModelRunner`), the models. Requests are scheduled, and their batch is kept, by
+`conformance.engine`, which imports neither `fast` nor `reference`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -35,21 +33,21 @@ from transformers import (
 )
 
 import fast
-from conformance.engine.arrivals import Arrivals
-from conformance.engine.block_pool import BlockPool
-from conformance.engine.cache_group import AttentionGroup
-from conformance.engine.input_batch import InputBatch
 from conformance.engine.request import Request
-from conformance.engine.scheduler import Scheduler
-from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.engine.settings import EngineSettings
+from conformance.engine.runner import Runner
+from conformance.engine.scheduler import EngineSettings, Scheduler, SchedulerOutput, serve
 
 BLOCK_SIZE = 8
 VOCAB_SIZE = 512
 LONGEST_PROMPT, MAX_NEW_TOKENS = 200, 24
 # Small, so that prompts are computed in chunks, and every edge is near.
 SETTINGS = EngineSettings(
-    token_budget=64, max_num_seqs=10, max_model_len=LONGEST_PROMPT + MAX_NEW_TOKENS, padding=4
+    block_sizes=(BLOCK_SIZE,),
+    num_blocks=1,
+    token_budget=64,
+    max_num_seqs=10,
+    max_model_len=LONGEST_PROMPT + MAX_NEW_TOKENS,
+    padding=4,
 )
 
 # ------------------------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def make_kv_cache_config(specs: dict[str, fast.KVCacheSpec]) -> fast.KVCacheConf
     ]
     # Two of the longest sequences fit, so that blocks run out and requests are preempted. Block 0
     # is the null block.
-    blocks_per_sequence = AttentionGroup(BLOCK_SIZE).num_blocks(SETTINGS.max_model_len)
+    blocks_per_sequence = sum(SETTINGS.num_blocks_of(SETTINGS.max_model_len))
     num_blocks = 1 + 2 * len(groups) * blocks_per_sequence
     page_size_bytes = groups[0].kv_cache_spec.page_size_bytes
     shared = [[g.layer_names[k] for g in groups if k < len(g.layer_names)] for k in range(size)]
@@ -299,113 +297,71 @@ class ModelRunner:
         self.config = make_kv_cache_config(make_specs(vllm_config))
         backends, self.builders = fast.init_attn_backend(self.config, vllm_config, self.device)
         fast.init_kv_cache([], self.layers, self.config, backends, self.device)
-        max_num_reqs = SETTINGS.padded(SETTINGS.max_num_seqs)
-        max_num_tokens = SETTINGS.padded(SETTINGS.token_budget)
+        num_groups = len(self.builders)
+        self.settings = dataclasses.replace(
+            SETTINGS, block_sizes=[BLOCK_SIZE] * num_groups, num_blocks=self.config.num_blocks
+        )
         is_cuda = self.device.type == "cuda"
-        self.tables = fast.BlockTables(
-            [BLOCK_SIZE] * len(self.builders),
-            max_num_reqs,
-            max_num_tokens,
+        tables = fast.BlockTables(
+            self.settings.block_sizes,
+            SETTINGS.padded(SETTINGS.max_num_seqs),
+            SETTINGS.padded(SETTINGS.token_budget),
             SETTINGS.max_model_len,
             self.device,
             pin_memory=is_cuda,
         )
-        self.row_of: dict[str, int] = {}  # in the block tables; a request keeps its row
-        self.free_rows = list(range(max_num_reqs))
-        self.batch = InputBatch(max_num_reqs)
 
-        def make_buffer(size: int, dtype: torch.dtype) -> fast.CpuGpuBuffer:
-            return fast.CpuGpuBuffer(size, dtype=dtype, device=self.device, pin_memory=is_cuda)
+        def make_buffer(size: int, dtype: str) -> fast.CpuGpuBuffer:
+            torch_dtype = getattr(torch, dtype)
+            return fast.CpuGpuBuffer(
+                size, dtype=torch_dtype, device=self.device, pin_memory=is_cuda
+            )
 
-        self.input_ids = make_buffer(max_num_tokens, torch.int64)
-        self.positions = make_buffer(max_num_tokens, torch.int64)
-        self.query_start_loc = make_buffer(max_num_reqs + 1, torch.int32)
-        self.seq_lens = make_buffer(max_num_reqs, torch.int32)
-        self.num_computed_tokens = make_buffer(max_num_reqs, torch.int32)
-        self.idx_mapping = make_buffer(max_num_reqs, torch.int32)
+        self.runner = Runner(
+            self.settings,
+            lambda method, *args: getattr(tables, method)(*args),
+            fast.reorder_batch_to_split_decodes_and_prefills,
+            make_buffer,
+        )
 
         AttentionInterface.register("kvtwin_paged", paged_attention)
         AttentionMaskInterface.register("kvtwin_paged", lambda *_args, **_kwargs: None)
         model.set_attn_implementation("kvtwin_paged")
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> dict[str, int]:
+    def execute(self, step: SchedulerOutput) -> dict[str, list[int]]:
         """Compute a step, and return the next token of each request that is up to date."""
-        self._update_block_tables(step)
-        self.batch.update(step)
+        self.runner.update(step)
         threshold = min(builder.reorder_batch_threshold for builder in self.builders)
-        fast.reorder_batch_to_split_decodes_and_prefills(self.batch, step, threshold)
-        query_lens = self._prepare_inputs(step)
+        self.runner.reorder(step, threshold)
         # As for a CUDA graph: padding has row -1, no tokens, and its tokens have slot -1.
-        num_reqs = SETTINGS.padded(len(query_lens))
-        num_tokens = SETTINGS.padded(int(query_lens.sum()))
-        block_tables = self.tables.gather_block_tables(self.idx_mapping.copy_to_gpu(num_reqs))
-        slot_mappings = self.tables.compute_slot_mappings(
-            self.query_start_loc.copy_to_gpu(num_reqs + 1), self.positions.copy_to_gpu(num_tokens)
-        )
-        self.seq_lens.copy_to_gpu(num_reqs)
+        block_tables, slot_mappings = self.runner.gather(step)
+        batch = self.runner.buffers
+        num_reqs, num_tokens = batch.num_padded_reqs, batch.num_padded_tokens
+        batch.seq_lens.copy_to_gpu(num_reqs)
         attn_metadata = fast.build_attn_metadata(
             self.builders,
             num_reqs,
             num_tokens,
-            self.query_start_loc,
-            self.seq_lens,
-            self.num_computed_tokens.cpu,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.num_computed_tokens.cpu,
             block_tables,
             slot_mappings,
             self.config,
         )
         logits = self.model(
-            input_ids=self.input_ids.copy_to_gpu(num_tokens).unsqueeze(0),
-            position_ids=self.positions.gpu[:num_tokens].unsqueeze(0),
-            logits_to_keep=torch.from_numpy(query_lens.cumsum() - 1).to(self.device),
+            input_ids=batch.input_ids.copy_to_gpu(num_tokens).unsqueeze(0),
+            position_ids=batch.positions.gpu[:num_tokens].unsqueeze(0),
+            logits_to_keep=batch.logits_indices.copy_to_gpu(batch.num_reqs),
             use_cache=False,
             # It passes these on to `paged_attention`.
             layers=list(self.layers.values()),
             attn_metadata=[attn_metadata[name] for name in self.layers],
         ).logits[0]
         # The host waits for the device here; the next step may overwrite the buffers.
-        sampled = zip(self.batch.req_ids, logits.argmax(-1).tolist(), strict=True)
-        return {req_id: token for req_id, token in sampled if req_id in step.sampled_req_ids}
-
-    def _update_block_tables(self, step: SchedulerOutput) -> None:
-        for req_id in step.removed_req_ids:
-            row = self.row_of.pop(req_id)
-            self.free_rows.append(row)
-            self.tables.clear_row(row)
-        for req_id in step.admitted_req_ids:
-            self.row_of[req_id] = self.free_rows.pop()
-        new_block_ids: list[list[int]] = [[] for _ in self.builders]
-        cu_num_new_blocks = [[0] for _ in self.builders]
-        for ids_by_group in step.new_block_ids.values():
-            for group, ids in enumerate(ids_by_group):
-                new_block_ids[group] += ids
-                cu_num_new_blocks[group].append(len(new_block_ids[group]))
-        rows = [self.row_of[req_id] for req_id in step.new_block_ids]
-        overwrite = [req_id in step.admitted_req_ids for req_id in step.new_block_ids]
-        self.tables.append_block_ids(rows, cu_num_new_blocks, new_block_ids, overwrite)
-
-    def _prepare_inputs(self, step: SchedulerOutput) -> npt.NDArray[np.int32]:
-        """Write the batch into the host's half of the buffers; return tokens by request."""
-        req_ids = self.batch.req_ids
-        num_reqs = len(req_ids)
-        query_lens = np.array([step.num_scheduled_tokens[r] for r in req_ids], np.int32)
-        computed = self.batch.num_computed_tokens_cpu[:num_reqs]
-        num_tokens = int(query_lens.sum())
-        starts = self.query_start_loc.np
-        starts[1 : num_reqs + 1] = query_lens.cumsum()
-        starts[num_reqs + 1 :] = num_tokens
-        for buffer, values, padding in (
-            (self.idx_mapping, [self.row_of[r] for r in req_ids], -1),
-            (self.num_computed_tokens, computed, 0),
-            (self.seq_lens, computed + query_lens, 0),
-        ):
-            buffer.np[:num_reqs], buffer.np[num_reqs:] = values, padding
-        offsets = np.arange(num_tokens) - starts[:num_reqs].repeat(query_lens)
-        self.positions.np[:num_tokens] = computed.repeat(query_lens) + offsets
-        self.input_ids.np[:num_tokens] = np.concatenate([step.token_ids[r] for r in req_ids])
-        self.input_ids.np[num_tokens:] = 0
-        return query_lens
+        sampled = zip(self.runner.batch.req_ids, logits.argmax(-1).tolist(), strict=True)
+        return {req_id: [token] for req_id, token in sampled if req_id in step.sampled_req_ids}
 
 
 def paged_attention(
@@ -428,7 +384,7 @@ def paged_attention(
 
 
 # ------------------------------------------------------------------------------------------------
-# Models and requests, and the engine's loop.
+# Models and requests.
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -508,26 +464,16 @@ def generate(model: PreTrainedModel, request: Request) -> list[int]:
     return tokens[0, prompt.shape[1] :].tolist()
 
 
-def serve(
+def serve_with(
     model: PreTrainedModel, requests: list[tuple[int, Request]]
 ) -> tuple[dict[str, list[int]], str]:
     """Serve requests, and return the new tokens of each by its ID, and the counts of the run."""
     requests = copy.deepcopy(requests)
-    arrivals = Arrivals(requests)
     runner = ModelRunner(copy.deepcopy(model))
-    groups = [AttentionGroup(BLOCK_SIZE)] * len(runner.builders)
-    scheduler = Scheduler(SETTINGS, groups, BlockPool(runner.config.num_blocks))
-    num_steps = 0
-    while arrivals or scheduler.has_requests:
-        for request in arrivals.receive(is_idle=not scheduler.has_requests):
-            scheduler.add_request(request)
-        step = scheduler.schedule()
-        next_tokens = runner.execute(step)
-        scheduler.update_from_output(step, {r: [token] for r, token in next_tokens.items()})
-        arrivals.clock += 1
-        num_steps += 1
+    scheduler = Scheduler(runner.settings)
+    steps = list(serve(scheduler, requests, runner.execute, duration=lambda _: 1))
     tokens = {request.request_id: request.output_token_ids for _, request in requests}
-    return tokens, f"{num_steps} steps, {scheduler.num_preemptions} preemptions"
+    return tokens, f"{len(steps)} steps, {scheduler.num_preemptions} preemptions"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -547,7 +493,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = make_model(name).to(options.device)
         requests = make_requests(options.requests)
         expected = {request.request_id: generate(model, request) for _, request in requests}
-        tokens, counts = serve(model, requests)
+        tokens, counts = serve_with(model, requests)
         different = [req_id for req_id in expected if tokens[req_id] != expected[req_id]]
         verdict = f"{', '.join(different)}: generate differs" if different else "all equal"
         print(f"{name}: {sum(map(len, tokens.values()))} tokens in {counts}, {verdict}")

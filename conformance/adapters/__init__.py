@@ -4,7 +4,13 @@
 Without it, the implementation's attribute `CONFORMANCE_ADAPTER` is used.
 """
 
-from conformance.adapters.base import Adapter, FastAdapter, Unsupported, is_given, supplied
-from conformance.adapters.deviation import Deviation
+from conformance.adapters.base import (
+    Adapter,
+    Deviation,
+    FastAdapter,
+    Unsupported,
+    is_given,
+    supplied,
+)
 
 __all__ = ["Adapter", "Deviation", "FastAdapter", "Unsupported", "is_given", "supplied"]

@@ -22,9 +22,7 @@ from typing import Any
 
 import fast
 import reference
-from conformance.adapters.base import Adapter, FastAdapter, Unsupported
-from conformance.adapters.deviation import Deviation
-from conformance.adapters.tables import mistyped
+from conformance.adapters.base import Adapter, Deviation, FastAdapter, Unsupported
 
 BUILT_IN = {"vllm": "conformance.adapters.vllm"}
 """The adapters of engines that come with kvtwin, by the engine's module."""
@@ -121,7 +119,6 @@ class Implementation:
         )
 
     def lacking(self, name: str) -> Lacking:
-        """Return how the signature of a function, method or class differs from ours."""
         if name not in self._lacking:
             self._lacking[name] = Lacking() if self.module is fast else self._compared(name)
         return self._lacking[name]
@@ -198,12 +195,10 @@ class Implementation:
 
     @property
     def file(self) -> str:
-        """The path of its source file."""
         return getattr(self.module, "__file__", None) or "no file"
 
     @property
     def version(self) -> str:
-        """Its `__version__`, or the version of its distribution."""
         said = getattr(self.module, "__version__", None)
         if said is not None:
             return str(said)
@@ -223,11 +218,9 @@ class Implementation:
         return any(is_of_fast(getattr(self.module, name, None)) for name in NAMES)
 
     def offered(self) -> list[str]:
-        """Return the names from `NAMES` that it has."""
         return [name for name in NAMES if self.offers(name)]
 
     def offers(self, name: str) -> bool:
-        """Return whether it has a function, or a method written `Class.method`."""
         try:
             self.adapter.find(name)
         except AttributeError:
@@ -269,7 +262,6 @@ class Implementation:
 
     @property
     def has_checked_mode(self) -> bool:
-        """Whether it has a context manager `checks(enabled)`; without one it must always check."""
         return self.offers("checks")
 
     def describe(self) -> str:
@@ -286,7 +278,6 @@ ENTRIES, KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 
 
 def _parameters(function: Any) -> dict[str, Any]:
-    """Return the kinds of a function's parameters by their names."""
     return {key: one.kind for key, one in inspect.signature(function).parameters.items()}
 
 
@@ -297,6 +288,67 @@ def is_of_fast(function: object) -> bool:
     (True, False)
     """
     return str(getattr(function, "__module__", "")).partition(".")[0] == "fast"
+
+
+# Names in an adapter's tables: a mistyped name would silently convert nothing.
+
+
+def mistyped(adapter: Adapter) -> Iterator[str]:  # noqa: C901  # one table after the other
+    """Yield a message for each name in an adapter's tables that does not exist."""
+    for table in ("names", "parameters", "unsupported"):
+        for name in getattr(adapter, table):
+            if not _is_ours(name):
+                yield f"has {name!r} in {table}, which is not a name in reference"
+    for ours, theirs in adapter.names.items():
+        try:
+            adapter.find(ours)
+        except AttributeError:
+            yield f"maps {ours} to {theirs!r} in names, which {adapter.module.__name__} lacks"
+    for table in ("parameters", "unsupported"):
+        for function, named in getattr(adapter, table).items():
+            known = {*_parameters_of(reference, function), *_parameters_of(fast, function)}
+            for name in named.keys() - known:
+                yield f"has {name!r} in {table}, which is not a parameter of {function}"
+    for deviation in adapter.deviations:
+        if not _is_ours(deviation.function):
+            name = repr(deviation.function)
+            yield f"declares a deviation of {name}, which is not a name in reference"
+    fields = {field for name in reference.__all__ for field in _fields(getattr(reference, name))}
+    for name in sorted(adapter.lacks - fields):
+        yield f"has {name!r} in lacks, which is not a field or parameter in reference"
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether a function, class or method of `reference` has this name."""
+    try:
+        operator.attrgetter(name)(reference)
+    except AttributeError:
+        return False
+    return name.partition(".")[0] in reference.__all__
+
+
+def _parameters_of(module: ModuleType, function: str) -> Iterable[str]:
+    """Return the parameters of a function of one of the twins; none if it has no signature."""
+    try:
+        return inspect.signature(operator.attrgetter(function)(module)).parameters
+    except (AttributeError, TypeError, ValueError):
+        return ()
+
+
+def _fields(found: Any) -> set[str]:
+    """Return the attributes of a class's objects, or the parameters of a function."""
+    if not isinstance(found, type):
+        return set(inspect.signature(found).parameters) if inspect.isfunction(found) else set()
+    names = set(dir(found))
+    for base in found.__mro__:
+        names |= vars(base).get("__annotations__", {}).keys()
+        made: Any = vars(base).get("__init__")
+        if inspect.isfunction(made):
+            names |= {*made.__code__.co_names, *made.__code__.co_varnames}
+    return names
+
+
+# Loading.
 
 
 def load_implementation(text: str, adapter: str | None = None) -> Implementation:
@@ -385,7 +437,6 @@ def load_implementations(
 
 
 def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
-    """Return the class of an implementation's adapter."""
     found: Any = named or getattr(module, "CONFORMANCE_ADAPTER", FastAdapter)
     if isinstance(found, str):
         adapter_module = _imported(found, "--adapter")
@@ -400,7 +451,6 @@ def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
 
 
 def _imported(text: str, option: str) -> ModuleType:
-    """Return a module, by its name or its file."""
     load: Callable[[str], ModuleType] = (
         _from_file if text.endswith(".py") else importlib.import_module
     )

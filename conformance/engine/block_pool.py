@@ -1,13 +1,13 @@
-"""The pool of blocks that all KV cache groups of an engine share."""
+"""The pool of blocks that all KV cache groups of an engine share; requests share full blocks."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TypeAlias
 
-NULL_BLOCK_ID = 0
-"""The block that is never handed out."""
+from conformance.engine.request import Request
 
 BlockKey: TypeAlias = tuple[int, tuple[int, ...]]
 """The content of a full block: its KV cache group, and all tokens of the sequence up to its end."""
@@ -47,24 +47,13 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """How many blocks can be handed out."""
         return len(self._unused) + len(self._freed)
 
-    @property
-    def free_block_ids(self) -> frozenset[int]:
-        """The blocks that no request holds."""
-        return frozenset((*self._unused, *self._freed))
-
     def ref_count(self, block_id: int) -> int:
-        """Count the requests that hold a block."""
         return self._ref_counts[block_id]
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Hand out free blocks, and return their ids. Their cached content is no longer found.
-
-        Raises:
-            ValueError: Fewer are free.
-        """
+        """Hand out free blocks, and return their ids. Their cached content is no longer found."""
         if count > self.num_free_blocks:
             raise ValueError(f"count is {count}, but only {self.num_free_blocks} blocks are free")
         return [self._get_new_block() for _ in range(count)]
@@ -92,11 +81,9 @@ class BlockPool:
             self._key_of[block_id] = key
 
     def get_cached_block(self, key: BlockKey) -> int | None:
-        """Return the block that is cached under a key, or None."""
         return self._cached_blocks.get(key)
 
     def _get_new_block(self) -> int:
-        """Hand out a block."""
         if self._freed and (self._reuses_latest or not self._unused):
             block_id, _ = self._freed.popitem(last=self._reuses_latest)
         else:
@@ -109,3 +96,50 @@ class BlockPool:
         """Remove a block from the cache, since its content will be overwritten."""
         if block_id in self._key_of:
             del self._cached_blocks[self._key_of.pop(block_id)]
+
+
+class PrefixCache:
+    """Finds computed blocks by the tokens of a sequence up to their end.
+
+    Example:
+        >>> pool = BlockPool(9)
+        >>> cache = PrefixCache(pool, [2, 4])
+        >>> request = Request("a", [5, 6, 7, 8, 9], 1, num_computed_tokens=5)
+        >>> request.block_ids = pool.get_new_blocks(3), pool.get_new_blocks(2)
+        >>> cache.cache_full_blocks(request)
+        >>> cache.find_longest_prefix(Request("b", [5, 6, 7, 8, 1], 1))
+        (4, ([1, 2], [4]))
+        >>> cache.find_longest_prefix(Request("b", [5, 6, 7, 8], 1))  # one token is computed
+        (0, ([], []))
+    """
+
+    def __init__(self, pool: BlockPool, block_sizes: Sequence[int]) -> None:
+        self._pool = pool
+        self._block_sizes = block_sizes
+
+    def cache_full_blocks(self, request: Request) -> None:
+        """Let other requests find the blocks that a request's computed tokens fill."""
+        for group, size in enumerate(self._block_sizes):
+            for column in range(request.num_computed_tokens // size):
+                prefix = tuple(request.token_ids[: (column + 1) * size])
+                self._pool.cache_block((group, prefix), request.block_ids[group][column])
+
+    def find_longest_prefix(self, request: Request) -> tuple[int, tuple[list[int], ...]]:
+        """Return the longest computed prefix of a request that fills blocks of all groups.
+
+        It is returned as its length in tokens, and its blocks for each group. At least one token is
+        left to compute, since the logits of the last one are needed.
+        """
+        common = math.lcm(*self._block_sizes)
+        for num_tokens in range((request.num_tokens - 1) // common * common, 0, -common):
+            found = [
+                [
+                    self._pool.get_cached_block((group, tuple(request.token_ids[:end])))
+                    for end in range(size, num_tokens + 1, size)
+                ]
+                for group, size in enumerate(self._block_sizes)
+            ]
+            known = [[b for b in block_ids if b is not None] for block_ids in found]
+            if known == found:
+                return num_tokens, tuple(known)
+        return 0, tuple([] for _ in self._block_sizes)

@@ -9,18 +9,6 @@ from dataclasses import dataclass, field
 class Request:
     """A request that an engine serves.
 
-    Attributes:
-        request_id: Its name.
-        token_ids: The known tokens: the prompt, then the generated ones.
-        max_new_tokens: How many tokens to generate.
-        spec_token_ids: Draft tokens after the known ones, to be verified in the next step.
-        num_prompt_tokens: How many of its tokens are the prompt.
-        num_computed_tokens: How many of its tokens have their keys in the cache.
-        num_cached_tokens: How many of these were in the cache when it was admitted.
-        num_rejected_tokens: Slots after the computed tokens that hold keys of rejected drafts.
-        block_ids: Its blocks, in order, for each KV cache group; empty unless it is running.
-        is_preempted: Whether it lost its blocks and waits to be resumed.
-
     Example:
         >>> request = Request("request-0", [5, 6, 7], max_new_tokens=4)
         >>> request.append([8], num_scheduled_tokens=3)
@@ -30,50 +18,37 @@ class Request:
         ([8, 9, 1], 5, 1)
     """
 
-    request_id: str
-    token_ids: list[int]
-    max_new_tokens: int
+    request_id: str  # its name
+    token_ids: list[int]  # the known tokens: the prompt, then the generated ones
+    max_new_tokens: int  # how many tokens to generate
+    # Draft tokens after the known ones, to be verified in the next step.
     spec_token_ids: list[int] = field(default_factory=list)
-    num_prompt_tokens: int = field(init=False)
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_prompt_tokens: int = field(init=False)  # how many of its tokens are the prompt
+    num_computed_tokens: int = 0  # how many of its tokens have their keys in the cache
+    # Slots after the computed tokens that hold keys of rejected drafts.
     num_rejected_tokens: int = 0
+    # Its blocks, in order, for each KV cache group; empty unless it is running.
     block_ids: tuple[list[int], ...] = ()
-    is_preempted: bool = False
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt."""
         return self.token_ids[: self.num_prompt_tokens]
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are known."""
         return len(self.token_ids)
 
     @property
     def num_missing_tokens(self) -> int:
         """How many tokens are still to be generated."""
         return self.num_prompt_tokens + self.max_new_tokens - self.num_tokens
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether all known tokens are computed except for the one sampled last."""
-        is_sampled = self.num_tokens > self.num_prompt_tokens
-        return is_sampled and self.num_computed_tokens == self.num_tokens - 1
-
-    @property
-    def is_in_prefill(self) -> bool:
-        """Whether a part of the prompt is computed and a part is not."""
-        return 0 < self.num_computed_tokens < self.num_prompt_tokens
 
     def append(self, sampled_token_ids: list[int], num_scheduled_tokens: int) -> None:
         """Update the request after a step that computed so many tokens, including drafts.

@@ -10,37 +10,108 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.engine.block_pool import BlockPool
-from conformance.engine.cache_group import CacheGroup
-from conformance.engine.prefix_cache import PrefixCache
+from conformance.engine.block_pool import BlockPool, PrefixCache
 from conformance.engine.request import Request
-from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.engine.settings import FIRST_COME_FIRST_SERVED, EngineSettings, Policy
+
+NO_LIMIT = 2**31 - 1
+"""Counts, lengths and block ids are int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How an engine is set up."""
+
+    block_sizes: Sequence[int]  # tokens in a block of each KV cache group
+    num_blocks: int  # blocks of the pool of all groups, the null block included
+    reuses_latest_block: bool = False  # whether the block that was freed last is handed out first
+    shares_prefixes: bool = False  # whether full blocks of a common prefix are shared
+    token_budget: int = 2048  # the most tokens in one step
+    max_num_seqs: int = 64  # the most requests running at once
+    max_model_len: int = 16_384  # the longest sequence that is served, in tokens
+    # The most tokens of a request in a step, so that several prompts are prefilled side by side.
+    long_prefill_token_threshold: int = NO_LIMIT
+    num_speculative_tokens: int = 0  # the most draft tokens of a decode
+    padding: int = 8  # CUDA graphs are captured for multiples of so many requests and tokens
+
+    @property
+    def decode_threshold(self) -> int:
+        """The most new tokens of a decode: the last one sampled, and the drafts after it."""
+        return 1 + self.num_speculative_tokens
+
+    def padded(self, count: int) -> int:
+        """Round a number of requests or tokens up to the next multiple of `padding`.
+
+        Example:
+            >>> EngineSettings(block_sizes=[16], num_blocks=9, padding=8).padded(9)
+            16
+        """
+        return -(-count // self.padding) * self.padding
+
+    def num_blocks_of(self, num_tokens: int) -> list[int]:
+        """Count the blocks of a sequence of so many tokens, for each KV cache group."""
+        return [-(-num_tokens // block_size) for block_size in self.block_sizes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How a step is scheduled. The default is first come, first served, within the settings."""
+
+    token_budget: int = NO_LIMIT  # the most tokens of the step
+    max_tokens_per_request: int = NO_LIMIT  # the most tokens of one request
+    # Positions in the list of running requests of those that are not scheduled.
+    skipped: frozenset[int] = frozenset()
+    admits: bool = True  # whether waiting requests are admitted
+    # Whether they are admitted in a step that preempts. A preempted request is first in the queue,
+    # so it would be resumed at once.
+    admits_after_preemption: bool = False
+
+
+FIRST_COME_FIRST_SERVED = Policy()
+
+
+@dataclass(kw_only=True)
+class SchedulerOutput:
+    """The requests, tokens and new blocks of a step, as a worker gets them.
+
+    The dicts have the step's requests in the order in which they were admitted, by request id.
+    """
+
+    finished_req_ids: list[str]  # requests that ended since the last step; their blocks are free
+    preempted_req_ids: list[str]  # requests that lost their blocks since then
+    admitted_req_ids: list[str]  # requests that are new or resumed: a worker must add them
+    # Requests whose known tokens are all computed after the step, so that a token is sampled.
+    sampled_req_ids: list[str]
+    # New tokens of each request, drafts included. `reorder_batch_to_split_decodes_and_prefills`
+    # reads this dict.
+    num_scheduled_tokens: dict[str, int]
+    num_computed_tokens: dict[str, int]  # tokens of each request in the cache before the step
+    num_prompt_tokens: dict[str, int]  # length of each request's prompt
+    token_ids: dict[str, list[int]]  # all tokens of each request, up to the last new one
+    # For each request and KV cache group, the blocks that it gets. They are all blocks of a request
+    # that is new or resumed.
+    new_block_ids: dict[str, list[list[int]]]
+
+    @property
+    def removed_req_ids(self) -> list[str]:
+        """The requests that a worker must remove: finished and preempted ones."""
+        return self.finished_req_ids + self.preempted_req_ids
 
 
 @dataclass
 class _Step:
-    """A step under construction."""
-
     policy: Policy
     budget: int
     scheduled: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    new_block_ids: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
+    new_block_ids: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 class Scheduler:
     """Serves requests, step by step.
-
-    Args:
-        settings: The settings of the engine.
-        groups: The KV cache groups that take blocks.
-        pool: The blocks.
-        shares_prefixes: Whether full blocks of a common prefix are shared.
 
     Attributes:
         waiting: Requests without blocks, in the order in which they are admitted.
@@ -48,9 +119,8 @@ class Scheduler:
         num_preemptions: How often a request was preempted.
 
     Example:
-        >>> from conformance.engine.cache_group import AttentionGroup
-        >>> settings = EngineSettings(token_budget=4)
-        >>> scheduler = Scheduler(settings, [AttentionGroup(16)], BlockPool(9))
+        >>> settings = EngineSettings(block_sizes=[16], num_blocks=9, token_budget=4)
+        >>> scheduler = Scheduler(settings)
         >>> scheduler.add_request(Request("a", [7] * 5, max_new_tokens=2))
         >>> scheduler.add_request(Request("b", [8] * 2, max_new_tokens=1))
         >>> scheduler.update_from_output(scheduler.schedule(), {})
@@ -59,29 +129,21 @@ class Scheduler:
         {'a': 1, 'b': 2}
     """
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        groups: Sequence[CacheGroup],
-        pool: BlockPool,
-        *,
-        shares_prefixes: bool = False,
-    ) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._settings = settings
-        self._groups = groups
-        self._pool = pool
-        self._prefix_cache = PrefixCache(pool, groups) if shares_prefixes else None
-        self._longest = longest_request(settings, groups, pool.num_free_blocks)
+        self._pool = BlockPool(settings.num_blocks, reuses_latest=settings.reuses_latest_block)
+        self._prefix_cache = (
+            PrefixCache(self._pool, settings.block_sizes) if settings.shares_prefixes else None
+        )
+        self._longest = longest_request(settings)
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
-        self._num_steps = 0
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def add_request(self, request: Request) -> None:
@@ -149,13 +211,11 @@ class Scheduler:
         self.running.remove(request)
         self._free(request)
         request.num_computed_tokens = request.num_rejected_tokens = 0
-        request.is_preempted = True
         self.waiting.appendleft(request)
         self._preempted_req_ids.append(request.request_id)
         self.num_preemptions += 1
 
     def finish(self, request: Request) -> None:
-        """End a running request, whether it has all its tokens or not."""
         self.running.remove(request)
         self._free(request)
         self._finished_req_ids.append(request.request_id)
@@ -177,11 +237,11 @@ class Scheduler:
         """Admit waiting requests as long as budget, places and blocks last."""
         while self.waiting and step.budget > 0 and len(self.running) < self._settings.max_num_seqs:
             request = self.waiting[0]
-            num_cached_tokens, request.block_ids = 0, tuple([] for _ in self._groups)
             if self._prefix_cache is not None:
                 found = self._prefix_cache.find_longest_prefix(request)
-                num_cached_tokens, request.block_ids = found
-            request.num_computed_tokens = request.num_cached_tokens = num_cached_tokens
+                request.num_computed_tokens, request.block_ids = found
+            else:
+                request.block_ids = tuple([] for _ in self._settings.block_sizes)
             if not self._try_schedule(step, request, is_admitted=True):
                 request.block_ids, request.num_computed_tokens = (), 0
                 return
@@ -201,8 +261,10 @@ class Scheduler:
         num_known = request.num_tokens + len(request.spec_token_ids)
         end = min(num_known, self._settings.max_model_len, request.num_computed_tokens + maximum)
         missing = [
-            max(0, group.num_blocks(end) - len(block_ids))
-            for group, block_ids in zip(self._groups, request.block_ids, strict=True)
+            max(0, needed - len(block_ids))
+            for needed, block_ids in zip(
+                self._settings.num_blocks_of(end), request.block_ids, strict=True
+            )
         ]
         cached = [b for block_ids in request.block_ids for b in block_ids] if is_admitted else []
         num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in cached)
@@ -210,11 +272,11 @@ class Scheduler:
             return False
         for block_id in cached:
             self._pool.touch(block_id)
-        new_block_ids = tuple(self._pool.get_new_blocks(count) for count in missing)
+        new_block_ids = [self._pool.get_new_blocks(count) for count in missing]
         for block_ids, new in zip(request.block_ids, new_block_ids, strict=True):
             block_ids.extend(new)
         if is_admitted:
-            new_block_ids = tuple(list(block_ids) for block_ids in request.block_ids)
+            new_block_ids = [list(block_ids) for block_ids in request.block_ids]
         del request.spec_token_ids[max(end - request.num_tokens, 0) :]
         num_scheduled_tokens = end - request.num_computed_tokens
         step.scheduled.append(request)
@@ -224,55 +286,73 @@ class Scheduler:
         return True
 
     def _free(self, request: Request) -> None:
-        """Free all blocks of a request."""
         for block_ids in request.block_ids:
             self._pool.free_blocks(block_ids)
         request.block_ids = ()
         request.spec_token_ids = []
 
     def _make_output(self, step: _Step) -> SchedulerOutput:
-        """Make the `SchedulerOutput` of a step."""
         starts = {r.request_id: r.num_computed_tokens for r in step.scheduled}
         ends = {name: start + step.num_scheduled_tokens[name] for name, start in starts.items()}
         output = SchedulerOutput(
-            step_index=self._num_steps,
-            finished_req_ids=tuple(self._finished_req_ids),
-            preempted_req_ids=tuple(self._preempted_req_ids),
-            new_req_ids=tuple(r.request_id for r in step.admitted if not r.is_preempted),
-            resumed_req_ids=tuple(r.request_id for r in step.admitted if r.is_preempted),
-            num_scheduled_tokens=step.num_scheduled_tokens,
-            token_ids={
-                r.request_id: (r.token_ids + r.spec_token_ids)[starts[r.request_id] : end]
-                for r, end in zip(step.scheduled, ends.values(), strict=True)
-            },
-            sampled_req_ids=tuple(
+            finished_req_ids=self._finished_req_ids,
+            preempted_req_ids=self._preempted_req_ids,
+            admitted_req_ids=[r.request_id for r in step.admitted],
+            sampled_req_ids=[
                 r.request_id for r in step.scheduled if ends[r.request_id] >= r.num_tokens
-            ),
-            new_block_ids=step.new_block_ids,
+            ],
+            num_scheduled_tokens=step.num_scheduled_tokens,
             num_computed_tokens=starts,
             num_prompt_tokens={r.request_id: r.num_prompt_tokens for r in step.scheduled},
+            token_ids={
+                r.request_id: (r.token_ids + r.spec_token_ids)[: ends[r.request_id]]
+                for r in step.scheduled
+            },
+            new_block_ids=step.new_block_ids,
         )
-        for request in step.admitted:
-            request.is_preempted = False
-        self._finished_req_ids.clear()
-        self._preempted_req_ids.clear()
-        self._num_steps += 1
+        self._finished_req_ids, self._preempted_req_ids = [], []
         return output
 
 
-def longest_request(
-    settings: EngineSettings, groups: Sequence[CacheGroup], num_usable_blocks: int
-) -> int:
+def longest_request(settings: EngineSettings) -> int:
     """Return the tokens (prompt and output) of the longest request that fits into the whole pool.
 
-    `num_usable_blocks` does not include the null block.
+    Example:
+        >>> longest_request(EngineSettings(block_sizes=[4, 2], num_blocks=1 + 5))
+        6
     """
-
-    def num_blocks(num_tokens: int) -> int:
-        return sum(group.num_blocks(num_tokens) for group in groups)
-
-    lengths = range(1, settings.max_model_len + 1)
-    longest = bisect.bisect_right(lengths, num_usable_blocks, key=num_blocks)
+    longest = bisect.bisect_right(
+        range(1, settings.max_model_len + 1),
+        settings.num_blocks - 1,
+        key=lambda num_tokens: sum(settings.num_blocks_of(num_tokens)),
+    )
     if longest == settings.max_model_len:
         return longest
     return max(longest - settings.num_speculative_tokens, 0)
+
+
+def serve(
+    scheduler: Scheduler,
+    requests: Iterable[tuple[float, Request]],
+    execute: Callable[[SchedulerOutput], Mapping[str, list[int]]],
+    duration: Callable[[SchedulerOutput], float],
+) -> Iterator[SchedulerOutput]:
+    """Yield step after step, as executed, until every request has ended.
+
+    Args:
+        scheduler: A new scheduler.
+        requests: Pairs of an arrival time and a request, sorted by time, in any unit.
+        execute: Computes a step, and returns the tokens of its `sampled_req_ids`.
+        duration: Returns how long a step takes on the simulated clock.
+    """
+    arrivals, clock = deque(requests), 0.0
+    while arrivals or scheduler.has_requests:
+        if not scheduler.has_requests:
+            clock = max(clock, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= clock:
+            scheduler.add_request(arrivals.popleft()[1])
+        step = scheduler.schedule()
+        if step is not None:
+            clock += duration(step)
+            scheduler.update_from_output(step, execute(step))
+            yield step

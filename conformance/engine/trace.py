@@ -17,26 +17,30 @@ from datetime import datetime
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from conformance.engine.arrivals import Arrivals
-from conformance.engine.block_pool import BlockPool
-from conformance.engine.cache_group import AttentionGroup
 from conformance.engine.request import Request
-from conformance.engine.scheduler import Scheduler, longest_request
-from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.engine.settings import EngineSettings
+from conformance.engine.scheduler import (
+    EngineSettings,
+    Scheduler,
+    SchedulerOutput,
+    longest_request,
+    serve,
+)
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 DEFAULT_TRACE = Path(__file__).with_name("default_trace.csv")
 """A generated trace: short and long prompts, one longer than a chunk of 8192, in bursts."""
 SECONDS_PER_STEP = 0.03
 SECONDS_PER_TOKEN = 0.0001
-BLOCK_SIZE = 16
-POOL_BLOCKS = 1281
-"""Small on purpose: a few long prompts fill it, so that requests are preempted."""
-SETTINGS = EngineSettings(long_prefill_token_threshold=655)
-"""As in vLLM, a chunk of a prompt has at most 4% of the longest sequence."""
+SETTINGS = EngineSettings(
+    block_sizes=(16,),
+    num_blocks=1281,  # few: some long prompts fill them, so that requests are preempted
+    reuses_latest_block=True,
+    long_prefill_token_threshold=655,  # 4% of the longest sequence, as in vLLM
+)
+
+_IN_USE: Final = [DEFAULT_TRACE]
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,31 @@ class TraceBatch:
     num_computed_tokens: tuple[int, ...]  # tokens of each in the cache before the step
 
 
+def use_trace(path: Path | None) -> None:
+    """Cut the batches of this process from another trace; None: from the project's own.
+
+    Raises:
+        ValueError: The file cannot be read, is no trace, or has no request that can be served.
+    """
+    _IN_USE[:] = [path or DEFAULT_TRACE]
+    traffic.cache_clear()
+    if path is not None:
+        try:
+            traffic()
+        except OSError as error:
+            raise ValueError(f"--trace {path}: {error.strerror}") from error
+        except ValueError as error:  # which begins with the name of the file
+            raise ValueError(f"--trace {error}") from error
+
+
 @cache
-def trace_steps(
-    path: Path = DEFAULT_TRACE, limit: int = 200, settings: EngineSettings = SETTINGS
-) -> Sequence[TraceBatch]:
+def traffic() -> list[TraceBatch]:
+    """Return the batches of the trace in use; a failing one shrinks towards the first."""
+    found = set(trace_steps(_IN_USE[0]))
+    return sorted(found, key=lambda b: (sum(b.query_lens), b.query_lens, b.num_computed_tokens))
+
+
+def trace_steps(path: Path = DEFAULT_TRACE, limit: int = 200) -> Sequence[TraceBatch]:
     """Serve a trace, and return the batches of its steps, at most `limit`.
 
     Requests that are too long for the engine are left out.
@@ -73,7 +98,7 @@ def trace_steps(
         >>> first.query_lens, first.num_computed_tokens
         ((21,), (0,))
     """
-    longest = longest_request(settings, [AttentionGroup(BLOCK_SIZE)], POOL_BLOCKS - 1)
+    longest = longest_request(SETTINGS)
     requests = [
         request
         for request in read_trace(path)
@@ -81,7 +106,7 @@ def trace_steps(
     ]
     if not requests:
         raise ValueError(f"{path} has no request of at most {longest} tokens")
-    return [_make_batch(step) for step in islice(serve(requests, settings), limit)]
+    return [_make_batch(step) for step in islice(serve_trace(requests, SETTINGS), limit)]
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
@@ -133,27 +158,27 @@ def _read_row(where: str, row: dict[str, Any]) -> tuple[datetime, int, int]:
     return timestamp, int(values["ContextTokens"]), int(values["GeneratedTokens"])
 
 
-def serve(requests: Sequence[TraceRequest], settings: EngineSettings) -> Iterator[SchedulerOutput]:
-    """Yield step after step until every request has ended."""
-    pool = BlockPool(POOL_BLOCKS, reuses_latest=True)
-    scheduler = Scheduler(settings, [AttentionGroup(BLOCK_SIZE)], pool)
-    arrivals = Arrivals(
-        (request.arrival_seconds, (number, request)) for number, request in enumerate(requests)
+def serve_trace(
+    requests: Sequence[TraceRequest], settings: EngineSettings
+) -> Iterator[SchedulerOutput]:
+    arrivals = (  # a trace has lengths, not tokens
+        (
+            one.arrival_seconds,
+            Request(f"request-{k}", [0] * one.context_tokens, one.generated_tokens),
+        )
+        for k, one in enumerate(requests)
     )
-    while arrivals or scheduler.has_requests:
-        for number, request in arrivals.receive(is_idle=not scheduler.has_requests):
-            prompt = [0] * request.context_tokens  # a trace has lengths, not tokens
-            scheduler.add_request(Request(f"request-{number}", prompt, request.generated_tokens))
-        step = scheduler.schedule()
-        if step is not None:
-            num_tokens = sum(step.num_scheduled_tokens.values())
-            arrivals.clock += SECONDS_PER_STEP + SECONDS_PER_TOKEN * num_tokens
-            scheduler.update_from_output(step, {req_id: [0] for req_id in step.sampled_req_ids})
-            yield step
+    return serve(
+        Scheduler(settings),
+        arrivals,
+        execute=lambda step: {req_id: [0] for req_id in step.sampled_req_ids},
+        duration=lambda step: (
+            SECONDS_PER_STEP + SECONDS_PER_TOKEN * sum(step.num_scheduled_tokens.values())
+        ),
+    )
 
 
 def _make_batch(step: SchedulerOutput) -> TraceBatch:
-    """Put the lengths of a step's requests in batch order."""
     lengths = [
         (num_tokens, step.num_computed_tokens[req_id])
         for req_id, num_tokens in step.num_scheduled_tokens.items()

@@ -45,33 +45,22 @@ CLASSES: Final[dict[str, type]] = {
 
 @dataclasses.dataclass
 class Class(Factory):
-    """One of `CLASSES`."""
-
     key: str
 
     def make(self, _: Twin) -> type:
-        """Return the class."""
         return CLASSES[self.key]
 
 
 @dataclasses.dataclass
 class Layer(Factory):
-    """A layer, or its implementation.
+    """A layer, or its implementation."""
 
-    Attributes:
-        cls: Its class.
-        name: The name by which it is compared.
-        attributes: All its attributes.
-        backend: What `get_attn_backend()` returns; None if it has no such method.
-    """
-
-    cls: Any
-    name: str
-    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    backend: Any = None
+    cls: Any  # its class
+    name: str  # the name by which it is compared
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)  # all its attributes
+    backend: Any = None  # what `get_attn_backend()` returns; None if it has no such method
 
     def make(self, _: Twin) -> Any:
-        """Return the layer."""
         made = self.cls()
         vars(made).update(self.attributes, name=self.name)
         if self.backend is not None:
@@ -87,27 +76,23 @@ STYLES: Final = (
 
 
 def layer_names(rng: Rng, number: int) -> list[str]:
-    """Return distinct names of layers, in any order."""
     pool = [style.format(i) for i in range(1 + number // 5) for style in STYLES]
     found: list[str] = rng.permutation(pool)[:number].tolist()
     return found
 
 
 def config_of(layers: dict[str, Any], **parts: Any) -> reference.VllmConfig:
-    """Return a configuration with these layers."""
     compilation = reference.CompilationConfig(static_forward_context=layers)
     return reference.VllmConfig(compilation_config=compilation, **parts)
 
 
 def layers_of(arguments: Arguments) -> dict[str, Any]:
-    """Return the layers by name."""
     config: Any = arguments["vllm_config"]
     found: dict[str, Any] = config.compilation_config.static_forward_context
     return found
 
 
 def _with_layer(arguments: Arguments, rng: random.Random, change: Any) -> Arguments | None:
-    """Change one layer."""
     layers, config = layers_of(arguments), arguments["vllm_config"]
     if not layers:
         return None
@@ -138,7 +123,6 @@ def without(*path: str) -> Special:
 
 @st.composite
 def named_layers(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw layers of all classes, some of which are named, in any order."""
     number = draw(sizes(0, 70))
     key, how = choices(draw, tuple(CLASSES), ("left out", None, "some", "some", "all"))
 
@@ -155,7 +139,6 @@ def named_layers(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def find_layers(twin: Twin, **arguments: Any) -> dict[str, Any]:
-    """Return the layers that are found, and whether each is that of the configuration."""
     found = twin.function("get_layers_from_vllm_config")(**arguments)
     layers = layers_of(arguments)
     return {"found": found, "own": [layer is layers[name] for name, layer in found.items()]}
@@ -248,18 +231,12 @@ METHODS: Final = {
 
 @dataclasses.dataclass
 class WorkspaceBuilderClass(Factory):
-    """A builder class with some of `METHODS`, which records whether a builder was made.
+    """A builder class with some of `METHODS`, which records whether a builder was made."""
 
-    Attributes:
-        cls: The class that it extends.
-        methods: The methods.
-    """
-
-    cls: BuilderClass
-    methods: list[str]
+    cls: BuilderClass  # the class that it extends
+    methods: list[str]  # the methods
 
     def make(self, _: Twin) -> type:
-        """Return the class."""
         base: Any = self.cls
 
         def init(self: Any, *args: Any) -> None:
@@ -272,7 +249,6 @@ class WorkspaceBuilderClass(Factory):
         return made  # type: ignore[no-any-return]  # a class
 
     def state(self, made: Any) -> Any:
-        """Return the number of builders."""
         return made.number
 
 
@@ -285,7 +261,6 @@ WORKSPACES: Final = (
 
 
 def _spec(rng: Rng, names: list[str]) -> Any:
-    """Return the spec of a group: of several layers, or one for all."""
     heads = (16, 2, 8, np.dtype(np.float16))
     kind = rng.integers(5)
     if kind < 2:
@@ -376,7 +351,6 @@ def initialize(twin: Twin, **arguments: Any) -> dict[str, Any]:
 
 
 def types_of_attention(twin: Twin) -> dict[str, Any]:
-    """Return the types, and their types."""
     found = vars(twin.find("AttentionType"))
     return {name: (v, type(v)) for name, v in sorted(found.items()) if name[0] != "_"}
 

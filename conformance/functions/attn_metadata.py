@@ -32,7 +32,6 @@ class Buffer(Factory):
     gpu: Any
 
     def make(self, _: Twin) -> Any:
-        """Return the buffer."""
         return SimpleNamespace(cpu=self.cpu, gpu=self.gpu)
 
 

@@ -23,7 +23,6 @@ OTHERS: Final = ("get_supported_kernel_block_sizes", "get_kv_cache_stride_order"
 
 
 def define(twin: Twin, *, names: list[str]) -> dict[str, Any]:
-    """Return what a backend that defines some methods has, and whether it can be made."""
     twin.function(BACKEND)  # an adapter may not support it
     base = twin.find(BACKEND)
     cls: Any = type("Plain", (base,), {name: staticmethod(tuple) for name in names})
@@ -46,7 +45,6 @@ def define(twin: Twin, *, names: list[str]) -> dict[str, Any]:
 
 
 def prefixes() -> st.SearchStrategy[str]:
-    """Return a strategy of prefixes of class names."""
     return st.sampled_from(("", "Fast", "Custom_")) | sizes().map(lambda size: "A" * size)
 
 
@@ -69,7 +67,6 @@ class Proxy(Backend):
     """A backend class that equals every class of its name, as a registry's proxies do."""
 
     def make(self, twin: Twin) -> type:
-        """Return the class."""
         made: Any = super().make(twin)
         return _EqualByName(made.__name__, (made,), {}) if isinstance(made, type) else made
 
@@ -113,7 +110,6 @@ class MetadataClass(Factory):
     is_frozen: bool
 
     def make(self, twin: Twin) -> type:
-        """Return the class."""
         base = object if self.is_own else twin.find("AttentionMetadata")
         if not self.is_dataclass:
             return type("Lengths", (base,), {"__module__": "engine"})

@@ -79,7 +79,6 @@ def _is_long(arguments: Arguments) -> IntArray:
 
 
 def _num_kinds(arguments: Arguments) -> int:
-    """Return how many kinds of requests the batch has: decodes, extends, prefills."""
     is_long = _is_long(arguments)
     is_new = arguments["common_attn_metadata"].num_computed_tokens_cpu == 0
     return sum(map(np.any, (~is_long, is_long & ~is_new, is_long & is_new)))
@@ -94,7 +93,6 @@ def _of_batch(batch: Batch, threshold: int) -> Arguments:
 
 
 def _kinds(batch: Batch, _: Arguments, result: Any) -> list[Part]:
-    """Return the requests of each kind: the batch, cut at the counts."""
     slots, middle = batch.slot_mapping(), len(result) // 2
     request = token = 0
     found = []
@@ -119,15 +117,12 @@ def _kinds(batch: Batch, _: Arguments, result: Any) -> list[Part]:
 
 
 class _Batch:
-    """A runner's batch."""
-
     def __init__(self, req_ids: Any, arrays: dict[str, Any]) -> None:
         self.req_ids, self.num_swaps = req_ids, 0
         for name, array in arrays.items():
             setattr(self, name, array)
 
     def swap_states(self, i: int, j: int) -> None:
-        """Swap all state of two positions."""
         self.num_swaps += 1
         self.req_ids[i], self.req_ids[j] = self.req_ids[j], self.req_ids[i]
         for name in vars(self).keys() - {"req_ids", "num_swaps"}:
@@ -144,12 +139,10 @@ class InputBatch(Factory):
     num_prompt_tokens: IntArray | None
 
     def make(self, _: Twin) -> _Batch:
-        """Return one of its own for a call, which changes it."""
         found = {name: copied(value) for name, value in vars(self).items() if value is not None}
         return _Batch(found.pop("req_ids", None), found)
 
     def state(self, made: Any) -> dict[str, Any]:
-        """Return what its swaps change, and their number."""
         return dict(vars(made))
 
 
@@ -233,7 +226,6 @@ def wrong_requests(arguments: Arguments, rng: random.Random) -> Arguments:
 
 
 def reorder(twin: Twin, *, input_batch: Any, **others: Any) -> Any:
-    """Make the call; return its result, and the batch afterwards."""
     function = twin.function("reorder_batch_to_split_decodes_and_prefills")
     moved = function(input_batch=input_batch, **others)
     return moved, frozen(dict(vars(input_batch)))
@@ -270,7 +262,6 @@ def _num_misplaced(arguments: Arguments) -> int:
 
 
 def _split_contract(function: str, read: str, **about: Any) -> Contract:
-    """Return a contract; with checks off, `fast` refuses only what it reads."""
     lengths = rf"(query_start_loc|{read}) has \d+ entries, expected"
     return Contract(
         function=function,

@@ -29,20 +29,13 @@ from conformance.laws.batches import choices, deferred
 
 @dataclasses.dataclass
 class Group(Factory):
-    """An attention group whose backend supports some block sizes.
+    """An attention group whose backend supports some block sizes."""
 
-    Attributes:
-        sizes: What the backend lists.
-        is_instance: Whether the backend is an instance of its class.
-        is_own: Whether its class is an engine's own.
-    """
-
-    sizes: Any
-    is_instance: bool = False
-    is_own: bool = True
+    sizes: Any  # what the backend lists
+    is_instance: bool = False  # whether the backend is an instance of its class
+    is_own: bool = True  # whether its class is an engine's own
 
     def make(self, twin: Twin) -> Any:
-        """Return the group."""
         has_base = twin.target is None or twin.target.offers("AttentionBackend")
         base = twin.find("AttentionBackend") if has_base and not self.is_own else object
         plain = dict.fromkeys(getattr(base, "__abstractmethods__", ()))
@@ -55,7 +48,6 @@ MANAGERS: Final = (1, 2, 12, 16, 16, 32, 48, 64, 96, 128, 256, 544, 2**33)
 
 
 def divisors(size: int) -> list[int]:
-    """Return the divisors of a size up to 600."""
     return [d for d in range(1, min(size, 600) + 1) if size % d == 0]
 
 
@@ -96,7 +88,6 @@ def groups_of(rng: random.Random, manager: int, number: int, most: int) -> list[
 
 
 def rngs() -> st.SearchStrategy[random.Random]:
-    """Return a strategy of generators."""
     return st.integers(0, 2**32 - 1).map(random.Random)
 
 

@@ -66,9 +66,6 @@ class Session:
     """Makes operations of numbers, so that each is valid after those before it.
 
     So any of them may be left out, and those after it stay valid.
-
-    Args:
-        made: The arguments of the constructor.
     """
 
     def __init__(self, made: Arguments) -> None:
@@ -81,7 +78,6 @@ class Session:
         self.next_id = 1
 
     def add(self, kind: str, number: int) -> None:
-        """Append an operation of a kind; the number chooses among all of that kind."""
         self.number = number
         self.on = int(self.take(8) == 7)
         made = getattr(self, f"_{kind}")()
@@ -93,12 +89,10 @@ class Session:
         return at
 
     def some(self, *options: int, most: int) -> int:
-        """Return one of some sizes, or another one up to `most`."""
         at = self.take(len(options) + 1)
         return options[at] if at < len(options) else self.take(most + 1)
 
     def row(self) -> int:
-        """Return a row, mostly one of a few, so that operations meet."""
         at = self.take(6)
         found: int = ((0, 1, 2, -1)[at] if at < 4 else self.take(self.rows)) % self.rows
         return found
@@ -192,7 +186,6 @@ class Session:
 
 @st.composite
 def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw tables of some sizes, and operations on them, and on others made in the same way."""
     groups = draw(st.sampled_from((1, 2, 3, 2, 0, None)))
     groups = draw(sizes(0, 65)) if groups is None else groups
     rows, width = draw(sizes(1, 4097, small=4)), draw(sizes(1, 4097, small=4))
@@ -229,7 +222,6 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def views(tables: Any, made: Arguments) -> Any:
-    """Return views of all that is gathered, and of all slots."""
     return (
         tables.get_dummy_block_tables(made["max_num_reqs"]),
         tables.get_dummy_slot_mappings(made["max_num_batched_tokens"]),
@@ -285,7 +277,6 @@ def _results(
     run: Callable[[int, Callable[[], Any]], Any] = lambda _, call: call(),
     **made: Any,
 ) -> list[Any]:
-    """Return what each operation on one object returns or raises; `run` makes the call."""
     tables, found = twin.function("BlockTables")(**made), []
     for k, one in enumerate(operations):
         if not one.on and one.method not in {"", "="}:

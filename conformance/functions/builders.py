@@ -23,7 +23,6 @@ SUPPORT: Final = ("ALWAYS", "UNIFORM_BATCH", "UNIFORM_SINGLE_TOKEN_DECODE", "NEV
 
 
 def members(twin: Twin) -> list[Any]:
-    """Return the levels of support, whether each is found by its value, and is an int."""
     levels = twin.find("AttentionCGSupport")
     return [(one.name, one.value, levels(one.value) is one, isinstance(one, int)) for one in levels]
 
@@ -96,7 +95,6 @@ def thresholds(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def _drafts(arguments: Arguments) -> int:
-    """Return the drafts that may raise the threshold."""
     config = arguments["self"].given[2]
     speculative = config and config.speculative_config
     drafts = getattr(speculative, "num_speculative_tokens", None)
@@ -105,7 +103,6 @@ def _drafts(arguments: Arguments) -> int:
 
 @st.composite
 def builds(draw: st.DrawFn, *, is_draft: bool = False) -> st.SearchStrategy[Arguments]:
-    """Draw batches, which are passed on, and steps of a draft."""
     batch_of_sizes = draw(batches(most=(300, 300, 10)))
     index = {"draft_index": draw(sizes(0, MAX_INT32))} if is_draft else {}
     builder = Builder(BuilderClass())
@@ -128,7 +125,6 @@ CASCADE: Final = {
 
 @st.composite
 def groups(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw groups of any number of layers and builders."""
     layers, number = draw(sizes(0, 300, small=3)), draw(sizes(1, 300, small=3))
     cls, has_number = draw(builder_classes()), draw(st.sampled_from((True, True, False)))
     arguments: Arguments = {
@@ -143,7 +139,6 @@ def groups(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def create(twin: Twin, **arguments: Any) -> dict[str, Any]:
-    """Return a group, which of its objects are those given, and how many builders it has."""
     group = twin.function("AttentionGroup.create_with_metadata_builders")(**arguments)
     names, builders = arguments["layer_names"], group.metadata_builders
     again = group.create_with_metadata_builders(**arguments)  # it is static
@@ -176,7 +171,6 @@ def members_of_groups(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def get(twin: Twin, **arguments: Any) -> list[int]:
-    """Return which of the builders are the one that is returned."""
     found = twin.function("AttentionGroup.get_metadata_builder")(**arguments)
     return [i for i, one in enumerate(arguments["self"].metadata_builders) if one is found]
 

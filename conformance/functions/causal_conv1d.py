@@ -87,7 +87,6 @@ def with_copy(twin: Twin, *, query_start_loc_p: Any, query_start_loc_p_cpu: Any 
 
 
 def programs(starts: IntArray, result: Any) -> list[range]:
-    """Return the tokens of each program, as a kernel computes them."""
     found = []
     for sequence, offset in zip(*(pointer.tolist() for pointer in result[1:]), strict=True):
         if sequence != reference.PAD_SLOT_ID:

@@ -30,7 +30,6 @@ VALUES: Final[tuple[Any, ...]] = (
 
 
 def arguments_of(cls: str) -> st.SearchStrategy[Arguments]:
-    """Return fields of a class, in their order; those with a default may be left out."""
     required: dict[str, Any] = {}
     optional: dict[str, Any] = {}
     for field in dataclasses.fields(getattr(reference, cls)):
@@ -40,7 +39,6 @@ def arguments_of(cls: str) -> st.SearchStrategy[Arguments]:
 
 
 def make(cls: str, twin: Twin, arguments: Arguments) -> Any:
-    """Make an object, and return it with what else the class says about its fields."""
     function = twin.function(cls)
     first, second = function(**arguments), function(**arguments)
     defaults = {*vars(first)} - {*arguments}
@@ -56,7 +54,6 @@ def make(cls: str, twin: Twin, arguments: Arguments) -> Any:
 
 
 def change(cls: str, twin: Twin, arguments: Arguments) -> Any:
-    """Return what becomes of the fields of an object."""
     function = twin.function(cls)
     first, second = function(**arguments), function(**arguments)
     found: list[Any] = [_raised(hash, first)]

@@ -64,7 +64,6 @@ def _lengths(batch: Batch, _: object) -> Arguments:
 
 
 def _held_keys(batch: Batch, _: Arguments, result: np.ndarray) -> list[Access]:
-    """Return the keys of a rank: of the positions that it holds, as many as its local length."""
     layout, lens = batch.layout, result[:, batch.layout.cp_rank]
     numbers = np.arange(lens.max(initial=0))
     interleave = layout.cp_kv_cache_interleave_size

@@ -43,7 +43,6 @@ WHICH = ("last of each", "last of some", "ends", "several", "several", "all", "n
 
 
 def _tokens(draw: st.DrawFn, batch: Batch, which: str) -> IntArray:
-    """Draw the tokens that have logits."""
     rng, lens = draw(rngs()), batch.query_lens
     most = {
         "last of each": np.ones_like(lens),
@@ -181,13 +180,10 @@ def _is_hard(arguments: Arguments) -> bool:
 
 @dataclasses.dataclass
 class Queries:
-    """A backend's metadata."""
-
     longest: int
 
 
 def extend(twin: Twin, prefix: str) -> Any:
-    """Extend a metadata class by the fields; return them, and what an object of it has."""
     fields = twin.find("KV_SHARING_FAST_PREFILL_METADATA_FIELDS")
     array = np.ndarray if twin.target is None else torch.Tensor
     kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(fields[0][1])}
@@ -203,7 +199,6 @@ def extend(twin: Twin, prefix: str) -> Any:
 
 
 def match(twin: Twin, **has: bool) -> Any:
-    """Return whether an object with some attributes matches, and what the protocol declares."""
     protocol = twin.find("KVSharingFastPrefillMetadata")
     metadata = SimpleNamespace(**{name: None for name, is_there in has.items() if is_there})
     return isinstance(metadata, protocol), sorted(protocol.__annotations__)

@@ -51,12 +51,10 @@ class Closed:
         vars(self).update(starts=starts, longest=longest, note="kept")
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse."""
         raise AttributeError(f"{name} cannot be set to {value}")
 
     @property
     def doubled(self) -> int:
-        """Twice the longest."""
         return 2 * int(vars(self)["longest"])
 
 
@@ -106,23 +104,14 @@ ATTRIBUTES: Final = ("starts", "longest", "note", "extra", "doubled", "empty")
 
 @dataclasses.dataclass
 class QueriesClass(Factory):
-    """A builder class, whose objects record their arguments and results.
+    """A builder class, whose objects record their arguments and results."""
 
-    Attributes:
-        cls: The class that it extends.
-        kind: A key of `KINDS` or `UNEXTENDABLE`.
-        knows_fast_build: Whether `build` has the parameter `fast_build`.
-        num_added: The number of further attributes of the result.
-    """
-
-    cls: BuilderClass
-    kind: str
-    knows_fast_build: bool
-    num_added: int
+    cls: BuilderClass  # the class that it extends
+    kind: str  # a key of `KINDS` or `UNEXTENDABLE`
+    knows_fast_build: bool  # whether `build` has the parameter `fast_build`
+    num_added: int  # the number of further attributes of the result
 
     def make(self, _: Twin) -> type:
-        """Return the class."""
-
         def record(builder: Any, *arguments: Any) -> Any:
             built = (KINDS | UNEXTENDABLE)[self.kind](
                 starts=arguments[1].query_start_loc, longest=arguments[1].max_query_len

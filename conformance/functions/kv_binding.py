@@ -28,7 +28,6 @@ NO_INTEGERS: Final = (
 
 @st.composite
 def names(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw one or two integers among what only looks like one."""
     number, places = draw(sizes(0, 2000, small=3)), st.integers(0, 10**20)
     modules, has_attn = choices(draw, (1, 2, None, 3, 64, 0), (True, False))
     if modules == 0:
@@ -63,18 +62,12 @@ def too_many_integers(arguments: Arguments, rng: random.Random) -> Arguments:
 
 @dataclasses.dataclass
 class Cache(Factory):
-    """The cache of a layer, which is handed on and never read.
+    """The cache of a layer, which is handed on and never read."""
 
-    Attributes:
-        number: What it contains.
-        has_states: Whether it is a list of the states of a Mamba layer.
-    """
-
-    number: int
-    has_states: bool = False
+    number: int  # what it contains
+    has_states: bool = False  # whether it is a list of the states of a Mamba layer
 
     def make(self, twin: Twin) -> Any:
-        """Return an array or tensor, or a list of two."""
         new: Any = (
             np.full if twin.target is None else functools.partial(torch.full, device=twin.device)
         )
@@ -84,26 +77,18 @@ class Cache(Factory):
 
 @dataclasses.dataclass
 class Layer(Factory):
-    """A layer of a model.
+    """A layer of a model."""
 
-    Attributes:
-        kv_cache: What it had before.
-        is_new: Whether it had no `kv_cache`.
-        is_bindable: Whether its `kv_cache` can be set.
-    """
-
-    kv_cache: Any = None
-    is_new: bool = False
-    is_bindable: bool = True
+    kv_cache: Any = None  # what it had before
+    is_new: bool = False  # whether it had no `kv_cache`
+    is_bindable: bool = True  # whether its `kv_cache` can be set
 
     def make(self, _: Twin) -> Any:
-        """Return the layer."""
         if not self.is_bindable:
             return _Fixed()
         return SimpleNamespace() if self.is_new else SimpleNamespace(kv_cache=self.kv_cache)
 
     def state(self, made: Any) -> Any:
-        """Return its attributes."""
         return dict(vars(made))
 
 
@@ -118,11 +103,6 @@ def layer_names(rng: random.Random, number: int, first: int = 0) -> tuple[list[s
 
     Indices may pass 10, so that they do not sort like text. Two names have the same index if a
     layer has self and cross attention.
-
-    Args:
-        rng: What chooses.
-        number: How many.
-        first: The least index.
     """
     first, step = rng.choice((first, first, 8, 98)), rng.choice((1, 1, 1, rng.randint(2, 500)))
     prefix = rng.choice(("layers", "model.layers", "transformer.h", "language_model.model.layers"))
@@ -148,7 +128,6 @@ def layer_names(rng: random.Random, number: int, first: int = 0) -> tuple[list[s
 
 
 def forward_context(rng: random.Random, of_caches: Iterable[str], number: int) -> dict[str, Layer]:
-    """Choose layers with these names, and as many without a cache, in any order."""
     others = [*("head", "layers.1.2.3")[:number], *map("layers.{}.mlp".format, range(number - 2))]
     found = [*of_caches, *others]
     if rng.random() < 0.5:
@@ -164,7 +143,6 @@ def identities(*values: Any) -> list[int]:
 
 
 def held(layers: dict[str, Any], runner_kv_caches: list[Any]) -> dict[str, Any]:
-    """Return what layers and the runner hold, and what of it is the same object."""
     caches = {name: layer.kv_cache for name, layer in layers.items() if hasattr(layer, "kv_cache")}
     lists = [cache for cache in caches.values() if isinstance(cache, list)]
     entries = [entry for cache in lists for entry in cache]
@@ -177,7 +155,6 @@ def held(layers: dict[str, Any], runner_kv_caches: list[Any]) -> dict[str, Any]:
 
 @st.composite
 def bound(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw caches that are arrays or lists of states; layers may share one."""
     number, without, first = draw(sizes(0, 70)), draw(sizes(0, 20, small=2)), draw(sizes(0, 10**9))
     seeds = st.integers(0, 2**32 - 1)
     has_modules = draw(st.sampled_from((True, None, False)))
@@ -203,7 +180,6 @@ def bound(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def bind(twin: Twin, **arguments: Any) -> dict[str, Any]:
-    """Bind caches, and return who holds which."""
     returned = twin.function("bind_kv_cache")(**arguments)
     return {
         "returned": returned,

@@ -35,21 +35,13 @@ FACTORS: Final = (1, 2, 3, 4, 12, 64, 5040)
 
 @dataclasses.dataclass
 class Cache:
-    """The KV cache of a model, drawn.
+    """The KV cache of a model, drawn."""
 
-    Attributes:
-        config: Its configuration.
-        tensors: The number of the tensor of each layer, in the order of groups.
-        backends: The backend of each layer that has one.
-        kernel_block_sizes: The size for each group that has a cache.
-        num_attn_module: Attention modules in a layer.
-    """
-
-    config: reference.KVCacheConfig
-    tensors: dict[str, int]
-    backends: dict[str, Backend]
-    kernel_block_sizes: list[int]
-    num_attn_module: int
+    config: reference.KVCacheConfig  # its configuration
+    tensors: dict[str, int]  # the number of the tensor of each layer, in the order of groups
+    backends: dict[str, Backend]  # the backend of each layer that has one
+    kernel_block_sizes: list[int]  # the size for each group that has a cache
+    num_attn_module: int  # attention modules in a layer
 
 
 def _divisor(rng: random.Random, number: int) -> int:
@@ -203,7 +195,6 @@ def caches(draw: st.DrawFn) -> st.SearchStrategy[Cache]:
 
 
 def _named(rng: random.Random, groups: list[list[Member]], tensor_sizes: list[int]) -> Cache:
-    """Give names to layers; choose the backends and the order of tensors."""
     (encoder, *names), modules = layer_names(rng, 1 + sum(map(len, groups)))
     rest = iter(names)
     shared_by: list[list[str]] = [[] for _ in tensor_sizes]
@@ -249,14 +240,12 @@ def _named(rng: random.Random, groups: list[list[Member]], tensor_sizes: list[in
 
 
 def _kernel_size(rng: random.Random, specs: list[Spec]) -> int:
-    """Choose a kernel block size: a divisor, or any for states only."""
     if all(spec.kind == "MambaSpec" for spec in specs):
         return rng.randint(1, 7)
     return _divisor(rng, specs[0].fields["block_size"])
 
 
 def _backends(rng: random.Random, specs: dict[str, Spec]) -> dict[str, Backend]:
-    """Choose the backend of each layer of a group; similar layers may share one."""
     found, made = {}, dict[tuple[bool, bool], Backend]()
     has_needless = rng.random() < 0.3
     for name, spec in specs.items():
@@ -273,19 +262,16 @@ def _backends(rng: random.Random, specs: dict[str, Spec]) -> dict[str, Backend]:
 
 @st.composite
 def allocations(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw what is to be allocated."""
     return draw(caches()).map(lambda cache: {"kv_cache_config": cache.config, "device": Device()})
 
 
 def allocate(twin: Twin, **arguments: Any) -> list[Any]:
-    """Allocate a cache, and return which layers have the same tensor."""
     found = twin.function("_allocate_kv_cache")(**arguments)
     return [found, identities(*found.values())]
 
 
 @st.composite
 def whole_caches(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw caches, and layers to which they are bound."""
     cached, without = draw(caches()), draw(sizes(0, 20, small=2))
     has_sizes, is_stated = choices(draw, (True, False, None), (True, False))
 
@@ -309,7 +295,6 @@ def whole_caches(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def layout(view: Any) -> tuple[tuple[int, ...], int]:
-    """Return an array's strides in elements, and its place in memory in bytes."""
     if not isinstance(view, np.ndarray):
         return tuple(view.stride()), view.storage_offset() * view.element_size() * bool(
             view.numel()
@@ -319,14 +304,12 @@ def layout(view: Any) -> tuple[tuple[int, ...], int]:
 
 
 def initialize(twin: Twin, **arguments: Any) -> list[Any]:
-    """Allocate, view and bind; return who holds which cache, and how it lies in memory."""
     returned = twin.function("init_kv_cache")(**arguments)
     runner = arguments["runner_kv_caches"]
     return [returned, held(arguments["forward_context"], runner), [*map(layout, arrays(runner))]]
 
 
 def specs_of(arguments: Arguments) -> list[Spec]:
-    """Return the specs of all groups, those within uniform ones."""
     groups = arguments["kv_cache_config"].kv_cache_groups
     specs = [group.kv_cache_spec for group in groups if isinstance(group.kv_cache_spec, Spec)]
     return [

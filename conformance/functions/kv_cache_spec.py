@@ -41,21 +41,15 @@ UNIFORM_FIELD: Final[Mapping[str, str]] = {
 
 @dataclasses.dataclass
 class Spec(Factory):
-    """A spec, which each twin makes by its constructor.
+    """A spec, which each twin makes by its constructor."""
 
-    Attributes:
-        kind: The name of its class.
-        fields: Its fields.
-        owner: Whose class it is: "" for the twin's own, "subclass" for a caller's subclass of it,
-            "foreign" for a caller's class without methods, with bases of the same names.
-    """
-
-    kind: str
-    fields: Arguments
+    kind: str  # the name of its class
+    fields: Arguments  # its fields
+    # Whose class it is: "" for the twin's own, "subclass" for a caller's subclass of it, "foreign"
+    # for a caller's class without methods, with bases of the same names.
     owner: str = ""
 
     def make(self, twin: Twin) -> Any:
-        """Return the spec."""
         owner = self.owner
         if twin.target is not None and not twin.target.implementation.adapter.takes_own_objects:
             owner = ""
@@ -82,7 +76,6 @@ def numbers(*more: int) -> st.SearchStrategy[int]:
 
 
 def dtypes() -> st.SearchStrategy[np.dtype[Any]]:
-    """Return dtypes of caches, and others that both twins have."""
     usual = ["float16", "bfloat16", "float32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
     others = ["float64", "int64", "uint16", "bool", "complex64"]
     return st.sampled_from([DTYPES[name] for name in (*usual, *usual, *others)])
@@ -101,7 +94,6 @@ ZOO_KINDS: Final = {
 
 @functools.cache
 def published(kind: str) -> list[Arguments]:
-    """Return the different fields of a kind in published models."""
     names = [field.name for field in dataclasses.fields(getattr(reference, kind))]
     found: dict[str, Arguments] = {}
     for model in models.MODELS.values():
@@ -149,7 +141,6 @@ def fields_of_kind(draw: st.DrawFn, /, kind: str, **fixed: Any) -> Arguments:
 
 @st.composite
 def states(draw: st.DrawFn) -> Arguments:
-    """Draw the states of a Mamba layer, and how a page is padded."""
     few = draw(st.integers(1, 3))
     number = draw(many(few))
     lengths = st.lists(st.sampled_from(NUMBERS), max_size=3)
@@ -177,7 +168,6 @@ def named_specs(
     kinds: tuple[str, ...] = (),
     owners: tuple[str, ...] = ("",),
 ) -> dict[str, Spec]:
-    """Draw specs by layer name, mostly of one kind and uniform; up to 3 are drawn."""
     if not kinds:
         kind = draw(st.sampled_from([*UNIFORM_FIELD]))
         kinds = FULL if kind in FULL else (kind,)
@@ -198,7 +188,6 @@ def many(draw: st.DrawFn, few: int) -> int:
 
 
 def specs(kind: str, **fixed: Any) -> st.SearchStrategy[Spec]:
-    """Return specs of a kind."""
     return fields_of_kind(kind, **fixed).map(lambda fields: Spec(kind, fields))
 
 
@@ -235,8 +224,6 @@ def values_that_are_frozen(kind: str) -> Property:
 
 
 def methods_of(kind: str) -> Property:
-    """Return the promise that the methods of a class answer as those of `reference` do."""
-
     def its_methods_answer(target: Target, arguments: Arguments) -> None:
         spec, rng = Spec(kind, arguments), random.Random(repr(arguments))  # noqa: S311  # no secret
         new = arguments["block_size"] + rng.randrange(3)
@@ -270,8 +257,6 @@ def engine_config(rng: random.Random) -> reference.VllmConfig:
 
 
 def constructor(kind: str) -> Contract:
-    """Return the contract of a class of specs."""
-
     def no_states(arguments: Arguments, _: random.Random) -> Arguments:
         return {**arguments, "shapes": (), "dtypes": (), "page_size_padded": 1}
 
@@ -294,7 +279,6 @@ def constructor(kind: str) -> Contract:
 
 @st.composite
 def any_owners(draw: st.DrawFn) -> Arguments:
-    """Draw layers of any kinds and of an engine's own classes."""
     block_size, owners = draw(numbers()), ("", "subclass", "foreign")
     drawn = draw(named_specs(block_size, kinds=KINDS[:-1], owners=owners))
     return {"block_size": block_size, "kv_cache_specs": drawn}
@@ -348,7 +332,6 @@ def engine_configs(draw: st.DrawFn, spec: Spec) -> reference.VllmConfig:
 
 
 def calls_of(method: str) -> st.SearchStrategy[st.SearchStrategy[Arguments]]:
-    """Return the calls of a method, of specs of all kinds."""
     abstract = {"page_size_bytes": ("KVCacheSpec",), "max_memory_usage_bytes": KINDS[:2]}
     kinds = [kind for kind in (*KINDS, UNIFORM) if kind not in abstract.get(method, ())]
 
@@ -393,8 +376,6 @@ def _ends_with_a_block(arguments: Arguments) -> bool:
 
 
 def method(name: str, **more: Any) -> Contract:
-    """Return the contract of a method or property, of specs of all kinds."""
-
     def run(twin: Twin, **arguments: Any) -> Any:
         kind = type(arguments["self"]).__name__
         return twin.function(f"{kind}.{name}")(*arguments.values())
@@ -461,7 +442,6 @@ def two_bounds(arguments: Arguments, rng: random.Random) -> Arguments | None:
 
 
 def merge(twin: Twin, *, cls: Any, specs: Any) -> Any:
-    """Call the class method."""
     name = next(kind for kind in map(_name, cls.__mro__) if kind in KINDS)
     return twin.function(f"{name}.merge")(specs)
 
@@ -509,7 +489,6 @@ def never_uniform(_: Arguments, rng: random.Random) -> Arguments:
 
 
 def uniform(name: str) -> Contract:
-    """Return the contract of a class method that gets the layers of a group."""
     return Contract(
         function=f"{UNIFORM}.{name}",
         calls=st.just(layers_of_a_group()),

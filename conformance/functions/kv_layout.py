@@ -60,7 +60,6 @@ def histories(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def _do(twin: Twin, step: Operation) -> Any:
-    """Do one step."""
     if step.method == "get":
         return twin.function("get_kv_cache_layout")()
     value, change = step.arguments["value"], twin.function("set_kv_cache_layout")

@@ -25,11 +25,9 @@ class Names(Factory):
     names: list[str]
 
     def make(self, _: Twin) -> Any:
-        """Return the set."""
         return {*self.names}
 
     def state(self, made: Any) -> Any:
-        """Return it in order."""
         return sorted(map(repr, made))
 
 

@@ -49,7 +49,6 @@ def raw_caches(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def view(twin: Twin, **arguments: Any) -> dict[str, Any]:
-    """View a cache; return the views, and how they lie in their raw tensors."""
     views = twin.function("_reshape_kv_cache")(**arguments)
     layouts = {}
     for name, found in views.items():
@@ -113,7 +112,6 @@ class States(Factory):
     dtypes: list[Any]
 
     def make(self, _: Twin) -> Any:
-        """Return the spec."""
         return type("MambaSpec", (), {"block_size": 2, **vars(self)})()
 
 
@@ -156,7 +154,6 @@ def _is_hybrid(arguments: Arguments) -> bool:
 
 
 def _splits(arguments: Arguments) -> bool:
-    """Return whether the kernels' blocks are smaller."""
     found = arguments.get("kernel_block_sizes") or []
     sizes = [spec.fields["block_size"] for spec in specs_of(arguments) if spec.kind != "MambaSpec"]
     return bool(found and sizes) and min(found) < max(sizes)

@@ -110,7 +110,6 @@ NEAR: Final[dict[str, Any]] = {
 
 @st.composite
 def parameters(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw equal layers, of which few differ in one field; an earlier call may have said so."""
     number = draw(sizes(1, 300))
     window, cap, scale, unlike = choices(
         *(draw, (-1, -1, 127), (None, None, 50.0, -1.0), (0.125, 0.125, -1.0), (0, 1, 1, 2))
@@ -132,7 +131,6 @@ def parameters(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def no_layers(arguments: Arguments, rng: random.Random) -> Arguments:
-    """Let there be no layers."""
     del arguments, rng
     return {"per_layer_params": {}}
 

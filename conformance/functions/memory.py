@@ -54,7 +54,6 @@ def _snapshots(draw: st.DrawFn) -> Arguments:
 
 
 def _made(twin: Twin, **arguments: Any) -> Any:
-    """Make a snapshot, of Python's ints: they are stored as they come."""
     numbers = {name: int(n) for name, n in arguments.items() if isinstance(n, np.integer)}
     return twin.function("MemorySnapshot")(**{**arguments, **numbers})
 

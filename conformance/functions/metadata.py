@@ -91,7 +91,6 @@ def cut_off(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def _cut(batch: Batch, num_reqs: int | None) -> Arguments:
-    """Return the call that leaves some requests and their tokens; None for all but padding."""
     num_reqs = laws.unpadded(batch).num_reqs if num_reqs is None else num_reqs
     kept = int(batch.starts[num_reqs])
     return {"self": batch.metadata(), "num_actual_tokens": kept, "num_actual_reqs": num_reqs}

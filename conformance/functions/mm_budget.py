@@ -30,7 +30,6 @@ class Cache:
         self.cleared = 0
 
     def clear_cache(self) -> None:
-        """Count one clearing."""
         self.cleared += 1
 
 
@@ -77,17 +76,11 @@ CLASSES: Final = {
 
 @dataclasses.dataclass
 class Registry(Factory):
-    """Makes a registry of modalities.
+    """Makes a registry of modalities."""
 
-    Attributes:
-        limits: Items of a prompt by modality.
-        tokens: Tokens of the largest item by modality.
-        kind: What it has for a processor cache: a key of `CLASSES`.
-    """
-
-    limits: Any
-    tokens: Any
-    kind: str
+    limits: Any  # items of a prompt by modality
+    tokens: Any  # tokens of the largest item by modality
+    kind: str  # what it has for a processor cache: a key of `CLASSES`
 
     def make(self, _: Twin) -> Any:
         """Return the registry, with dicts of its own, of Python's ints: a budget shows them."""
@@ -101,12 +94,10 @@ class Registry(Factory):
         return cls(*dicts, Cache() if self.kind == "a cache" else None)
 
     def state(self, made: Any) -> Any:
-        """Return the calls, and how often the cache was cleared."""
         return [made.calls, made.cache]
 
 
 def _tokens(draw: st.DrawFn, number: int) -> dict[str, int]:
-    """Draw the tokens of the largest item of some modalities; some are equal."""
     names = draw(st.permutations(MODALITIES))[:number]
     names += [f"modality {k}" for k in range(number - len(names))]
     most = draw(st.sampled_from((1, 3, 8, 1500)))
@@ -135,7 +126,6 @@ def _scheduler(draw: st.DrawFn, largest: int) -> reference.SchedulerConfig:
 
 @st.composite
 def computed(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw items and limits; without items the configuration may be anything."""
     number = draw(sizes(0, 1100))
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -157,7 +147,6 @@ METHODS: Final = (
 
 @st.composite
 def sessions(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw budgets, and calls of their methods; now and then very many of one."""
     number, length = draw(sizes(0, 70, small=4)), draw(sizes(1, 20))
     methods: tuple[str, ...] = METHODS
     if draw(st.integers(0, 15)) == 15:
@@ -201,7 +190,6 @@ SHOWN: Final = (
 
 
 def _play(twin: Twin, **arguments: Any) -> Any:
-    """Return the attributes, whether its dicts are the registry's, and what its methods did."""
     shown: list[Any] = []
 
     def watch(budget: Any, given: Arguments) -> Any:

@@ -142,7 +142,6 @@ def the_number_of_embeddings_may_be_told(target: Target, arguments: Arguments) -
 
 @st.composite
 def checked_items(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw items in a list, a tuple or one array."""
     number, tokens, dim = fit(2**14, draw(sizes(0, 130)), draw(sizes(0, 1100)), draw(sizes(0, 70)))
     kind, dtype = choices(draw, (list, tuple, None), (np.float16, ml_dtypes.bfloat16, np.int8))
 

@@ -40,7 +40,6 @@ def _filled(rng: Rng, shape: tuple[int, ...], dtype: Any) -> Array:
 
 @st.composite
 def queries(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw queries of as many tokens for each request."""
     number, tokens, heads, dim = _shape(draw)
     [dtype] = choices(draw, DTYPES)
 

@@ -136,7 +136,6 @@ def a_micro_batch_knows_whether_it_is_empty(target: Target, arguments: Arguments
 
 @st.composite
 def sliced_starts(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
-    """Draw starts up to the greatest int32, and any requests."""
     number = draw(sizes(0, 2100))
     most, ends, step = choices(draw, (1, 3, 20, MAX_INT32 // max(number, 1)), range(4), (None, 1))
 
@@ -153,7 +152,6 @@ def sliced_starts(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
 
 def ubatch_slice(batch: Batch, first: int, stop: int) -> reference.UBatchSlice:
-    """Return the micro-batch of some tokens; padding alone takes the last request, an idle one."""
     last = min(stop, batch.num_tokens) - 1
     r0, r1 = np.searchsorted(batch.starts, (first, last), "right").tolist()
     r0 = min(r0, batch.num_reqs) - 1
@@ -174,7 +172,6 @@ def slices_between(batch: Batch, points: Sequence[int]) -> list[reference.UBatch
 def _slices(
     draw: st.DrawFn, batch: Batch, number: int, *, is_apart: bool
 ) -> list[reference.UBatchSlice]:
-    """Draw the slices between points, or apart from each other, in any order."""
     total = batch.num_actual_tokens if batch.is_padded else batch.num_tokens
     points = cuts(draw, batch.starts, total, number)
     found = slices_between(batch, points)
@@ -186,7 +183,6 @@ def _slices(
 
 @st.composite
 def _cut(draw: st.DrawFn, *, is_one: bool) -> st.SearchStrategy[Arguments]:
-    """Draw batches and their micro-batches; an empty list is the subject of a property."""
     batch_of_sizes = draw(batches(least_tokens=1, has_optional=True))
     number = draw(sizes(0, 130, small=3))
     few = (False, False, True)
@@ -288,7 +284,6 @@ def _parts(_: Batch, arguments: Arguments, result: Any) -> list[Part]:
 
 
 def _created_parts(batch: Batch, _: Arguments, result: Any) -> list[Part]:
-    """Return the parts that `reference` makes of the slices."""
     slices = [reference.UBatchSlice(made.request_slice, made.token_slice) for made in result]
     parts = reference.split_attn_metadata(slices, batch.metadata())
     return _parts(batch, {"ubatch_slices": slices}, parts)
@@ -318,7 +313,6 @@ def _tokens_of_requests(batch: Batch, arguments: Arguments) -> range:
 
 
 def _requests(batch: Batch, arguments: Arguments, result: Any) -> list[Part]:
-    """Return the batch of the requests, with their starts."""
     requests, tokens = arguments["request_slice"], _tokens_of_requests(batch, arguments)
     part = dataclasses.replace(
         batch,

@@ -51,8 +51,6 @@ CLASSES: Final[dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A stored story, the target that failed, and the difference in one line."""
-
     path: Path
     story: Story
     target: str
@@ -65,7 +63,6 @@ def encode(story: Story) -> dict[str, Json]:
 
 
 def encode_value(value: Any) -> Json:
-    """Return a result of `reference` as JSON; a TypeError says what cannot be stored."""
     return _Encoder(value).encode(value)
 
 
@@ -99,7 +96,6 @@ def store(story: Story, folder: Path, target: str, difference: str) -> Path:
 
 
 def written(case: dict[str, Json]) -> str:
-    """Return the text of a file, with lists of numbers in a line."""
     text = json.dumps(case, indent=1)
     return re.sub(r'\[[^][{}"]*\]', lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
@@ -134,7 +130,6 @@ def _has_fields(value: object) -> bool:
 
 
 def _listed(array: Array) -> Json:
-    """Return the elements as nested lists; None if JSON has no such numbers."""
     if array.dtype.kind in "biu" or not array.size:
         return array.tolist() if array.size else []
     with np.errstate(all="ignore"):

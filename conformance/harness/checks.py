@@ -53,26 +53,17 @@ from conformance.harness.values import (
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """How much is drawn.
+    """How much is drawn."""
 
-    Attributes:
-        name: Its name on the command line.
-        answers: Examples of valid calls.
-        refusals: Examples of changed calls.
-        laws: Examples of each law.
-        native: The part of these that runs on `native` and `cuda`, where a call takes longer.
-        seed: The seed of Hypothesis; None for the same examples each time.
-        shrink_seconds: How long a failure is shrunk; 0 for not at all.
-        database: Where failing examples are kept, and tried first in the next run.
-    """
-
-    name: str
-    answers: int
-    refusals: int
-    laws: int
+    name: str  # its name on the command line
+    answers: int  # examples of valid calls
+    refusals: int  # examples of changed calls
+    laws: int  # examples of each law
+    # The part of these that runs on `native` and `cuda`, where a call takes longer.
     native: float = 0.35
-    seed: int | None = None
-    shrink_seconds: float = 20.0
+    seed: int | None = None  # the seed of Hypothesis; None for the same examples each time
+    shrink_seconds: float = 20.0  # how long a failure is shrunk; 0 for not at all
+    # Where failing examples are kept, and tried first in the next run.
     database: Examples | None = None
 
     def of(self, contract: Contract, target: Target, kind: str) -> Profile:
@@ -317,7 +308,6 @@ def _keep(promise: Callable[[Target, Arguments], None], target: Target, story: S
 
 
 def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
-    """Return the test of a contract's answers."""
     counts = profile.of(contract, target, "answers")
     kept: list[Story] = []
     is_quick = target.kind != "host"
@@ -414,7 +404,6 @@ def _check_life(contract: Contract, target: Target, stories: list[Story]) -> Non
 
 
 def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
-    """Return the test of a contract's refusals."""
     counts = profile.of(contract, target, "refusals")
 
     def body(found: list[Story]) -> None:
@@ -433,7 +422,6 @@ def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[
 
 
 def laws(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
-    """Return the test of a contract's laws."""
     counts = profile.of(contract, target, "laws")
 
     def test() -> None:
@@ -626,7 +614,6 @@ def is_confirmed(failure: Failure, body: Callable[[Any], None]) -> bool:
 
 
 def _key(example: Any) -> str:
-    """Return a text that tells examples apart."""
     stories = example if isinstance(example, list) else [example]
     return repr([_text(story) if isinstance(story, Story) else repr(story) for story in stories])
 

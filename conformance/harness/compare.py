@@ -113,7 +113,6 @@ class Comparison:
         return Difference(where, values, expected, "wrong value", index=index)
 
     def _of_types(self, expected: Array, got: Any, where: str) -> Difference | None:
-        """Return a difference of types, dtypes, devices or layouts."""
         is_numpy = name_of(where) in self.host
         if not isinstance(got, np.ndarray if is_numpy else torch.Tensor):
             return Difference(where, got, expected, "wrong type")

@@ -65,21 +65,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Stage:
-    """What a condition works with.
+    """What a condition works with."""
 
-    Attributes:
-        contract: The contract of the function.
-        target: The target.
-        story: The story.
-        x: The call, which has been compared once.
-        random: What the condition chooses by itself.
-    """
-
-    contract: Contract
-    target: Target
-    story: Story
-    x: Pair
-    random: random.Random
+    contract: Contract  # the contract of the function
+    target: Target  # the target
+    story: Story  # the story
+    x: Pair  # the call, which has been compared once
+    random: random.Random  # what the condition chooses by itself
 
     @functools.cached_property
     def y(self) -> Pair:
@@ -101,7 +93,6 @@ def _rewrites(contract: Contract, arguments: Arguments) -> bool:
 
 
 def _validates(target: Target) -> bool:
-    """Return whether invalid calls may be made: an adapter may declare that none are refused."""
     return target.implementation.adapter.validates
 
 
@@ -110,28 +101,17 @@ Run: TypeAlias = Callable[[Stage], None]
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """Something that must not matter.
+    """Something that must not matter."""
 
-    Attributes:
-        run: Makes calls and raises `Found`.
-        words: What was needed, in reports.
-        verdict: What a failure is that only shows with it.
-        weight: How often it is drawn.
-        needs_other: Whether it makes another call too.
-        needs_objects: Whether it needs objects of the caller's own classes.
-        same_sizes: Whether the other call mostly has the same sizes.
-        takes_long: Whether it takes milliseconds; then it is drawn on `host` only.
-        may_vary: Whether it depends on timing: a failure is repeated before it is reported.
-    """
-
-    run: Run
-    words: str
-    verdict: Verdict = Verdict.WRONG_ANSWER
-    weight: int = 2
-    needs_other: bool = False
-    needs_objects: bool = False
-    same_sizes: bool = False
-    takes_long: bool = False
+    run: Run  # makes calls and raises `Found`
+    words: str  # what was needed, in reports
+    verdict: Verdict = Verdict.WRONG_ANSWER  # what a failure is that only shows with it
+    weight: int = 2  # how often it is drawn
+    needs_other: bool = False  # whether it makes another call too
+    needs_objects: bool = False  # whether it needs objects of the caller's own classes
+    same_sizes: bool = False  # whether the other call mostly has the same sizes
+    takes_long: bool = False  # whether it takes milliseconds; then it is drawn on `host` only
+    # Whether it depends on timing: a failure is repeated before it is reported.
     may_vary: bool = False
 
 
@@ -140,8 +120,6 @@ CONDITIONS: Final[dict[str, Condition]] = {}
 
 
 def condition(words: str, **options: Any) -> Callable[[Run], Run]:
-    """Return a decorator that lists a condition."""
-
     def declare(run: Run) -> Run:
         CONDITIONS[run.__name__] = Condition(run, words, **options)
         return run
@@ -550,15 +528,7 @@ def interrupted(stage: Stage) -> None:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt before one line of a package's Python code.
-
-    Args:
-        package: The folder of the package.
-        at: The number of the line, of all that are run.
-
-    Attributes:
-        seen: How many lines were run.
-    """
+    """Raises KeyboardInterrupt before one line of a package's Python code."""
 
     def __init__(self, package: str, at: int) -> None:
         self.package, self.at, self.seen = package, at, 0

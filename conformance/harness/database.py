@@ -24,26 +24,19 @@ SECONDS: Final = 2.0
 
 
 class Examples(ExampleDatabase):
-    """Databases of failing examples, for one test.
-
-    Args:
-        places: The databases.
-        test: The name of the test.
-    """
+    """Databases of failing examples, for one test."""
 
     def __init__(self, places: Sequence[ExampleDatabase], test: str = "") -> None:
         super().__init__()
         self.places, self.test = places, test
 
     def of(self, test: str) -> Examples:
-        """Return the same database for another test."""
         return Examples(self.places, test)
 
     def _key(self, key: bytes) -> bytes:
         return self.test.encode() + b" " + key
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """Return the examples of the test."""
         found: dict[bytes, None] = {}
         for place in self.places:
             with _tolerated():
@@ -51,13 +44,11 @@ class Examples(ExampleDatabase):
         return list(found)
 
     def save(self, key: bytes, value: bytes) -> None:
-        """Store a failing example."""
         for place in self.places:
             with _tolerated():
                 place.save(self._key(key), value)
 
     def delete(self, key: bytes, value: bytes) -> None:
-        """Delete an example that passes."""
         for place in self.places:
             with _tolerated():
                 place.delete(self._key(key), value)
@@ -68,11 +59,7 @@ def _tolerated() -> contextlib.suppress:
 
 
 def open_database(places: Sequence[str]) -> Examples | None:
-    """Open the database in folders, and on servers `redis://...`; None if in none.
-
-    Raises:
-        ValueError: A URL is wrong, or the package `redis` is missing.
-    """
+    """Open the database in folders, and on servers `redis://...`; None if in none."""
     return Examples([_open(place) for place in places]) if places else None
 
 

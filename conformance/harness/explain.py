@@ -17,7 +17,6 @@ WIDTH: Final = 96
 
 
 def explain(name: str, contracts: Mapping[str, Contract]) -> Iterator[str]:
-    """Describe a function, a class or a method, in lines; a ValueError has similar names."""
     try:
         definition = reference_function(name)
     except AttributeError:

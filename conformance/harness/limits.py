@@ -153,9 +153,6 @@ def call(target: Target, story: Story) -> Iterator[None]:
     """Limit the time of a story on a target, and record it in the journal.
 
     Outside of a test of the plugin it does nothing.
-
-    Raises:
-        Failure: The time is over; or an exception, or a difference found, is want of memory.
     """
     limits = _CURRENT
     if limits is None:

@@ -93,25 +93,15 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 
 
 class Placed(NamedTuple):
-    """An array of a call, and where it lies for the target.
+    """An array of a call, and where it lies for the target."""
 
-    Attributes:
-        name: Where it is: `common_attn_metadata.seq_lens`.
-        ours: The array that `reference` gets.
-        memory: All memory around the target's.
-        view: The target's elements within `memory`, as an array.
-        given: What the target gets: a tensor, or a NumPy array.
-        on_device: `memory` on a GPU; None on the CPU.
-        is_negated: Whether `memory` has the elements with the other sign.
-    """
-
-    name: str
-    ours: Array
-    memory: Array
-    view: Array
-    given: Any
-    on_device: torch.Tensor | None
-    is_negated: bool
+    name: str  # where it is: `common_attn_metadata.seq_lens`
+    ours: Array  # the array that `reference` gets
+    memory: Array  # all memory around the target's
+    view: Array  # The target's elements within `memory`, as an array
+    given: Any  # what the target gets: a tensor, or a NumPy array
+    on_device: torch.Tensor | None  # `memory` on a GPU; None on the CPU
+    is_negated: bool  # whether `memory` has the elements with the other sign
 
     def signed(self, array: Array) -> Array:
         """Return an array with the sign that `memory` has, or had before."""
@@ -123,14 +113,7 @@ class NotMadeError(Exception):
 
 
 class Memory:
-    """Converts the arguments of a call for a target, and finds what the call changes.
-
-    Args:
-        target: The target.
-        contract: The contract of the function.
-        circumstances: The layouts, and how the call is made.
-        is_paged: Whether memory lies in pages of its own, which can be made read-only.
-    """
+    """Converts the arguments of a call for a target, and finds what the call changes."""
 
     def __init__(
         self,
@@ -138,7 +121,7 @@ class Memory:
         contract: Contract,
         circumstances: Circumstances,
         *,
-        is_paged: bool = False,
+        is_paged: bool = False,  # memory lies in pages of its own, which can be made read-only
     ) -> None:
         self.target, self.contract, self.circumstances = target, contract, circumstances
         self.is_paged = is_paged
@@ -149,7 +132,6 @@ class Memory:
         self._roots: dict[tuple[int, str], tuple[Array, Array, torch.Tensor | None]] = {}
 
     def converted(self, arguments: Arguments) -> Arguments:
-        """Return the target's arguments for those that `reference` gets."""
         known = {id(array): array for array in arrays(arguments)}
         roots = Counter(id(root_of(array)) for array in known.values())
         self._shared = {root for root, count in roots.items() if count > 1}
@@ -184,11 +166,7 @@ class Memory:
         return rebuilt(value, fields)
 
     def _object(self, value: Any, fields: list[tuple[str, Any]]) -> Any:
-        """Return the target's object for one of `reference`, or of a subclass with one more field.
-
-        Raises:
-            NotMadeError: The implementation does not make it.
-        """
+        """Return the target's object for one of `reference`, which may have one more field."""
         ours = _class_of_reference(type(value))  # type: ignore[arg-type]  # hashable
         if ours is None:
             return rebuilt(value, fields)
@@ -208,7 +186,6 @@ class Memory:
         return made
 
     def _place(self, value: Any, name: str) -> str:
-        """Return where an array lies: NumPy's, or torch's on a device."""
         if not isinstance(value, np.ndarray):
             return ""
         last = name.rpartition(".")[2]
@@ -295,7 +272,6 @@ class Memory:
         return memory
 
     def refill(self) -> None:
-        """Write what `reference`'s arrays hold into the target's memory."""
         for placed in self.placed:
             if placed.ours.size:
                 np.copyto(placed.view, placed.signed(placed.ours))
@@ -303,7 +279,6 @@ class Memory:
                 placed.on_device.copy_(torch.from_numpy(_for_torch(placed.memory)))
 
     def snapshot(self) -> dict[int, Array]:
-        """Return copies of all memory by its id, for `changed`."""
         return {id(placed.memory): placed.memory.copy() for placed in self.placed}
 
     def changed(self, before: Mapping[int, Array]) -> Difference | None:
@@ -311,7 +286,6 @@ class Memory:
         return next(self.changes(before), None)
 
     def changes(self, before: Mapping[int, Array]) -> Iterator[Difference]:
-        """Yield all such memory."""
         wanted = {key: memory.copy() for key, memory in before.items()}
         for placed in self.placed:
             if placed.on_device is not None:
@@ -357,7 +331,6 @@ def _class_of_reference(cls: type[Any]) -> type[Any] | None:
 
 @functools.cache
 def with_more_fields(cls: type[Any]) -> type[Any]:
-    """Return a caller's subclass of a dataclass, with one more field."""
     is_frozen = cls.__dataclass_params__.frozen
     more = [("more", int, dataclasses.field(default=5))]
     return dataclasses.make_dataclass(cls.__name__, more, bases=(cls,), frozen=is_frozen, eq=False)
@@ -365,7 +338,6 @@ def with_more_fields(cls: type[Any]) -> type[Any]:
 
 @functools.cache
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """Return torch's dtype for NumPy's."""
     found: torch.dtype = getattr(torch, np.dtype(dtype).name)
     return found
 
@@ -389,7 +361,6 @@ def _view_like(view: Array, memory: Array, other: Array) -> Array:
 
 
 def bits(array: Array) -> Array:
-    """Return the bytes of each element."""
     flat = np.array(array, order="C").reshape(-1)
     return flat.view(np.uint8).reshape(*array.shape, array.itemsize)
 

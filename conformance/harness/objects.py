@@ -38,7 +38,6 @@ class Outcome(NamedTuple):
 
 
 def attempt(function: Callable[..., Any], *args: Any, **keywords: Any) -> Outcome:
-    """Call a function; return what it returned or raised."""
     try:
         return Outcome(function(*args, **keywords))
     except RAISED as error:
@@ -67,11 +66,9 @@ class Fresh(Factory):
     value: Any
 
     def make(self, _: Twin) -> Any:
-        """Return a copy."""
         return copy.copy(self.value)
 
     def state(self, made: Any) -> Any:
-        """Return what it contains."""
         return made if isinstance(made, list | dict) else None
 
 
@@ -80,23 +77,15 @@ class Device(Factory):
     """The device of a twin's tensors; None for `reference`."""
 
     def make(self, twin: Twin) -> str | None:
-        """Return its type."""
         return twin.device
 
 
 class Twin:
-    """`reference`, or a target, while it makes one call.
-
-    Args:
-        target: The target; None for `reference`.
-
-    Attributes:
-        effects: What a contract's `run` leaves to be compared even if it raises.
-    """
+    """`reference`, or a target, while it makes one call."""
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target
-        self.effects: list[Any] = []
+        self.effects: list[Any] = []  # what `run` leaves to be compared even if it raises
         self._made: dict[int, tuple[Any, Any]] = {}
         self._factories: list[tuple[Factory, Any]] = []
 
@@ -106,13 +95,11 @@ class Twin:
         return None if self.target is None else self.target.device
 
     def find(self, name: str) -> Any:
-        """Return its class, constant or function of this name."""
         if self.target is None:
             return operator.attrgetter(name)(reference)
         return self.target.find(name)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return its function of this name, or the method or property written `Class.method`."""
         return reference_function(name) if self.target is None else self.target.function(name)
 
     def method(self, cls: str, made: Any, name: str) -> Callable[..., Any]:
@@ -150,7 +137,6 @@ class Twin:
 
 
 def reference_function(name: str) -> Callable[..., Any]:
-    """Return the function of `reference`, or the method or property written `Class.method`."""
     found: Any = operator.attrgetter(name)(reference)
     if isinstance(found, functools.cached_property):
         found = found.func
@@ -188,33 +174,22 @@ def frozen(value: Any) -> Any:
 
 @dataclasses.dataclass
 class Operation(Drawn):
-    """A call of a method in a session.
+    """A call of a method in a session."""
 
-    Attributes:
-        method: Its name; empty for nothing; `"="` writes `value` into all arrays that operation
-            `step` has returned, as a caller may.
-        arguments: Its keyword arguments.
-        on: Which of the session's objects it is called on.
-    """
-
+    # Its name; empty for nothing; `"="` writes `value` into all arrays that operation `step` has
+    # returned, as a caller may.
     method: str
-    arguments: dict[str, Any]
-    on: int = 0
+    arguments: dict[str, Any]  # its keyword arguments
+    on: int = 0  # which of the session's objects it is called on
 
 
 @dataclasses.dataclass
 class Result(Drawn):
-    """What an operation did: all parts are copies.
+    """What an operation did: all parts are copies."""
 
-    Attributes:
-        returned: Its result.
-        state: What is watched, afterwards; an implementation may have nothing to watch.
-        is_refused: Whether it has raised.
-    """
-
-    returned: Any
-    state: Any
-    is_refused: bool
+    returned: Any  # its result
+    state: Any  # what is watched, afterwards; an implementation may have nothing to watch
+    is_refused: bool  # whether it has raised
 
 
 @dataclasses.dataclass
@@ -230,11 +205,6 @@ def play(cls: str, watch: Callable[[Any, Arguments], Any]) -> Callable[..., Play
 
     The arguments of the contract are those of the constructor, and `operations`. An operation that
     raises does not end the session, so that what it leaves behind is compared.
-
-    Args:
-        cls: The class.
-        watch: Returns what operations may change of the first object: it gets that and the
-            arguments of the constructor. Other objects are left as they are made.
     """
 
     def run(twin: Twin, *, operations: list[Operation], **constructor: Any) -> Played:

@@ -155,20 +155,7 @@ ORDINARY: Final = Circumstances()
 
 
 class Pair:
-    """The arguments of a call for `reference`, and the same ones for the target.
-
-    Args:
-        contract: The contract of the function.
-        target: The target.
-        arguments: The arguments as `reference` takes them; they are copied.
-        circumstances: Where memory lies, and how the call is made.
-        is_paged: Whether the target's memory lies in pages of its own.
-
-    Attributes:
-        ours: The arguments of `reference`.
-        theirs: Those of the target.
-        held: Earlier results of both, which must stay equal.
-    """
+    """The arguments of a call for `reference`, and the same ones for the target."""
 
     def __init__(
         self,
@@ -177,7 +164,7 @@ class Pair:
         arguments: Arguments,
         circumstances: Circumstances = ORDINARY,
         *,
-        is_paged: bool = False,
+        is_paged: bool = False,  # memory lies in pages of its own
     ) -> None:
         self.contract, self.target, self.circumstances = contract, target, circumstances
         self.drawn = arguments
@@ -193,14 +180,12 @@ class Pair:
         self.comparison = Comparison(
             target.device, contract.host, lacks, may_have_more=not target.is_fast
         )
-        self.held: list[tuple[Any, Any]] = []
+        self.held: list[tuple[Any, Any]] = []  # earlier results of both, which stay equal
 
     def expected(self) -> Outcome:
-        """Return the outcome of `reference`."""
         return reference_answer(self.contract, self.ours)
 
     def outcome(self, mode: str | None = None) -> Outcome:
-        """Return the outcome of the target; raise `Found` if the process is changed."""
         with unchanged() as settings, MODES[self.circumstances.mode if mode is None else mode]():
             if self.contract.run is not None or self.contract.has_objects:
                 outcome = perform(Twin(self.target), self.contract, self.theirs)
@@ -211,7 +196,6 @@ class Pair:
         return outcome
 
     def prepared(self) -> Callable[[], Any]:
-        """Return a function that makes the call of the target."""
         if self.contract.run is not None or self.contract.has_objects:
             return self._performed
         args, keywords = self._passed()
@@ -224,7 +208,6 @@ class Pair:
         return outcome.value
 
     def _passed(self) -> tuple[list[Any], Arguments]:
-        """Return the positional and the keyword arguments."""
         keywords = dict(self.theirs)
         lacking = self.target.implementation.lacking(self.contract.function)
         if not self.circumstances.is_positional or lacking.is_reordered or lacking.parameters:
@@ -264,7 +247,6 @@ class Pair:
             raise Found(found, self.drawn)
 
     def effect(self, expected: Outcome, got: Outcome) -> Difference | None:
-        """Return the first difference of what became of the caller's objects."""
         return self.comparison.difference(expected.effects, got.effects, "after the call")
 
     def _folded(self, expected: Any, got: Any) -> Difference | None:
@@ -362,7 +344,6 @@ class Pair:
             self._refuse(self.comparison.difference(expected, got, "an earlier result"))
 
     def put(self, path: Path, new: Any) -> None:
-        """Set a part of the arguments of both in place."""
         _replace(self.ours, path, new)
         _replace(self.theirs, path, self.memory.convert(new, text_of(path)))
 
@@ -405,7 +386,6 @@ def write_into(expected: Any, got: Any) -> None:
 
 
 def alike(expected: Any, got: Any) -> Iterator[tuple[Array, Any]]:
-    """Yield the arrays of a result with those of another; it may lack a field, or have more."""
     for path, mine in places(expected, most=10**9):
         if isinstance(mine, np.ndarray):
             theirs = attempt(get, got, path)

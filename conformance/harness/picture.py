@@ -48,7 +48,6 @@ class _Mark(NamedTuple):
 
 
 def picture_of(failure: Failure) -> str:
-    """Return the picture of the batch of a failed call; "" if it has none."""
     try:
         batch = _read(failure.arguments)
     except Exception:  # noqa: BLE001  # the arguments of an invalid call may be anything
@@ -57,7 +56,6 @@ def picture_of(failure: Failure) -> str:
 
 
 def _mark(failure: Failure) -> _Mark:
-    """Return where the difference is in the batch."""
     difference, function = failure.difference, failure.story.function
     name = difference.where.rpartition(".")[2]
     if not difference.index or function.startswith(RENUMBERING) or "[" in difference.where:
@@ -70,7 +68,6 @@ def _mark(failure: Failure) -> _Mark:
 
 
 def _read(arguments: Mapping[str, Any]) -> _Batch | None:
-    """Read a batch from the arguments of a call."""
     values, starts = batch_of(arguments)
     totals, positions = (_ints(values.get(name)) for name in ("seq_lens", "positions"))
     lens = np.diff(starts).tolist() if starts else _ints(values.get("num_scheduled_tokens"))
@@ -119,7 +116,6 @@ def _drawn(batch: _Batch, mark: _Mark) -> str:
 
 
 def _cells(batch: _Batch, i: int, start: int, mark: _Mark | None) -> Iterator[_Cell]:
-    """Yield the cells of a request, and gaps for those that are left out."""
     context = batch.contexts[i]
     stop = context + batch.query_lens[i]
     row = batch.rows[i] if i < len(batch.rows) else ()

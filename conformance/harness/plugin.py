@@ -27,6 +27,7 @@ import torch
 from conformance import FOLDER
 from conformance.adapters import Unsupported
 from conformance.adapters.implementations import load_implementations
+from conformance.engine.trace import use_trace
 from conformance.entry_point import how_to_install
 from conformance.harness import cases, checks, show
 from conformance.harness.contract import Contract
@@ -38,30 +39,21 @@ from conformance.harness.report import Report
 from conformance.harness.results import Results
 from conformance.harness.story import Failure, Story, Verdict
 from conformance.harness.targets import Target, choose
-from conformance.harness.traffic import use_trace
 from conformance.name_lists import names_in, near
 
 
 @dataclasses.dataclass
 class Run:
-    """What the options describe.
+    """What the options describe."""
 
-    Attributes:
-        targets: The targets under test.
-        contracts: The file and the contract of each function to test.
-        profile: How many examples are drawn.
-        stored: The cases to replay before the tests of a function.
-        is_replay: Whether nothing else is run.
-        limits: Of this process; in the controller, they only have the folder of the workers.
-        ended: What is not tested any more: an implementation, a function, and a kind or "" for all.
-    """
-
-    targets: list[Target]
+    targets: list[Target]  # the targets under test
+    # The file and the contract of each function to test.
     contracts: dict[str, tuple[Path, Contract]]
-    profile: checks.Profile
-    stored: list[cases.Case]
-    is_replay: bool
-    limits: Limits
+    profile: checks.Profile  # how many examples are drawn
+    stored: list[cases.Case]  # the cases to replay before the tests of a function
+    is_replay: bool  # whether nothing else is run
+    limits: Limits  # of this process; in the controller, they only have the folder of the workers
+    # What is not tested any more: an implementation, a function, and a kind or "" for all.
     ended: set[tuple[str, str, str]] = dataclasses.field(default_factory=set)
 
     def end(self, function: str, kind: str, target: str, *, is_wrong: bool) -> None:
@@ -90,7 +82,6 @@ KILLED: Final = "its process ended"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that are not there yet."""
     group = parser.getgroup("conformance", "conformance of an implementation with `reference`")
     # pytest's own `--strict` can be set in its configuration.
     group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
@@ -139,7 +130,6 @@ def _positive(text: str) -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options before anything runs."""
     config.addinivalue_line("python_files", "functions/*.py")
     torch.set_num_threads(1)
     for option in ("impl", "adapter"):  # workers may start elsewhere
@@ -249,7 +239,6 @@ def _profile(option: argparse.Namespace) -> checks.Profile:
 
 
 def _stored(replayed: Path | None, folders: set[Path]) -> list[cases.Case]:
-    """Return the stored cases that the run begins with, or consists of."""
     corpus, own = _folder("corpus"), (FOLDER / "functions").resolve()
     if replayed is None and not (corpus.is_dir() and own in folders):
         return []  # the corpus has objects that are known where our contracts are
@@ -305,7 +294,6 @@ class FunctionItem(pytest.Item):
         self.text = ""
 
     def runtest(self) -> None:
-        """Run the test within the limits, and note what it found."""
         run, (function, kind, target) = self.config.stash[RUN], self.what
         found: dict[str, Any] = {"function": function, "check": kind, "target": target}
         drawn, left_out = checks.COUNTS[function, target], checks.UNSUPPORTED.copy()
@@ -333,11 +321,9 @@ class FunctionItem(pytest.Item):
             self.user_properties += found.items()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the text of a failure, without the traceback of the harness."""
         return self.text or super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Return the heading of the report."""
         return self.path, None, self.name
 
 
@@ -371,10 +357,7 @@ def _describe(
 
 
 class FunctionFile(pytest.File):
-    """A file with `CONTRACTS`."""
-
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield the tests of its functions."""
         run = self.config.stash[RUN]
         for file, contract in run.contracts.values():
             for target in run.targets if file == self.path.resolve() else ():
@@ -393,7 +376,6 @@ def _stem(case: cases.Case) -> str:
 def _tests(
     run: Run, contract: Contract, target: Target
 ) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    """Yield the name, the kind and the body of each test of a function on a target."""
     function = contract.function
     if target.implementation.is_converted(function):
         return
@@ -460,7 +442,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker where its journal is."""
     limits = node.config.stash[RUN].limits
     if limits.folder is None:
         folder = tempfile.TemporaryDirectory(prefix="conformance-")
@@ -471,7 +452,6 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
-    """Report the story during which a worker ended."""
     match = ITEM.search(crashitem)
     if match is None:
         return

@@ -31,13 +31,7 @@ CONTROLS: Final = dict.fromkeys({*range(32)} - set(map(ord, "\t\n\r")), "\ufffd"
 
 
 class Report:
-    """Observes a run, and writes its report at the end.
-
-    Args:
-        folder: Where; an `OSError` if it cannot be written.
-        results: The results of the run.
-        header: Lines about what is under test.
-    """
+    """Observes a run, and writes its report at the end."""
 
     def __init__(self, folder: Path, results: Results, header: Sequence[str]) -> None:
         self.folder, self.results, self.header = folder.resolve(), results, list(header)
@@ -49,20 +43,17 @@ class Report:
         self.error = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count tests, and note failures of tests that are no function's."""
         if report.when == "call" or report.outcome != "passed":
             self.tests[report.outcome] += 1
         if report.failed and not properties_of(report).get("verdict"):
             self.errors[report.nodeid] = report.longreprtext
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note errors of collection."""
         if report.failed:
             self.errors[report.nodeid or "the run"] = report.longreprtext
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Write the report, after all other hooks."""
         result = yield
         if not session.config.option.collectonly:
             try:
@@ -74,7 +65,6 @@ class Report:
         return result
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print where the report is."""
         line = f"no report: {self.error}" if self.error else f"report: {self.folder}/report.html"
         terminalreporter.write_line(line, red=bool(self.error))
 

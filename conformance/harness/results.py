@@ -27,13 +27,7 @@ TOLERATED: Final = [*WORDS][4:]
 
 
 class Results:
-    """Collects the reports of the plugin's tests; under pytest-xdist, in the controller.
-
-    Args:
-        targets: The targets under test.
-        contracts: The contracts of the functions to test.
-        is_complete: Whether every hard case must be drawn.
-    """
+    """Collects the reports of the plugin's tests; under pytest-xdist, in the controller."""
 
     def __init__(
         self, targets: Sequence[Target], contracts: Sequence[Contract], *, is_complete: bool
@@ -43,7 +37,6 @@ class Results:
         self.num_others = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the report of a test."""
         found = properties_of(report)
         if not found:
             self.num_others += report.when == "call"
@@ -54,7 +47,6 @@ class Results:
             self.found[found["function"]].append(found)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
-        """Show the verdict of a failure that does not fail the run."""
         word = properties_of(report).get("verdict", "")
         is_shown = hasattr(report, "wasxfail") and word
         return (WORDS[word], "f", (word.upper(), {"yellow": True})) if is_shown else None
@@ -77,7 +69,6 @@ class Results:
         return f"{'deviates' if contract.function in known else 'conforms'} ({number:,})"
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows of the table, of the functions that were tested."""
         for contract in self.contracts:
             if self.found[contract.function]:
                 cells = [self._cell(contract, target) for target in self.targets]
@@ -85,7 +76,6 @@ class Results:
                 yield [contract.function, *cells, f"{seconds:.1f} s"]
 
     def causes(self) -> list[dict[str, Any]]:
-        """Return what failed, each cause of a function once, the worst first."""
         found: dict[Any, dict[str, Any]] = {}
         for one in sorted(self._failed(), key=lambda one: tuple(one.get("gravity", (9, 9)))):
             cause = one.get("cause") or (one["function"], one["target"], one["check"])
@@ -93,7 +83,6 @@ class Results:
         return [*found.values()]
 
     def notes(self) -> Iterator[str]:
-        """Yield lines about what was not checked."""
         for target in self.targets:
             if not target.implementation.adapter.validates:
                 yield f"not checked on {target.name}: refusals (declared)"
@@ -109,7 +98,6 @@ class Results:
             yield f"not supported: {function} on {where}, {number:,} examples: {reason}"
 
     def _failure_lines(self) -> Iterator[str]:
-        """Yield a line for each cause of failures, and the command that replays it."""
         for found in self.causes():
             verdict = found.get("verdict", "")
             where = f"{found['function']} on {found['target']}"
@@ -119,7 +107,6 @@ class Results:
                 yield f"  replay: {found['replay']}"
 
     def _missing_lines(self) -> Iterator[str]:
-        """Yield a line for each hard case that no example was, in a run that must draw all."""
         for contract in self.contracts if self.is_complete else ():
             found = self.found[contract.function]
             met = {name for one in found for name in one.get("hard_cases", ())}
@@ -141,7 +128,6 @@ class Results:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table, and a line for each failure."""
         if not any(self.found.values()):
             for target in self.targets:
                 lacks = [one.function for one in self.contracts if not target.offers(*one.names)]
@@ -164,6 +150,5 @@ class Results:
 
 
 def properties_of(report: Any) -> dict[str, Any]:
-    """Return the properties of a report of the plugin; nothing for another report."""
     found = dict(getattr(report, "user_properties", ()))
     return found if "check" in found else {}

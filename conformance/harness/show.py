@@ -44,7 +44,6 @@ Place: TypeAlias = tuple[str, int, int]  # in words; the request, and its token 
 
 
 def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset()) -> str:
-    """Return a failure as one screen, with its replay command; `host` is that of the contract."""
     difference = failure.difference
     story = dataclasses.replace(failure.story, arguments=failure.arguments)
     place = _place(story, difference)
@@ -71,7 +70,6 @@ def failure_text(failure: Failure, replay: str, host: frozenset[str] = frozenset
 
 
 def one_line(failure: Failure) -> str:
-    """Return what follows `FAILS: `, such as `f on host: result[1] = 2, but should be 0`."""
     lines = _statement(failure.story, failure.difference, 120)
     lines[:0] = [failure.difference.kind] * failure.difference.kind.startswith(PROMISES)
     lines[-1] += f" ({failure.condition})" if failure.condition else ""
@@ -79,7 +77,6 @@ def one_line(failure: Failure) -> str:
 
 
 def cause_of(failure: Failure) -> tuple[str, str, str]:
-    """Return what failures of one cause have in common: the function, the kind, the field."""
     field = re.sub(r"\[[^]]*\]", "", failure.difference.where)
     return failure.story.function, failure.difference.kind, field
 
@@ -300,8 +297,6 @@ def _elements(array: Array, most: int, center: int = 0, joint: str = ", ") -> st
 
 
 def _short(value: Any, most: int, center: int = 0, *, is_quoted: bool = False) -> str:
-    """Return any value on one line, without control characters and the middle of a long one."""
-
     def of_array(array: Array, _: str) -> str:
         most = 16 if array.ndim == 1 else 4
         text = f"[{_elements(array, most, center)}]" if array.ndim else str(array)

@@ -55,7 +55,6 @@ def fit(limit: int, *drawn: int) -> tuple[int, ...]:
 
 
 def rngs() -> st.SearchStrategy[Rng]:
-    """Return a strategy of generators, for the contents of arrays that are too large to draw."""
     return st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
@@ -63,16 +62,7 @@ def rngs() -> st.SearchStrategy[Rng]:
 def vectors(
     draw: st.DrawFn, size: int, least: int, most: int, dtype: Any = np.int64, *, rare: Any = ()
 ) -> npt.NDArray[Any]:
-    """Draw a vector of integers, sometimes of equal ones; up to 8 are drawn one by one.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        size: The number of elements.
-        least: The least element.
-        most: The greatest one.
-        dtype: NumPy's dtype.
-        rare: Further values that a few elements have.
-    """
+    """Draw a vector of integers, sometimes of equal ones; up to 8 are drawn one by one."""
     elements = st.integers(least, most)
     if rare:
         elements = elements | st.sampled_from(rare)

@@ -20,72 +20,46 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first difference between a target and `reference`.
+    """The first difference between a target and `reference`."""
 
-    Attributes:
-        where: An expression: `result[2].seq_lens`, `out`, `gc.isenabled()`.
-        got: What the target has there: a tensor, an array, a value, an exception.
-        expected: What `reference` has there.
-        kind: A few words: "wrong value", "wrong dtype", "writes to an argument".
-        verdict: What the failure is.
-        index: The index of the first element that differs, if they are arrays of one shape.
-    """
-
-    where: str
-    got: Any
-    expected: Any
-    kind: str
-    verdict: Verdict = Verdict.WRONG_ANSWER
+    where: str  # an expression: `result[2].seq_lens`, `out`, `gc.isenabled()`
+    got: Any  # what the target has there: a tensor, an array, a value, an exception
+    expected: Any  # what `reference` has there
+    kind: str  # a few words: "wrong value", "wrong dtype", "writes to an argument"
+    verdict: Verdict = Verdict.WRONG_ANSWER  # what the failure is
+    # The index of the first element that differs, if they are arrays of one shape.
     index: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """Where the memory of a call lies, and how the call is made.
+    """Where the memory of a call lies, and how the call is made."""
 
-    Attributes:
-        layouts: Names in `memory.LAYOUTS`; array k of the call has the k-th, in turn.
-        is_negated: Whether tensors are lazy negations (`torch._neg_view`).
-        has_numpy_scalars: Whether ints are NumPy's.
-        is_positional: Whether arguments are passed by position.
-        is_checked: Whether `fast` is in checked mode.
-        mode: A name in `pair.MODES`.
-        objects: Whose classes lists and objects are of: a name in `pair.OBJECTS`.
-    """
-
+    # Names in `memory.LAYOUTS`; array k of the call has the k-th, in turn.
     layouts: tuple[str, ...] = ("dense",)
-    is_negated: bool = False
-    has_numpy_scalars: bool = False
-    is_positional: bool = False
-    is_checked: bool = False
-    mode: str = ""
-    objects: str = ""
+    is_negated: bool = False  # whether tensors are lazy negations (`torch._neg_view`)
+    has_numpy_scalars: bool = False  # whether ints are NumPy's
+    is_positional: bool = False  # whether arguments are passed by position
+    is_checked: bool = False  # whether `fast` is in checked mode
+    mode: str = ""  # a name in `pair.MODES`
+    objects: str = ""  # whose classes lists and objects are of: a name in `pair.OBJECTS`
 
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """One example.
+    """One example."""
 
-    Attributes:
-        function: The function, or `Class.method`.
-        arguments: The arguments of the call, as `reference` takes them.
-        other: The arguments of a second valid call, of which conditions make use.
-        circumstances: Where memory lies, and how the call is made.
-        conditions: Names in `conditions.CONDITIONS`, one after the other.
-        seed: Of what conditions choose by themselves.
-        changed: For a refusal: the path of the one place that was changed, such as
-            `("common_attn_metadata", "seq_lens")`, or `()` for several; None for a valid call.
-        is_loose: For a refusal: whether the messages of exceptions may differ.
-    """
-
-    function: str
-    arguments: Arguments
+    function: str  # the function, or `Class.method`
+    arguments: Arguments  # the arguments of the call, as `reference` takes them
+    # The arguments of a second valid call, of which conditions make use.
     other: Arguments | None = None
-    circumstances: Circumstances = Circumstances()
-    conditions: tuple[str, ...] = ()
-    seed: int = 0
+    circumstances: Circumstances = Circumstances()  # where memory lies, and how the call is made
+    conditions: tuple[str, ...] = ()  # names in `conditions.CONDITIONS`, one after the other
+    seed: int = 0  # of what conditions choose by themselves
+    # For a refusal: the path of the one place that was changed, such as `("common_attn_metadata",
+    # "seq_lens")`, or `()` for several; None for a valid call.
     changed: tuple[Any, ...] | None = None
-    is_loose: bool = False
+    is_loose: bool = False  # for a refusal: whether the messages of exceptions may differ
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave it to `show`: Hypothesis would read fields that a refusal has removed."""
@@ -93,15 +67,7 @@ class Story:
 
 
 class Failure(AssertionError):  # noqa: N818  # a finding, not an error of the program
-    """A target does not do what `reference` does.
-
-    Args:
-        story: The example.
-        target: The name of the target.
-        difference: The first difference.
-        condition: What was needed for it, in a few words; empty if the call alone shows it.
-        arguments: Those of the call that shows it, if it is another one than the story's.
-    """
+    """A target does not do what `reference` does."""
 
     def __init__(
         self,

@@ -34,32 +34,24 @@ KINDS: Final = ("host", "native", "cuda")
 class Target:
     """An implementation on a device.
 
-    Attributes:
-        name: `host`, `native` or `cuda`; of several implementations, `mine:host`.
-        implementation: The implementation under test.
-        device: The type of device of its tensors.
-
     >>> Target("host").function("get_dcp_local_seq_lens")(torch.arange(4, dtype=torch.int32), 2, 0)
     tensor([0, 1, 1, 2], dtype=torch.int32)
     """
 
-    name: str
-    implementation: Implementation = FAST
-    device: str = "cpu"
+    name: str  # `host`, `native` or `cuda`; of several implementations, `mine:host`
+    implementation: Implementation = FAST  # the implementation under test
+    device: str = "cpu"  # the type of device of its tensors
 
     @property
     def kind(self) -> str:
-        """`host`, `native` or `cuda`."""
         return self.name.rpartition(":")[2]
 
     @property
     def is_fast(self) -> bool:
-        """Whether the implementation is `fast` itself."""
         return self.implementation.module is FAST.module
 
     @property
     def is_strict(self) -> bool:
-        """Whether every failure fails the run, not only wrong answers."""
         return self.implementation.is_strict
 
     @property
@@ -68,7 +60,6 @@ class Target:
         return self.implementation.adapter.lacks
 
     def excuses(self, failure: Failure) -> bool:
-        """Return whether a failure is a declared deviation of its function."""
         found = (
             one for one in self.implementation.deviations if one.function == failure.story.function
         )
@@ -84,20 +75,13 @@ class Target:
         return all(map(self.implementation.offers, names))
 
     def find(self, name: str) -> Any:
-        """Return the class, constant or function that the implementation now has by this name.
-
-        Raises:
-            Absent: It has no such thing.
-        """
+        """Return the class, constant or function that the implementation now has by this name."""
         return self.implementation.find(name)
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function, or the method written `Class.method`, that now has this name.
 
         It takes and returns our objects; the adapter converts them.
-
-        Raises:
-            Absent: The implementation has no such thing.
         """
         return self.implementation.function(name)
 
@@ -148,9 +132,6 @@ def default_kinds(implementation: Implementation = FAST) -> list[str]:
 def choose(names: str | None, implementations: Sequence[Implementation] = (FAST,)) -> list[Target]:
     """Return the targets that a comma-separated list names, the default ones for None.
 
-    Raises:
-        ValueError: An unknown target, an empty list, or a target that cannot run here.
-
     >>> [target.name for target in choose("native,host")]
     ['host', 'native']
     >>> choose("nativ")
@@ -177,7 +158,6 @@ def choose(names: str | None, implementations: Sequence[Implementation] = (FAST,
 
 
 def _check(kind: str, implementation: Implementation) -> None:
-    """Raise ValueError if an implementation cannot be tested on a kind of target here."""
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("target 'cuda' needs a GPU, but torch finds none")
     if kind == "native" and not implementation.is_fast:

@@ -108,7 +108,6 @@ def rebuilt(value: Any, new: list[tuple[Any, Any]], cls: type[Any] | None = None
 
 
 def get(value: Any, path: Path) -> Any:
-    """Return the part at a path."""
     for key in path:
         is_entry = isinstance(value, dict | list | tuple)
         value = value[key] if is_entry else getattr(value, key)
@@ -128,7 +127,6 @@ def put(value: Any, path: Path, new: Any) -> Any:
 
 
 def set_part(value: Any, path: Path, new: Any) -> None:
-    """Set the part at a path in place."""
     parent = get(value, path[:-1])
     if isinstance(parent, dict | list):
         parent[path[-1]] = new
@@ -168,7 +166,6 @@ def objects(value: Any) -> Iterator[Any]:
 
 
 def root_of(array: Array) -> Array:
-    """Return the array in whose memory another one lies."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

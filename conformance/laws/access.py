@@ -36,16 +36,13 @@ class Half(enum.Flag):
 class Access:
     """The slots that tokens read and write.
 
-    Attributes:
-        reads: The set of (token, key position, slot).
-        writes: The set of (token, slot), tokens without a slot left out.
-
     >>> access = Access(frozenset({(0, 0, 5), (1, 0, 5), (1, 1, 8)}), frozenset({(0, 5), (1, 8)}))
     >>> access.of_tokens({1}).shifted(3)
     Access(reads={(4, 0, 5), (4, 1, 8)}, writes={(4, 8)})
     """
 
-    reads: frozenset[Read] = frozenset()
+    reads: frozenset[Read] = frozenset()  # the set of (token, key position, slot)
+    # The set of (token, slot), tokens without a slot left out.
     writes: frozenset[Write] = frozenset()
 
     def __repr__(self) -> str:
@@ -59,21 +56,11 @@ class Access:
 
     @property
     def tokens(self) -> set[Token]:
-        """Return the tokens that read or write something."""
         return {token for token, *_ in self.reads} | {token for token, _ in self.writes}
 
     @staticmethod
     def of(metadata: Any, layout: Layout, half: Half = Half.BOTH) -> Access:
-        """Return the access relation of a batch, as `reference` defines it.
-
-        Args:
-            metadata: The batch, as metadata of an implementation or of `reference`.
-            layout: The layout of its positions in blocks, and its rank.
-            half: The half to compute; the other is left empty.
-
-        Raises:
-            AssertionError: The metadata is not valid.
-        """
+        """Return the access relation of a batch, as `reference` defines it."""
         metadata = as_reference(metadata)
         reads: set[Read] = set()
         writes: set[Write] = set()
@@ -89,9 +76,6 @@ class Access:
     @staticmethod
     def union(parts: Iterable[Access]) -> Access:
         """Return the union of disjoint parts.
-
-        Raises:
-            AssertionError: Two parts have a read or a write in common.
 
         >>> one, other = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(1, 8)}))
         >>> Access.union([one, other])
@@ -115,9 +99,6 @@ class Access:
     def partition(parts: Sequence[Access]) -> Access:
         """Return the union of parts, each with tokens of its own.
 
-        Raises:
-            AssertionError: A token is in two parts.
-
         >>> one, other = Access(frozenset({(0, 0, 5)})), Access(frozenset({(0, 1, 6)}))
         >>> Access.partition([one, other])
         Traceback (most recent call last):
@@ -133,9 +114,6 @@ class Access:
     def renamed(self, names: Mapping[int, Token]) -> Access:
         """Return the relation with its tokens renamed.
 
-        Raises:
-            AssertionError: A token has no new name.
-
         >>> Access(writes=frozenset({(0, 5), (1, 8)})).renamed({0: 7, 1: 3})
         Access(reads={}, writes={(3, 8), (7, 5)})
         """
@@ -146,7 +124,6 @@ class Access:
         return Access(reads, frozenset((names[token], slot) for token, slot in self.writes))
 
     def shifted(self, tokens: int) -> Access:
-        """Return the relation with token numbers increased by `tokens`."""
         reads = frozenset((token + tokens, key, slot) for token, key, slot in self.reads)
         return Access(reads, frozenset((token + tokens, slot) for token, slot in self.writes))
 
@@ -166,12 +143,10 @@ class Access:
         )
 
     def read_back(self, positions: Mapping[Token, int]) -> Access:
-        """Return the writes from which each token reads its own key."""
         own = ((token, slot) for token, key, slot in self.reads if key == positions[token])
         return Access(writes=frozenset(own))
 
     def of_tokens(self, tokens: Container[Token]) -> Access:
-        """Return the reads and writes of some tokens."""
         return Access(
             frozenset(read for read in self.reads if read[0] in tokens),
             frozenset(write for write in self.writes if write[0] in tokens),
@@ -183,14 +158,12 @@ class Access:
         return Access(reads, self.writes)
 
     def only(self, half: Half) -> Access:
-        """Return one half of the relation; the other is left empty."""
         return Access(
             self.reads if Half.READS in half else frozenset(),
             self.writes if Half.WRITES in half else frozenset(),
         )
 
     def first(self) -> str:
-        """Describe the first read or write."""
         if self.reads:
             token, key, slot = min(self.reads)
             return f"{_token(token)} reads {_slot(slot)} for key position {key}"
@@ -198,11 +171,7 @@ class Access:
         return f"{_token(token)} writes {_slot(slot)}"
 
     def assert_equal(self, expected: Access) -> None:
-        """Raise unless this relation equals the expected one.
-
-        Raises:
-            AssertionError: They differ; the message has the first unexpected or missing access.
-        """
+        """Raise unless this relation equals the expected one."""
         unexpected = Access(self.reads - expected.reads, self.writes - expected.writes)
         missing = Access(expected.reads - self.reads, expected.writes - self.writes)
         if unexpected or missing:

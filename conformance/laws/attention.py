@@ -75,7 +75,6 @@ def _num_blocks(batch: Batch) -> Array:
 
 
 def _blocks(batch: Batch) -> Array:
-    """Return the manager's blocks of each request, [num_reqs, blocks], the null block past them."""
     pieces = batch.layout.blocks_per_kv_block
     found = batch.block_table[: batch.num_reqs, ::pieces] // pieces
     return np.where(np.arange(found.shape[1]) < _num_blocks(batch)[:, None], found, 0)

@@ -23,36 +23,26 @@ FP8_DS_MLA_BYTES: Final = 656
 
 @dataclasses.dataclass
 class Backend(Factory):
-    """A backend class, or an instance of one.
+    """A backend class, or an instance of one."""
 
-    Attributes:
-        name: What `get_name()` returns; the class is named after it.
-        shape: The axes of each dimension of the logical shape, which it merges; an int is a length.
-        stride_order: What `get_kv_cache_stride_order()` returns; None: see `without_order`.
-        without_order: What a backend without an order has: a method that "raises"
-            `NotImplementedError`, an "absent" one (that of the base class raises), or "None";
-            with another text, the method raises `AttributeError`.
-        supported: What `get_supported_kernel_block_sizes()` returns.
-        builder: The builder class, or a factory of it.
-        is_listed: Whether a shape is a list of NumPy's ints instead of a tuple.
-        is_instance: Whether it is an instance of the class.
-        is_own: Whether the class is an engine's own, without a base class.
-        knows_dtype: Whether `get_kv_cache_shape` takes a `cache_dtype_str`.
-    """
-
-    name: str = "PLAIN"
+    name: str = "PLAIN"  # what `get_name()` returns; the class is named after it
+    # The axes of each dimension of the logical shape, which it merges; an int is a length.
     shape: list[Any] = dataclasses.field(default_factory=lambda: [[a] for a in KEYS_AND_VALUES])
+    # What `get_kv_cache_stride_order()` returns; None: see `without_order`.
     stride_order: Any = None
+    # What a backend without an order has: a method that "raises" `NotImplementedError`, an "absent"
+    # one (that of the base class raises), or "None"; with another text, the method raises
+    # `AttributeError`.
     without_order: str = "raises"
+    # What `get_supported_kernel_block_sizes()` returns.
     supported: list[Any] = dataclasses.field(default_factory=lambda: [reference.MultipleOf(1)])
-    builder: Any = None
-    is_listed: bool = False
-    is_instance: bool = False
-    is_own: bool = False
-    knows_dtype: bool = True
+    builder: Any = None  # the builder class, or a factory of it
+    is_listed: bool = False  # whether a shape is a list of NumPy's ints instead of a tuple
+    is_instance: bool = False  # whether it is an instance of the class
+    is_own: bool = False  # whether the class is an engine's own, without a base class
+    knows_dtype: bool = True  # whether `get_kv_cache_shape` takes a `cache_dtype_str`
 
     def make(self, twin: Twin) -> Any:
-        """Return the class, or an instance of it."""
         found: dict[str, Callable[..., Any] | None] = {
             "get_name": lambda: self.name,
             "get_builder_cls": lambda: self.builder,
@@ -89,7 +79,6 @@ class Backend(Factory):
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> Sequence[Any]:
-        """Return the logical shape, as `get_kv_cache_shape` does."""
         if cache_dtype_str == "fp8_ds_mla":
             num_kv_heads, head_size = 1, FP8_DS_MLA_BYTES
         elif cache_dtype_str in {"fp8", ""}:  # as many bytes, so that only the shape differs
@@ -110,13 +99,7 @@ class Backend(Factory):
 
 
 def any_backend(rng: random.Random, *, has_kv: bool = True, **fields: Any) -> Backend:
-    """Choose a backend of any shape and stride order, often the usual ones.
-
-    Args:
-        rng: What chooses.
-        has_kv: Whether it stores keys and values, and not one vector for each token.
-        fields: Further fields of it.
-    """
+    """Choose a backend of any shape and stride order, often the usual ones."""
     axes = [axis for axis in KEYS_AND_VALUES if has_kv or axis != "kv"]
     shape = [[axis] for axis in axes]
     kind = rng.randrange(4)
@@ -153,6 +136,5 @@ def any_backend(rng: random.Random, *, has_kv: bool = True, **fields: Any) -> Ba
 
 
 def backends(*, has_kv: bool = True, **fields: Any) -> st.SearchStrategy[Backend]:
-    """Return a strategy of `any_backend`."""
     seeds = st.integers(0, 2**32 - 1)
     return seeds.map(lambda seed: any_backend(random.Random(seed), has_kv=has_kv, **fields))  # noqa: S311  # no secret

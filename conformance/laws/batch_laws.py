@@ -31,47 +31,32 @@ Call: TypeAlias = Callable[[str, Arguments], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a result: the metadata of consecutive tokens, from the `first` on.
+    """A part of a result: the metadata of consecutive tokens, from the `first` on."""
 
-    Attributes:
-        metadata: The metadata.
-        first: The first token.
-        tokens: The tokens of its rows, if they are not consecutive.
-    """
-
-    metadata: Any
-    first: int = 0
-    tokens: Sequence[int] | None = None
+    metadata: Any  # the metadata
+    first: int = 0  # the first token
+    tokens: Sequence[int] | None = None  # the tokens of its rows, if they are not consecutive
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """How the arguments and results of a function describe a batch.
+    """How the arguments and results of a function describe a batch."""
 
-    Attributes:
-        arguments: Returns the arguments for a batch and options.
-        parts: Returns the parts of a result, of its batch and arguments: metadata, or its access
-            relation with the batch's token numbers.
-        options: Draws, for a batch, what the arguments need besides.
-        tokens: Returns the tokens that the result is about, of the batch and the arguments; None
-            for all.
-        shows: The half of the relation that the result determines.
-        chunk: Returns, of the arguments, the size of chunks: the parts' tokens read within their
-            own chunk, and count key positions from its start.
-        has_ranks: Whether the batch may lie on several ranks.
-        causal: Whether its batches are causal; None for both.
-        least_tokens: The fewest tokens, 0 or 1.
-    """
-
-    arguments: Callable[[Batch, Any], Arguments]
+    arguments: Callable[[Batch, Any], Arguments]  # returns the arguments for a batch and options
+    # Returns the parts of a result, of its batch and arguments: metadata, or its access relation
+    # with the batch's token numbers.
     parts: Callable[[Batch, Arguments, Any], Sequence[Part | Access]]
+    # Draws, for a batch, what the arguments need besides.
     options: Callable[[Batch], SearchStrategy[Any]] = lambda _: st.none()
+    # Returns the tokens that the result is about, of the batch and the arguments; None for all.
     tokens: Callable[[Batch, Arguments], Sequence[int]] | None = None
-    shows: Half = Half.BOTH
+    shows: Half = Half.BOTH  # the half of the relation that the result determines
+    # Returns, of the arguments, the size of chunks: the parts' tokens read within their own chunk,
+    # and count key positions from its start.
     chunk: Callable[[Arguments], int | None] = lambda _: None
-    has_ranks: bool = True
-    causal: bool | None = None
-    least_tokens: int = 0
+    has_ranks: bool = True  # whether the batch may lie on several ranks
+    causal: bool | None = None  # whether its batches are causal; None for both
+    least_tokens: int = 0  # the fewest tokens, 0 or 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,21 +79,17 @@ class Reading:
 
     @property
     def batch(self) -> Batch:
-        """The case's batch."""
         return self.case.batch
 
     @property
     def description(self) -> Description:
-        """How the function describes a batch."""
         found: Description = self.contract.description
         return found
 
     def arguments(self, batch: Batch | None = None) -> Arguments:
-        """Return the arguments for a batch; None for the case's own."""
         return self.description.arguments(self.batch if batch is None else batch, self.case.options)
 
     def parts(self, batch: Batch | None = None) -> Sequence[Part | Access]:
-        """Call the target for a batch, and return the parts of its result."""
         batch = self.batch if batch is None else batch
         arguments = self.arguments(batch)
         return self.description.parts(
@@ -138,7 +119,6 @@ class Reading:
         return Access.of(self.batch.metadata(), _layout(self.batch), half)
 
     def tokens(self, batch: Batch | None = None) -> Sequence[int]:
-        """Return the tokens that the result for a batch is about."""
         batch, tokens = self.batch if batch is None else batch, self.description.tokens
         return range(batch.num_tokens) if tokens is None else tokens(batch, self.arguments(batch))
 
@@ -155,26 +135,18 @@ def _layout(batch: Batch) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A statement about functions of a batch.
+    """A statement about functions of a batch."""
 
-    Attributes:
-        body: Raises AssertionError if a reading contradicts it.
-        half: The half of the access relation that it is about.
-        choices: Draws `Case.choice`, for a batch.
-    """
-
-    body: Callable[[Reading], None]
-    half: Half
-    choices: Callable[[Batch], SearchStrategy[Any]]
+    body: Callable[[Reading], None]  # raises AssertionError if a reading contradicts it
+    half: Half  # the half of the access relation that it is about
+    choices: Callable[[Batch], SearchStrategy[Any]]  # draws `Case.choice`, for a batch
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.body.__name__
 
     @property
     def statement(self) -> str:
-        """The law in a sentence."""
         return " ".join((self.body.__doc__ or "").split())
 
     def cases(self, contract: Contract) -> SearchStrategy[Case]:
@@ -202,7 +174,6 @@ def _cases(draw: st.DrawFn, description: Description, law: Law) -> Case:
 def law(
     half: Half = Half.BOTH, choices: Callable[[Batch], SearchStrategy[Any]] = lambda _: st.none()
 ) -> Callable[[Callable[[Reading], None]], Law]:
-    """Return a decorator that makes a `Law`."""
     return lambda body: Law(body, half, choices)
 
 
@@ -255,7 +226,6 @@ def in_order(batch: Batch, order: Sequence[int]) -> tuple[Batch, dict[int, int]]
 
 
 def on_rank(batch: Batch, rank: int) -> Batch:
-    """Return the batch on another rank."""
     return dataclasses.replace(batch, layout=dataclasses.replace(batch.layout, cp_rank=rank))
 
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 import reference
+from conformance.engine.trace import traffic
 from conformance.harness.contract import Arguments, Special
 from conformance.harness.sizes import rngs, sizes, vectors
-from conformance.harness.traffic import traffic_batches
 
 IntArray: TypeAlias = npt.NDArray[Any]
 T = TypeVar("T")
@@ -64,37 +64,24 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """One step, in batch order, padded requests included.
+    """One step, in batch order, padded requests included."""
 
-    Attributes:
-        query_lens: int64[N], new tokens of each request.
-        num_computed_tokens: int64[N], its tokens in the cache before the step.
-        layout: How positions lie in blocks.
-        block_table: int32[at least N, columns].
-        num_padding_tokens: Tokens past the last request's.
-        filler: The positions of padding.
-        raised: How far `max_query_len` and `max_seq_len` lie above the true maxima.
-        causal: Whether attention is causal.
-        drift: How far `num_computed_tokens_cpu` is below the tokens before the query, as after fast
-            prefill; for a request without a query, how far above, as left by an earlier step.
-        extra_slots: Slots past the last token.
-        has_copies: Whether a field and its copy on the CPU are two arrays.
-        has_numpy_ints: Whether counts are NumPy's ints, and `causal` its bool.
-        optional: Further fields of the metadata.
-    """
-
-    query_lens: IntArray
-    num_computed_tokens: IntArray
-    layout: Layout
-    block_table: IntArray
-    num_padding_tokens: int = 0
-    filler: int = 0
+    query_lens: IntArray  # int64[N], new tokens of each request
+    num_computed_tokens: IntArray  # int64[N], its tokens in the cache before the step
+    layout: Layout  # how positions lie in blocks
+    block_table: IntArray  # int32[at least N, columns]
+    num_padding_tokens: int = 0  # tokens past the last request's
+    filler: int = 0  # the positions of padding
+    # How far `max_query_len` and `max_seq_len` lie above the true maxima.
     raised: tuple[int, int] = (0, 0)
-    causal: bool = True
+    causal: bool = True  # whether attention is causal
+    # How far `num_computed_tokens_cpu` is below the tokens before the query, as after fast prefill;
+    # for a request without a query, how far above, as left by an earlier step.
     drift: int = 0
-    extra_slots: int = 0
-    has_copies: bool = False
-    has_numpy_ints: bool = False
+    extra_slots: int = 0  # slots past the last token
+    has_copies: bool = False  # whether a field and its copy on the CPU are two arrays
+    has_numpy_ints: bool = False  # whether counts are NumPy's ints, and `causal` its bool
+    # Further fields of the metadata.
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -109,7 +96,6 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that belong to requests."""
         return int(self.starts[-1])
 
     @property
@@ -119,7 +105,6 @@ class Batch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether the last request has no tokens."""
         return self.num_reqs > 0 and not self.query_lens[-1]
 
     @property
@@ -129,7 +114,6 @@ class Batch:
 
     @functools.cached_property
     def owners(self) -> IntArray:
-        """int64[num_tokens], the request of each token."""
         return np.repeat(np.arange(self.num_reqs), self.query_lens)
 
     @functools.cached_property
@@ -139,11 +123,9 @@ class Batch:
         return before + np.arange(self.num_tokens)
 
     def query_start_loc(self) -> IntArray:
-        """Return the starts as an argument."""
         return self.starts.astype(np.int32)
 
     def positions(self) -> IntArray:
-        """Return every token's position, padding included."""
         return np.concatenate([self.places, np.full(self.num_padding_tokens, self.filler)])
 
     def slot_mapping(self) -> IntArray:
@@ -161,7 +143,6 @@ class Batch:
         return np.concatenate([slots, padding, np.full(self.extra_slots, 7)])
 
     def metadata(self) -> reference.CommonAttentionMetadata:
-        """Return the batch's attention metadata for `reference`."""
         starts, lens = self.query_start_loc(), self.seq_lens.astype(np.int32)
         is_idle = self.query_lens == 0
         computed = np.maximum(self.num_computed_tokens - self.drift, 0)
@@ -230,23 +211,14 @@ FEW: Final = (0, 0, 0, 0, 1, 2, 3, None)
 @st.composite
 def batches(
     draw: st.DrawFn,
-    layout: Layout | None = None,
+    layout: Layout | None = None,  # None: in blocks of one rank
     *,
-    most: tuple[int, int, int] = (1100, 8193, 260),
+    most: tuple[int, int, int] = (1100, 8193, 260),  # requests, tokens, blocks of a request
     longest: int = MAX_INT32,
-    least_tokens: int = 0,
-    has_optional: bool = False,
+    least_tokens: int = 0,  # 0 or 1
+    has_optional: bool = False,  # whether metadata may have the optional fields
 ) -> st.SearchStrategy[Batch]:
-    """Draw the sizes of a batch; the strategy that it gives draws its contents.
-
-    Args:
-        draw: Hypothesis' `draw`.
-        layout: How positions lie in blocks; None: in blocks of one rank.
-        most: The most requests, tokens, and blocks of a request.
-        longest: The longest sequence.
-        least_tokens: The fewest tokens, 0 or 1.
-        has_optional: Whether metadata may have the optional fields.
-    """
+    """Draw the sizes of a batch; the strategy that it gives draws its contents."""
     if layout is None:
         layout = draw(layouts(most=min(most), has_ranks=False))
     busy, num_blocks = draw(sizes(least_tokens, most[0])), draw(sizes(least_tokens, most[2]))
@@ -264,7 +236,7 @@ def batches(
         num_blocks = min(num_blocks, max(cells // max(busy, 1), least_tokens))
     num_blocks = min(num_blocks, cells)
     busy = min(busy, cells // max(num_blocks, 1))
-    step = draw(traffic_batches()) if kind == "traffic" else None
+    step = draw(st.sampled_from(traffic())) if kind == "traffic" else None
     if step is not None:
         if not draw(st.integers(0, 9)):  # so that it shrinks
             none = (0,) * len(step.query_lens)
@@ -326,7 +298,6 @@ def batches(
 def _query_lens(
     draw: st.DrawFn, kind: str, num_reqs: int, num_tokens: int, longest: int
 ) -> IntArray:
-    """Draw lengths of a given sum, each at most `longest`: some of 1, the others between cuts."""
     if not num_reqs:
         return np.zeros(0, np.int64)
     if kind in {"decodes", "uniform"} and num_tokens % num_reqs == 0:
@@ -344,7 +315,6 @@ def _query_lens(
 
 
 def _contexts(draw: st.DrawFn, lens: IntArray, longest: int, block: int) -> IntArray:
-    """Draw computed tokens: none, any, or so that they or the sequence end near a block's end."""
     room = longest - lens
     if not draw(st.integers(0, 4)):
         return np.zeros_like(lens)
@@ -365,7 +335,6 @@ def _block_table(
     shape: tuple[int, int],
     filler: int,
 ) -> IntArray:
-    """Draw the blocks of each request, distinct apart from a common prefix; then the filler."""
     order, first, is_shared = choices(
         draw, ("ascending", "descending", "shuffled"), (1, 0, -1), (False, True)
     )
@@ -394,7 +363,6 @@ def _block_table(
 def _optional(
     draw: st.DrawFn, batch: Batch, dtype: Any, has_logits: bool, has_encoder: bool, has_local: bool
 ) -> Mapping[str, Any]:
-    """Draw the optional fields of a metadata."""
     found: dict[str, Any] = {}
     if has_logits:
         # The last token of each request that has any; padding repeats the last one.

@@ -34,7 +34,6 @@ class _Records:
         return bool(made.device == made.twins_device)
 
     def build(self, *args: Any, **keywords: Any) -> Built:
-        """Return the arguments."""
         self.num_builds += 1
         return Built(args, keywords)
 
@@ -49,13 +48,11 @@ class BuilderClass(Factory):
     """A class that extends `AttentionMetadataBuilder`."""
 
     def base(self, twin: Twin) -> type:
-        """Return what it extends."""
         has_base = twin.target is None or twin.target.offers("AttentionMetadataBuilder")
         found: type = twin.find("AttentionMetadataBuilder") if has_base else _Stores
         return found
 
     def make(self, twin: Twin) -> type:
-        """Return the class."""
         # No closure of the twin: classes stay alive.
         return type("Builder", (_Records, self.base(twin)), {"twins_device": twin.device})
 
@@ -65,12 +62,10 @@ class OwnBuilderClass(BuilderClass):
     """An engine's own class, without a base class of the implementation."""
 
     def base(self, _: Twin) -> type:
-        """Return what it extends."""
         return _Stores
 
 
 def builder_classes() -> st.SearchStrategy[BuilderClass]:
-    """Return a strategy of both."""
     return st.builds(BuilderClass) | st.builds(OwnBuilderClass)
 
 
@@ -82,11 +77,9 @@ class Builder(Factory):
     given: list[Any] = dataclasses.field(default_factory=lambda: [None, ["layers.0"], None, None])
 
     def make(self, _: Twin) -> Any:
-        """Return the builder."""
         made: Any = self.cls
         return made(*self.given)
 
     def state(self, made: Any) -> Any:
-        """Return how often it has built, and its threshold and that of its class."""
         threshold = vars(made).get("reorder_batch_threshold", "that of its class")
         return made.num_builds, threshold, type(made).reorder_batch_threshold

@@ -5,9 +5,9 @@ CPU's, and every access is checked: bounds, alignment, races, and memory that wa
 docs/targets.md says which errors it does not detect.
 """
 
-from conformance.native.faults import Kind, NativeFault
+from conformance.native.compiled import CompileError
 from conformance.native.launch import launch_natively
-from conformance.native.offline_compiler import CompileError
 from conformance.native.ptx import UnknownPtxError
+from conformance.native.state import Kind, NativeFault
 
 __all__ = ["CompileError", "Kind", "NativeFault", "UnknownPtxError", "launch_natively"]

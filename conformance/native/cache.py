@@ -28,15 +28,10 @@ _PACKAGES: Final = ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "
 
 
 class Compiled(NamedTuple):
-    """The cached files of a compiled kernel.
+    """The cached files of a compiled kernel."""
 
-    Attributes:
-        ptx: The PTX that numba-cuda and NVVM generate.
-        machine_code: The object file that LLVM generates from it for this CPU.
-    """
-
-    ptx: str
-    machine_code: bytes
+    ptx: str  # the PTX that numba-cuda and NVVM generate
+    machine_code: bytes  # the object file that LLVM generates from it for this CPU
 
 
 def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compiled]) -> Compiled:
@@ -45,11 +40,6 @@ def load_or_compile(kernel: Kernel, arch: str, compile_now: Callable[[], Compile
     Processes wait for each other, so that each kernel is compiled once. Only kernels that `fast`
     declares are cached, not those of tests or those with a planted bug. If Python writes no
     bytecode (`PYTHONDONTWRITEBYTECODE`), the cache is read but not written.
-
-    Args:
-        kernel: The kernel.
-        arch: The GPU for which it is compiled.
-        compile_now: Compiles the kernel.
     """
     path = FOLDER / f"{kernel.name}.{arch}.{sys.implementation.cache_tag}.native"
     source = kernel.py_func.__code__.co_filename
@@ -92,12 +82,7 @@ def fingerprint(kernel: Kernel, arch: str) -> str:
 
 
 def describe_function(function: Any, outer: frozenset[object]) -> object:
-    """Return a function's code, and the globals and closure variables that it uses.
-
-    Args:
-        function: The function.
-        outer: The functions that use this one; a recursive use is described by its name.
-    """
+    """Return a function's code, and the globals and closure variables that it uses."""
     if function in outer:
         return function.__name__
     outer |= {function}
@@ -128,7 +113,6 @@ def _describe(value: Any, outer: frozenset[object]) -> object:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a code object and the functions inside it use."""
     return set(code.co_names).union(*map(_names, _inner(code)))
 
 
@@ -141,7 +125,6 @@ def _code(code: CodeType) -> object:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of the functions inside a function."""
     yield from (one for one in code.co_consts if isinstance(one, CodeType))
 
 

@@ -1,18 +1,22 @@
-"""Compiles a kernel's PTX to machine code of this CPU, and loads it."""
+"""Compiles a kernel to PTX with numba-cuda, without a GPU, and to machine code of this CPU."""
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from conformance.native.blocks import build_blocks
 from conformance.native.memory import Layout
 from conformance.native.ptx import Entry, read_entry
-from conformance.native.thread import build_thread
+from conformance.native.thread import build_blocks, build_thread
 from conformance.native.values import registers_to_save
+from fast import numba_cuda
+from fast.kernels.cuda import Kernel
 
 
 class CompiledPtx:
@@ -23,14 +27,6 @@ class CompiledPtx:
         layout: The memory layout.
         frame_words: The size in words of a thread's frame, to which it saves its registers.
         run: Runs a launch; it takes the address of its state.
-
-    Args:
-        ptx: The PTX of one kernel.
-        machine_code: The object file that `translate` returned for it.
-        num_arrays: How many of its arguments are arrays.
-
-    Raises:
-        UnknownPtxError: The PTX has a construct that is not translated.
     """
 
     def __init__(self, ptx: str, machine_code: bytes, num_arrays: int) -> None:
@@ -47,15 +43,7 @@ class CompiledPtx:
 
 
 def translate(ptx: str, num_arrays: int) -> bytes:
-    """Translate a kernel's PTX to this CPU's machine code; return the object file.
-
-    Args:
-        ptx: The PTX of one kernel.
-        num_arrays: How many of its arguments are arrays.
-
-    Raises:
-        UnknownPtxError: The PTX has a construct that is not translated.
-    """
+    """Translate a kernel's PTX to this CPU's machine code; return the object file."""
     entry = read_entry(ptx)
     layout = Layout(entry.num_words, num_arrays, entry.variables)
     built = ir.Module(context=ir.Context())
@@ -72,13 +60,51 @@ def translate(ptx: str, num_arrays: int) -> bytes:
 
 
 def _make_machine() -> Any:
-    """Return LLVM's target machine for this CPU."""
     return _target().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=2, jit=True)
 
 
 @cache
 def _target() -> Any:
-    """Return LLVM's target for this machine."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple()
+
+
+# PTX, without a GPU.
+
+
+class CompileError(Exception):
+    """A kernel does not compile."""
+
+
+def compile_offline(kernel: Kernel, arch: str, *, lineinfo: bool = False) -> tuple[str, str]:
+    """Compile a kernel to PTX; return the PTX, and the name of its entry."""
+    major, minor = divmod(int(arch.removeprefix("sm_")), 10)
+    with pretended_gpu((major, minor)):
+        return numba_cuda.compile_ptx(kernel, (major, minor), lineinfo=lineinfo)
+
+
+@contextlib.contextmanager
+def pretended_gpu(capability: tuple[int, int]) -> Iterator[None]:
+    """Let numba-cuda compile as if this machine had a GPU, until the end of the block.
+
+    Numba queries the current device even if the architecture is given. The function that it calls
+    is private, and imported by name into several modules (numba-cuda 0.30): it is patched in each
+    and then restored. This is the only place that touches numba's internals.
+    """
+    numba_cuda.import_cuda()
+    name = "get_current_device"
+    moved_layers = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("numba.cuda") and name in vars(module)
+    ]
+    originals = [getattr(module, name) for module in moved_layers]
+    gpu = SimpleNamespace(compute_capability=capability)
+    try:
+        for module in moved_layers:
+            setattr(module, name, lambda: gpu)
+        yield
+    finally:
+        for module, original in zip(moved_layers, originals, strict=True):
+            setattr(module, name, original)

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from conformance.native.compiled import CompiledPtx
-from conformance.native.faults import Kind, NativeFault
+from conformance.native.memory import NO_OTHER, Access, AccessEpoch
 from conformance.native.ptx import Instruction
-from conformance.native.shadow import NO_OTHER, Access, AccessEpoch
-from conformance.native.state import Field
+from conformance.native.state import Field, Kind, NativeFault
 from conformance.native.thread import ENDED
 from fast.kernels.cuda import Kernel
 
@@ -40,16 +39,7 @@ def describe(
     epochs: Any,
     args: Sequence[torch.Tensor | int],
 ) -> NativeFault:
-    """Return the exception for a fault.
-
-    Args:
-        kernel: The kernel.
-        compiled: Its compiled PTX.
-        state: The state of the launch, with the fault.
-        blocks: The numbers of the blocks, in the order in which they ran.
-        epochs: The first epoch of each of these blocks.
-        args: The arguments.
-    """
+    """Return the exception for a fault."""
     kind = Kind(int(state[Field.KIND]))
     width = int(state[Field.GRID_X])
 
@@ -107,7 +97,6 @@ def describe(
 
 
 def _where(compiled: CompiledPtx, instruction: Instruction | None) -> str:
-    """Return the location of an instruction: its line of the source, and its line of PTX."""
     if instruction is None:
         return "its end"
     file = Path(compiled.entry.file).name

@@ -2,22 +2,21 @@
 
 import contextlib
 import gc
+import re
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from conformance.native.arguments import check_arguments, check_words
 from conformance.native.cache import Compiled, load_or_compile
-from conformance.native.compiled import CompiledPtx, translate
+from conformance.native.compiled import CompiledPtx, CompileError, compile_offline, translate
 from conformance.native.describing import describe
-from conformance.native.offline_compiler import CompileError, compile_offline
+from conformance.native.memory import CELLS_OF_BYTE
 from conformance.native.ptx import UnknownPtxError
-from conformance.native.shadow import CELLS_OF_BYTE
 from conformance.native.state import NUM_ORDERS, Field
 from fast import numba_cuda
 from fast.kernels.cuda import Kernel
@@ -124,7 +123,6 @@ def compile_native(kernel: Kernel, arch: str = "sm_90") -> CompiledPtx:
 
 
 def _compile(kernel: Kernel, arch: str) -> Compiled:
-    """Compile a kernel."""
     with _without_collections():
         try:
             ptx, _ = compile_offline(kernel, arch, lineinfo=True)
@@ -151,12 +149,10 @@ def _without_collections() -> Iterator[None]:
 
 
 def _num_arrays(kernel: Kernel) -> int:
-    """Return how many of a kernel's arguments are arrays."""
     return sum(map(bool, kernel.parameters))
 
 
 def archs_of(kernel: Kernel) -> list[str]:
-    """Return the architectures for which a kernel has been compiled."""
     return list(_COMPILED.get(kernel, ()))
 
 
@@ -235,7 +231,6 @@ class _Launch:
 
 
 def _order(size: int, seed: int) -> Any:
-    """Return a permutation of the numbers below `size`."""
     return np.random.default_rng(seed).permutation(size)
 
 
@@ -250,3 +245,74 @@ def _aligned(size: int) -> Any:
     memory = np.empty(size + 64, np.uint8)
     skipped = -memory.ctypes.data % 64
     return memory[skipped : skipped + max(size, 1)]
+
+
+# The arguments of a launch, and the words that the launcher of `fast` passes for them.
+# Words have no types: a GPU would read an int64 tensor as garbage where the kernel expects int32.
+
+
+_PARAMETER: Final = re.compile(r"(\w+)(?:\[([:, 1]+)\])?")
+
+
+def check_arguments(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> None:
+    """Check arguments against the signature of a kernel."""
+    kinds = _kinds(kernel.signature)
+    names = kernel.py_func.__code__.co_varnames
+    where = f"kernel {kernel.name}"
+    if len(kinds) != len(args):
+        raise TypeError(f"{where}: takes {len(kinds)} arguments, but got {len(args)}")
+    for name, (kind, axes), arg in zip(names, kinds, args, strict=False):
+        if not axes:
+            is_fit = not isinstance(arg, torch.Tensor) and -(2**63) <= int(arg) < 2**63
+        else:
+            is_fit = isinstance(arg, torch.Tensor) and (
+                arg.dtype == getattr(torch, kind)
+                and arg.dim() == axes.count(":") - 1
+                and arg.is_contiguous()
+                and arg.device.type == "cpu"
+            )
+        if not is_fit:
+            found = repr(arg)
+            if isinstance(arg, torch.Tensor):
+                found = f"{arg.dtype} of shape {tuple(arg.shape)}, strides {arg.stride()}"
+            raise TypeError(
+                f"{where}: argument {name} is {found}, but its type is"
+                f" {kind}{f'[{axes}]' if axes else ''}"
+            )
+
+
+@cache
+def _kinds(signature: str) -> list[tuple[str, str | None]]:
+    """Return the type of each parameter of a signature, and the axes if it is an array."""
+    parameters = signature.removeprefix("void(").removesuffix(")")
+    return [(found[1], found[2]) for found in _PARAMETER.finditer(parameters)]
+
+
+def check_words(
+    kernel: Kernel, num_words: int, words: Sequence[int], args: Sequence[torch.Tensor | int]
+) -> None:
+    """Check the words of a launch against the words that numba's kernels take for each argument.
+
+    For an array they are two pointers that kernels do not use, the number of items, the bytes of
+    one, the address, the shape, and the strides in bytes.
+    """
+    where = f"kernel {kernel.name}"
+    if len(words) != num_words:
+        raise TypeError(f"{where}: takes {num_words} words, but got {len(words)}")
+    names = kernel.py_func.__code__.co_varnames
+    place = 0
+    for name, arg in zip(names, args, strict=False):
+        expected: list[int]
+        if isinstance(arg, torch.Tensor):
+            size = arg.element_size()
+            strides = [stride * size for stride in arg.stride()]
+            place += 2
+            expected = [arg.numel(), size, arg.data_ptr(), *arg.shape, *strides]
+        else:
+            expected = [int(arg)]
+        found = list(words[place : place + len(expected)])
+        if found != expected:
+            raise TypeError(
+                f"{where}: the words launched for {name} are {found}, expected {expected}"
+            )
+        place += len(expected)

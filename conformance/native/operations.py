@@ -40,7 +40,6 @@ def find_operation(opcode: str) -> tuple[re.Match[str], Compute] | None:
 
 
 def operand_bits(found: "re.Match[str]") -> int:
-    """Return the width in which an operation reads its operands."""
     groups = found.groupdict()
     return BITS[groups["from_type"]] if "from_type" in groups else int(groups.get("bits") or 1)
 
@@ -56,7 +55,6 @@ def _operation(pattern: str) -> Callable[[Compute], Compute]:
 
 
 def intrinsic(builder: Any, name: str, *values: Any) -> Any:
-    """Call an LLVM intrinsic on values of one type."""
     kind = values[0].type
     function = builder.module.declare_intrinsic(
         f"llvm.{name}", [kind], ir.FunctionType(kind, [each.type for each in values])
@@ -75,7 +73,6 @@ def _combine(builder: Any, values: Sequence[Any], found: "re.Match[str]") -> Any
 @_operation(rf"mul\.(?P<part>lo|hi|wide)\.{TYPE}")
 @_operation(rf"mad\.(?P<part>lo|hi|wide)\.{TYPE}")
 def multiply(builder: Any, values: Sequence[Any], found: "re.Match[str]") -> Any:
-    """Multiply, and add a third operand, which is as wide as the result."""
     left, right, *addend = values
     if found["part"] == "lo":
         product = builder.mul(left, right)

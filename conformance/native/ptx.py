@@ -71,43 +71,25 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction.
+    """An instruction."""
 
-    Attributes:
-        opcode: With all its modifiers.
-        operands: The target first.
-        guard: The predicate under which it is executed; None: always.
-        is_negated: Whether it is executed if the predicate is false.
-        line: The number of its line of PTX.
-        text: That line.
-        source_line: The line of the Python source that it was compiled from; 0 if it is unknown.
-    """
-
-    opcode: str
-    operands: tuple[Operand, ...]
-    guard: Register | None
-    is_negated: bool
-    line: int
-    text: str
-    source_line: int
+    opcode: str  # with all its modifiers
+    operands: tuple[Operand, ...]  # the target first
+    guard: Register | None  # the predicate under which it is executed; None: always
+    is_negated: bool  # whether it is executed if the predicate is false
+    line: int  # the number of its line of PTX
+    text: str  # that line
+    source_line: int  # the line of the Python source that it was compiled from; 0 if it is unknown
 
 
 class Entry(NamedTuple):
-    """The kernel of a PTX module.
+    """The kernel of a PTX module."""
 
-    Attributes:
-        num_words: Its parameters, of 8 bytes each.
-        variables: Its arrays in shared and local memory.
-        registers: All of them, in all scopes.
-        body: Its instructions and labels.
-        file: The Python source file of the line numbers.
-    """
-
-    num_words: int
-    variables: list[Variable]
-    registers: list[Register]
-    body: list[Instruction | Label]
-    file: str
+    num_words: int  # its parameters, of 8 bytes each
+    variables: list[Variable]  # its arrays in shared and local memory
+    registers: list[Register]  # all of them, in all scopes
+    body: list[Instruction | Label]  # its instructions and labels
+    file: str  # the Python source file of the line numbers
 
 
 class UnknownPtxError(NotImplementedError):
@@ -116,9 +98,6 @@ class UnknownPtxError(NotImplementedError):
 
 def read_entry(ptx: str) -> Entry:
     """Parse the PTX of one kernel.
-
-    Raises:
-        UnknownPtxError: The PTX has an unknown construct.
 
     Example:
         >>> entry = read_entry('''
@@ -165,7 +144,6 @@ class _Reader:
             raise UnknownPtxError(f"PTX line {number}: {line}")
 
     def _read(self, number: int, line: str) -> None:
-        """Parse a line that is not a parameter."""
         if line == "{":
             self._scopes.append({})
         elif line == "}":
@@ -196,7 +174,6 @@ class _Reader:
             self.entry.registers.append(register)
 
     def _instruction(self, number: int, line: str, found: re.Match[str]) -> Instruction:
-        """Parse the instruction of a line."""
         negation, guard, opcode, rest = found.groups()
         try:
             operands = tuple(self._operand(each) for each in _OPERAND.findall(rest))
@@ -229,5 +206,65 @@ class _Reader:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the elements of a vector."""
     yield from (each.strip() for each in text.strip("{}").split(","))
+
+
+# The registers that a thread must save at a barrier: those that it may read afterwards.
+
+
+_WITHOUT_TARGET: Final = ("st.", "red.", "bra", "bar.sync", "barrier.sync", "ret", "exit")
+"""Prefixes of opcodes without a target: their first operand is read, or they have no operands."""
+
+
+def live_at_barriers(entry: Entry) -> set[Register]:
+    """Return the registers whose values are needed after some barrier."""
+    labels = {each.name: at for at, each in enumerate(entry.body) if isinstance(each, Label)}
+    live: list[set[Register]] = [set() for _ in range(len(entry.body) + 1)]  # before each
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for at in reversed(range(len(entry.body))):
+            one = entry.body[at]
+            needed = set(live[at + 1])
+            if isinstance(one, Instruction):
+                if one.opcode.startswith("bra"):
+                    target = one.operands[0]
+                    there = labels.get(target.name) if isinstance(target, Symbol) else None
+                    fallen_through = needed if one.guard else set()
+                    needed = fallen_through | (set() if there is None else live[there])
+                elif one.opcode in {"ret", "exit"} and one.guard is None:
+                    needed = set()
+                if one.guard is None:
+                    needed -= set(_written(one))
+                needed |= set(_read(one))
+            if needed != live[at]:
+                live[at], has_changed = needed, True
+    return {
+        register
+        for at, one in enumerate(entry.body)
+        if isinstance(one, Instruction) and one.opcode.startswith("bar")
+        for register in live[at + 1] - set(_written(one))
+    }
+
+
+def _written(one: Instruction) -> Iterator[Register]:
+    if one.operands and not one.opcode.startswith(_WITHOUT_TARGET):
+        yield from _registers(one.operands[0])
+
+
+def _read(one: Instruction) -> Iterator[Register]:
+    if one.guard is not None:
+        yield one.guard
+    for number, operand in enumerate(one.operands):
+        if number or one.opcode.startswith(_WITHOUT_TARGET):
+            yield from _registers(operand)
+
+
+def _registers(operand: Operand) -> Iterator[Register]:
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Address):
+        yield from _registers(operand.base)
+    elif isinstance(operand, tuple):
+        for part in operand:
+            yield from _registers(part)

@@ -43,11 +43,6 @@ class Layer:
     mamba_type: str | None = None  # the kind of states
     states: tuple[State, ...] = ()
 
-    @property
-    def has_kv_cache(self) -> bool:
-        """Whether it has a cache of its own."""
-        return self.kind != ENCODER_ONLY and self.kv_sharing_target is None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
@@ -62,11 +57,6 @@ class Model:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     num_speculative_tokens: int = 0
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether some layers have states instead of keys and values."""
-        return any(layer.kind == MAMBA for layer in self.layers)
 
 
 LONGEST_SERVED = 4096

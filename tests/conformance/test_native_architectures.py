@@ -13,7 +13,7 @@ from conformance.functions import contracts
 from conformance.harness import targets
 from conformance.harness.checks import PROFILES, answers
 from conformance.harness.launches import native_launches
-from conformance.native import launch, offline_compiler
+from conformance.native import compiled, launch
 from fast import numba_cuda
 from kvtwin.kernels import find_kernels
 
@@ -38,7 +38,7 @@ def test_numba_is_left_as_it_was() -> None:
 
     numba_cuda.import_cuda()
     before = functions()
-    with contextlib.suppress(ZeroDivisionError), offline_compiler.pretended_gpu((9, 0)):
+    with contextlib.suppress(ZeroDivisionError), compiled.pretended_gpu((9, 0)):
         assert before != functions()
         raise ZeroDivisionError
     assert before == functions()

@@ -102,7 +102,7 @@ def imports_of(path: Path) -> set[str]:
     [
         (fast, ["numba_cuda.py"]),
         # Compiles without a GPU, and checks whether numba-cuda is installed.
-        (conformance, ["harness/targets.py", "native/offline_compiler.py"]),
+        (conformance, ["harness/targets.py", "native/compiled.py"]),
         (kvtwin, []),
     ],
 )

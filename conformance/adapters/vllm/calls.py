@@ -153,7 +153,6 @@ class Calls:
         runner_kv_caches: list[Any],
         num_attn_module: int = 1,
     ) -> None:
-        """Pass layers that bind their cache."""
         layers = {name: _Layer(layer) for name, layer in forward_context.items()}
         find("bind_kv_cache")(kv_caches, layers, runner_kv_caches, num_attn_module)
 
@@ -239,7 +238,6 @@ class _Layer:
         object.__setattr__(self, "_ours", ours)
 
     def bind_kv_cache(self, cache: Any) -> None:
-        """Bind the cache."""
         self._ours.kv_cache = [cache]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -266,7 +264,6 @@ class _Builder:
         self.builder, self.ours = builder, ours
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, **rest: Any) -> Any:
-        """Return what the builder builds for our metadata."""
         return self.builder.build(
             common_prefix_len=common_prefix_len,
             common_attn_metadata=self.ours(common_attn_metadata),
@@ -282,9 +279,7 @@ class _Group:
         self.kv_cache_spec = getattr(group, "kv_cache_spec", None)
 
     def get_metadata_builder(self, _: int = 0) -> _Builder:
-        """Return the builder."""
         return self.builder
 
     def build_metadata(self, common_attn_metadata: Any, _: int = 0) -> Any:
-        """Return what the builder builds."""
         return self.builder.build(0, common_attn_metadata)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 import reference
-from conformance.adapters.deviation import Deviation
+from conformance.adapters.base import Deviation
 
 SPEC: Final = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
 STATES: Final = {"block_size": 16, "shapes": ((4,),), "dtypes": (np.dtype(np.float16),)}

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.adapters.base import Adapter, Unsupported, is_given, supplied
-from conformance.adapters.deviation import Deviation
+from conformance.adapters.base import Adapter, Deviation, Unsupported, is_given, supplied
 from conformance.adapters.vllm import places
 from conformance.adapters.vllm.calls import Calls
 from conformance.adapters.vllm.deviations import DEVIATIONS
@@ -100,7 +99,6 @@ class VllmAdapter(Adapter):
         self._calls = Calls(self.ours)
 
     def find(self, name: str) -> Any:
-        """Return vLLM's own function or class, or a wrapper of it that takes our parameters."""
         found = places.find(name)
         owner, _, member = name.partition(".")
         if owner in places.SPECS and member in OF_EACH_SPEC:
@@ -110,7 +108,6 @@ class VllmAdapter(Adapter):
         return getattr(self._calls, name, found)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function, or vLLM's own class if none of its arguments is converted."""
         if name in places.OTHER_CLASSES:
             raise Unsupported(places.OTHER_CLASSES[name])
         found = self.find(name)
@@ -148,7 +145,6 @@ class VllmAdapter(Adapter):
         return super().result(function, theirs, arguments)
 
     def metadata(self, ours: Any) -> Any:
-        """Return vLLM's metadata."""
         if type(ours).__name__ != METADATA:
             return ours
         fields = {theirs: _plain(getattr(ours, name)) for name, theirs in FIELDS.items()}

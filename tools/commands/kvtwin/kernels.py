@@ -29,7 +29,7 @@ import torch
 
 import fast.kernels
 from conformance.native import launch_natively
-from conformance.native.offline_compiler import compile_offline
+from conformance.native.compiled import compile_offline
 from fast import numba_cuda
 from fast.kernels.cuda import KERNELS, Kernel
 from fast.launch import simulated_by
