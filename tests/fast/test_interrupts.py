@@ -6,7 +6,8 @@ A handler runs between two instructions, so KeyboardInterrupt is raised before e
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 
 import fast
 import reference
-from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
 from tests.fast.interrupts import Interrupter
 
@@ -130,31 +130,13 @@ def state_of(value: Any) -> Any:  # noqa: ANN401  (whatever an object holds)
     return value
 
 
-def interruptions(act: Act, on_path: OnPath) -> Iterator[tuple[Interrupter, ObservedTables]]:
-    """Yield the interrupter and the tables of each interrupted call."""
-    at = 1
-    while True:
-        observed, interrupter = ObservedTables(fast), Interrupter(fast, at)
-        with on_path():
-            is_interrupted = interrupter.run(functools.partial(act, observed.tables))
-        if not is_interrupted:
-            assert at > 1, "no instruction of fast was seen"
-            return
-        yield interrupter, observed
-        at += 1
-
-
-@pytest.fixture(params=["host", "sim"])
+@pytest.fixture(params=["host", "device"])
 def on_path(request: pytest.FixtureRequest) -> OnPath:
-    """Return a maker of contexts in which calls take the host path, or a simulated device path."""
+    """Return a maker of contexts in which calls take the host path, or the device path."""
     if request.param == "host":
         return contextlib.nullcontext
     simulate = request.getfixturevalue("simulate")
-
-    def launch(kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[Any, ...]) -> None:
-        simulate(kernel, grid, threads, args, seed=3)
-
-    return lambda: simulated_by(launch, threads=2)
+    return lambda: simulated_by(functools.partial(simulate, seed=3), threads=2)
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
@@ -165,19 +147,16 @@ def test_an_interrupted_call_happens_or_not(name: str, on_path: OnPath) -> None:
     act(done.tables)
     expected = [unbegun.observe(), done.observe()]
     assert expected[0] != expected[1], "the call changes nothing"
-    num_calls, broken = 0, []
     known: list[tuple[Any, bool]] = []  # what became of each state; most calls leave the same one
-    for interrupter, observed in interruptions(act, on_path):
-        num_calls += 1
-        state = state_of(observed.tables)
-        is_right = next((right for each, right in known if each == state), None)
-        if is_right is None:
-            with on_path():
+    for at in itertools.count(1):
+        observed, interrupter = ObservedTables(fast), Interrupter(fast, at)
+        with on_path():
+            if not interrupter.run(functools.partial(act, observed.tables)):
+                break
+            state = state_of(observed.tables)
+            is_right = next((right for each, right in known if each == state), None)
+            if is_right is None:
                 is_right = observed.observe() in expected
-            known.append((state, is_right))
-        if not is_right:
-            broken.append(interrupter.place)
-    details = "\n".join(dict.fromkeys(broken))
-    assert not broken, (
-        f"{len(broken)} of {num_calls} interrupted calls left neither state:\n{details}"
-    )
+                known.append((state, is_right))
+        assert is_right, f"interrupted at {interrupter.place}, it left neither state"
+    assert at > 1, "no instruction of fast was seen"

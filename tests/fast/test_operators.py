@@ -77,7 +77,7 @@ INPUTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "scatter_mm_placeholders": [
         *(
             ((torch.arange(12).view(3, 4).to(dtype), MASK), {})
-            for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+            for dtype in (torch.float16, torch.float64)
         ),
         ((torch.ones(3, 2, requires_grad=True), MASK), {}),
         ((strided(torch.arange(12.0).view(3, 4)), strided(MASK)), {}),
@@ -88,7 +88,7 @@ INPUTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "gather_mm_placeholders": [
         *(
             ((torch.arange(20).view(5, 4).to(dtype), MASK), {"num_embeds": 3})
-            for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
+            for dtype in (torch.bfloat16, torch.int64, torch.bool)
         ),
         ((torch.arange(20).view(5, 4), MASK), {}),
         ((torch.ones(5, 2, requires_grad=True), MASK), {"num_embeds": 3}),
@@ -114,13 +114,11 @@ def without_old_graphs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["eager", "aot_eager", "inductor"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Return the name of a backend of torch.compile that works here."""
-    compiler = os.environ.get("CXX", "g++")
-    if request.param == "inductor" and not shutil.which(compiler):
-        pytest.skip(f"there is no C++ compiler {compiler} here")
-    return str(request.param)
+@pytest.fixture
+def backend() -> str:
+    """Return inductor, if it works here; `test_tracing.py` compiles without it."""
+    has_compiler = shutil.which(os.environ.get("CXX", "g++"))
+    return "inductor" if has_compiler else "aot_eager"
 
 
 def function_of(name: str) -> Callable[..., torch.Tensor]:
@@ -191,7 +189,7 @@ def test_a_graph_gives_the_same(name: str, backend: str) -> None:
         return [*made, *(tensor + tensor for tensor in made)]
 
     # Inductor runs a C++ compiler for each kind of tensor that it goes on with.
-    chosen = INPUTS[name][:: 3 if backend == "inductor" else 1]
+    chosen = INPUTS[name][::2]
     ones, others = (
         [((args[0].clone(), *args[1:]) if writes else args, options) for args, options in chosen]
         for _ in "ab"
@@ -219,13 +217,10 @@ def test_a_graph_writes_a_strided_out(backend: str) -> None:
         return slots, slots * 2
 
     around = torch.full((12,), -3)
-    out = around[::2]
-    slots, doubled = compiled(compute, backend=backend)(out, POSITIONS + 1)
-    assert [11, 18, 19, 14, -1, -1] == out.tolist()
-    assert [11, 18, 19, 14] == slots.tolist()
-    assert [22, 36, 38, 28] == doubled.tolist()
-    assert out.data_ptr() == slots.data_ptr()
-    assert around[1::2].eq(-3).all()
+    slots, doubled = compiled(compute, backend=backend)(around[::2], POSITIONS + 1)
+    assert [11, -3, 18, -3, 19, -3, 14, -3, -1, -3, -1, -3] == around.tolist()
+    assert ([11, 18, 19, 14], [22, 36, 38, 28]) == (slots.tolist(), doubled.tolist())
+    assert around.data_ptr() == slots.data_ptr()
 
 
 def test_gather_and_scatter_in_one_graph(backend: str) -> None:
@@ -238,18 +233,14 @@ def test_gather_and_scatter_in_one_graph(backend: str) -> None:
         check_same(compute(rows, mask), graph(rows, mask))
 
 
-def test_where_the_graph_is_broken() -> None:
+def test_where_the_graph_is_broken_and_without_a_mask() -> None:
     def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return fast.gather_mm_placeholders(rows + 1, mask) * 2
 
     rows = torch.arange(10.0).view(5, 2)
     check_same(compute(rows, MASK), torch.compile(compute, backend="aot_eager")(rows, MASK))
-
-
-def test_without_a_mask() -> None:
-    rows = torch.zeros(3)
-    assert rows is compiled(lambda rows: fast.scatter_mm_placeholders(rows, None))(rows)
-    assert rows is compiled(lambda rows: fast.gather_mm_placeholders(rows, None))(rows)
+    for function in (fast.scatter_mm_placeholders, fast.gather_mm_placeholders):
+        assert rows is compiled(lambda rows, function=function: function(rows, None))(rows)
 
 
 class Graphs:
@@ -289,21 +280,10 @@ def test_one_graph_for_all_sizes() -> None:
 
 REFUSED = [
     (lambda x: fast.compute_slot_mapping(x.float(), STARTS, POSITIONS, 2), TypeError),
-    (lambda x: fast.compute_slot_mapping(x[0], STARTS, POSITIONS, 2), ValueError),
-    (lambda x: fast.compute_slot_mapping(x[:1], STARTS, POSITIONS, 2), ValueError),
-    (lambda x: fast.compute_slot_mapping(x, STARTS, POSITIONS, True), TypeError),
-    (lambda x: fast.compute_slot_mapping(x, STARTS, POSITIONS, 3, kernel_block_size=2), ValueError),
-    (lambda x: fast.compute_slot_mapping(x, [0, 3, 4], POSITIONS, 2), TypeError),  # type: ignore[arg-type]  # that is the test
-    (lambda x: fast.get_dcp_local_seq_lens(x, 2), ValueError),
-    (lambda x: fast.get_dcp_local_seq_lens(x[0], 0), ValueError),
-    (lambda x: fast.get_dcp_local_seq_lens(x[0], 2.0), TypeError),  # type: ignore[arg-type]  # that is the test
+    (lambda x: fast.compute_slot_mapping(x, [0, 3, 4], POSITIONS, 2), TypeError),
     (lambda x: fast.get_dcp_local_seq_lens(x[0], 2, 2), ValueError),
     (lambda x: fast.scatter_mm_placeholders(x, x[0] > 0), TypeError),
-    (lambda x: fast.scatter_mm_placeholders(x.float(), x[0]), TypeError),
-    (lambda x: fast.gather_mm_placeholders(x[0], x[0] > 0), ValueError),
-    (lambda x: fast.gather_mm_placeholders(x, MASK), ValueError),
     (lambda x: fast.gather_mm_placeholders(x, x[0] > 0, num_embeds=3), ValueError),
-    (lambda x: fast.gather_mm_placeholders(x, x[0] > 0, num_embeds=-1), ValueError),
 ]
 
 
@@ -354,13 +334,8 @@ class Seen(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        """Call an operator, and record its name."""
         del types
         self.names.append(func.name())
         return func(*args, **kwargs or {})
@@ -368,10 +343,10 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
-    for args, options in INPUTS[name]:
-        with Seen() as seen:
+    with Seen() as seen:
+        for args, options in INPUTS[name]:
             function_of(name)(*args, **options)
-        assert not [met for met in seen.names if met.startswith("kvtwin::")]
+    assert not [met for met in seen.names if met.startswith("kvtwin::")]
     with Seen() as seen:
         getattr(OPERATORS, name)(*INPUTS[name][0][0])
     assert f"kvtwin::{name}" in seen.names

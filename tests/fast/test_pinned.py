@@ -1,7 +1,9 @@
+"""Uploads through rings of pinned memory, with a fake stream whose copies end early or late."""
+
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -60,12 +62,10 @@ class FakeStream:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    begin, end = (max(one.data_ptr(), other.data_ptr()), min(ends(one), ends(other)))
-    return begin < end
-
-
-def ends(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() + tensor.nbytes
+    begins, ends = zip(
+        *((x.data_ptr(), x.data_ptr() + x.nbytes) for x in (one, other)), strict=True
+    )
+    return max(begins) < min(ends)
 
 
 def make(size: int, dtype: str = "int32", start: int = 0) -> np.ndarray:
@@ -196,22 +196,17 @@ def test_a_call_inside_another() -> None:
     assert [*range(9)] == outer.tolist()
 
 
-def test_buffers_of_graphs_stay_alive() -> None:
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_buffers_of_graphs_stay_alive(is_prepared: bool) -> None:
     stream = FakeStream()
     reserve = Reserve(stream.pin)
-    reserve.prepare()
-    reserve.prepare()
+    for _ in range(2 * is_prepared):
+        reserve.prepare()
     held = [reserve.take(array.nbytes).hold(array) for array in map(make, (3, 0, 1000, 5))]
     assert [pinned.RESERVE_BYTES] == stream.num_pinned
     reserve.take(2 * pinned.RESERVE_BYTES)
     assert [pinned.RESERVE_BYTES, 2 * pinned.RESERVE_BYTES] == stream.num_pinned
     assert [[*range(n)] for n in (3, 0, 1000, 5)] == [one.tolist() for one in held]
-
-
-def test_a_reserve_need_not_be_prepared() -> None:
-    stream = FakeStream()
-    assert [*range(9)] == Reserve(stream.pin).take(36).hold(make(9)).tolist()
-    assert [pinned.RESERVE_BYTES] == stream.num_pinned
 
 
 class Gpus:
@@ -276,7 +271,7 @@ def test_each_stream_has_a_ring(gpus: Gpus) -> None:
     assert 0 == gpus.current
 
 
-def test_each_thread_has_its_rings(gpus: Gpus) -> None:
+def test_threads_and_streams_that_come_and_go(gpus: Gpus) -> None:
     send(0)
     other = threading.Thread(target=send, args=(0,))
     other.start()
@@ -284,9 +279,6 @@ def test_each_thread_has_its_rings(gpus: Gpus) -> None:
     first, second = (place[2] for place in gpus.copied)
     assert first != second
     assert 1 == len(pinned._THREAD.rings)
-
-
-def test_rings_of_streams_that_come_and_go(gpus: Gpus) -> None:
     for handle in range(pinned.MAX_RINGS + 3):
         gpus.handles[0] = handle
         send(0)
@@ -309,19 +301,17 @@ def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
 
 
 def test_arrays_in_any_order(gpus: Gpus) -> None:
-    del gpus
     table = make(24).reshape(4, 6)
     for array in (table, table.T, table[::2, 1::3], table[:0], np.array(5), make(0)):
         assert array.tolist() == send(0, array)
-
-
-def test_upload_to_the_cpu_copies_nothing() -> None:
-    array = torch.arange(3).numpy()
-    tensor = upload(array, torch.device("cpu"), pin_memory=True)
-    assert tensor.data_ptr() == array.ctypes.data
+    assert len(gpus.copied) == 6
+    assert [] == Buffer(torch.empty(0, dtype=torch.uint8)).hold(make(0, "int64")).tolist()
 
 
 def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = torch.arange(3).numpy()
+    on_cpu = upload(array, torch.device("cpu"), pin_memory=True)
+    assert on_cpu.data_ptr() == array.ctypes.data  # nothing is copied
     uploads: list[tuple[Any, ...]] = []
 
     def note(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> str:
@@ -336,13 +326,7 @@ def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_what_is_uploaded_in_a_mode(mode: Any, gpus: Gpus) -> None:  # noqa: ANN401  (one of torch's)
-    with mode():
-        assert [*range(9)] == send(0)
-    assert [*range(9)] == send(0)
-    with mode():
-        assert [*range(9)] == send(0)
+    for context in (mode, nullcontext, mode):
+        with context():
+            assert [*range(9)] == send(0)
     assert 1 == len({place[2] for place in gpus.copied})
-
-
-def test_buffers_of_no_bytes() -> None:
-    assert [] == Buffer(torch.empty(0, dtype=torch.uint8)).hold(make(0, "int64")).tolist()

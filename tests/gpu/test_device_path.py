@@ -321,6 +321,14 @@ def test_a_cpu_tensor_is_refused(step: Step) -> None:
         step.tables.gather_block_tables(step.idx_mapping.cpu())
 
 
+def test_memory_is_measured() -> None:
+    snapshot = fast.MemorySnapshot.measure("cuda")
+    assert 0 < snapshot.free_memory <= snapshot.total_memory
+    held = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    assert fast.MemorySnapshot.measure("cuda").free_memory <= snapshot.free_memory
+    assert held.numel() == 2**28
+
+
 def test_what_a_launch_costs_the_host(step: Step) -> None:
     for name in ("gather_block_tables", "compute_slot_mappings", "compute_slot_mapping"):
         cost_us = host_cost_us(lambda name=name: CALLS[name](step))

@@ -233,8 +233,9 @@ def test_a_parameter_that_it_lacks_is_left_out(load: Load) -> None:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a life of small block tables; every second operation is one that the engine lacks."""
+    """Draw a life of small block tables, with operations that the engine lacks."""
     rows = st.integers(0, 1)
+    ids = st.lists(st.integers(1, 9), max_size=3)
     operations = st.one_of(
         st.builds(lambda r: Operation("clear_row", {"r": r}), rows),
         st.builds(lambda a, b: Operation("swap_rows", {"a": a, "b": b}), rows, rows),
@@ -248,20 +249,15 @@ def sessions(draw: st.DrawFn) -> st.SearchStrategy[dict[str, Any]]:
                     "overwrite": [True],
                 },
             ),
-            rows,
-            st.lists(st.integers(1, 9), max_size=3),
+            *(rows, ids),
         ),
-        st.builds(
-            lambda rows: Operation(
-                "gather_block_tables", {"idx_mapping": np.array(rows, np.int32)}
-            ),
-            st.lists(rows, max_size=4),
+        st.lists(rows, max_size=4).map(
+            lambda rows: Operation("gather_block_tables", {"idx_mapping": np.array(rows, np.int32)})
         ),
     )
     sizes = {"block_sizes": [2], "max_num_reqs": 4, "max_num_batched_tokens": 8, "max_model_len": 6}
     options = {"device": Device(), "pin_memory": False}
-    drawn = draw(st.lists(operations, max_size=6))
-    return st.just({**sizes, **options, "operations": drawn})
+    return st.just({**sizes, **options, "operations": draw(st.lists(operations, max_size=6))})
 
 
 TABLES = Contract(
@@ -293,29 +289,6 @@ def test_a_method_that_a_class_lacks_is_left_out_of_sessions(load: Load) -> None
     assert line.startswith("engine.BlockTables lacks move_row, swap_rows, compute_slot_mappings")
     wrong = ENGINE.replace("rows, ends, ids, is_new)\n", "rows, ends, [[7] * 9], is_new)\n")
     assert "wrong answer: BlockTables" in line_of(load(wrong, text), TABLES)
-
-
-CACHED = """
-import functools
-import fast
-
-class FullAttentionSpec:
-    def __init__(self, **fields):
-        vars(self).update(fields)
-
-    @functools.cached_property
-    def page_size_bytes(self):
-        names = ("block_size", "num_kv_heads", "head_size", "dtype")
-        return fast.FullAttentionSpec(*(getattr(self, n) for n in names)).page_size_bytes
-"""
-
-
-def test_a_cached_property_changes_no_argument(load: Load) -> None:
-    spec = reference.FullAttentionSpec(16, 8, 64, np.dtype(np.float16))
-    calls = st.just(st.just({"self": spec}))
-    contract = Contract(function="FullAttentionSpec.page_size_bytes", calls=calls)
-    line = line_of(load(CACHED, ""), contract)
-    assert not line or "type(result) = int" in line
 
 
 def test_a_function_that_fails_in_a_mode_alone_is_not_robust(load: Load) -> None:
@@ -360,32 +333,28 @@ def test_a_witness_must_fail_as_declared(load: Load, dtype: str) -> None:
         checks.deviations(contract_of("compute_slot_mapping"), Target(QUICK, engine))()
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        (
-            '"compute_slot_mapping": "slots_of"',
-            '"compute_slots": "slots_of"',
-            "'compute_slots' in names",
-        ),
-        ('"slots_of"', '"slotsof"', "maps compute_slot_mapping to 'slotsof' in names"),
-        ('"dcp_rank": "rank"', '"rank": "rank"', "'rank' in parameters, which is not a parameter"),
-        ('"seq_lens_cpu"', '"seq_len_cpu"', "'seq_len_cpu' in lacks, which is not a field"),
-        (
-            'Deviation(\n            "compute',
-            'Deviation(\n            "comput',
-            "a deviation of 'comput",
-        ),
-        (
-            "lacks =",
-            "def __init__(self, module): raise OSError('no\\nway')\n    lacks =",
-            "OSError: no",
-        ),
-    ],
-)
-def test_an_adapter_with_a_mistake_is_refused(
-    load: Load, before: str, after: str, message: str
-) -> None:
+MISTAKES = {
+    "'compute_slots' in names": (
+        '"compute_slot_mapping": "slots_of"',
+        '"compute_slots": "slots_of"',
+    ),
+    "maps compute_slot_mapping to 'slotsof' in names": ('"slots_of"', '"slotsof"'),
+    "'rank' in parameters, which is not a parameter": ('"dcp_rank": "rank"', '"rank": "rank"'),
+    "'seq_len_cpu' in lacks, which is not a field": ('"seq_lens_cpu"', '"seq_len_cpu"'),
+    "a deviation of 'comput": (
+        'Deviation(\n            "compute',
+        'Deviation(\n            "comput',
+    ),
+    "OSError: no": (
+        "lacks =",
+        "def __init__(self, module): raise OSError('no\\nway')\n    lacks =",
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_an_adapter_with_a_mistake_is_refused(load: Load, message: str) -> None:
+    before, after = MISTAKES[message]
     assert before in ADAPTER
     with pytest.raises(ValueError, match=message) as refused:
         load(adapter=ADAPTER.replace(before, after))
@@ -427,18 +396,21 @@ def test_lists_are_written_back() -> None:
 # Loading.
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_no_implementation_is_refused(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "fast.py").write_text("from fast import compute_slot_mapping\n")
+    for text, message in (
         ("nowhere.py", "--impl 'nowhere.py' is not a file"),
         ("no_such", "--impl 'no_such' cannot be imported: ModuleNotFoundError: No module named"),
         ("math", "--impl 'math' offers none of the 82 names of reference and fast, such as "),
-    ],
-)
-def test_what_is_no_implementation_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
-        load_implementation(text)
-    assert "\n" not in str(refused.value)
+        (str(tmp_path / "fast.py"), "has the same name as another module, fast"),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            load_implementation(text)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
+        load("import sys\nsys.exit('not here')\n", "")
+    with pytest.raises(ValueError, match="--adapter is given 2 times"):
+        load_implementations(["fast"], ["a", "b"])
 
 
 def test_a_file_is_imported_under_its_own_name(load: Load, tmp_path: Path) -> None:
@@ -450,16 +422,6 @@ def test_a_file_is_imported_under_its_own_name(load: Load, tmp_path: Path) -> No
     assert ["compute_slot_mapping"] == found.offered()
     assert str(tmp_path) not in sys.path
     assert found.module is load_implementation(found.file).module
-    with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
-        load("import sys\nsys.exit('not here')\n", "")
-
-
-def test_a_file_with_another_module_s_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "fast.py").write_text("from fast import compute_slot_mapping\n")
-    with pytest.raises(ValueError, match="has the same name as another module, fast"):
-        load_implementation(str(tmp_path / "fast.py"))
-    with pytest.raises(ValueError, match="--adapter is given 2 times"):
-        load_implementations(["fast"], ["a", "b"])
 
 
 # A whole run.

@@ -29,25 +29,21 @@ def run(story: Story, body: Callable[[], object], **options: float | str | Path)
         body()
 
 
-def allocations() -> list[Callable[[], object]]:
-    return [
+@pytest.mark.parametrize(
+    "allocate",
+    [
         lambda: np.empty(2**31),
         lambda: torch.empty(2**31, dtype=torch.float64),
         lambda: bytearray(2**34),
-    ]
-
-
-@pytest.mark.parametrize("allocate", allocations())
+    ],
+)
 def test_memory(allocate: Callable[[], object]) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.raises(Failure, match=r"needs more than 0\.5 GiB") as found:
         run(STORY, allocate)
     assert Verdict.WRONG_ANSWER is found.value.difference.verdict
     assert before == resource.getrlimit(resource.RLIMIT_DATA)
-
-
-def test_a_smaller_allocation_is_none() -> None:
-    run(STORY, lambda: np.ones(2**20))
+    run(STORY, lambda: np.ones(2**20))  # a smaller one is none
 
 
 class Sleepy:
@@ -90,21 +86,10 @@ def end_in(folder: Path, story: Story) -> None:
 
 def test_the_journal_has_the_story_of_a_process_that_ended(tmp_path: Path) -> None:
     end_in(tmp_path, STORY)
-    found = read_journal(tmp_path / "gw0.journal")
-    assert found is not None
-    assert "x" == found[0]
-    assert isinstance(found[1], Story)
-    assert [0, 1, 2] == found[1].arguments["seq_lens"].tolist()
-
-
-def test_the_journal_names_what_cannot_be_pickled(tmp_path: Path) -> None:
+    test, story = read_journal(tmp_path / "gw0.journal")
+    assert ("x", [0, 1, 2]) == (test, story.arguments["seq_lens"].tolist())
     end_in(tmp_path, Story("f", {"x": lambda: 0, "size": 3}))
-    found = read_journal(tmp_path / "gw0.journal")
-    assert found is not None
-    assert isinstance(found[1], str)
-    assert re.fullmatch(r"f\(x=<function .*>, size=3\)", found[1])
-
-
-def test_the_journal_is_empty_after_a_test(tmp_path: Path) -> None:
+    _, story = read_journal(tmp_path / "gw0.journal")
+    assert re.fullmatch(r"f\(x=<function .*>, size=3\)", story)  # it cannot be pickled
     run(STORY, lambda: None, folder=tmp_path, worker="gw0")
     assert read_journal(tmp_path / "gw0.journal") is None

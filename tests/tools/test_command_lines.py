@@ -24,19 +24,12 @@ COMMANDS_FOLDER = ROOT / "tools" / "commands"
 
 
 class Line(NamedTuple):
-    """A command line.
-
-    Attributes:
-        short_run: Arguments of a short run.
-        package: A package that it needs.
-        extra: The extra that installs the package.
-        needs: A required package that the extra `test` does not install.
-    """
+    """A command line: arguments of a short run, a package that it needs, and the extra of that."""
 
     short_run: str
     package: str
     extra: str = "test"
-    needs: str = ""
+    needs: str = ""  # a required package that the extra `test` does not install
 
 
 LINES = {
@@ -79,7 +72,8 @@ FORCES_COLOURS = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "TTY
 """Variables that decide on colours, which a test sets itself."""
 
 
-full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+FULL = ("conformance", "kvtwin.bench")
+"""Of all that print in the same way; each takes seconds."""
 
 
 def program(name: str) -> str:
@@ -150,45 +144,31 @@ def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
     assert (2, "", line) == ended(start("-c", code, *options))
 
 
-@full_device
 @pytest.mark.parametrize("name", LINES)
-def test_a_full_device_and_ascii(name: str, tmp_path: Path) -> None:
-    skip_where_it_cannot_run(name)
-    arguments = LINES[name].short_run.format(folder=tmp_path).split()
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        process = start("-m", name, *arguments, stdout=full.fileno(), **ASCII)
-        status, _, err = ended(process)
-    assert (1, False) == (status, "Traceback" in err), err
-    assert f"\n{program(name)}: cannot write: No space left on device\n" in f"\n{err}"
-
-
-def skip_where_it_cannot_run(name: str) -> None:
-    """Skip a test that runs a command line, if this machine lacks what it needs."""
+def test_a_full_device_ascii_and_no_terminal(name: str, tmp_path: Path) -> None:
+    """Into /dev/full the error is one line; into a pipe there are no escape sequences."""
     if (package := LINES[name].needs) and importlib.util.find_spec(package) is None:
         pytest.skip(f"{name} needs {package}")
     if name == "kvtwin.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
         pytest.skip(f"{name} needs a GPU or a C compiler")
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_no_escape_sequences_without_a_terminal(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    skip_where_it_cannot_run(name)
-    for variable in FORCES_COLOURS:
-        monkeypatch.delenv(variable, raising=False)
     arguments = LINES[name].short_run.format(folder=tmp_path).split()
-    _, out, err = ended(start("-m", name, *arguments, TERM="xterm-256color", **ASCII))
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in FORCES_COLOURS:
+            patch.delenv(variable, raising=False)
+        _, out, err = ended(start("-m", name, *arguments, TERM="xterm-256color", **ASCII))
     assert (True, False) == (bool(out), "\x1b" in out + err), out + err
     if name.startswith("kvtwin."):
         assert "\r" not in out + err
+    if Path("/dev/full").exists() and name in FULL:
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
+            status, _, err = ended(start("-m", name, *arguments, stdout=full.fileno(), **ASCII))
+        assert (1, False) == (status, "Traceback" in err), err
+        assert f"\n{program(name)}: cannot write: No space left on device\n" in f"\n{err}"
 
 
-@pytest.mark.parametrize("name", ["conformance"])
-def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
-    arguments = LINES[name].short_run.format(folder=tmp_path).split()
+def test_a_closed_pipe_of_a_conformance_run() -> None:
     pipe = without_reader()
-    process = start("-m", name, *arguments, stdout=pipe)
+    process = start("-m", "conformance", *LINES["conformance"].short_run.split(), stdout=pipe)
     os.close(pipe)
     assert (141, "", "") == ended(process)
 

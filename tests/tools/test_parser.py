@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,22 +47,16 @@ def test_help_has_examples_and_exit_statuses(
             run([])
 
 
-@pytest.mark.parametrize(
-    ("action", "line"),
-    [
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("kvtwin toy", "It does nothing.")
+    for action, line in (
         (lambda: Path("nowhere.csv").read_bytes(), "nowhere.csv: No such file or directory"),
         (lambda: {}["it"], "it"),
         (lambda: int("seven"), "invalid literal for int() with base 10: 'seven'"),
-    ],
-    ids=["file", "name", "value"],
-)
-def test_an_error_is_one_line(
-    action: Callable[[], object], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = Parser("kvtwin toy", "It does nothing.")
-    with pytest.raises(SystemExit) as ended, parser.reporting_errors():
-        action()
-    assert (2, f"kvtwin toy: {line}\n") == (ended.value.code, capsys.readouterr().err)
+    ):
+        with pytest.raises(SystemExit) as ended, parser.reporting_errors():
+            action()
+        assert (2, f"kvtwin toy: {line}\n") == (ended.value.code, capsys.readouterr().err)
 
 
 def test_json_has_stdout_for_itself(
