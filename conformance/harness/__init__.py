@@ -4,5 +4,6 @@ One example is one *story*: a call, where its memory lies, and up to two conditi
 matter. Read the modules in this order:
 
 `contract` and `sizes`; `values`, `memory`, `compare`, `pair`; `conditions`, `process`, `refusals`;
-`story`, `checks`; `targets`, `limits`; `show`, `cases`, `results`, `scheduling`, `plugin`.
+`story`, `long_life`, `checks`; `targets`, `limits`; `show`, `cases`, `results`, `scheduling`,
+`plugin`.
 """

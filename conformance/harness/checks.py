@@ -21,9 +21,10 @@ from hypothesis.errors import Flaky
 from conformance.adapters import Deviation, Unsupported
 from conformance.harness import limits
 from conformance.harness.compare import as_numpy
-from conformance.harness.conditions import CONDITIONS, Stage, check_growth, check_long_life
+from conformance.harness.conditions import CONDITIONS, Stage
 from conformance.harness.contract import Arguments, Contract
 from conformance.harness.database import Examples
+from conformance.harness.long_life import check_life
 from conformance.harness.memory import LAYOUTS
 from conformance.harness.objects import RAISED, attempt, possible
 from conformance.harness.pair import (
@@ -40,10 +41,8 @@ from conformance.harness.sizes import mostly_small
 from conformance.harness.story import Circumstances, Difference, Failure, Story, Verdict
 from conformance.harness.targets import Target
 from conformance.harness.values import (
-    arrays,
     copied,
     fingerprint,
-    objects,
     parts,
     places,
     put,
@@ -324,7 +323,7 @@ def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[]
             _meet_hard_cases(body, drawn, contract, counts, is_strict=target.is_strict)
             with contextlib.suppress(Unsupported):
                 if not contract.is_long and contract.examples > SIMPLE:
-                    _check_life(contract, target, kept)
+                    check_life(contract, target, kept)
 
     return test
 
@@ -369,38 +368,6 @@ def _count(contract: Contract, target: Target, story: Story) -> None:
     for name, holds in contract.hard_cases.items():
         if (contract.function, name) not in MET and holds(story.arguments):
             MET.add((contract.function, name))
-
-
-def _check_life(contract: Contract, target: Target, stories: list[Story]) -> None:
-    """Make a small call very often, and calls of other contents, whose memory must not be kept."""
-
-    def size(story: Story) -> tuple[int, int]:
-        in_bytes = sum(array.nbytes for array in arrays(story.arguments))
-        return in_bytes, sum(1 for _ in objects(story.arguments))
-
-    stories = [
-        dataclasses.replace(one, arguments=possible(target, contract, one.arguments))
-        for one in stories
-    ]
-    by_size = sorted(stories, key=size)
-    if not by_size:
-        return
-    last = by_size[0]
-    try:
-        with target.running():
-            for last in stories:
-                with limits.call(target, last):
-                    Pair(contract, target, last.arguments).call()
-            last = by_size[0]
-            with limits.call(target, last):
-                check_long_life(contract, target, last.arguments)
-            for at in (len(by_size) // 2, len(by_size) * 9 // 10):
-                last = by_size[at]
-                with limits.call(target, last):
-                    check_growth(contract, target, last.arguments)
-    except Found as found:
-        words = "many calls"
-        raise Failure(last, target.name, found.difference, words) from None
 
 
 def refusals(contract: Contract, target: Target, profile: Profile) -> Callable[[], None]:
