@@ -172,7 +172,6 @@ def _check_logits_indices(
 
 
 def _check_indices(name: str, indices: torch.Tensor, num_indices: int) -> None:
-    """Check that a value is a vector of at least `num_indices` indices."""
     check_tensor(name, indices, (INT32, INT64), 1)
     check_at_least(name, indices.shape[0], num_indices, "num_logits_indices = ")
 

@@ -150,21 +150,16 @@ class Reserve:
 
 
 class _GpuStream(NamedTuple):
-    """A stream of torch's on a GPU."""
-
     stream: torch.cuda.Stream
     device: torch.device
 
     def pin(self, num_bytes: int) -> torch.Tensor:
-        """Return memory that torch pins."""
         return _pin(num_bytes)
 
     def copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        """Issue a copy to the GPU on the current stream, which is this one."""
         return pinned.to(self.device, non_blocking=True, copy=True)
 
     def mark(self, event: torch.cuda.Event | None) -> torch.cuda.Event:
-        """Record an event, a new one if there is none."""
         if event is None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch types it so
         event.record(self.stream)
@@ -172,8 +167,6 @@ class _GpuStream(NamedTuple):
 
 
 class _Thread(threading.local):
-    """The rings of the running thread, by GPU and stream."""
-
     def __init__(self) -> None:
         self.rings: dict[tuple[int, int], Ring] = {}
 

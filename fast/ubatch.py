@@ -243,7 +243,6 @@ def _check_split_points(split_points: int | list[int], total: int) -> list[int]:
 
 
 def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
-    """Return the start and stop of a slice, with 0 <= start <= stop <= length."""
     if type(value) is slice and value.step is None:
         start, stop = value.start, value.stop
         if type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
