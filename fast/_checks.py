@@ -5,6 +5,7 @@ docstring says otherwise. Checks that cost O(1), and those of Python lists, are 
 that read the values of a tensor are for checked mode (`fast.checked_mode`).
 """
 
+import math
 from collections.abc import Sequence
 from types import UnionType
 from typing import Any, Final, TypeAlias
@@ -27,6 +28,8 @@ PLAIN_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 MAX_SIZE: Final = 2**31 - 1
 """The greatest size: the greatest int32."""
+
+NO_MINIMUM: Final[Any] = -math.inf
 
 MAX_INT64: Final = 2**63 - 1
 """The greatest number of bytes, of requests and of tokens."""
@@ -90,12 +93,10 @@ def check_int(name: str, value: object, minimum: int = 1, maximum: int | None = 
 
 def check_index(name: str, value: object, length: int) -> int:
     """Return an index in `0 .. length - 1` as a Python int; raise IndexError if it is outside."""
-    if not is_int(value):
-        raise TypeError(f"{name} must be an int, got {describe(value)}")
-    number = int(value)  # type: ignore[call-overload]  # is_int has just said so
-    if not 0 <= number < length:
-        raise IndexError(f"{name} is {number}, expected 0 to {length - 1}")
-    return int(number)
+    index = check_int(name, value, NO_MINIMUM, None)
+    if not 0 <= index < length:
+        raise IndexError(f"{name} is {index}, expected 0 to {length - 1}")
+    return index
 
 
 def check_divisor(name: str, value: int, whole_name: str, whole: int) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from fast._checks import (
     MAX_INT64,
+    NO_MINIMUM,
     IntArray,
     check_any_start,
     check_array,
@@ -21,7 +22,6 @@ from fast._checks import (
     check_order,
     check_starts,
     check_tensor,
-    describe,
     get_type_name,
     is_int,
 )
@@ -249,9 +249,7 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
             return start, stop  # the usual case, in a third of the time
     if not isinstance(value, slice):
         raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
-    if value.step is not None and not is_int(value.step):
-        raise TypeError(f"{name}.step must be an int, got {describe(value.step)}")
-    if value.step is not None and value.step != 1:
+    if value.step is not None and check_int(f"{name}.step", value.step, NO_MINIMUM, None) != 1:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop
