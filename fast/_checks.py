@@ -5,6 +5,7 @@ docstring says otherwise. Checks that cost O(1), and those of Python lists, are 
 that read the values of a tensor are for checked mode (`fast.checked_mode`).
 """
 
+import math
 from collections.abc import Sequence
 from types import UnionType
 from typing import Any, Final, TypeAlias
@@ -27,6 +28,8 @@ PLAIN_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 MAX_SIZE: Final = 2**31 - 1
 """The greatest size: the greatest int32."""
+
+NO_MINIMUM: Final[Any] = -math.inf
 
 MAX_INT64: Final = 2**63 - 1
 """The greatest number of bytes, of requests and of tokens."""
@@ -59,7 +62,6 @@ def get_type_name(value: object) -> str:
 
 
 def get_dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype that both twins have, such as `int32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -91,22 +93,18 @@ def check_int(name: str, value: object, minimum: int = 1, maximum: int | None = 
 
 def check_index(name: str, value: object, length: int) -> int:
     """Return an index in `0 .. length - 1` as a Python int; raise IndexError if it is outside."""
-    if not is_int(value):
-        raise TypeError(f"{name} must be an int, got {describe(value)}")
-    number = int(value)  # type: ignore[call-overload]  # is_int has just said so
-    if not 0 <= number < length:
-        raise IndexError(f"{name} is {number}, expected 0 to {length - 1}")
-    return int(number)
+    index = check_int(name, value, NO_MINIMUM, None)
+    if not 0 <= index < length:
+        raise IndexError(f"{name} is {index}, expected 0 to {length - 1}")
+    return index
 
 
 def check_divisor(name: str, value: int, whole_name: str, whole: int) -> None:
-    """Check that a size divides another one."""
     if whole % value:
         raise ValueError(f"{name} is {value}, expected a divisor of {whole_name} {whole}")
 
 
 def check_product(name: str, value: int, other_name: str, other: int) -> None:
-    """Check that the product of two sizes is a size."""
     if value * other > MAX_SIZE:
         raise ValueError(
             f"{name} {value} times {other_name} {other} is {value * other}, expected at most"
@@ -115,7 +113,6 @@ def check_product(name: str, value: int, other_name: str, other: int) -> None:
 
 
 def check_bool(name: str, value: object) -> None:
-    """Check that a value is a bool."""
     if value is not True and value is not False and not isinstance(value, np.bool_):
         raise TypeError(f"{name} must be a bool, got {describe(value)}")
 
@@ -169,7 +166,6 @@ def check_at_least(name: str, found: int, length: int, of: str = "", unit: str =
 
 
 def check_one_each(name: str, values: Sequence[Any], num_groups: int) -> None:
-    """Check that a sequence has one entry for each KV cache group."""
     if len(values) != num_groups:
         raise ValueError(
             f"{name} has {len(values)} entries, expected {num_groups}, one for each KV cache group"
@@ -177,13 +173,11 @@ def check_one_each(name: str, values: Sequence[Any], num_groups: int) -> None:
 
 
 def check_not_empty(name: str, values: Any, what: str) -> None:  # noqa: ANN401  (any collection)
-    """Check that a collection has an entry."""
     if not values:
         raise ValueError(f"{name} is empty, expected at least 1 {what}")
 
 
 def check_list(name: str, value: object, length: int | None = None) -> None:
-    """Check that a value is a list, of the given length if there is one."""
     if not isinstance(value, list):
         raise TypeError(f"{name} must be a list, got {get_type_name(value)}")
     if length is not None:
@@ -191,7 +185,6 @@ def check_list(name: str, value: object, length: int | None = None) -> None:
 
 
 def check_strs(name: str, values: list[str]) -> None:
-    """Check that a value is a list of strs."""
     check_list(name, values)
     for i, value in enumerate(values):
         check_type(f"{name}[{i}]", value, str, "a str")
@@ -316,7 +309,6 @@ def _is_wrapped(value: torch.Tensor) -> bool:
 def check_dtypes(
     name: str, value: torch.Tensor, dtypes: torch.dtype | tuple[torch.dtype, ...]
 ) -> None:
-    """Check that a tensor has a dtype, or one of some."""
     allowed = dtypes if isinstance(dtypes, tuple) else (dtypes,)
     if value.dtype not in allowed:
         names = " or ".join(map(get_dtype_name, allowed))
@@ -324,14 +316,12 @@ def check_dtypes(
 
 
 def check_ndim(name: str, value: torch.Tensor, *allowed: int) -> None:
-    """Check that a tensor has one of some numbers of dimensions."""
     if value.dim() not in allowed:
         wanted = " or ".join(map(str, allowed)) + f" dimension{'s'[allowed == (1,) :]}"
         raise ValueError(f"{name} must have {wanted}, got shape {tuple(value.shape)}")
 
 
 def check_on(name: str, value: torch.Tensor, device: torch.device) -> None:
-    """Check that a tensor is on `device`."""
     if value.device != device:
         raise ValueError(f"{name} is on {value.device}, expected {device}")
 
@@ -354,7 +344,6 @@ def find_first(wrong: npt.NDArray[np.bool_]) -> int:
 
 
 def check_minimum(name: str, values: IntArray, minimum: int) -> None:
-    """Check that no entry of a vector is below `minimum`."""
     at = find_first(values < minimum)
     if at >= 0:
         raise ValueError(f"{name}[{at}] is {values[at]}, expected at least {minimum}")
@@ -369,7 +358,6 @@ def check_order(name: str, values: npt.NDArray[Any], *, strict: bool = False) ->
 
 
 def check_copy(name: str, values: IntArray, other_name: str, other: IntArray) -> None:
-    """Check that two vectors are equal."""
     if len(values) != len(other):
         raise ValueError(f"{name} has {len(values)} entries, but {other_name} has {len(other)}")
     at = find_first(values != other)
@@ -378,7 +366,6 @@ def check_copy(name: str, values: IntArray, other_name: str, other: IntArray) ->
 
 
 def check_any_start(name: str, num_starts: int) -> None:
-    """Check that there is a first start."""
     if num_starts == 0:
         raise ValueError(f"{name} is empty, expected num_reqs + 1 entries")
 

@@ -93,7 +93,6 @@ def get_kv_cache_spec(
 
 
 def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KVCacheSpec:  # noqa: ANN401  (an engine's own layer)
-    """Return the KV cache spec of an attention layer."""
     num_kv_heads = check_int(f"num_kv_heads of layer {name!r}", layer.num_kv_heads, 1, None)
     head_size = check_int(f"head_size of layer {name!r}", layer.head_size, 1, None)
     if layer.sliding_window is None:
@@ -133,7 +132,6 @@ def init_attn_backend(
 
 
 def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  # noqa: ANN401  (an engine's own)
-    """Return the backend that all layers of a group have."""
     layers = get_layers(where, context, layer_names)
     check_not_empty(where, layer_names, "layer")
     backends = [layers[name].get_attn_backend() for name in layer_names]
@@ -147,7 +145,6 @@ def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  #
 
 
 def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's own group)
-    """Return the spec that the builder of a group gets."""
     spec = group.kv_cache_spec
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return spec

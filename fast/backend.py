@@ -107,10 +107,7 @@ def subclass_attention_backend(
 def _make_backend(
     name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
 ) -> type[Any]:
-    """Make a subclass of a backend that has another builder class."""
-
     def get_builder_cls() -> type[Any]:
-        """Return the class of the builders."""
         return builder_cls
 
     members = {
@@ -150,7 +147,6 @@ def _make_metadata(
     metadata_cls: type[Any],
     fields: list[tuple[str, Any, Any]] | tuple[tuple[str, Any, Any], ...],
 ) -> type[Any]:
-    """Make a metadata class with more fields."""
     parameters = getattr(metadata_cls, "__dataclass_params__", None)
     made: type[Any] = make_dataclass(
         name_prefix + metadata_cls.__name__,

@@ -158,7 +158,6 @@ def reorder_batch_to_split_decodes_and_prefills(
 
 
 def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
-    """Return each request's scheduled tokens."""
     check_mapping("num_scheduled_tokens", scheduled)
     if type(scheduled) is dict and len(req_ids) > 1:
         # All are looked up and packed at once, without a Python step for each.

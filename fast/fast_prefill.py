@@ -57,7 +57,6 @@ def create_fast_prefill_custom_backend(
 
 
 def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
-    """Make a builder class that builds from the tokens whose logits are needed."""
     # By the id of the class of the underlying metadata, since a metaclass may define equality. The
     # value keeps that class alive.
     classes: dict[int, type[Any]] = {}
@@ -68,7 +67,6 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Any:  # noqa: ANN401  (whatever the underlying builder builds)
-        """Build the metadata of the tokens whose logits are needed."""
         # Read first: the underlying builder may change the batch, if it gets the batch itself.
         indices = common_attn_metadata.logits_indices_padded
         num_indices = common_attn_metadata.num_logits_indices
@@ -106,7 +104,6 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
 
 
 def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:
-    """Make a metadata class with the logits fields; a dataclass if `cls` is one."""
     fields = KV_SHARING_FAST_PREFILL_METADATA_FIELDS
     if dataclasses.is_dataclass(cls):
         known = {field.name for field in dataclasses.fields(cls)}

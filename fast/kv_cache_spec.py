@@ -178,7 +178,6 @@ def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
 
 
 def _check_named_specs(name: str, specs: dict[str, Any]) -> None:
-    """Check that a value is a dict of names to specs, with at least one."""
     check_type(name, specs, dict, "a dict")
     check_not_empty(name, specs, "spec")
     for layer_name, spec in specs.items():
@@ -187,6 +186,5 @@ def _check_named_specs(name: str, specs: dict[str, Any]) -> None:
 
 
 def _all_equal(values: Iterable[object]) -> bool:
-    """Return whether all values are equal."""
     first, *others = values
     return all(value == first for value in others)

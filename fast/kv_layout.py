@@ -42,7 +42,6 @@ def set_kv_cache_layout(cache_layout: KVCacheLayoutType | None) -> None:
 
 
 def _check_layout(name: str, value: Any) -> KVCacheLayoutType:  # noqa: ANN401  (it is checked)
-    """Return a layout, or raise ValueError."""
     if not is_valid_kv_cache_layout(value):
         raise ValueError(f"{name} is {value!r}, expected 'NHD' or 'HND'")
     layout: KVCacheLayoutType = value

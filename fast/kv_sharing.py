@@ -80,6 +80,5 @@ def _find_groups_to_join(
 
 
 def _join(joined: dict[str, KVCacheGroupSpec]) -> None:
-    """Add layers to groups."""
     for layer, group in joined.items():
         group.layer_names.append(layer)

@@ -132,7 +132,6 @@ def _get_cache_shape(
     num_blocks: int,
     block_size: int,
 ) -> list[int]:
-    """Return the logical shape that a backend gives for a layer's cache."""
     spec = layer.spec
     cache_dtype_str = getattr(spec, "cache_dtype_str", None)
     keywords = {} if cache_dtype_str is None else {"cache_dtype_str": cache_dtype_str}

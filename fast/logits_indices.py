@@ -161,18 +161,18 @@ def _check_logits_indices(
     if copy is not None:
         _check_indices("logits_indices_cpu", copy, num_indices)
         check_on("logits_indices_cpu", copy, CPU)
-    if is_checked():
+    checked = is_checked()
+    if checked:
         validate_metadata(metadata)
     if not indices.is_cpu:
         starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
         check_on("logits_indices_padded", indices, starts.device)
-    if is_checked():
+    if checked:
         num_tokens = int(to_host("query_start_loc", metadata.query_start_loc)[-1])
         _check_values(indices, num_indices, num_tokens, copy)
 
 
 def _check_indices(name: str, indices: torch.Tensor, num_indices: int) -> None:
-    """Check that a value is a vector of at least `num_indices` indices."""
     check_tensor(name, indices, (INT32, INT64), 1)
     check_at_least(name, indices.shape[0], num_indices, "num_logits_indices = ")
 

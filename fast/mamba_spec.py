@@ -87,6 +87,5 @@ class MambaSpec(KVCacheSpec):
 
 
 def _check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
-    """Return a state's shape as a tuple of Python ints of at least 1."""
     check_type(name, shape, list | tuple, "a list or tuple")
     return tuple(check_int(f"{name}[{i}]", length, 1, None) for i, length in enumerate(shape))

@@ -180,7 +180,6 @@ def build_attn_metadata(
 def _build(
     builders: list[Any], batches: list[CommonAttentionMetadata], groups: list[Any]
 ) -> dict[str, Any]:
-    """Return what each group's builder builds from its batch, by layer name."""
     built: dict[str, Any] = {}
     for builder, batch, group in zip(builders, batches, groups, strict=True):
         metadata = builder.build(common_prefix_len=0, common_attn_metadata=batch)

@@ -174,7 +174,6 @@ def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: i
 
 
 def _check_rows(name: str, rows: torch.Tensor) -> None:
-    """Check that a value is a tensor of two dimensions."""
     check_dense(name, rows)
     if rows.is_quantized:
         raise TypeError(f"{name} must be a dense tensor in memory, got a quantised tensor")
@@ -182,7 +181,6 @@ def _check_rows(name: str, rows: torch.Tensor) -> None:
 
 
 def _check_mask(is_embed: torch.Tensor, rows: torch.Tensor) -> None:
-    """Check that a mask is a bool vector on the device of the rows."""
     check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
@@ -203,7 +201,6 @@ def _check_out(
 
 
 def _copy_rows(name: str, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Copy all rows."""
     if is_traced():
         return out.copy_(rows.detach())
     check_memory(name, rows)
@@ -214,7 +211,6 @@ def _copy_rows(name: str, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor
 def _put_rows(
     embeds: torch.Tensor, is_embed: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Scatter rows on the host."""
     num_embeds, embed_dim = embeds.shape
     num_placeholders = is_embed.shape[0]
     mask = as_array("is_embed", is_embed)
@@ -266,7 +262,6 @@ def _read_num_embeds(
 
 
 def _check_num_embeds(said: str, num_embeds: int, mask: npt.NDArray[np.bool_]) -> None:
-    """Check that a mask has `num_embeds` True entries."""
     found = np.count_nonzero(mask)
     if num_embeds != found:
         unit = "" if said == "num_embeds is" else " rows"

@@ -9,7 +9,7 @@ free first, and is the only one whose event is queried.
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,32 +38,12 @@ ALIGNMENT_BYTES: Final = 64
 """The alignment of a graph's array in the memory that is pinned for all graphs."""
 
 
-class Event(Protocol):
-    """A CUDA event, after the copies of a stream."""
-
-    def query(self) -> bool:
-        """Return whether everything before the event has ended."""
-
-
-class Stream(Protocol):
-    """The operations of a stream that a ring needs."""
-
-    def pin(self, num_bytes: int) -> torch.Tensor:
-        """Return pinned memory that is not reused before the copies from it have ended."""
-
-    def copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        """Issue a copy to the device on the stream."""
-
-    def mark(self, event: Any) -> Event:  # noqa: ANN401  (an event that it made)
-        """Record the event at the end of the stream; without an event make a new one."""
-
-
 class Buffer:
     """Pinned memory, uint8[num_bytes], and the event after its last copy (None: no copy)."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.num_bytes = len(memory)
-        self.event: Event | None = None
+        self.event: Any = None
         self._memory = memory
         self._views: dict[np.dtype[Any], tuple[Array, torch.Tensor]] = {}
 
@@ -90,7 +70,7 @@ class Ring:
     finaliser, cannot overwrite it, and a buffer whose call was interrupted is not reused.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401  (a `_GpuStream`, or a test's)
         self._stream = stream
         self._buffers: deque[Buffer] = deque()  # least recently used first
 
@@ -101,7 +81,7 @@ class Ring:
         the memory; it tracks the copy too.
         """
         buffer = self._take(array.nbytes)
-        sent = self._stream.copy(buffer.hold(array))
+        sent: torch.Tensor = self._stream.copy(buffer.hold(array))
         if buffer.num_bytes <= MAX_BYTES and len(self._buffers) < MAX_BUFFERS:
             buffer.event = self._stream.mark(buffer.event)
             self._buffers.append(buffer)
@@ -150,21 +130,22 @@ class Reserve:
 
 
 class _GpuStream(NamedTuple):
-    """A stream of torch's on a GPU."""
+    """The operations of a stream that a ring needs.
+
+    `pin` returns memory that torch does not reuse before the copies from it have ended, `copy`
+    issues a copy on the stream, and `mark` records an event at its end.
+    """
 
     stream: torch.cuda.Stream
     device: torch.device
 
     def pin(self, num_bytes: int) -> torch.Tensor:
-        """Return memory that torch pins."""
         return _pin(num_bytes)
 
     def copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        """Issue a copy to the GPU on the current stream, which is this one."""
         return pinned.to(self.device, non_blocking=True, copy=True)
 
     def mark(self, event: torch.cuda.Event | None) -> torch.cuda.Event:
-        """Record an event, a new one if there is none."""
         if event is None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch types it so
         event.record(self.stream)
@@ -172,8 +153,6 @@ class _GpuStream(NamedTuple):
 
 
 class _Thread(threading.local):
-    """The rings of the running thread, by GPU and stream."""
-
     def __init__(self) -> None:
         self.rings: dict[tuple[int, int], Ring] = {}
 

@@ -125,7 +125,6 @@ class TableMemory:
 
     @property
     def _on_host(self) -> HostTables:
-        """The tables on the CPU."""
         if self._host is None:
             raise ValueError(f"the tables are on {self.device}, not on the CPU")
         return self._host

@@ -10,6 +10,7 @@ import torch
 
 from fast._checks import (
     MAX_INT64,
+    NO_MINIMUM,
     IntArray,
     check_any_start,
     check_array,
@@ -21,7 +22,6 @@ from fast._checks import (
     check_order,
     check_starts,
     check_tensor,
-    describe,
     get_type_name,
     is_int,
 )
@@ -243,16 +243,13 @@ def _check_split_points(split_points: int | list[int], total: int) -> list[int]:
 
 
 def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
-    """Return the start and stop of a slice, with 0 <= start <= stop <= length."""
     if type(value) is slice and value.step is None:
         start, stop = value.start, value.stop
         if type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
             return start, stop  # the usual case, in a third of the time
     if not isinstance(value, slice):
         raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
-    if value.step is not None and not is_int(value.step):
-        raise TypeError(f"{name}.step must be an int, got {describe(value.step)}")
-    if value.step is not None and value.step != 1:
+    if value.step is not None and check_int(f"{name}.step", value.step, NO_MINIMUM, None) != 1:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from types import UnionType
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +39,14 @@ DTYPES = (
 """The dtypes of buffers and caches, by name: those that torch has too."""
 
 
+_KINDS: dict[Any, str] = {
+    str: "a str",
+    type: "a class",
+    dict: "a dict",
+    list | tuple: "a list or tuple",
+}
+
+
 def describe(value: object) -> str:
     """Return a value and its type in words that are the same for both twins."""
     kind = type(value)
@@ -64,7 +71,6 @@ def is_numpy_dtype(value: object) -> bool:
 
 
 def get_dtype_name(value: Any) -> str:  # noqa: ANN401  # a dtype or a scalar type
-    """Return the name of a NumPy dtype or scalar type, such as `int32`."""
     if isinstance(value, np.dtype):
         return value.name if value.isnative else value.str
     return str(value.__name__)
@@ -113,13 +119,11 @@ def check_index(name: str, value: object, length: int) -> int:
 
 
 def check_divisor(name: str, value: int, whole_name: str, whole: int) -> None:
-    """Check that a size divides another one."""
     if whole % value != 0:
         raise ValueError(f"{name} is {value}, expected a divisor of {whole_name} {whole}")
 
 
 def check_product(name: str, value: int, other_name: str, other: int) -> None:
-    """Check that the product of two sizes is a size."""
     if value * other > MAX_INT32:
         raise ValueError(
             f"{name} {value} times {other_name} {other} is {value * other}, "
@@ -128,16 +132,9 @@ def check_product(name: str, value: int, other_name: str, other: int) -> None:
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Return a Python or NumPy bool as a Python bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be a bool, got {describe(value)}")
     return bool(value)
-
-
-def check_str(name: str, value: object) -> str:
-    """Return a str."""
-    check_type(name, value, str, "a str")
-    return cast("str", value)
 
 
 def check_dtype(name: str, value: object) -> np.dtype[Any]:
@@ -159,10 +156,11 @@ def is_kind(value: object, *names: str) -> bool:
     return any(cls.__name__ in names for cls in type(value).__mro__)
 
 
-def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
-    """Check that a value is an instance of `kind`; the message says what was `expected`."""
+def check_type(name: str, value: object, kind: Any, expected: str = "") -> Any:  # noqa: ANN401  # a class, or a union of some; an instance
+    """Return an instance of a class; the message says what was `expected`."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {expected}, got {describe(value)}")
+        raise TypeError(f"{name} must be {expected or _KINDS[kind]}, got {describe(value)}")
+    return value
 
 
 def check_mapping(name: str, value: object) -> None:
@@ -184,13 +182,11 @@ def check_at_least(name: str, found: int, length: int, of: str = "", unit: str =
 
 
 def check_not_empty(name: str, values: Any, what: str) -> None:  # noqa: ANN401  # any collection
-    """Check that a collection has an entry."""
     if not values:
         raise ValueError(f"{name} is empty, expected at least 1 {what}")
 
 
 def check_one_each(name: str, entries: Sequence[Any], num_groups: int) -> None:
-    """Check that a sequence has one entry for each KV cache group."""
     if len(entries) != num_groups:
         raise ValueError(
             f"{name} has {len(entries)} entries, expected {num_groups}, one for each KV cache group"
@@ -207,27 +203,8 @@ def check_list(name: str, value: object, length: int | None = None) -> list[Any]
 
 
 def check_strs(name: str, value: object) -> list[str]:
-    """Return a list of strs."""
     entries = check_list(name, value)
-    return [check_str(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
-
-
-def check_sequence(name: str, value: object) -> list[Any] | tuple[Any, ...]:
-    """Return a list or a tuple."""
-    check_type(name, value, list | tuple, "a list or tuple")
-    return cast("list[Any] | tuple[Any, ...]", value)
-
-
-def check_class(name: str, value: object) -> type[Any]:
-    """Return a class."""
-    check_type(name, value, type, "a class")
-    return cast("type[Any]", value)
-
-
-def check_dict(name: str, value: object) -> dict[Any, Any]:
-    """Return a dict."""
-    check_type(name, value, dict, "a dict")
-    return cast("dict[Any, Any]", value)
+    return [check_type(f"{name}[{i}]", entry, str) for i, entry in enumerate(entries)]
 
 
 def check_ints(
@@ -270,7 +247,6 @@ def check_array(
 
 
 def check_ndim(name: str, array: Array, *allowed: int) -> None:
-    """Check that an array has one of some numbers of dimensions."""
     if array.ndim not in allowed:
         wanted = " or ".join(map(str, allowed)) + f" dimension{'s'[allowed == (1,) :]}"
         raise ValueError(f"{name} must have {wanted}, got shape {array.shape}")
@@ -285,7 +261,6 @@ def check_counts(name: str, value: object, length: int | None = None) -> list[in
 
 
 def check_not_negative(name: str, values: list[int]) -> None:
-    """Check that no entry of a vector is less than 0."""
     for i, value in enumerate(values):
         if value < 0:
             raise ValueError(f"{name}[{i}] is {value}, expected at least 0")

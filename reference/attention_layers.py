@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from reference._checks import (
-    check_class,
     check_dtype,
     check_int,
     check_list,
     check_mapping,
     check_not_empty,
     check_strs,
+    check_type,
     is_kind,
     show,
 )
@@ -73,7 +73,7 @@ def get_layers_from_vllm_config(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_class("layer_type", layer_type)
+    check_type("layer_type", layer_type, type)
     context = _read_context(vllm_config)
     if layer_names is None:
         layer_names = list(context)

@@ -7,7 +7,7 @@ import keyword
 from abc import ABC, abstractmethod
 from typing import Any
 
-from reference._checks import check_class, check_sequence, check_str, check_type
+from reference._checks import check_type
 from reference.attention_layers import (
     AttentionType,
     get_kv_cache_spec,
@@ -146,8 +146,8 @@ def subclass_attention_backend(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    base = check_class("attention_backend_cls", attention_backend_cls)
-    builders = check_class("builder_cls", builder_cls)
+    base = check_type("attention_backend_cls", attention_backend_cls, type)
+    builders = check_type("builder_cls", builder_cls, type)
     name = _check_name_prefix(name_prefix) + base.__name__
     members = {"__module__": base.__module__, "get_builder_cls": staticmethod(lambda: builders)}
     return make_once(
@@ -158,7 +158,7 @@ def subclass_attention_backend(
 
 def _check_name_prefix(name_prefix: object) -> str:
     """Return the prefix of a class name, a str."""
-    prefix = check_str("name_prefix", name_prefix)
+    prefix: str = check_type("name_prefix", name_prefix, str)
     if "\0" in prefix:
         raise ValueError(f"name_prefix is {prefix!r}, expected no null character")
     return prefix
@@ -204,7 +204,7 @@ def subclass_attention_metadata(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    base = check_class("metadata_cls", metadata_cls)
+    base = check_type("metadata_cls", metadata_cls, type)
     name = _check_name_prefix(name_prefix) + base.__name__
     _check_fields(fields)
     is_dataclass = dataclasses.is_dataclass(base)
@@ -230,13 +230,13 @@ def subclass_attention_metadata(
 def _check_fields(fields: object) -> None:
     """Check that each new field has a unique name, a type and a default."""
     names: list[str] = []
-    for i, entry in enumerate(check_sequence("fields", fields)):
+    for i, entry in enumerate(check_type("fields", fields, list | tuple)):
         check_type(f"fields[{i}]", entry, list | tuple, "a tuple (name, type, default)")
         if len(entry) != 3:
             raise ValueError(
                 f"fields[{i}] has {len(entry)} parts, expected 3: name, type and default"
             )
-        name = check_str(f"fields[{i}][0]", entry[0])
+        name = check_type(f"fields[{i}][0]", entry[0], str)
         if not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(f"fields[{i}][0] is {name!r}, expected an identifier")
         if name in names:

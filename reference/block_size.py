@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import check_int, check_list, check_sequence, is_kind
+from reference._checks import check_int, check_list, check_type, is_kind
 from reference.kv_cache_spec import KVCacheConfig, get_kind_spec
 
 
@@ -89,7 +89,7 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
 def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:  # noqa: ANN401  # an engine's own
     """Return the block sizes that a backend supports, multiples as this module's `MultipleOf`."""
     name = f"{name}.backend.get_supported_kernel_block_sizes()"
-    sizes = check_sequence(name, backend.get_supported_kernel_block_sizes())
+    sizes = check_type(name, backend.get_supported_kernel_block_sizes(), list | tuple)
     checked: list[int | MultipleOf] = []
     for i, size in enumerate(sizes):
         is_multiple = is_kind(size, "MultipleOf")

@@ -16,11 +16,10 @@ from reference._checks import (
     MAX_INT64,
     Array,
     check_at_least,
-    check_class,
     check_int,
     check_ints,
     check_order,
-    check_str,
+    check_type,
 )
 from reference.backend import subclass_attention_backend
 from reference.class_cache import make_once
@@ -230,10 +229,10 @@ def create_fast_prefill_custom_backend(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_str("prefix", prefix)
-    backend = check_class("underlying_attn_backend", underlying_attn_backend)
-    underlying_builder_cls = check_class(
-        "the builder of underlying_attn_backend", backend.get_builder_cls()
+    check_type("prefix", prefix, str)
+    backend = check_type("underlying_attn_backend", underlying_attn_backend, type)
+    underlying_builder_cls = check_type(
+        "the builder of underlying_attn_backend", backend.get_builder_cls(), type
     )
     builder_cls = make_once(
         ("fast prefill builder", prefix, id(underlying_builder_cls)),

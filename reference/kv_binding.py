@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from reference._checks import check_dict, check_int, check_list, check_str
+from reference._checks import check_int, check_list, check_type
 
 
 def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int:
@@ -35,7 +35,7 @@ def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_str("layer_name", layer_name)
+    check_type("layer_name", layer_name, str)
     modules = 1 if num_attn_module is None else check_int("num_attn_module", num_attn_module, 1)
     parts = layer_name.split(".")
     integers = [int(part) for part in parts if part.isascii() and part.isdigit()]
@@ -87,7 +87,7 @@ def bind_kv_cache(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_dict("kv_caches", kv_caches)
+    check_type("kv_caches", kv_caches, dict)
     ordered = order_layers(kv_caches, forward_context, runner_kv_caches, num_attn_module)
     _give_caches(kv_caches, forward_context)
     runner_kv_caches.extend(kv_caches[layer_name] for layer_name in ordered)
@@ -119,7 +119,7 @@ def order_layers(
     num_attn_module: int | None,
 ) -> list[str]:
     """Return layers by ascending index, after all checks that binding them needs."""
-    check_dict("forward_context", forward_context)
+    check_type("forward_context", forward_context, dict)
     if check_list("runner_kv_caches", runner_kv_caches):
         raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, expected none")
     if num_attn_module is not None:

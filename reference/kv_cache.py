@@ -10,11 +10,11 @@ from reference._checks import (
     MAX_INT64,
     Array,
     check_array,
-    check_dict,
     check_int,
     check_ints,
     check_list,
     check_strs,
+    check_type,
     is_kind,
 )
 from reference.kv_binding import bind_kv_cache, extract_layer_index, order_layers
@@ -171,8 +171,8 @@ def _reshape_kv_cache(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_dict("kv_cache_raw_tensors", kv_cache_raw_tensors)
-    check_dict("attn_backends", attn_backends)
+    check_type("kv_cache_raw_tensors", kv_cache_raw_tensors, dict)
+    check_type("attn_backends", attn_backends, dict)
     groups = get_cached_groups(kv_cache_config)
     if kernel_block_sizes is not None:
         check_list("kernel_block_sizes", kernel_block_sizes, len(groups))

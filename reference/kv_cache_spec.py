@@ -6,14 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
-from reference._checks import (
-    check_dict,
-    check_list,
-    check_not_empty,
-    check_str,
-    check_strs,
-    is_kind,
-)
+from reference._checks import check_list, check_not_empty, check_strs, check_type, is_kind
 from reference.attention_spec import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from reference.base_spec import KVCacheSpec, check_spec
 from reference.bounded_attention_spec import (
@@ -179,10 +172,10 @@ UNIFORM_KINDS = {
 
 def _check_specs_dict(name: str, value: object) -> dict[str, Any]:
     """Return a dict of layer names to specs, with at least one."""
-    specs = check_dict(name, value)
+    specs: dict[str, Any] = check_type(name, value, dict)
     check_not_empty(name, specs, "spec")
     for layer_name, spec in specs.items():
-        check_str(f"a key of {name}", layer_name)
+        check_type(f"a key of {name}", layer_name, str)
         check_spec(f"{name}[{layer_name!r}]", spec)
     return specs
 

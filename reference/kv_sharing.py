@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference._checks import check_dict, check_list, check_str, check_type
+from reference._checks import check_list, check_strs, check_type
 from reference.kv_cache_spec import KVCacheGroupSpec
 
 
@@ -42,7 +42,7 @@ def initialize_kv_cache_for_kv_sharing(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_dict("kv_caches", kv_caches)
+    check_type("kv_caches", kv_caches, dict)
     new_groups = _find_new_groups(shared_kv_cache_layers, kv_cache_groups)
     for layer_name, target in shared_kv_cache_layers.items():
         if target not in kv_caches:
@@ -99,17 +99,15 @@ def _find_new_groups(
     shared_kv_cache_layers: dict[str, str], kv_cache_groups: list[KVCacheGroupSpec]
 ) -> dict[str, KVCacheGroupSpec]:
     """Return the target's group for each sharing layer that is in no group, after all checks."""
-    pairs = check_dict("shared_kv_cache_layers", shared_kv_cache_layers)
+    pairs = check_type("shared_kv_cache_layers", shared_kv_cache_layers, dict)
     groups_with: dict[str, list[int]] = {}  # by layer, the numbers of the groups that have it
     for g, group in enumerate(check_list("kv_cache_groups", kv_cache_groups)):
-        names = check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
-        for k, layer_name in enumerate(names):
-            check_str(f"kv_cache_groups[{g}].layer_names[{k}]", layer_name)
+        for layer_name in check_strs(f"kv_cache_groups[{g}].layer_names", group.layer_names):
             groups_with.setdefault(layer_name, []).append(g)
     new_groups = {}
     for layer_name, target in pairs.items():
-        check_str("a layer of shared_kv_cache_layers", layer_name)
-        check_str(f"shared_kv_cache_layers[{layer_name!r}]", target)
+        check_type("a layer of shared_kv_cache_layers", layer_name, str)
+        check_type(f"shared_kv_cache_layers[{layer_name!r}]", target, str)
         name = f"shared_kv_cache_layers[{layer_name!r}] is {target!r},"
         if target == layer_name:
             raise ValueError(f"{name} the layer itself, expected another")

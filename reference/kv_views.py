@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import Array, check_dtype, check_int, check_sequence
+from reference._checks import Array, check_dtype, check_int, check_type
 from reference.kv_cache_spec import AttentionSpec, KVCacheSpec, MambaSpec
 
 
@@ -121,7 +121,7 @@ def _get_cache_shape(
         num_blocks, block_size, spec.num_kv_heads, spec.head_size, **arguments
     )
     name = f"attn_backends[{layer_name!r}].get_kv_cache_shape()"
-    lengths = enumerate(check_sequence(name, shape))
+    lengths = enumerate(check_type(name, shape, list | tuple))
     return tuple(check_int(f"{name}[{i}]", length, 0) for i, length in lengths)
 
 
@@ -138,7 +138,7 @@ def _get_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> lis
     name = f"attn_backends[{layer_name!r}].get_kv_cache_stride_order()"
     dimensions = [
         check_int(f"{name}[{i}]", dimension, 0, num_dimensions - 1)
-        for i, dimension in enumerate(check_sequence(name, order))
+        for i, dimension in enumerate(check_type(name, order, list | tuple))
     ]
     if sorted(dimensions) != identity:
         raise ValueError(f"{name} is {dimensions}, expected a permutation of {identity}")

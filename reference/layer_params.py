@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import (
-    check_class,
-    check_dict,
-    check_int,
-    check_list,
-    check_not_empty,
-    check_sequence,
-    get_type_name,
-)
+from reference._checks import check_int, check_list, check_not_empty, check_type, get_type_name
 from reference.attention_layers import get_layers_from_vllm_config
 
 NO_WINDOW = -1
@@ -93,7 +85,7 @@ def get_per_layer_parameters(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_class("cls_", cls_)
+    check_type("cls_", cls_, type)
     check_list("layer_names", layer_names)
     parameters: dict[str, PerLayerParameters] = {}
     for layer_name, layer in get_layers_from_vllm_config(vllm_config, object, layer_names).items():
@@ -118,7 +110,7 @@ def _get_window_left(layer_name: str, impl: object) -> int:
     window = getattr(impl, "sliding_window", None)
     if window is None:
         return NO_WINDOW
-    check_not_empty(name, check_sequence(name, window), "entry")
+    check_not_empty(name, check_type(name, window, list | tuple), "entry")
     return check_int(f"impl.sliding_window[0] of layer {layer_name!r}", window[0], NO_WINDOW)
 
 
@@ -149,7 +141,7 @@ def infer_global_hyperparameters(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_dict("per_layer_params", per_layer_params)
+    check_type("per_layer_params", per_layer_params, dict)
     check_not_empty("per_layer_params", per_layer_params, "layer")
     parameters = [
         PerLayerParameters(

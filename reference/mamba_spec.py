@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import check_dtype, check_int, check_not_empty, check_sequence, check_str
+from reference._checks import check_dtype, check_int, check_not_empty, check_type
 from reference.base_spec import KVCacheSpec, read_config
 
 
@@ -53,13 +53,13 @@ class MambaSpec(KVCacheSpec):
         shapes = [
             tuple(
                 check_int(f"shapes[{i}][{j}]", length, 1)
-                for j, length in enumerate(check_sequence(f"shapes[{i}]", shape))
+                for j, length in enumerate(check_type(f"shapes[{i}]", shape, list | tuple))
             )
-            for i, shape in enumerate(check_sequence("shapes", self.shapes))
+            for i, shape in enumerate(check_type("shapes", self.shapes, list | tuple))
         ]
         dtypes = [
             check_dtype(f"dtypes[{i}]", dtype)
-            for i, dtype in enumerate(check_sequence("dtypes", self.dtypes))
+            for i, dtype in enumerate(check_type("dtypes", self.dtypes, list | tuple))
         ]
         check_not_empty("shapes", shapes, "state")
         if len(dtypes) != len(shapes):
@@ -76,7 +76,7 @@ class MambaSpec(KVCacheSpec):
                     "the states"
                 )
             self._store("page_size_padded", padded)
-        check_str("mamba_type", self.mamba_type)
+        check_type("mamba_type", self.mamba_type, str)
         num_speculative = check_int("num_speculative_blocks", self.num_speculative_blocks, 0)
         self._store("num_speculative_blocks", num_speculative)
 

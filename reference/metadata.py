@@ -17,8 +17,8 @@ from reference._checks import (
     check_int,
     check_list,
     check_one_each,
-    check_sequence,
     check_strs,
+    check_type,
 )
 from reference.metadata_validation import (
     check_computed,
@@ -312,7 +312,7 @@ def _check_each(
     name: str, value: object, dtype: type[Any], ndim: int, num_groups: int, length: int
 ) -> list[Array]:
     """Return the array of each group, which must have at least `length` entries, or rows."""
-    arrays = list(check_sequence(name, value))
+    arrays = list(check_type(name, value, list | tuple))
     check_one_each(name, arrays, num_groups)
     return [
         check_array(f"{name}[{i}]", array, dtype, ndim, length) for i, array in enumerate(arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference._checks import check_bool, check_dict, check_int, check_str
+from reference._checks import check_bool, check_int, check_type
 
 
 def compute_mm_encoder_budget(
@@ -218,7 +218,7 @@ class MultiModalBudget:
             KeyError: A modality without a limit.
             ValueError: A negative size.
         """
-        if check_str("modality", modality) not in self.mm_limits:
+        if check_type("modality", modality, str) not in self.mm_limits:
             raise KeyError(
                 f"modality is {modality!r}, expected one of mm_limits: {sorted(self.mm_limits)}"
             )
@@ -245,6 +245,6 @@ class MultiModalBudget:
 def _check_counts_by_modality(name: str, value: object) -> dict[str, int]:
     """Return a dict of counts, none negative, by modality."""
     return {
-        check_str(f"a key of {name}", modality): check_int(f"{name}[{modality!r}]", count, 0)
-        for modality, count in check_dict(name, value).items()
+        check_type(f"a key of {name}", modality, str): check_int(f"{name}[{modality!r}]", count, 0)
+        for modality, count in check_type(name, value, dict).items()
     }

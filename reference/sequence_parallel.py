@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference._checks import check_bool, check_int, check_ints, check_sequence
+from reference._checks import check_bool, check_int, check_ints, check_type
 
 
 def is_residual_scattered_for_sp(
@@ -74,8 +74,8 @@ runner pads it where sequence parallelism is on
         )
 
     splitting_ops = compilation_config.splitting_ops
-    if splitting_ops is None or not check_sequence(
-        "compilation_config.splitting_ops", splitting_ops
+    if splitting_ops is None or not check_type(
+        "compilation_config.splitting_ops", splitting_ops, list | tuple
     ):
         return True
     is_partitioned = compilation_config.use_inductor_graph_partition

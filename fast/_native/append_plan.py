@@ -64,13 +64,11 @@ def count_blocks(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int3
 
 @compiled("boolean(int64[::1], int64, int64[::1], int32[:, ::1])", nogil=False)
 def complete_plan(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Complete a plan for a kernel, as `complete` does."""
     return complete(plan, num_listed, widths, num_blocks)
 
 
 @compiled("void(int64[::1], int64, int64[::1], int32[:, ::1])", nogil=False)
 def count_appended(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s) -> None:
-    """Count blocks after a kernel, as `count_blocks` does."""
     count_blocks(plan, num_listed, widths, num_blocks)
 
 

@@ -49,11 +49,9 @@ class RowCounts:
         self.blocks[:, src] = 0
 
     def swap(self, a: int, b: int) -> None:
-        """Swap the counts of two rows."""
         self.blocks[:, [a, b]] = self.blocks[:, [b, a]]
 
     def clear(self, r: int) -> None:
-        """Set the count of a row to 0."""
         self.blocks[:, r] = 0
 
 
@@ -111,15 +109,12 @@ class HostTables:
         return bool(append_on_host(*self._rows, plan, num_listed, self._widths, known, is_changed))
 
     def move(self, src: int, dst: int) -> None:
-        """Move a row to another."""
         move_on_host(*self._rows, src, dst, self._counts.blocks, self._is_changed)
 
     def swap(self, a: int, b: int) -> None:
-        """Swap two rows."""
         swap_on_host(*self._rows, a, b, self._counts.blocks, self._is_changed)
 
     def clear(self, r: int) -> None:
-        """Empty a row."""
         clear_on_host(self._rows[1], r, self._counts.blocks, self._is_changed)
 
     def gather(self, idx_mapping: torch.Tensor) -> None:
@@ -269,7 +264,6 @@ def move_on_host(
     known: Int32s,
     is_changed: Any,  # noqa: ANN401  (an array)
 ) -> None:
-    """Move a row to another."""
     is_changed[src] = True
     is_changed[dst] = True
     for group in range(len(groups)):
@@ -296,7 +290,6 @@ def swap_on_host(
     known: Int32s,
     is_changed: Any,  # noqa: ANN401  (an array)
 ) -> None:
-    """Swap two rows."""
     is_changed[a] = True
     is_changed[b] = True
     for group in range(len(groups)):
@@ -320,7 +313,6 @@ def clear_on_host(
     known: Int32s,
     is_changed: Any,  # noqa: ANN401  (an array)
 ) -> None:
-    """Empty a row."""
     is_changed[r] = True
     for group in range(len(num_blocks)):
         num_blocks[group, r] = 0

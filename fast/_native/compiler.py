@@ -46,7 +46,6 @@ def int32s_at(address: int, length: int) -> Int32s:
 
 
 def int64s_at(address: int, length: int) -> Int64s:
-    """Return the int64 array at an address, as `int32s_at` does."""
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
@@ -330,6 +329,5 @@ def compiled(signature: str, *, nogil: bool = True) -> Callable[[Callable[P, R]]
 
 
 def compile_loops() -> None:
-    """Compile every loop that is not compiled yet."""
     for loop in COMPILED:
         loop.warm_up()

@@ -182,7 +182,6 @@ def first_of(name: str, tensor: torch.Tensor, stop: int, start: int = 0) -> torc
 
 
 def check_not_negated(name: str, value: torch.Tensor) -> None:
-    """Check that a tensor is no lazy negation, whose memory holds the other sign."""
     if value.is_neg():
         raise ValueError(f"{name} is a lazy negation, expected memory that can be written")
 
@@ -237,7 +236,6 @@ def check_rows_out(
 
 
 def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError if `out` shares memory with an input."""
     for name, tensor in {"out": out, **inputs}.items():
         check_memory(name, tensor)
     if any(share_memory(out, tensor) for tensor in inputs.values()):
