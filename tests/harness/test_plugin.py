@@ -147,21 +147,17 @@ def test_a_missing_refusal_fails_only_a_strict_run(pytester: pytest.Pytester, fo
     found.stdout.fnmatch_lines(["missing refusal: get_dcp_local_seq_lens on host: *"])
 
 
-def test_nothing_to_check_is_an_error(pytester: pytest.Pytester, folder: Path) -> None:
-    (folder / "mine.py").write_text("from fast import CommonAttentionMetadata")
-    assert pytest.ExitCode.NO_TESTS_COLLECTED == run(pytester, *MINE).ret
-
-
-def test_a_hard_case_that_is_not_drawn_fails_a_whole_run(
+def test_a_hard_case_that_is_not_drawn_fails_a_whole_run_and_nothing_is_no_run(
     pytester: pytest.Pytester, folder: Path
 ) -> None:
-    assert folder.exists()
     found = run(pytester)
     assert pytest.ExitCode.TESTS_FAILED == found.ret
     assert ["hard case not drawn: get_dcp_local_seq_lens: eight"] == [
         line for line in found.outlines if "hard case" in line
     ]
     assert pytest.ExitCode.OK == run(pytester, "--functions", "get_dcp_local_seq_lens").ret
+    (folder / "mine.py").write_text("from fast import CommonAttentionMetadata")
+    assert pytest.ExitCode.NO_TESTS_COLLECTED == run(pytester, *MINE).ret
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ FORCES_COLOURS = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "TTY
 """Variables that decide on colours, which a test sets itself."""
 
 
-FULL = ("conformance", "kvtwin.bench")
+FULL = ("conformance", "kvtwin.vectors")
 """Of all that print in the same way; each takes seconds."""
 
 
