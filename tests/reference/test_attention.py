@@ -1,10 +1,9 @@
-"""Attention: by hand, by the textbook formula, and over a cache by the access relation."""
+"""Attention: by the textbook formula, and over a cache by the access relation."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -13,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from reference import (
-    CommonAttentionMetadata,
     compute_slot_mapping,
     dense_attention,
     kv_reads,
@@ -24,9 +23,10 @@ from reference import (
     paged_attention,
     write_kv_cache,
 )
+from tests.examples.twins import Twin
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-BatchMaker: TypeAlias = Callable[..., CommonAttentionMetadata]
+make_batch = Twin(reference).batch
 
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -71,24 +71,6 @@ def test_dense_attention_is_the_formula(
     np.testing.assert_allclose(lse, expected[1], rtol=0, atol=1e-12)
 
 
-def test_heads_use_the_keys_of_their_group() -> None:
-    k = np.zeros((1, 2, 1))
-    v = np.array([[[5.0], [9.0]]])
-    output, _ = dense_attention(np.zeros((1, 4, 1)), k, v, np.array([[True]]))
-    assert [5, 5, 9, 9] == output[0, :, 0].tolist()
-
-
-def test_what_is_masked_is_not_touched() -> None:
-    k = np.array([[[1.0]], [[np.nan]], [[np.inf]]])
-    mask = np.array([[True, False, False], [False, False, False]])
-    output, lse = dense_attention(np.ones((2, 1, 1)), k, k, mask)
-    assert [1, 0] == output[:, 0, 0].tolist()
-    assert [1, -np.inf] == lse[:, 0].tolist()
-    output, lse = dense_attention(np.ones((2, 1, 1)), k[:0], k[:0], mask[:, :0])
-    assert not output.any()
-    assert np.isneginf(lse).all()
-
-
 def test_what_is_not_finite_comes_out_as_nan() -> None:
     for bad in (np.nan, np.inf):
         k = np.array([[[1.0, 0.0]], [[bad, 1.0]]])
@@ -97,18 +79,8 @@ def test_what_is_not_finite_comes_out_as_nan() -> None:
         assert np.isnan(output).any(axis=-1).all()
 
 
-def test_large_scores_do_not_overflow() -> None:
-    k = np.array([[[-3000.0]], [[3000.0]], [[3000.0]]])
-    v = np.array([[[9.0]], [[1.0]], [[2.0]]])
-    output, lse = dense_attention(np.ones((1, 1, 1)), k, v, np.ones((1, 3), np.bool_))
-    assert 1.5 == output.item()
-    assert 3000 + math.log(2) == lse.item()
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: np.dtype(dtype).name)
-def test_every_float_is_computed_in_float64(
-    dtype: type[np.generic], make_batch: BatchMaker
-) -> None:
+def test_every_float_is_computed_in_float64(dtype: type[np.generic]) -> None:
     draw = rng()
     batch = make_batch([2, 1], [3, 0])
     q = draw.standard_normal((3, 2, 4)).astype(dtype)
@@ -133,38 +105,7 @@ def test_every_float_is_computed_in_float64(
     assert k.tolist() == empty[0].reshape(-1, 1, 4)[[5, 2]].tolist()
 
 
-def test_paged_attention_by_hand(make_batch: BatchMaker) -> None:
-    table = np.array([[4, 1, 0], [2, -1, 99]], np.int32)
-    batch = make_batch([2, 1], [1, 0], padding_tokens=1, block_table_tensor=table)
-    cache = np.full((2, 5, 2, 1, 1), np.nan)
-    cache[0, 4], cache[0, 1, 0], cache[0, 2, 0] = 0, 0, 0
-    cache[1, 4, :, 0, 0], cache[1, 1, 0], cache[1, 2, 0] = (1, 2), 6, 50
-    q = np.full((5, 1, 1), np.nan)
-    q[:3] = 1
-    output, lse = paged_attention(q, cache, batch)
-    assert [1.5, 3, 50, 0, 0] == output[:, 0, 0].tolist()
-    assert [math.log(2), math.log(3), 0, -np.inf, -np.inf] == lse[:, 0].tolist()
-    batch.causal = False
-    assert [3, 3, 50] == paged_attention(q, cache, batch)[0][:3, 0, 0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("window", "means"), [(1, [2, 6]), (2, [1.5, 4]), (3, [1.5, 3]), (2**31 - 1, [1.5, 3])]
-)
-def test_sliding_windows_by_hand(make_batch: BatchMaker, window: int, means: list[float]) -> None:
-    batch = make_batch([2], [1], block_table_tensor=np.array([[4, 1]], np.int32))
-    cache = np.zeros((2, 5, 2, 1, 1))
-    cache[1, 4, :, 0, 0], cache[1, 1, 0] = (1, 2), 6
-    output, _ = paged_attention(np.ones((2, 1, 1)), cache, batch, sliding_window=window)
-    assert means == output[:, 0, 0].tolist()
-    if window == 1:
-        batch.seq_lens[:] = batch.seq_lens_cpu[:] = 4
-        batch.max_seq_len, batch.block_table_tensor[0, 0] = 4, -7
-        output, _ = paged_attention(np.ones((2, 1, 1)), cache, batch, sliding_window=1)
-        assert [6, 0] == output[:, 0, 0].tolist()
-
-
-def test_slots_are_not_read(make_batch: BatchMaker) -> None:
+def test_slots_are_not_read() -> None:
     batch = make_batch([2], [1])
     other = dataclasses.replace(batch, slot_mapping=np.array([-1, 2**40]))
     cache, q = rng().standard_normal((2, 9, 2, 1, 2)), np.ones((2, 2, 2))
@@ -176,14 +117,13 @@ def test_slots_are_not_read(make_batch: BatchMaker) -> None:
 @given(requests=REQUESTS, world=WORLDS, kernel_blocks=st.sampled_from([1, 2, 4]), heads=HEADS)
 @EXAMPLES
 def test_paged_attention_reads_what_the_relation_says(
-    make_batch: BatchMaker,
     requests: list[tuple[int, int]],
     world: tuple[int, int],
     kernel_blocks: int,
     heads: tuple[int, int, int],
 ) -> None:
     num_heads, num_kv_heads, size = heads
-    batch = make_batch([q for q, _ in requests], [c for _, c in requests], block_size=4)
+    batch = make_batch([q for q, _ in requests], [c for _, c in requests])
     batch.block_table_tensor = map_to_kernel_blocks(batch.block_table_tensor, kernel_blocks)
     kernel_size = 4 // kernel_blocks
     interleave = {"cp_kv_cache_interleave_size": world[1]}
@@ -220,9 +160,7 @@ def test_paged_attention_reads_what_the_relation_says(
 
 @given(requests=REQUESTS)
 @EXAMPLES
-def test_a_cache_written_in_two_steps_is_attended(
-    make_batch: BatchMaker, requests: list[tuple[int, int]]
-) -> None:
+def test_a_cache_written_in_two_steps_is_attended(requests: list[tuple[int, int]]) -> None:
     query_lens, computed = [q for q, _ in requests], [c for _, c in requests]
     batch = make_batch(query_lens, computed)
     table = batch.block_table_tensor
@@ -263,20 +201,7 @@ def test_merging_any_parts_gives_the_whole() -> None:
     np.testing.assert_allclose(lse, expected[1], rtol=0, atol=1e-12)
 
 
-def test_a_part_of_nan_makes_the_whole_nan() -> None:
-    outputs, lses = np.ones((2, 1, 1, 1)), np.array([0.0, np.nan]).reshape(2, 1, 1)
-    outputs[1] = np.nan
-    output, lse = merge_attention_states(outputs, lses)
-    assert np.isnan([output.item(), lse.item()]).all()
-
-
-def test_merging_nothing() -> None:
-    output, lse = merge_attention_states(np.zeros((0, 1, 2, 3)), np.zeros((0, 1, 2)))
-    assert ((1, 2, 3), 0) == (output.shape, output.any())
-    assert [[-np.inf, -np.inf]] == lse.tolist()
-
-
-def test_writes_are_those_of_the_relation(make_batch: BatchMaker) -> None:
+def test_writes_are_those_of_the_relation() -> None:
     batch = make_batch([2, 1], [1, 4], padding_tokens=2)
     batch.slot_mapping[2] = 0  # a slot like any other, though engines keep the null block there
     memory = np.full((11, 2, 2, 2, 1), -1.0, np.float32)

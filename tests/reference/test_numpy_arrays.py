@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import reference
 from reference import (
     AttentionSpec,
-    CommonAttentionMetadata,
     CpuGpuBuffer,
     compute_slot_mapping,
     gather_mm_placeholders,
@@ -19,6 +19,7 @@ from reference import (
     reshape_attn_output_for_spec_decode,
     scatter_mm_placeholders,
 )
+from tests.examples.twins import Twin
 
 
 def make_buffer(dtype: Any) -> CpuGpuBuffer:  # noqa: ANN401  # invalid dtypes too
@@ -31,10 +32,8 @@ def test_both_halves_of_a_buffer_are_one_array() -> None:
     assert buffer.cpu is buffer.gpu is buffer.np
 
 
-def test_starts_for_the_device_and_the_host_are_two_arrays(
-    make_batch: Callable[..., CommonAttentionMetadata],
-) -> None:
-    batch = make_batch([3, 2], [0, 0], logits_indices_padded=np.array([2]), num_logits_indices=1)
+def test_starts_for_the_device_and_the_host_are_two_arrays() -> None:
+    batch = Twin(reference).batch([3, 2], [0, 0], logits_indices_padded=[2], num_logits_indices=1)
     made = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
     assert made.query_start_loc is not made.query_start_loc_cpu
 

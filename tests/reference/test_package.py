@@ -27,10 +27,6 @@ def test_names() -> None:
         assert hasattr(reference, name), name
 
 
-def test_sentinels() -> None:
-    assert (-1, 0) == (reference.PAD_SLOT_ID, reference.NULL_BLOCK_ID)
-
-
 def test_imports_without_torch_or_numba() -> None:
     blocked = ("torch", "numba", "fast", "conformance", "hypothesis", "pytest")
     code = (
