@@ -146,7 +146,7 @@ def test_ci_runs_what_readme_says() -> None:
     set_up = ["python3 -m venv .venv", ". .venv/bin/activate", f"pip install {versions}"]
     runs = ["pytest conformance -n auto", "pytest tests -n auto"]
     assert [[*set_up, run] for run in runs] == commands
-    for part in ("python3 -m venv ", f"{versions}\n", *(f"\n{run} " for run in runs)):
+    for part in ("python3 -m venv ", f"{versions}\n", *(f"\n{run}" for run in runs)):
         assert part in script
 
 

@@ -60,6 +60,7 @@ class Profile:
     laws: int  # examples of each law
     # The part of these that runs on `native` and `cuda`, where a call takes longer.
     native: float = 0.35
+    has_long_lives: bool = True  # whether a function is called many times
     seed: int | None = None  # the seed of Hypothesis; None for the same examples each time
     shrink_seconds: float = 20.0  # how long a failure is shrunk; 0 for not at all
     # Where failing examples are kept, and tried first in the next run.
@@ -79,10 +80,10 @@ KINDS: Final = ("answers", "refusals", "laws")
 PROFILES: Final = {
     profile.name: profile
     for profile in (
-        Profile("dev", 60, 40, 15),
-        Profile("brief", 100, 50, 20),
+        Profile("brief", 40, 25, 10, has_long_lives=False),
+        Profile("dev", 60, 40, 15, has_long_lives=False),
         Profile("default", 170, 70, 25),
-        Profile("nightly", 3000, 1500, 400, 0.4),
+        Profile("nightly", 3000, 1500, 400, native=0.4),
     )
 }
 
@@ -322,7 +323,8 @@ def answers(contract: Contract, target: Target, profile: Profile) -> Callable[[]
         if not is_quick:
             _meet_hard_cases(body, drawn, contract, counts, is_strict=target.is_strict)
             with contextlib.suppress(Unsupported):
-                if not contract.is_long and contract.examples > SIMPLE:
+                is_simple = contract.is_long or contract.examples <= SIMPLE
+                if counts.has_long_lives and not is_simple:
                     check_life(contract, target, kept)
 
     return test

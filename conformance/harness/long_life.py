@@ -43,8 +43,8 @@ def check_life(contract: Contract, target: Target, stories: list[Story]) -> None
             last = by_size[0]
             with limits.call(target, last):
                 _check_long_life(contract, target, last.arguments)
-            for at in (len(by_size) // 2, len(by_size) * 9 // 10):
-                last = by_size[at]
+            large = [by_size[len(by_size) * 9 // 10]]
+            for last in large if contract.has_objects else [by_size[len(by_size) // 2], *large]:
                 with limits.call(target, last):
                     _check_growth(contract, target, last.arguments)
     except Found as found:
@@ -113,14 +113,14 @@ LONG_LIFE: Final = 66_000
 def _check_long_life(contract: Contract, target: Target, arguments: Arguments) -> None:
     """Raise `Found` if a small call, made very often, gives another answer or keeps memory.
 
-    It ends after three seconds; after one if each call makes objects.
+    It ends after three seconds; after a third of one if each call makes objects.
     """
     if rewrites(contract, arguments):
         return
     pair = Pair(contract, target, arguments)
     wanted = pair.call()
     call = pair.prepared()
-    end = time.monotonic() + (1.0 if contract.has_objects else 3.0)
+    end = time.monotonic() + (0.3 if contract.has_objects else 3.0)
     used = 0
     for k in range(LONG_LIFE):
         got = attempt(call)

@@ -95,7 +95,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--adapter", "the adapter for its objects: one for all, or one for each", **files)
     add("--target", "targets to run: host, native, cuda", **names)
     add("--functions", "check only these functions (default: all)", **names)
-    add("--profile", "dev, brief, default or nightly", default="default", metavar="NAME")
+    add("--profile", "brief, dev, default or nightly", default="default", metavar="NAME")
     # With `--hypothesis-seed` Hypothesis keeps no examples in its database.
     add("--seed", "for --profile nightly: repeat the run with this seed", type=int, metavar="N")
     add("--replay", "replay a stored case, or a folder, and run nothing else", type=Path)

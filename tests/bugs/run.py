@@ -150,7 +150,8 @@ def failures(function: str, targets: Iterable[str], every: bool, **profile: Any)
     counts = dataclasses.replace(checks.PROFILES["default"], shrink_seconds=0.0, **profile)
     found: list[Result] = []
     started = time.monotonic()
-    tests = [(t, k) for t in targets for k in checks.KINDS if t == "host" or contract.has_kernel]
+    kinds = [k for k in checks.KINDS if k != "refusals" or not contract.is_long]
+    tests = [(t, k) for t in targets for k in kinds if t == "host" or contract.has_kernel]
     for target, kind in tests:
         before, begin = checks.COUNTS.total(), time.monotonic()
         try:

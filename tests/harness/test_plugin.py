@@ -165,7 +165,7 @@ def test_a_hard_case_that_is_not_drawn_fails_a_whole_run_and_nothing_is_no_run(
     [
         (["--functions", "get_dcp_local"], "did you mean get_dcp_local_seq_lens?"),
         (["--target", "nativ"], "there are host, native, cuda"),
-        (["--profile", "devv"], "there are dev, brief, default, nightly"),
+        (["--profile", "devv"], "there are brief, dev, default, nightly"),
         (["--impl", "nothing.py"], "is not a file"),
         (["--replay", "nothing.json"], "No such file"),
     ],

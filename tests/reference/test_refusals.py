@@ -35,9 +35,9 @@ VALID: dict[str, dict[str, Any]] = {
 
 REFUSALS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "dense_attention": [
-        ({"q": [[[0.0]]]}, "TypeError: q is a list, but must be a NumPy array"),
-        ({"k": K.astype(np.int64)}, "TypeError: k has dtype int64, but must have float16 or "),
-        ({"q": Q[0]}, "ValueError: q has shape (2, 4), but must have 3 dimensions"),
+        ({"q": [[[0.0]]]}, "TypeError: q must be an array, got list"),
+        ({"k": K.astype(np.int64)}, "TypeError: k must be float16 or "),
+        ({"q": Q[0]}, "ValueError: q must have 3 dimensions, got shape (2, 4)"),
         ({"k": K[..., :3]}, "ValueError: k has shape (5, 1, 3), but must have (*, *, 4), the head"),
         ({"v": K[:4]}, "ValueError: v has shape (4, 1, 4), but must have (5, 1, *), as k has"),
         (
@@ -53,7 +53,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"mask": MASK.T},
             "ValueError: mask has shape (5, 3), but must have (3, 5), a row",
         ),
-        ({"scale": True}, "TypeError: scale is True (bool), but must be a number"),
+        ({"scale": True}, "TypeError: scale must be a number, got True of bool"),
         ({"scale": math.nan}, "ValueError: scale is nan, but must be finite"),
         (
             {"q": Q[..., :0], "k": K[..., :0]},
@@ -63,7 +63,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "paged_attention": [
         (
             {"kv_cache": CACHE[0]},
-            "ValueError: kv_cache has shape (9, 2, 1, 4), but must have 5",
+            "ValueError: kv_cache must have 5 dimensions, got shape (9, 2, 1, 4)",
         ),
         (
             {"kv_cache": CACHE[:1]},
@@ -76,7 +76,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str]]] = {
             "ValueError: q has 2 heads, but must have a multiple of",
         ),
         ({"q": Q[:1]}, "ValueError: q has 1 rows, but the batch 2"),
-        ({"scale": "1"}, "TypeError: scale is '1' (str), but must be a number"),
+        ({"scale": "1"}, "TypeError: scale must be a number, got '1' of str"),
         ({"sliding_window": 0}, "ValueError: sliding_window is 0, expected 1 to 2147483647"),
         (
             {"sliding_window": 2, "causal": False},
@@ -102,9 +102,9 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     "merge_attention_states": [
-        ({"outputs": Q}, "ValueError: outputs has shape (3, 2, 4), but must have 4 dimensions"),
+        ({"outputs": Q}, "ValueError: outputs must have 4 dimensions, got shape (3, 2, 4)"),
         ({"lses": Q[..., :2]}, "ValueError: lses has shape (3, 2, 2), but must have (1, 3, 2), as"),
-        ({"lses": 1.0}, "TypeError: lses is a float, but must be a NumPy array"),
+        ({"lses": 1.0}, "TypeError: lses must be an array, got float"),
     ],
     "write_kv_cache": [
         *(
@@ -128,7 +128,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str]]] = {
             "TypeError: value has dtype float32, but must have",
         ),
         ({"kv_cache": READ_ONLY}, "ValueError: kv_cache is read-only, but is to be written"),
-        ({"value": [1.0]}, "TypeError: value is a list, but must be a NumPy array"),
+        ({"value": [1.0]}, "TypeError: value must be an array, got list"),
         ({"key": CACHE[0, :3, 0]}, "ValueError: key shares memory with kv_cache, but must not"),
     ],
     "kv_reads": [
