@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.examples.twins import Twin
+from tests.examples.twins import Twin, shares_memory
 
 PAD = -1
 TABLE = [[5, 9], [7, 3]]  # request 0 owns the blocks 5 and 9, request 1 the blocks 7 and 3
@@ -116,3 +116,10 @@ def test_kernel_blocks(twin: Twin, block_ids, dtype, blocks_per_kv_block, expect
 def test_lengths_on_ranks(twin: Twin, seq_lens, args, expected) -> None:
     lens = twin.get_dcp_local_seq_lens(twin.array(seq_lens), *args)
     assert (expected, twin.dtype("int32")) == (lens.tolist(), lens.dtype)
+
+
+def test_lengths_on_ranks_into_a_longer_buffer(twin: Twin) -> None:
+    out = twin.array([77] * 4)
+    lens = twin.get_dcp_local_seq_lens(twin.array([5, 8]), 2, 0, out=out)
+    assert ([3, 4], [3, 4, 0, 0]) == (lens.tolist(), out.tolist())  # zeros behind the batch
+    assert shares_memory(lens, out)
