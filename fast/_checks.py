@@ -7,6 +7,7 @@ that read the values of a tensor are for checked mode (`fast.checked_mode`).
 
 import math
 from collections.abc import Sequence
+from operator import countOf
 from types import UnionType
 from typing import Any, Final, TypeAlias
 
@@ -207,6 +208,16 @@ def check_ints(
         at = next(i for i, v in enumerate(values) if not minimum <= v <= maximum)
         raise error(f"{name}[{at}] is {values[at]}, expected {minimum} to {maximum}")
     return np.array(values, dtype=np.int64)
+
+
+def pack_ints(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
+    """Return Python's ints as int64[len(values)]; None if one is anything else, or too large."""
+    if countOf(map(type, values), int) < len(values):
+        return None
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return None
 
 
 def check_tensor(

@@ -7,8 +7,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fast._checks import MAX_SIZE, check_ints, check_list, check_starts, describe
-from fast._native.int_packing import pack_ints
+from fast._checks import MAX_SIZE, check_ints, check_list, check_starts, describe, pack_ints
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]

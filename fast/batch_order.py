@@ -23,9 +23,9 @@ from fast._checks import (
     check_minimum,
     check_vector,
     get_type_name,
+    pack_ints,
 )
 from fast._native.batch_order import find_extends_and_prefills, find_first_prefill, plan_swaps
-from fast._native.int_packing import pack_ints
 from fast.checked_mode import is_checked
 from fast.metadata_validation import read_counts, validate_metadata
 from fast.operators import check_not_traced
