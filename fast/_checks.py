@@ -173,7 +173,7 @@ def check_one_each(name: str, values: Sequence[Any], num_groups: int) -> None:
         )
 
 
-def check_not_empty(name: str, values: Any, what: str) -> None:  # noqa: ANN401  (any collection)
+def check_not_empty(name: str, values: Any, what: str) -> None:
     if not values:
         raise ValueError(f"{name} is empty, expected at least 1 {what}")
 
@@ -222,7 +222,7 @@ def pack_ints(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
 
 def check_tensor(
     name: str,
-    value: Any,  # noqa: ANN401  (not checked yet)
+    value: Any,
     dtype: torch.dtype | tuple[torch.dtype, ...],
     ndim: int,
     device: torch.device | None = None,
@@ -246,7 +246,7 @@ def check_tensor(
 
 def check_entries(
     name: str,
-    value: Any,  # noqa: ANN401  (likewise)
+    value: Any,
     dtype: torch.dtype,
     ndim: int,
     length: int,
@@ -257,12 +257,7 @@ def check_entries(
     check_at_least(name, value.shape[0], length)
 
 
-def check_vector(
-    name: str,
-    value: Any,  # noqa: ANN401  (likewise)
-    dtype: torch.dtype,
-    length: int | None = None,
-) -> None:
+def check_vector(name: str, value: Any, dtype: torch.dtype, length: int | None = None) -> None:
     """Check that a value is a vector on the CPU with `length` entries of a dtype."""
     if (
         type(value) is Tensor

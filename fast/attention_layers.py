@@ -33,9 +33,7 @@ class AttentionType:
 
 
 def get_layers_from_vllm_config(
-    vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-    layer_type: type[T],
-    layer_names: list[str] | None = None,
+    vllm_config: Any, layer_type: type[T], layer_names: list[str] | None = None
 ) -> dict[str, T]:
     """Return the layers of a type.
 
@@ -49,7 +47,7 @@ def get_layers_from_vllm_config(
     return {name: layer for name, layer in layers.items() if isinstance(layer, layer_type)}
 
 
-def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, Any]:  # noqa: ANN401  (an engine's own)
+def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, Any]:
     """Return layers of the forward context by name; `where` names their list in messages."""
     check_strs(where, layer_names)
     for i, name in enumerate(layer_names):
@@ -58,17 +56,14 @@ def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, An
     return {name: context[name] for name in layer_names}
 
 
-def read_context(vllm_config: Any) -> Any:  # noqa: ANN401  (an engine's own)
+def read_context(vllm_config: Any) -> Any:
     """Return the mapping of layers by name."""
     context = vllm_config.compilation_config.static_forward_context
     check_mapping("static_forward_context", context)
     return context
 
 
-def get_kv_cache_spec(
-    vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-    kv_cache_dtype: torch.dtype,
-) -> dict[str, KVCacheSpec]:
+def get_kv_cache_spec(vllm_config: Any, kv_cache_dtype: torch.dtype) -> dict[str, KVCacheSpec]:
     """Return the KV cache spec of each attention layer of a model.
 
     `kv_cache_dtype` is a torch dtype.
@@ -92,7 +87,7 @@ def get_kv_cache_spec(
     return specs
 
 
-def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KVCacheSpec:  # noqa: ANN401  (an engine's own layer)
+def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
     num_kv_heads = check_int(f"num_kv_heads of layer {name!r}", layer.num_kv_heads, 1, None)
     head_size = check_int(f"head_size of layer {name!r}", layer.head_size, 1, None)
     if layer.sliding_window is None:
@@ -102,9 +97,7 @@ def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KV
 
 
 def init_attn_backend(
-    kv_cache_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-    vllm_config: Any,  # noqa: ANN401  (likewise)
-    device: Any,  # noqa: ANN401  (whatever the builders take for a device)
+    kv_cache_config: Any, vllm_config: Any, device: Any
 ) -> tuple[dict[str, Any], list[Any]]:
     """Find the backend of each layer, and make a builder for each KV cache group.
 
@@ -131,7 +124,7 @@ def init_attn_backend(
     return attn_backends, builders
 
 
-def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  # noqa: ANN401  (an engine's own)
+def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:
     layers = get_layers(where, context, layer_names)
     check_not_empty(where, layer_names, "layer")
     backends = [layers[name].get_attn_backend() for name in layer_names]
@@ -144,7 +137,7 @@ def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  #
     return backends[0]
 
 
-def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's own group)
+def _common_spec(index: int, group: Any) -> Any:
     spec = group.kv_cache_spec
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return spec

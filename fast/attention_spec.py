@@ -59,7 +59,7 @@ class FullAttentionSpec(AttentionSpec):
             if getattr(self, field) is not None:
                 set_int(self, field)
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the bytes of the longest sequence, or of one context-parallel rank's part of it.
 
         Definition: `reference.FullAttentionSpec.max_memory_usage_bytes`.

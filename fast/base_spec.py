@@ -31,7 +31,7 @@ class KVCacheSpec:
         """
         raise NotImplementedError(f"{type(self).__name__} has no page_size_bytes")
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the most bytes that one request may need.
 
         Definition: `reference.KVCacheSpec.max_memory_usage_bytes`.
@@ -46,7 +46,7 @@ class KVCacheSpec:
         return dataclasses.replace(self, block_size=block_size)
 
     @classmethod
-    def merge(cls, specs: list[Any]) -> Any:  # noqa: ANN401  (an engine's own specs)
+    def merge(cls, specs: list[Any]) -> Any:
         """Return one spec for the layers of one group; they must be equal.
 
         Definition: `reference.KVCacheSpec.merge`.

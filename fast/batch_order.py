@@ -32,9 +32,7 @@ from fast.operators import check_not_traced
 
 
 def split_decodes_and_prefills(
-    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    decode_threshold: int = 1,
-    require_uniform: bool = False,
+    common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
 ) -> tuple[int, int, int, int]:
     """Count the decodes and prefills of a batch that is already in order.
 
@@ -67,8 +65,7 @@ def split_decodes_and_prefills(
 
 
 def split_decodes_prefills_and_extends(
-    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    decode_threshold: int = 1,
+    common_attn_metadata: Any, decode_threshold: int = 1
 ) -> tuple[int, int, int, int, int, int]:
     """Count the decodes, extends and prefills of a batch that is already in that order.
 
@@ -117,11 +114,7 @@ def split_decodes_prefills_and_extends(
 
 
 def reorder_batch_to_split_decodes_and_prefills(
-    input_batch: Any,  # noqa: ANN401  (an engine's own batch)
-    scheduler_output: Any,  # noqa: ANN401  (an engine's own output)
-    decode_threshold: int = 1,
-    *,
-    regions: int = 3,
+    input_batch: Any, scheduler_output: Any, decode_threshold: int = 1, *, regions: int = 3
 ) -> bool:
     """Swap the requests of a batch into the order of their regions, with as few moves as possible.
 
@@ -157,7 +150,7 @@ def reorder_batch_to_split_decodes_and_prefills(
     return True
 
 
-def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
+def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:
     check_mapping("num_scheduled_tokens", scheduled)
     if type(scheduled) is dict and len(req_ids) > 1:
         # All are looked up and packed at once, without a Python step for each.

@@ -87,7 +87,7 @@ class _SupportedSizes:
         entries: The list itself.
     """
 
-    def __init__(self, name: str, backend: Any) -> None:  # noqa: ANN401  (an engine's own)
+    def __init__(self, name: str, backend: Any) -> None:
         self.name = f"{name}.get_supported_kernel_block_sizes()"
         entries: Sequence[Any] = backend.get_supported_kernel_block_sizes()
         check_type(self.name, entries, list | tuple, "a list or tuple")

@@ -20,7 +20,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         super().__post_init__()
         set_int(self, "attention_chunk_size")
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the bytes of a chunk and of one step's new tokens.
 
         Definition: `reference.ChunkedLocalAttentionSpec.max_memory_usage_bytes`.
@@ -46,7 +46,7 @@ class SlidingWindowSpec(AttentionSpec):
         super().__post_init__()
         set_int(self, "sliding_window")
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the bytes of a window and of one step's new tokens.
 
         Definition: `reference.SlidingWindowSpec.max_memory_usage_bytes`.
@@ -73,7 +73,7 @@ class CrossAttentionSpec(AttentionSpec):
     Definition: `reference.CrossAttentionSpec`.
     """
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the bytes of the encoder's tokens.
 
         Definition: `reference.CrossAttentionSpec.max_memory_usage_bytes`.
@@ -89,7 +89,7 @@ class EncoderOnlyAttentionSpec(AttentionSpec):
     Definition: `reference.EncoderOnlyAttentionSpec`.
     """
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401, ARG002  (not read)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ARG002  (not read)
         """Return 0.
 
         Definition: `reference.EncoderOnlyAttentionSpec.max_memory_usage_bytes`.

@@ -40,11 +40,7 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
     reorder_batch_threshold: int | None = None
 
     def __init__(
-        self,
-        kv_cache_spec: Any,  # noqa: ANN401  (an engine's own spec serves too)
-        layer_names: list[str],
-        vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-        device: Any,  # noqa: ANN401  (whatever the subclass takes for a device)
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         self.kv_cache_spec = kv_cache_spec
         self.layer_names = layer_names
@@ -54,8 +50,8 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
     @classmethod
     def get_cudagraph_support(
         cls,
-        vllm_config: Any,  # noqa: ANN401, ARG003  (an engine's own; a subclass may read it)
-        kv_cache_spec: Any,  # noqa: ANN401, ARG003  (likewise)
+        vllm_config: Any,  # noqa: ARG003  (an engine's own; a subclass may read it)
+        kv_cache_spec: Any,  # noqa: ARG003  (likewise)
     ) -> AttentionCGSupport:
         """Return the level of support for CUDA graphs of builders of this class.
 
@@ -151,11 +147,11 @@ class AttentionGroup:
 
     @staticmethod
     def create_with_metadata_builders(
-        backend: Any,  # noqa: ANN401  (an engine's own backend serves too)
+        backend: Any,
         layer_names: list[str],
-        kv_cache_spec: Any,  # noqa: ANN401  (likewise)
-        vllm_config: Any,  # noqa: ANN401  (likewise)
-        device: Any,  # noqa: ANN401  (whatever the builders take for a device)
+        kv_cache_spec: Any,
+        vllm_config: Any,
+        device: Any,
         num_metadata_builders: int = 1,
     ) -> "AttentionGroup":
         """Make a group and its builders.
@@ -169,7 +165,7 @@ class AttentionGroup:
         ]
         return AttentionGroup(backend, builders, layer_names, kv_cache_spec)
 
-    def get_metadata_builder(self, ubatch_id: int = 0) -> Any:  # noqa: ANN401  (an engine's own)
+    def get_metadata_builder(self, ubatch_id: int = 0) -> Any:
         """Return the builder of a micro-batch.
 
         Definition: `reference.AttentionGroup.get_metadata_builder`.

@@ -22,7 +22,7 @@ def make_once(key: tuple[Any, ...], make: Callable[[], type[Any]]) -> type[Any]:
     return _MADE.setdefault(key, make()) if made is None else made
 
 
-def describe(value: Any) -> tuple[Any, ...]:  # noqa: ANN401  (a type or a default)
+def describe(value: Any) -> tuple[Any, ...]:
     """Return a value's part of a key: equal values that print differently (1, True) differ."""
     if isinstance(value, Field):
         return (value,)  # it equals only itself, and its repr changes once it is in a class

@@ -87,13 +87,13 @@ def launch(
 
 
 @cache
-def _core() -> Any:  # noqa: ANN401  (cuda.core is untyped)
+def _core() -> Any:
     """Return cuda.core; an import in each launch would take 0.3 µs."""
     return importlib.import_module("cuda.core")
 
 
 @lru_cache(maxsize=1024)
-def _stream(_index: int, handle: int) -> Any:  # noqa: ANN401  (cuda.core is untyped)
+def _stream(_index: int, handle: int) -> Any:
     """Return cuda.core's object for a stream of torch's; making one takes 14 µs."""
     return _core().Stream.from_handle(handle)
 

@@ -62,11 +62,11 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
     classes: dict[int, type[Any]] = {}
 
     def build(
-        self: Any,  # noqa: ANN401  (an engine's own builder)
+        self: Any,
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-    ) -> Any:  # noqa: ANN401  (whatever the underlying builder builds)
+    ) -> Any:
         # Read first: the underlying builder may change the batch, if it gets the batch itself.
         indices = common_attn_metadata.logits_indices_padded
         num_indices = common_attn_metadata.num_logits_indices
@@ -116,7 +116,7 @@ def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:
     return types.new_class(prefix + cls.__name__, (cls,), exec_body=fill)
 
 
-def _extend(built: Any, cls: type[Any], **fields: Any) -> Any:  # noqa: ANN401  (whatever was built)
+def _extend(built: Any, cls: type[Any], **fields: Any) -> Any:
     """Return an instance of a subclass with all attributes of an object and additional fields.
 
     Neither `__init__` nor `__setattr__` is called: the class may have no default constructor, or be

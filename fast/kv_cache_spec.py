@@ -73,7 +73,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         """
         return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the most bytes that one request may need.
 
         Definition: `reference.UniformTypeKVCacheSpecs.max_memory_usage_bytes`.
@@ -161,7 +161,7 @@ class KVCacheConfig:
     kv_cache_groups: list[KVCacheGroupSpec]
 
 
-def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
+def find_inner_specs(spec: Any) -> list[Any]:
     """Return the inner specs of a uniform spec, at least one; for another spec, itself."""
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return [spec]
@@ -169,7 +169,7 @@ def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
     return list(spec.kv_cache_specs.values())
 
 
-def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
+def is_encoder_only(group: Any) -> bool:
     """Return whether a group is encoder-only, so that it keeps no cache.
 
     A uniform spec has the kind of its first inner spec.

@@ -34,7 +34,7 @@ class CachedLayer:
         return self.raw.numel() // self.page_size_bytes
 
 
-def find_cached_groups(kv_cache_config: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
+def find_cached_groups(kv_cache_config: Any) -> list[Any]:
     """Return the groups that keep a cache, all but encoder-only ones; no layer may be in two."""
     check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
     groups = []
@@ -98,10 +98,7 @@ def find_layers(
     return layers
 
 
-def _find_layer_specs(
-    group: Any,  # noqa: ANN401  (an engine's own)
-    raws: dict[str, torch.Tensor],
-) -> dict[str, Any]:
+def _find_layer_specs(group: Any, raws: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return the spec of each layer of a group: in a uniform spec its own, or that of its target.
 
     The target is the first layer of the group that has a spec and the same raw tensor.

@@ -41,7 +41,7 @@ def set_kv_cache_layout(cache_layout: KVCacheLayoutType | None) -> None:
     _KV_CACHE_LAYOUT_OVERRIDE = cache_layout
 
 
-def _check_layout(name: str, value: Any) -> KVCacheLayoutType:  # noqa: ANN401  (it is checked)
+def _check_layout(name: str, value: Any) -> KVCacheLayoutType:
     if not is_valid_kv_cache_layout(value):
         raise ValueError(f"{name} is {value!r}, expected 'NHD' or 'HND'")
     layout: KVCacheLayoutType = value

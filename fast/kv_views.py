@@ -40,7 +40,7 @@ def _reshape_kv_cache(
     return views
 
 
-def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) -> torch.Tensor:  # noqa: ANN401  (an engine's own)
+def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) -> torch.Tensor:
     """Return the view of an attention layer.
 
     With `pages_are_blocks` the block dimension is outermost in memory, whatever the stride order.
@@ -127,10 +127,7 @@ def _view_bytes(
 
 
 def _get_cache_shape(
-    layer: CachedLayer,
-    backend: Any,  # noqa: ANN401  # an engine's own
-    num_blocks: int,
-    block_size: int,
+    layer: CachedLayer, backend: Any, num_blocks: int, block_size: int
 ) -> list[int]:
     spec = layer.spec
     cache_dtype_str = getattr(spec, "cache_dtype_str", None)
@@ -143,7 +140,7 @@ def _get_cache_shape(
     return [check_int(f"{name}[{d}]", length, 0, None) for d, length in enumerate(shape)]
 
 
-def _get_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:  # noqa: ANN401  (an engine's own)
+def _get_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:
     """Return a backend's dimensions in the order of memory, outermost first."""
     ask = getattr(backend, "get_kv_cache_stride_order", None)
     identity = list(range(ndim))

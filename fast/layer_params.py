@@ -28,9 +28,7 @@ class PerLayerParameters:
 
 
 def get_per_layer_parameters(
-    vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-    layer_names: list[str],
-    cls_: type[Any],
+    vllm_config: Any, layer_names: list[str], cls_: type[Any]
 ) -> dict[str, PerLayerParameters]:
     """Return the parameters of layers, from the `impl` of each.
 
@@ -72,7 +70,7 @@ def _are_equal(a: object, b: object) -> bool:
     return bool(answer)
 
 
-def _read_parameters(name: str, layer: Any, cls_: type[Any]) -> PerLayerParameters:  # noqa: ANN401  (an engine's own layer)
+def _read_parameters(name: str, layer: Any, cls_: type[Any]) -> PerLayerParameters:
     impl = getattr(layer, "impl", None)
     if impl is None or not isinstance(impl, cls_):
         raise TypeError(

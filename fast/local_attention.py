@@ -23,9 +23,7 @@ from fast.slots import flat
 
 
 def make_local_attention_virtual_batches(
-    attn_chunk_size: int,
-    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    block_size: int = 0,
+    attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0
 ) -> CommonAttentionMetadata:
     """Make one virtual request of each chunk that a request's query tokens touch.
 

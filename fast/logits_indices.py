@@ -41,10 +41,8 @@ from fast.slots import flat
 
 
 def make_kv_sharing_fast_prefill_common_attn_metadata(
-    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    *,
-    logits_indices_cpu: torch.Tensor | None = None,
-) -> Any:  # noqa: ANN401  (likewise)
+    common_attn_metadata: Any, *, logits_indices_cpu: torch.Tensor | None = None
+) -> Any:
     """Make the metadata of the tokens whose logits are needed, request by request.
 
     An engine's own metadata is accepted. On a GPU the call synchronises, unless it is given the
@@ -95,11 +93,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
 
 
 def _find_starts(
-    metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    num_reqs: int,
-    indices: torch.Tensor,
-    num_indices: int,
-    copy: torch.Tensor | None,
+    metadata: Any, num_reqs: int, indices: torch.Tensor, num_indices: int, copy: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return the starts of the requests among the needed tokens, on the device and on the CPU.
 
@@ -150,11 +144,7 @@ def _count_on_device(
 
 
 def _check_logits_indices(
-    metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    num_reqs: int,
-    indices: torch.Tensor,
-    num_indices: int,
-    copy: torch.Tensor | None,
+    metadata: Any, num_reqs: int, indices: torch.Tensor, num_indices: int, copy: torch.Tensor | None
 ) -> None:
     """Check that the needed tokens, and their copy on the CPU, fit the batch."""
     _check_indices("logits_indices_padded", indices, num_indices)

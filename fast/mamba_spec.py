@@ -66,7 +66,7 @@ class MambaSpec(KVCacheSpec):
         """
         return self.state_size_bytes if self.page_size_padded is None else self.page_size_padded
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Return the bytes of the blocks that one request may need.
 
         Definition: `reference.MambaSpec.max_memory_usage_bytes`.

@@ -56,7 +56,7 @@ class MemorySnapshot:
         return cls(free_memory=free, total_memory=total, device=device)
 
 
-def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:  # noqa: ANN401  (own)
+def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:
     """Return how much memory an engine may use: its share of the total, which must be free.
 
     Definition: `reference.request_memory`.

@@ -103,12 +103,12 @@ def build_attn_metadata(
     attn_metadata_builders: list[Any],
     num_reqs: int,
     num_tokens: int,
-    query_start_loc: Any,  # noqa: ANN401  (an engine's own buffer serves too)
-    seq_lens: Any,  # noqa: ANN401  (likewise)
+    query_start_loc: Any,
+    seq_lens: Any,
     num_computed_tokens_cpu: torch.Tensor,
     block_tables: list[torch.Tensor] | tuple[torch.Tensor, ...],
     slot_mappings: list[torch.Tensor] | tuple[torch.Tensor, ...] | torch.Tensor,
-    kv_cache_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+    kv_cache_config: Any,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
 ) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _first_of(
 
 def _check_each(
     name: str,
-    tensors: Any,  # noqa: ANN401  (not checked yet)
+    tensors: Any,
     dtype: torch.dtype,
     ndim: int,
     num_groups: int,

@@ -63,7 +63,7 @@ OF_REQUESTS: Final = (
 """The vectors with an entry for each request."""
 
 
-def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's own metadata serves too)
+def read_counts(metadata: Any) -> tuple[int, int]:
     """Return `num_reqs` and `num_actual_tokens` as ints of at least 0."""
     num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
     if (
@@ -76,7 +76,7 @@ def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's
     return num_reqs, check_int("num_actual_tokens", num_tokens, 0, MAX_INT64)
 
 
-def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:  # noqa: ANN401  (likewise)
+def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:
     """Return an int32 vector with `length` entries, on any device."""
     vector: torch.Tensor = getattr(metadata, name)
     if not (
@@ -90,7 +90,7 @@ def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:  # noqa:
     return vector
 
 
-def read_requests(metadata: Any, num_reqs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401  (likewise)
+def read_requests(metadata: Any, num_reqs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `seq_lens`, `seq_lens_cpu` and `num_computed_tokens_cpu`, each int32[num_reqs]."""
     seq_lens, seq_lens_cpu = metadata.seq_lens, metadata.seq_lens_cpu
     computed = metadata.num_computed_tokens_cpu
@@ -105,7 +105,7 @@ def read_requests(metadata: Any, num_reqs: int) -> tuple[torch.Tensor, torch.Ten
     return seq_lens, seq_lens_cpu, computed
 
 
-def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:  # noqa: ANN401  (likewise)
+def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:
     """Return the block table, int32[at least num_reqs, max_blocks_per_req]."""
     table: torch.Tensor = metadata.block_table_tensor
     if not (
@@ -119,7 +119,7 @@ def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:  # noqa: ANN
     return table
 
 
-def read_slot_mapping(metadata: Any, num_tokens: int) -> torch.Tensor:  # noqa: ANN401  (likewise)
+def read_slot_mapping(metadata: Any, num_tokens: int) -> torch.Tensor:
     """Return the slots, int64[at least num_tokens]."""
     slots: torch.Tensor = metadata.slot_mapping
     if not (
@@ -143,7 +143,7 @@ def check_num_slots(num_slots: int, num_tokens: int) -> None:
     check_at_least("slot_mapping", num_slots, num_tokens, "num_actual_tokens = ")
 
 
-def validate_metadata(metadata: Any, block_size: int | None = None) -> None:  # noqa: ANN401  (likewise)
+def validate_metadata(metadata: Any, block_size: int | None = None) -> None:
     """Raise on the first invariant of a batch that does not hold; synchronises on a GPU.
 
     An engine's own metadata is accepted; fields that it lacks are not checked.
@@ -180,7 +180,7 @@ def validate_metadata(metadata: Any, block_size: int | None = None) -> None:  # 
         _check_blocks(seq_lens.astype(np.int64), table.shape[1], block_size)
 
 
-def check_fields(metadata: Any) -> dict[str, Any]:  # noqa: ANN401  (likewise)
+def check_fields(metadata: Any) -> dict[str, Any]:
     """Return the fields that a metadata has; raise if a type, dtype or device is wrong."""
     fields: dict[str, Any] = {}
     for name in (*TENSORS, *COUNTS, "causal", "encoder_seq_lens"):

@@ -6,8 +6,7 @@ from fast._checks import check_bool, check_int, check_type
 
 
 def compute_mm_encoder_budget(
-    scheduler_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-    max_tokens_by_modality: dict[str, int],
+    scheduler_config: Any, max_tokens_by_modality: dict[str, int]
 ) -> tuple[int, int]:
     """Return how many tokens the encoder may compute in a step, and how many its cache holds.
 
@@ -38,12 +37,7 @@ class MultiModalBudget:
     Definition: `reference.MultiModalBudget`.
     """
 
-    def __init__(
-        self,
-        model_config: Any,  # noqa: ANN401  (an engine's own config serves too)
-        scheduler_config: Any,  # noqa: ANN401  (likewise)
-        mm_registry: Any,  # noqa: ANN401  (an engine's own registry)
-    ) -> None:
+    def __init__(self, model_config: Any, scheduler_config: Any, mm_registry: Any) -> None:
         self.max_model_len = _read(model_config, "model_config.max_model_len", 1)
         self.max_num_reqs = _read(scheduler_config, "scheduler_config.max_num_seqs", 1)
         self._max_num_batched_tokens = _read(
@@ -125,6 +119,6 @@ def _check_counts(name: str, counts: object) -> int:
     return greatest
 
 
-def _read(config: Any, name: str, minimum: int) -> int:  # noqa: ANN401  (an engine's own config serves too)
+def _read(config: Any, name: str, minimum: int) -> int:
     """Return an int of at least `minimum` from a configuration; `name` is the dotted path."""
     return check_int(name, getattr(config, name.partition(".")[2]), minimum, None)

@@ -43,7 +43,7 @@ def is_installed() -> bool:
 
 
 @cache
-def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
+def import_cuda() -> Any:
     """Import numba-cuda's `cuda`, not numba's own deprecated one; or raise ImportError."""
     # Puts numba-cuda in the place of numba's own `cuda`. A .pth file of numba-cuda does it when
     # Python starts, but not from a folder of PYTHONPATH, where Python reads no .pth files.
@@ -95,7 +95,7 @@ def compile_ptx(
     return ptx, entry.split()[-1].rstrip("(")
 
 
-def bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from its parts)
+def bind(function: Any) -> Any:
     """Copy a function, with numba's `cuda` and compiled device functions among its globals."""
     real = import_cuda()
     names = dict(function.__globals__)
@@ -114,12 +114,12 @@ def bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from its
     )
 
 
-def _copy_instruction(size: int) -> Any:  # noqa: ANN401  (numba is untyped)
+def _copy_instruction(size: int) -> Any:
     """Return the instruction that copies `size` bytes from one array to another."""
     from numba import types  # noqa: PLC0415  (numba takes 0.3 s to import)
 
-    def typed(_context: object, target: Any, at: Any, source: Any, start: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+    def typed(_context: object, target: Any, at: Any, source: Any, start: Any) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             here = _address(context, builder, signature.args[0], args[0], args[1], size)
             there = _address(context, builder, signature.args[2], args[2], args[3], size)
             builder.store(builder.load(there, align=size), here, align=size)
@@ -130,13 +130,13 @@ def _copy_instruction(size: int) -> Any:  # noqa: ANN401  (numba is untyped)
     return typed
 
 
-def _fill_instruction(size: int) -> Any:  # noqa: ANN401  (numba is untyped)
+def _fill_instruction(size: int) -> Any:
     """Return the instruction that stores the first `size` bytes of a repeating pattern of 8."""
     from llvmlite import ir  # noqa: PLC0415  # it comes with numba
     from numba import types  # noqa: PLC0415  (numba takes 0.3 s to import)
 
-    def typed(_context: object, target: Any, at: Any, pattern: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+    def typed(_context: object, target: Any, at: Any, pattern: Any) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             here = _address(context, builder, signature.args[0], args[0], args[1], size)
             value = args[2]
             if size < 8:
@@ -154,13 +154,13 @@ def _fill_instruction(size: int) -> Any:  # noqa: ANN401  (numba is untyped)
     return typed
 
 
-def _word(size: int) -> Any:  # noqa: ANN401  (llvmlite is untyped)
+def _word(size: int) -> Any:
     from llvmlite import ir  # noqa: PLC0415  # it comes with numba
 
     return ir.VectorType(ir.IntType(64), 2) if size > 8 else ir.IntType(8 * size)
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, size: int) -> Any:  # noqa: ANN401  (numba is untyped)
+def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, size: int) -> Any:
     """Return the address of an array's byte, as that of a word of `size` bytes."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [at]), _word(size).as_pointer())
@@ -233,7 +233,7 @@ def launch(
 
 
 @cache
-def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is untyped)
+def _dispatcher(kernel: Kernel, _index: int) -> Any:
     cuda = import_cuda()
     with compiling():
         return cuda.jit(kernel.signature)(bind(kernel.py_func))
@@ -242,7 +242,7 @@ def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is 
 @lru_cache(maxsize=1024)
 def _configured(
     kernel: Kernel, index: int, grid: tuple[int, int], threads: int, handle: int
-) -> Any:  # noqa: ANN401  (numba is untyped)
+) -> Any:
     stream = import_cuda().external_stream(handle) if handle else 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numba warns of every small grid

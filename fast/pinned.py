@@ -70,7 +70,7 @@ class Ring:
     finaliser, cannot overwrite it, and a buffer whose call was interrupted is not reused.
     """
 
-    def __init__(self, stream: Any) -> None:  # noqa: ANN401  (a `_GpuStream`, or a test's)
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._buffers: deque[Buffer] = deque()  # least recently used first
 

@@ -5,7 +5,7 @@ from typing import Any
 from fast._checks import check_bool, check_int, check_list, check_type, describe, is_int
 
 
-def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> bool:  # noqa: ANN401  (an engine's own config serves too)
+def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> bool:
     """Return whether the residual stream is scattered over the tensor-parallel ranks.
 
     Definition: `reference.is_residual_scattered_for_sp`.

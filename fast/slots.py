@@ -201,7 +201,7 @@ def _check_layout(
 _known_layout: Final = lru_cache(typed=True)(_check_layout)
 
 
-def _find_layout(*sizes: Any) -> Layout:  # noqa: ANN401  (not evaluated yet)
+def _find_layout(*sizes: Any) -> Layout:
     """Return the result of `_check_layout`, in half the time for sizes that were checked before.
 
     It is not called under Dynamo, which would trace into the cache.

@@ -109,8 +109,7 @@ def slice_query_start_locs(query_start_loc: torch.Tensor, request_slice: slice) 
 
 
 def _make_metadata_with_slice(
-    ubatch_slice: UBatchSlice,
-    attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    ubatch_slice: UBatchSlice, attn_metadata: Any
 ) -> CommonAttentionMetadata:
     """Make the metadata of a micro-batch; the batch itself is not changed.
 
@@ -126,8 +125,7 @@ def _make_metadata_with_slice(
 
 
 def split_attn_metadata(
-    ubatch_slices: list[UBatchSlice],
-    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    ubatch_slices: list[UBatchSlice], common_attn_metadata: Any
 ) -> list[CommonAttentionMetadata]:
     """Make the metadata of each micro-batch.
 
@@ -162,7 +160,7 @@ class _Batch(NamedTuple):
     encoder_seq_lens: IntArray | None
 
 
-def _read(metadata: Any) -> _Batch:  # noqa: ANN401  (an engine's own metadata serves too)
+def _read(metadata: Any) -> _Batch:
     num_reqs, num_tokens = read_counts(metadata)
     host = BatchVectors(
         metadata.query_start_loc_cpu,

@@ -70,7 +70,7 @@ def is_numpy_dtype(value: object) -> bool:
     )
 
 
-def get_dtype_name(value: Any) -> str:  # noqa: ANN401  # a dtype or a scalar type
+def get_dtype_name(value: Any) -> str:
     if isinstance(value, np.dtype):
         return value.name if value.isnative else value.str
     return str(value.__name__)
@@ -156,7 +156,7 @@ def is_kind(value: object, *names: str) -> bool:
     return any(cls.__name__ in names for cls in type(value).__mro__)
 
 
-def check_type(name: str, value: object, kind: Any, expected: str = "") -> Any:  # noqa: ANN401  # a class, or a union of some; an instance
+def check_type(name: str, value: object, kind: Any, expected: str = "") -> Any:
     """Return an instance of a class; the message says what was `expected`."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {expected or _KINDS[kind]}, got {describe(value)}")
@@ -181,7 +181,7 @@ def check_at_least(name: str, found: int, length: int, of: str = "", unit: str =
         raise ValueError(f"{name} has {found} {unit}, expected at least {of}{length}")
 
 
-def check_not_empty(name: str, values: Any, what: str) -> None:  # noqa: ANN401  # any collection
+def check_not_empty(name: str, values: Any, what: str) -> None:
     if not values:
         raise ValueError(f"{name} is empty, expected at least 1 {what}")
 

@@ -45,9 +45,7 @@ class AttentionType:
 
 
 def get_layers_from_vllm_config(
-    vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
-    layer_type: type[LayerT],
-    layer_names: list[str] | None = None,
+    vllm_config: Any, layer_type: type[LayerT], layer_names: list[str] | None = None
 ) -> dict[str, LayerT]:
     """Return the layers of a type.
 
@@ -90,8 +88,7 @@ def get_layers_from_vllm_config(
 
 
 def get_kv_cache_spec(
-    vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
-    kv_cache_dtype: np.dtype[Any] | type[np.generic],
+    vllm_config: Any, kv_cache_dtype: np.dtype[Any] | type[np.generic]
 ) -> dict[str, KVCacheSpec]:
     """Return what each attention layer of a model keeps in the cache.
 
@@ -159,9 +156,7 @@ def get_kv_cache_spec(
 
 
 def init_attn_backend(
-    kv_cache_config: Any,  # noqa: ANN401  # an engine's own serves too
-    vllm_config: Any,  # noqa: ANN401  # likewise
-    device: object,
+    kv_cache_config: Any, vllm_config: Any, device: object
 ) -> tuple[dict[str, Any], list[Any]]:
     """Find the backend of each layer, and make a builder for each KV cache group.
 
@@ -233,7 +228,7 @@ def init_attn_backend(
     return attn_backends, builders
 
 
-def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: ANN401  # an engine's own
+def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:
     """Return the backend that all layers of a group have."""
     layer_names = check_strs(f"{name}.layer_names", group.layer_names)
     check_not_empty(f"{name}.layer_names", layer_names, "layer")
@@ -253,7 +248,7 @@ def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: 
     return backends[0]
 
 
-def _get_spec_for_builder(name: str, group: Any) -> Any:  # noqa: ANN401  # an engine's own
+def _get_spec_for_builder(name: str, group: Any) -> Any:
     """Return the spec of a group; for a `UniformTypeKVCacheSpecs`, the inner spec of its layers."""
     if not is_kind(group.kv_cache_spec, "UniformTypeKVCacheSpecs"):
         return group.kv_cache_spec
@@ -289,7 +284,7 @@ def _share_workspace(builders: list[Any], backend_names: list[str]) -> None:
         builder.set_workspace_buffer(workspace)
 
 
-def _read_context(vllm_config: Any) -> Any:  # noqa: ANN401  # an engine's own
+def _read_context(vllm_config: Any) -> Any:
     """Return the layers by name."""
     context = vllm_config.compilation_config.static_forward_context
     check_mapping("static_forward_context", context)

@@ -73,7 +73,7 @@ class AttentionBackend(ABC):
 
     @staticmethod
     @abstractmethod
-    def get_builder_cls() -> Any:  # noqa: ANN401  # an engine's own serves too
+    def get_builder_cls() -> Any:
         """Return the class of the builders of its metadata."""
 
     @staticmethod

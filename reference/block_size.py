@@ -86,7 +86,7 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
     )
 
 
-def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:  # noqa: ANN401  # an engine's own
+def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:
     """Return the block sizes that a backend supports, multiples as this module's `MultipleOf`."""
     name = f"{name}.backend.get_supported_kernel_block_sizes()"
     sizes = check_type(name, backend.get_supported_kernel_block_sizes(), list | tuple)

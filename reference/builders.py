@@ -86,11 +86,7 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
     reorder_batch_threshold: int | None = None
 
     def __init__(
-        self,
-        kv_cache_spec: Any,  # noqa: ANN401  # an engine's own serves too
-        layer_names: list[str],
-        vllm_config: Any,  # noqa: ANN401  # likewise
-        device: object,
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: object
     ) -> None:
         self.kv_cache_spec = kv_cache_spec
         self.layer_names = layer_names
@@ -256,10 +252,10 @@ class AttentionGroup:
 
     @staticmethod
     def create_with_metadata_builders(
-        backend: Any,  # noqa: ANN401  # an engine's own serves too
+        backend: Any,
         layer_names: list[str],
-        kv_cache_spec: Any,  # noqa: ANN401  # likewise
-        vllm_config: Any,  # noqa: ANN401  # likewise
+        kv_cache_spec: Any,
+        vllm_config: Any,
         device: object,
         num_metadata_builders: int = 1,
     ) -> AttentionGroup:
@@ -288,7 +284,7 @@ class AttentionGroup:
         ]
         return AttentionGroup(backend, builders, layer_names, kv_cache_spec)
 
-    def get_metadata_builder(self, ubatch_id: int = 0) -> Any:  # noqa: ANN401  # an engine's own
+    def get_metadata_builder(self, ubatch_id: int = 0) -> Any:
         """Return the builder of a micro-batch.
 
         Args:

@@ -238,11 +238,7 @@ def _get_specs_over(group: KVCacheGroupSpec, raws: dict[str, Array]) -> dict[int
     return specs
 
 
-def _get_layer_spec(
-    layer_name: str,
-    group: KVCacheGroupSpec,
-    spec_over: KVCacheSpec | None,
-) -> Any:  # noqa: ANN401  # the kinds have different fields
+def _get_layer_spec(layer_name: str, group: KVCacheGroupSpec, spec_over: KVCacheSpec | None) -> Any:
     """Return the spec of a layer, attention or Mamba; `spec_over` is that over its array."""
     spec: Any = group.kv_cache_spec
     if is_kind(spec, "UniformTypeKVCacheSpecs"):

@@ -247,7 +247,7 @@ def get_kind_spec(spec: KVCacheSpec) -> KVCacheSpec:
     return spec
 
 
-def get_inner_specs(spec: Any) -> dict[str, Any]:  # noqa: ANN401  # a uniform one, by name
+def get_inner_specs(spec: Any) -> dict[str, Any]:
     """Return the inner specs of a uniform group, by layer name."""
     return _check_specs_dict("kv_cache_specs", spec.kv_cache_specs)
 

@@ -15,7 +15,7 @@ def make_attention_view(
     layer_name: str,
     raw: Array,
     spec: AttentionSpec,
-    backend: Any,  # noqa: ANN401  # an engine's own
+    backend: Any,
     kernel_block_size: int,
     *,
     blocks_first: bool,
@@ -106,11 +106,7 @@ def count_blocks(name: str, raw: Array, spec: KVCacheSpec) -> int:
 
 
 def _get_cache_shape(
-    layer_name: str,
-    backend: Any,  # noqa: ANN401  # an engine's own
-    num_blocks: int,
-    block_size: int,
-    spec: AttentionSpec,
+    layer_name: str, backend: Any, num_blocks: int, block_size: int, spec: AttentionSpec
 ) -> tuple[int, ...]:
     """Return the logical shape that a backend gives."""
     arguments = {}
@@ -125,7 +121,7 @@ def _get_cache_shape(
     return tuple(check_int(f"{name}[{i}]", length, 0) for i, length in lengths)
 
 
-def _get_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> list[int]:  # noqa: ANN401  # an engine's own
+def _get_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> list[int]:
     """Return the dimensions in the order of memory, outermost first; by default the identity."""
     identity = list(range(num_dimensions))
     get_kv_cache_stride_order = getattr(backend, "get_kv_cache_stride_order", None)

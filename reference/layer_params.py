@@ -45,9 +45,7 @@ class PerLayerParameters:
 
 
 def get_per_layer_parameters(
-    vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
-    layer_names: list[str],
-    cls_: type[Any],
+    vllm_config: Any, layer_names: list[str], cls_: type[Any]
 ) -> dict[str, PerLayerParameters]:
     """Return the parameters of layers, from the `impl` of each.
 

@@ -177,7 +177,7 @@ def build_attn_metadata(
     num_computed_tokens_cpu: Int32Array,
     block_tables: list[Int32Array] | tuple[Int32Array, ...],
     slot_mappings: list[Int64Array] | tuple[Int64Array, ...] | Int64Array,
-    kv_cache_config: Any,  # noqa: ANN401  # an engine's own serves too
+    kv_cache_config: Any,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
 ) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from reference._checks import check_bool, check_int, check_type
 
 
 def compute_mm_encoder_budget(
-    scheduler_config: Any,  # noqa: ANN401  # an engine's own serves too
-    max_tokens_by_modality: dict[str, int],
+    scheduler_config: Any, max_tokens_by_modality: dict[str, int]
 ) -> tuple[int, int]:
     """Return how many tokens the encoder may compute in a step, and how many its cache holds.
 
@@ -139,12 +138,7 @@ class MultiModalBudget:
     Source: the definition is kvtwin's own; the names are vLLM's.
     """
 
-    def __init__(
-        self,
-        model_config: Any,  # noqa: ANN401  # an engine's own serves too
-        scheduler_config: Any,  # noqa: ANN401  # likewise
-        mm_registry: Any,  # noqa: ANN401  # likewise
-    ) -> None:
+    def __init__(self, model_config: Any, scheduler_config: Any, mm_registry: Any) -> None:
         self.max_model_len = check_int("model_config.max_model_len", model_config.max_model_len, 1)
         self.max_num_reqs = check_int(
             "scheduler_config.max_num_seqs", scheduler_config.max_num_seqs, 1

@@ -7,10 +7,7 @@ from typing import Any
 from reference._checks import check_bool, check_int, check_ints, check_type
 
 
-def is_residual_scattered_for_sp(
-    vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
-    num_input_tokens: int,
-) -> bool:
+def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> bool:
     """Return whether the residual stream is scattered over the tensor-parallel ranks.
 
     The first case that applies gives the result; the attributes of later cases are not read:

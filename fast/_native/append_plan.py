@@ -9,7 +9,7 @@ from fast._native.compiler import Int, Int32s, Int64s, compiled, inlined
 
 
 @inlined
-def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401, C901, PLR0911  (the compiler's bool; numba keeps each loop on its own)
+def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: C901, PLR0911  (the compiler's bool; numba keeps each loop on its own)
     """Validate a plan, and change the ends of its IDs to indices of the plan.
 
     Returns whether it is valid; if not, the plan is unusable afterwards. Its length is compared
@@ -63,7 +63,7 @@ def count_blocks(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int3
 
 
 @compiled("boolean(int64[::1], int64, int64[::1], int32[:, ::1])", nogil=False)
-def complete_plan(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401  (the compiler's bool)
+def complete_plan(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s) -> Any:
     return complete(plan, num_listed, widths, num_blocks)
 
 
@@ -85,8 +85,8 @@ def append_on_host(
     num_listed: int,
     widths: Int64s,
     known: Int32s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-) -> Any:  # noqa: ANN401  (the compiler's bool)
+    is_changed: Any,
+) -> Any:
     """Complete a plan, append its IDs to the rows, and count them; return whether it is valid.
 
     Marks the rows that are replaced. `known` is `num_blocks` as the host counts them. It is one

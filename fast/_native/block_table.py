@@ -212,7 +212,7 @@ def gather_on_host(
     tables: Int32s,
     num_blocks: Int32s,
     groups: Int64s,
-    is_changed: Any,  # noqa: ANN401  (an array)
+    is_changed: Any,
     gathered_address: int,
     num_gathered: Int32s,
     sources: Int32s,
@@ -262,7 +262,7 @@ def move_on_host(
     src: int,
     dst: int,
     known: Int32s,
-    is_changed: Any,  # noqa: ANN401  (an array)
+    is_changed: Any,
 ) -> None:
     is_changed[src] = True
     is_changed[dst] = True
@@ -288,7 +288,7 @@ def swap_on_host(
     a: int,
     b: int,
     known: Int32s,
-    is_changed: Any,  # noqa: ANN401  (an array)
+    is_changed: Any,
 ) -> None:
     is_changed[a] = True
     is_changed[b] = True
@@ -307,12 +307,7 @@ def swap_on_host(
 
 
 @compiled("void(int32[:, ::1], int64, int32[:, ::1], boolean[::1])", nogil=False)
-def clear_on_host(
-    num_blocks: Int32s,
-    r: int,
-    known: Int32s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-) -> None:
+def clear_on_host(num_blocks: Int32s, r: int, known: Int32s, is_changed: Any) -> None:
     is_changed[r] = True
     for group in range(len(num_blocks)):
         num_blocks[group, r] = 0

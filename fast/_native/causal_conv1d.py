@@ -56,7 +56,7 @@ def list_programs(starts: torch.Tensor, *, pad: bool) -> Programs:
 
 
 @compiled("int64(int64, int32[::1])")
-def count_programs(starts_address: int, nums: Int32s) -> Any:  # noqa: ANN401  (the compiler's int)
+def count_programs(starts_address: int, nums: Int32s) -> Any:
     """Write how many programs each sequence has; return their sum, or -1 if starts decrease.
 
     Reads int32[num_sequences + 1], the starts.

@@ -49,7 +49,7 @@ def int64s_at(address: int, length: int) -> Int64s:
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
-def prefetch(array: Any, index: Int) -> None:  # noqa: ANN401  (an array)
+def prefetch(array: Any, index: Int) -> None:
     """Prefetch an element of an array, in compiled loops. The index may be out of bounds.
 
     Called from Python it raises TypeError.
@@ -65,8 +65,8 @@ def _for_numba_only() -> dict[str, Any]:
     from numba.core import cgutils  # noqa: PLC0415
     from numba.extending import intrinsic, register_jitable  # noqa: PLC0415
 
-    def typed(_context: Any, _address: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-        def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+    def typed(_context: Any, _address: Any) -> Any:
+        def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], cgutils.voidptr_t)
 
         return types.voidptr(types.int64), lower
@@ -81,8 +81,8 @@ def _for_numba_only() -> dict[str, Any]:
     def int64s(address: int, length: int) -> Int64s:
         return carray(as_pointer(address), length, np.int64)
 
-    def typed_prefetch(_context: Any, array: Any, index: Any) -> Any:  # noqa: ANN401
-        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401
+    def typed_prefetch(_context: Any, array: Any, index: Any) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, args[0]).data
             element = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
             number = ir.IntType(32)
@@ -201,7 +201,7 @@ _CACHE_WARNINGS: Final[set[str]] = set()
 
 
 @cache
-def _cache_class() -> Any:  # noqa: ANN401  (numba is untyped)
+def _cache_class() -> Any:
     """Return numba's cache with files that end in a digest; an error of the OS is a warning.
 
     Damaged files are found without unpickling them, which may raise anything or crash. So no
@@ -212,12 +212,12 @@ def _cache_class() -> Any:  # noqa: ANN401  (numba is untyped)
     class Files(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
         """The files of a function. One that is damaged does not exist, so it is replaced."""
 
-        def load(self, key: object) -> Any:  # noqa: ANN401  (numba is untyped)
+        def load(self, key: object) -> Any:
             name = self._load_index().get(key)
             is_there = name is not None and _is_whole(self._data_path(name))
             return self._load_data(name) if is_there else None
 
-        def _load_index(self) -> Any:  # noqa: ANN401  (numba is untyped)
+        def _load_index(self) -> Any:
             return super()._load_index() if _is_whole(self._index_path) else {}
 
         @contextmanager
@@ -233,7 +233,7 @@ def _cache_class() -> Any:  # noqa: ANN401  (numba is untyped)
             stamp = self._impl.locator.get_source_stamp()
             self._cache_file = Files(self._cache_path, self._impl.filename_base, stamp)
 
-        def _guard_against_spurious_io_errors(self) -> Any:  # noqa: ANN401  (a context manager)
+        def _guard_against_spurious_io_errors(self) -> Any:
             return _warning_of_cache(self.cache_path)
 
     return Cache
@@ -273,7 +273,7 @@ def _cache_folder() -> str:
     return os.environ.get("NUMBA_CACHE_DIR") or f"the folder of {__file__}"
 
 
-def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+def _entry_point(dispatcher: Any) -> Any:
     """Return the C function that numba's dispatcher calls after it has verified the arguments.
 
     It is the dispatcher's overload for its only signature. If another version of numba has no such

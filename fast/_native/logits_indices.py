@@ -35,7 +35,7 @@ def count_logits_indices(
 @compiled("int64(int64, int64, int64, int32[::1])")
 def write_starts(
     starts_address: int, indices_address: int, num_indices: int, counted: Int32s
-) -> Any:  # noqa: ANN401  (the compiler's int)
+) -> Any:
     """Write where each request starts among the tokens; return the most tokens of a request.
 
     Reads int32, as many starts as there are to write, and int64[num_indices], the tokens.

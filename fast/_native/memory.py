@@ -202,7 +202,7 @@ def check_slots_out(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> No
 
 
 def check_rows_out(
-    out: Any,  # noqa: ANN401  (not checked yet)
+    out: Any,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     inputs: Mapping[str, torch.Tensor],

@@ -62,7 +62,7 @@ def nan_row(nan: int, size: int, row_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 @compiled("void(uint8[:, :], boolean[:], uint8[:, ::1], uint8[::1])")
-def copy_rows(embeds: Any, is_embed: Any, placeholders: Any, nan: Any) -> None:  # noqa: ANN401  (arrays)
+def copy_rows(embeds: Any, is_embed: Any, placeholders: Any, nan: Any) -> None:
     """Copy the next row wherever the mask is True, and the row of NaN elsewhere."""
     row = 0
     for i in range(len(is_embed)):

@@ -78,7 +78,7 @@ def fill_slots(
 @inlined
 def slot_of(
     blocks: Int32s, start: Int, step: Int, num_blocks: Int, block_size: Int, position: Int
-) -> Any:  # noqa: ANN401  (the compiler's int)
+) -> Any:
     """Return the slot of one position, -1 if it has none.
 
     A row of a block table is every `step`-th entry of `blocks` from `start` on, `num_blocks`
@@ -96,7 +96,7 @@ def slot_of(
 
 
 @inlined
-def are_consecutive(positions: Int64s, begin: Int, end: Int) -> Any:  # noqa: ANN401  (the compiler's bool)
+def are_consecutive(positions: Int64s, begin: Int, end: Int) -> Any:
     """Return whether the positions of some tokens are consecutive and at least 0."""
     first = positions[begin]
     differences = np.int64(0)

@@ -114,7 +114,7 @@ def cut_requests(
     t0: int,
     t1: int,
     vectors: Int32s,
-) -> Any:  # noqa: ANN401  (the compiler's int)
+) -> Any:
     """Write the starts, lengths and computed tokens of a micro-batch; return its longest query.
 
     Reads int32[num_reqs + 1], the starts, and int32[num_reqs], lengths and computed tokens. Returns

@@ -31,7 +31,7 @@ class DeviceFunction:
         self.py_func: Any = function
         self.name: str = self.py_func.__name__
 
-    def __call__(self, *_args: object) -> Any:  # noqa: ANN401  (its result is the kernel's affair)
+    def __call__(self, *_args: object) -> Any:
         """Raise: only compiled kernels can call it."""
         raise TypeError(f"{self.name} is called by kernels only")
 
@@ -49,7 +49,7 @@ class Instruction(NamedTuple):
     name: str
     size: int
 
-    def __call__(self, *_args: object) -> Any:  # noqa: ANN401  (its result is the kernel's affair)
+    def __call__(self, *_args: object) -> Any:
         """Raise: only compiled kernels can call it."""
         raise TypeError(f"{self.name} is called by kernels only")
 

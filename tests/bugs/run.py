@@ -5,7 +5,7 @@ python tests/bugs/run.py --own --all -k split_attn -n 2 --output found.jsonl
 python tests/bugs/run.py --clean -k compute_slot     # false alarms: no bug, other seeds
 """
 
-# ruff: noqa: ANN401, BLE001, PLC0415, T201  # a bug is planted before its module is imported
+# ruff: noqa: BLE001, PLC0415, T201  # a bug is planted before its module is imported
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_damaged_file_is_replaced(damage: bytes, folder: Path) -> None:
 
 
 def test_other_kernels_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def move_row(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
+    def move_row(x: Any) -> None:
         x[0] = cuda.cuda.grid(1)
 
     own = Kernel(move_row, "void(int32[::1])", 32)

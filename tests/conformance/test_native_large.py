@@ -28,16 +28,16 @@ def run(
     launch_natively(kernel, grid, threads, args, seed=1, has_shadow=False)
 
 
-def simulate(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:  # noqa: ANN401  # what `simulated_by` calls
+def simulate(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
     """Run a launch of `fast`."""
     run(kernel, grid, *args, threads=threads)
 
 
-def tensor(values: Any, dtype: Any = np.int32) -> torch.Tensor:  # noqa: ANN401  # what NumPy takes
+def tensor(values: Any, dtype: Any = np.int32) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype))
 
 
-def sparse(count: int, dtype: Any = np.int32) -> torch.Tensor:  # noqa: ANN401  # a dtype of NumPy
+def sparse(count: int, dtype: Any = np.int32) -> torch.Tensor:
     """Return zeros whose memory is only there once it is written."""
     size = count * np.dtype(dtype).itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)

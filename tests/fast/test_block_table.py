@@ -108,7 +108,7 @@ def test_the_largest_tables_are_laid_out() -> None:
         ([0], np.array([]), TypeError),
     ],
 )
-def test_what_cannot_be_appended(ends: list[Any], ids: Any, error: type[Exception]) -> None:  # noqa: ANN401  # that is the test
+def test_what_cannot_be_appended(ends: list[Any], ids: Any, error: type[Exception]) -> None:
     tables = BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
     num_rows = len(ends) - 1
     with pytest.raises(error, match=r"cu_num_new_blocks\[0\]|new_block_ids\[0\] must be a list"):
@@ -201,7 +201,7 @@ def test_results_whose_memory_moves(move: Callable[[BlockTables], None]) -> None
     assert all(bool((each == 7).all()) for each in ballast)
 
 
-def answer(tables: BlockTables, views: list[torch.Tensor], queue: Any) -> None:  # noqa: ANN401
+def answer(tables: BlockTables, views: list[torch.Tensor], queue: Any) -> None:
     """Use the tables in another process, and send their contents back."""
     found = [view.tolist() for view in views], slots(tables), gathered(tables, 1, 0, 2)
     append(tables, 0, 21)

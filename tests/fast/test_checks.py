@@ -246,10 +246,7 @@ def resized(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
     ],
 )
 def test_devices_and_memory_of_a_step(
-    name: str,
-    value: Any,  # noqa: ANN401  (tensors, in whatever holds them)
-    message: str,
-    step: dict[str, Any],
+    name: str, value: Any, message: str, step: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         fast.build_attn_metadata(**{**step, name: value})

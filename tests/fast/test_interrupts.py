@@ -29,7 +29,7 @@ BLOCK_SIZES = [2, 4]
 NUM_REQS, NUM_TOKENS, LONGEST = 3, 4, 12
 
 
-def array(tables: object, values: list[int], dtype: str) -> Any:  # noqa: ANN401  (either twin's)
+def array(tables: object, values: list[int], dtype: str) -> Any:
     """Return an array of the kind that the tables take."""
     values_array = np.array(values, dtype)
     return torch.from_numpy(values_array) if isinstance(tables, fast.BlockTables) else values_array
@@ -115,7 +115,7 @@ class ObservedTables:
         return [view.reshape(-1).tolist() for view in self.views]
 
 
-def state_of(value: Any) -> Any:  # noqa: ANN401  (whatever an object holds)
+def state_of(value: Any) -> Any:
     """Return all state of an object of `fast`, for comparison."""
     if isinstance(value, torch.Tensor):
         return value._version, value.tolist()

@@ -202,7 +202,7 @@ METHODS = ["append_block_ids", "gather_block_tables", "compute_slot_mappings"]
 def test_warmup_calls_every_hot_function(monkeypatch: pytest.MonkeyPatch) -> None:
     called: dict[str, int] = {}
 
-    def count(owner: Any, name: str) -> None:  # noqa: ANN401  # a module or a class
+    def count(owner: Any, name: str) -> None:
         function: Callable[..., Any] = getattr(owner, name)
 
         def call(*args: object, **named: object) -> object:

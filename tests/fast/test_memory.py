@@ -95,7 +95,7 @@ def test_nothing_is_allocated_for_what_is_refused(
 @pytest.mark.parametrize(
     "dtype", ["float16", np.float16, np.dtype("float16"), ml_dtypes.bfloat16, float, None, 2]
 )
-def test_dtypes_are_torchs(dtype: Any) -> None:  # noqa: ANN401  # that is the test
+def test_dtypes_are_torchs(dtype: Any) -> None:
     with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         fast.AttentionSpec(16, 3, 10, dtype)
     with pytest.raises(TypeError, match=r"dtypes\[0\] must be a supported dtype"):

@@ -12,7 +12,7 @@ from fast.launch import simulated_by
 INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def bits(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # nested lists
+def bits(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().view(INTS[tensor.element_size()]).tolist()
 
 
@@ -51,7 +51,7 @@ def test_misaligned_elements(simulate: Callable[..., None]) -> None:
     expected = scatter(embeds, mask)
     seen = []
 
-    def launch(kernel: Any, grid: Any, threads: int, args: Any) -> None:  # noqa: ANN401  # passed on
+    def launch(kernel: Any, grid: Any, threads: int, args: Any) -> None:
         seen.append(kernel.name)
         simulate(kernel, grid, threads, args)
 
@@ -98,7 +98,7 @@ def test_wrong_numbers_unchecked(path: str) -> None:
 def test_long_rows_are_cut(simulate: Callable[..., None]) -> None:
     grids = []
 
-    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
+    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:
         grids.append(grid)
         simulate(kernel, grid, size, args)
 

@@ -136,7 +136,7 @@ def check_same(expected: torch.Tensor, actual: torch.Tensor) -> None:
     assert actual.is_contiguous()
 
 
-def compiled(function: Callable[..., torch.Tensor], **options: object) -> Any:  # noqa: ANN401  # torch's
+def compiled(function: Callable[..., torch.Tensor], **options: object) -> Any:
     """Return a function compiled as one full graph, with dynamic sizes and ints."""
     return torch.compile(function, fullgraph=True, dynamic=True, **options)  # type: ignore[call-overload]
 

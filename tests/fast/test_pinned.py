@@ -251,7 +251,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return gpus
 
 
-def send(index: int | None, array: Any = None) -> list[Any]:  # noqa: ANN401  (an array)
+def send(index: int | None, array: Any = None) -> list[Any]:
     """Upload an array to a GPU, and return what arrived."""
     array = make(9) if array is None else array
     there: list[Any] = upload(array, torch.device("cuda", index), pin_memory=True).tolist()
@@ -325,7 +325,7 @@ def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_what_is_uploaded_in_a_mode(mode: Any, gpus: Gpus) -> None:  # noqa: ANN401  (one of torch's)
+def test_what_is_uploaded_in_a_mode(mode: Any, gpus: Gpus) -> None:
     for context in (mode, nullcontext, mode):
         with context():
             assert [*range(9)] == send(0)

@@ -19,7 +19,7 @@ def test_kernels_do_the_same_natively() -> None:
     major, minor = torch.cuda.get_device_capability()
     launched: Counter[str] = Counter()
 
-    def launch_both(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:  # noqa: ANN401  # what `simulated_by` calls
+    def launch_both(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
         copies = [
             arg.to("cpu", copy=True) if isinstance(arg, torch.Tensor) else arg for arg in args
         ]

@@ -22,7 +22,7 @@ from reference import (
 from tests.examples.twins import Twin
 
 
-def make_buffer(dtype: Any) -> CpuGpuBuffer:  # noqa: ANN401  # invalid dtypes too
+def make_buffer(dtype: Any) -> CpuGpuBuffer:
     """Make a buffer of a device that does not matter."""
     return CpuGpuBuffer(3, 2, dtype=dtype, device="cuda:7", pin_memory=True)
 
@@ -48,7 +48,7 @@ def test_dtypes_that_torch_lacks(make: Callable[[Any], object], dtype: object) -
 
 
 @pytest.mark.parametrize("dtype", [">f4", ml_dtypes.float8_e3m4, ml_dtypes.float8_e5m2fnuz])
-def test_dtypes_of_embeddings_that_torch_lacks(dtype: Any) -> None:  # noqa: ANN401  # a dtype
+def test_dtypes_of_embeddings_that_torch_lacks(dtype: Any) -> None:
     with pytest.raises(TypeError) as caught:
         scatter_mm_placeholders(np.zeros((2, 3), dtype), np.ones(2, np.bool_))
     assert f"embeds must be of a dtype that has NaN, got {np.dtype(dtype)}" == str(caught.value)

@@ -24,7 +24,7 @@ def spilling() -> Callable[..., None]:
     return names["spilling"]  # type: ignore[no-any-return]  # made by exec
 
 
-def broken(x: Any) -> None:  # noqa: ANN401  # numba gives it its type
+def broken(x: Any) -> None:
     x[0] = cuda.no_such_thing(1)
 
 

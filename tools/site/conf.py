@@ -62,6 +62,6 @@ def list_names(_app: object, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("NAMES", "\n   ".join(reference.__all__))
 
 
-def setup(app: Any) -> None:  # noqa: ANN401  # Sphinx, which is imported only for the site
+def setup(app: Any) -> None:
     """Let Sphinx list the names."""
     app.connect("source-read", list_names)

@@ -179,7 +179,7 @@ def count_instructions(arch: str) -> dict[str, float]:
     """Return the instructions of PTX that each kernel executes for an element of its result."""
     executed: Counter[str] = Counter()
 
-    def launch(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:  # noqa: ANN401  # what `simulated_by` calls
+    def launch(kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
         count = launch_natively(kernel, grid, threads, args, has_shadow=False, arch=arch)
         executed[kernel.name] += count
 
