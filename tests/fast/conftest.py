@@ -11,6 +11,8 @@ import torch
 
 import fast
 from conformance.native import launch_natively
+from conformance.native.launch import compile_native
+from fast.kernels.cuda import KERNELS
 from fast.launch import simulated_by
 
 
@@ -103,10 +105,12 @@ def step() -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def simulate() -> Callable[..., None]:
+@pytest.fixture(scope="session")
+def simulate() -> Callable[..., object]:
     """Return what runs kernels in place of a GPU, or skip the test without numba-cuda."""
     pytest.importorskip("numba_cuda", reason="kernels are compiled by numba-cuda (extra `test`)")
+    for kernel in KERNELS:  # now, since test_interrupts.py interrupts every call
+        compile_native(kernel)
     return launch_natively
 
 
