@@ -108,6 +108,8 @@ def test_slots_of_all_groups(twin: Twin, rows, starts, positions, expected) -> N
     whole = tables.get_dummy_slot_mappings(6)
     tables.append_block_ids([2], [[0, 2], [0, 1]], [[5, 9], [3]], [False])
     tables.gather_block_tables(twin.array(rows))
+    every = twin.array([0] * 6, "int64")
+    tables.compute_slot_mappings(twin.array([0, 6]), every)  # an earlier, longer step
     slots = tables.compute_slot_mappings(twin.array(starts), twin.array(positions, "int64"))
     assert expected == slots.tolist()
     assert [[*row, *[-1] * (6 - len(row))] for row in expected] == whole.tolist()

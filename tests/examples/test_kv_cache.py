@@ -176,7 +176,7 @@ def test_a_model_of_three_groups(twin: Twin) -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("NHD", True), ("HND", True), ("nhd", False), (" NHD", False), (b"NHD", False), (None, False)],
+    [("NHD", True), ("HND", True), ("nhd", False), (" NHD", False), (b"NHD", False), ([], False)],
 )
 def test_layouts(twin: Twin, value, expected) -> None:
     assert expected is twin.is_valid_kv_cache_layout(value)

@@ -94,6 +94,7 @@ def test_kernel_blocks(twin: Twin, block_ids, dtype, blocks_per_kv_block, expect
     given = twin.array(block_ids, dtype)
     mapped = twin.map_to_kernel_blocks(given, blocks_per_kv_block)
     assert (expected, given.dtype) == (mapped.tolist(), mapped.dtype)
+    assert not shares_memory(given, mapped)
 
 
 @pytest.mark.parametrize(
