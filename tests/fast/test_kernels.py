@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fast import numba_cuda
-from fast.kernels import block_table, cuda, local_attention, multimodal, unsigned
+from fast.kernels import block_table, cuda, local_attention, multimodal
 from fast.kernels.cuda import KERNELS, DeviceFunction, Kernel
 from fast.launch import launch_blocks, simulated_by
 from fast.numba_cuda import check_entry, make_flatten
@@ -75,25 +75,6 @@ def test_rows_that_a_table_does_not_have(num_columns: int, simulate: Callable[..
         )  # fmt: skip
     rows = {3: [[4, 5, 5, 5, 5], [0] * 5, [0] * 5, [0, 0, 0, 1, 2]], 0: [[0] * 5] * 4}
     assert rows[num_columns] == gathered.tolist()
-
-
-def divisions(results: torch.Tensor, dividend: int, divisor: int) -> None:
-    """Divide as kernels do."""
-    results[0], results[1] = divide(dividend, divisor)
-    results[2] = divide_up(dividend, divisor)
-
-
-divide, divide_up = unsigned.divide, unsigned.divide_up
-DIVISIONS = Kernel(divisions, "void(int64[::1], int64, int64)", 1)
-
-
-@pytest.mark.parametrize(
-    ("dividend", "divisor"), [(7, 3), (6, 3), (0, 5), (2**31 - 1, 2**31 - 1), (2**31 - 1, 2)]
-)
-def test_division(dividend: int, divisor: int, simulate: Callable[..., None]) -> None:
-    results = torch.zeros(3, dtype=torch.int64)
-    simulate(DIVISIONS, (1, 1), 1, (results, dividend, divisor))
-    assert [*divmod(dividend, divisor), -(-dividend // divisor)] == results.tolist()
 
 
 def test_binding_leaves_the_kernel_alone() -> None:
