@@ -74,8 +74,6 @@ class Bug:
     new: str | list[str]
     within: str = ""
     target: str = "host"
-    caught_by: str = "same answer"
-    message: str = ""
     letter: str = ""
 
     @property
@@ -272,10 +270,8 @@ def try_bugs(bugs: list[Bug], options: argparse.Namespace) -> None:
         for name, found in in_children(jobs, options.n):
             bug, first = by_name[name], (found.get("failures") or [{}])[0]
             verdict = "alarm" if place_of(bug.function, first) in alarms else judge(found)
-            kind = f"class {bug.letter}" if bug.letter else bug.caught_by
-            output.write(
-                json.dumps({"bug": name, "kind": kind, "verdict": verdict, **found}) + "\n"
-            )
+            record = {"bug": name, "class": bug.letter, "verdict": verdict, **found}
+            output.write(json.dumps(record) + "\n")
             output.flush()
             verdicts.setdefault(bug.letter, []).append(verdict)
             why = found.get("stopped") or found.get("error") or first.get("error") or ""
