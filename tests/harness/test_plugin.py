@@ -196,7 +196,14 @@ def test_a_run_goes_on_after_a_crash_and_a_hang(folder: Path) -> None:
     with (folder / "mine.py").open("a") as file:
         file.write(HANGS)
     command = [sys.executable, "-m", "pytest", "-p", "conformance.harness.plugin", "functions"]
-    command += ["-n1", "--impl=mine.py", "--failures=f", "--profile=dev", "--hang-seconds=3"]
+    command += [
+        "-n1",
+        "--impl=mine.py",
+        "--failures=f",
+        "--profile=brief",
+        "--hang-seconds=1",
+        "--target=host",
+    ]
     command += ["-k", "not stored"]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     assert pytest.ExitCode.TESTS_FAILED == found.returncode, found.stdout + found.stderr
