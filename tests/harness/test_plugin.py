@@ -195,16 +195,9 @@ def test_a_run_goes_on_after_a_crash_and_a_hang(folder: Path) -> None:
     write(folder, FAULTS["a crash"])
     with (folder / "mine.py").open("a") as file:
         file.write(HANGS)
+    options = "-n1 --impl=mine.py --failures=f --profile=brief --hang-seconds=1 --target=host"
     command = [sys.executable, "-m", "pytest", "-p", "conformance.harness.plugin", "functions"]
-    command += [
-        "-n1",
-        "--impl=mine.py",
-        "--failures=f",
-        "--profile=brief",
-        "--hang-seconds=1",
-        "--target=host",
-    ]
-    command += ["-k", "not stored"]
+    command += [*options.split(), "-k", "not stored"]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     assert pytest.ExitCode.TESTS_FAILED == found.returncode, found.stdout + found.stderr
     assert re.search(r"get_dcp_local_seq_lens +CRASHES", found.stdout)
