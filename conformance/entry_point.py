@@ -1,4 +1,4 @@
-"""Starts and ends command lines alike: `kvtwin COMMAND` and `python -m tools.NAME`.
+"""Starts and ends command lines alike: `kvtwin COMMAND`, `python -m conformance`.
 
 | what happens | printed to stderr | exit status |
 |---|---|---|

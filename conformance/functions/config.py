@@ -1,4 +1,4 @@
-"""Plain classes, of this module and of others, which hold what they are given; and constants."""
+"""The classes of `reference.config`, plain ones of other modules, and constants."""
 
 from __future__ import annotations
 

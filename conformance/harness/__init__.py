@@ -4,6 +4,7 @@ One example is one *story*: a call, where its memory lies, and up to two conditi
 matter. Read the modules in this order:
 
 `contract` and `sizes`; `values`, `memory`, `compare`, `pair`; `conditions`, `process`, `refusals`;
-`story`, `long_life`, `checks`; `targets`, `limits`; `show`, `cases`, `results`, `scheduling`,
-`plugin`.
+`story`, `long_life`, `checks`; `targets`, `launches`, `limits`; `show`, `cases`, `results`,
+`scheduling`, `plugin`. The rest belongs to one option or condition each: `database`, `explain`,
+`report` and `picture`, `objects` (arguments that are no data), `fresh_memory`.
 """

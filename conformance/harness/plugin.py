@@ -405,13 +405,6 @@ def pytest_pycollect_makemodule(
     return FunctionFile.from_parent(parent, path=module_path) if is_ours else None
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out tests of no function in a replay, or if functions are chosen."""
-    is_chosen = config.stash[RUN].is_replay or config.option.functions is not None
-    is_ours = FOLDER in collection_path.parents and collection_path.match("test_*.py")
-    return True if is_chosen and is_ours else None
-
-
 def pytest_collection_finish() -> None:
     """Let garbage collections skip everything imported."""
     gc.freeze()

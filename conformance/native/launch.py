@@ -156,11 +156,6 @@ def archs_of(kernel: Kernel) -> list[str]:
     return list(_COMPILED.get(kernel, ()))
 
 
-def forget_compiled() -> None:
-    """Forget all compiled kernels, after a function that kernels call has changed."""
-    _COMPILED.clear()
-
-
 class _Launch:
     """The state of a launch, and the memory that it points to."""
 

