@@ -78,15 +78,8 @@ def read_counts(metadata: Any) -> tuple[int, int]:
 
 def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:
     """Return an int32 vector with `length` entries, on any device."""
-    vector: torch.Tensor = getattr(metadata, name)
-    if not (
-        type(vector) is torch.Tensor
-        and vector.dtype is INT32
-        and vector.ndim == 1
-        and vector.nelement() == length
-    ):
-        check_tensor(name, vector, INT32, 1)
-        check_length(name, vector.nelement(), length)
+    vector = _read_tensor(metadata, name, INT32, 1)
+    check_length(name, vector.nelement(), length)
     return vector
 
 
@@ -107,30 +100,23 @@ def read_requests(metadata: Any, num_reqs: int) -> tuple[torch.Tensor, torch.Ten
 
 def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:
     """Return the block table, int32[at least num_reqs, max_blocks_per_req]."""
-    table: torch.Tensor = metadata.block_table_tensor
-    if not (
-        type(table) is torch.Tensor
-        and table.dtype is INT32
-        and table.ndim == 2
-        and table.shape[0] >= num_reqs
-    ):
-        check_tensor("block_table_tensor", table, INT32, 2)
-        check_num_rows(table.shape[0], num_reqs)
+    table = _read_tensor(metadata, "block_table_tensor", INT32, 2)
+    check_num_rows(table.shape[0], num_reqs)
     return table
 
 
 def read_slot_mapping(metadata: Any, num_tokens: int) -> torch.Tensor:
     """Return the slots, int64[at least num_tokens]."""
-    slots: torch.Tensor = metadata.slot_mapping
-    if not (
-        type(slots) is torch.Tensor
-        and slots.dtype is INT64
-        and slots.ndim == 1
-        and slots.nelement() >= num_tokens
-    ):
-        check_tensor("slot_mapping", slots, INT64, 1)
-        check_num_slots(slots.nelement(), num_tokens)
+    slots = _read_tensor(metadata, "slot_mapping", INT64, 1)
+    check_num_slots(slots.nelement(), num_tokens)
     return slots
+
+
+def _read_tensor(metadata: Any, name: str, dtype: torch.dtype, ndim: int) -> torch.Tensor:
+    value: torch.Tensor = getattr(metadata, name)
+    if not (type(value) is torch.Tensor and value.dtype is dtype and value.ndim == ndim):
+        check_tensor(name, value, dtype, ndim)
+    return value
 
 
 def check_num_rows(num_rows: int, num_reqs: int) -> None:

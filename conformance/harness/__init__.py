@@ -6,5 +6,5 @@ matter. Read the modules in this order:
 `contract` and `sizes`; `values`, `memory`, `compare`, `pair`; `conditions`, `process`, `refusals`;
 `story`, `long_life`, `checks`; `targets`, `launches`, `limits`; `show`, `cases`, `results`,
 `scheduling`, `plugin`. The rest belongs to one option or condition each: `database`, `explain`,
-`report` and `picture`, `objects` (arguments that are no data), `fresh_memory`.
+`report` and `picture`, `objects` (arguments that are no data), `fresh_memory`, `tensor_kinds`.
 """

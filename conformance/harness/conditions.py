@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path as File
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -40,6 +40,7 @@ from conformance.harness.pair import (
     write_into,
 )
 from conformance.harness.story import Difference, Failure, Story, Verdict
+from conformance.harness.tensor_kinds import TAKEN, TENSORS
 from conformance.harness.values import (
     Drawn,
     Path,
@@ -554,67 +555,6 @@ class Interrupt:
             if self.seen == self.at:
                 raise KeyboardInterrupt
         return self._step
-
-
-class _Subclass(torch.Tensor):
-    """A caller's subclass of Tensor."""
-
-
-class _Wrapper(torch.Tensor):
-    """A caller's tensor without memory, whose operations run on another one."""
-
-    wrapped: torch.Tensor
-
-    @staticmethod
-    def __new__(cls: type[_Wrapper], wrapped: torch.Tensor) -> _Wrapper:  # noqa: PYI034
-        made: _Wrapper = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # torch's name
-            cls, wrapped.shape, dtype=wrapped.dtype
-        )
-        made.wrapped = wrapped
-        return made
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch does not say that it is a classmethod
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        def inner(value: Any) -> Any:
-            return value.wrapped if isinstance(value, _Wrapper) else value
-
-        found = func(*map(inner, args), **{k: inner(v) for k, v in (kwargs or {}).items()})
-        return _Wrapper(found) if isinstance(found, torch.Tensor) else found
-
-
-def _resized(tensor: torch.Tensor) -> torch.Tensor:
-    made = tensor.clone()
-    made.untyped_storage().resize_(0)
-    return made
-
-
-def _negated(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch._neg_view(-tensor)  # noqa: SLF001  # torch's name for it
-    if as_numpy(made).tobytes() != as_numpy(tensor).tobytes():
-        raise ValueError("a NaN would lose its bits")
-    return made
-
-
-TENSORS: Final[Mapping[str, Callable[[torch.Tensor], Any]]] = {
-    "a NumPy array": lambda t: t.numpy(),
-    "a sparse tensor": lambda t: t.to_sparse(),
-    "a nested tensor": lambda t: torch.nested.as_nested_tensor([t, t]),
-    "a meta tensor": lambda t: t.to("meta"),
-    "a subclass": lambda t: t.as_subclass(_Subclass),
-    "a wrapper without memory": _Wrapper,
-    "a lazy negation": _negated,
-    "a Parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
-    "a tensor whose storage was resized to 0": _resized,
-    "a tensor of complex numbers": lambda t: torch.conj(t.to(torch.complex64)),
-    "an object array": lambda t: t.numpy().astype(object),
-    "a list": lambda t: t.tolist(),
-}
-"""Other things that callers pass for a tensor."""
-
-TAKEN: Final = frozenset({"a subclass", "a Parameter"})
-"""Those that `fast` takes."""
 
 
 @condition("another kind of tensor", verdict=Verdict.ROBUSTNESS, weight=2)

@@ -6,8 +6,8 @@ epoch, a thread, and another thread that did the same in that epoch, if there is
 numbered through all launches, so that cells of an earlier launch need not be cleared.
 
 Two accesses are ordered if they are by one thread, or by one block with a barrier between them,
-which ends an epoch. Nothing orders the blocks of a launch. Warp
-operations are not translated.
+which ends an epoch. Nothing orders the blocks of a launch. Warp operations are not
+translated.
 """
 
 from collections.abc import Iterator, Sequence
