@@ -51,12 +51,12 @@ def split_decodes_and_prefills(
         threshold = check_int("decode_threshold", threshold)
     if require_uniform is not False and require_uniform is not True:
         check_bool("require_uniform", require_uniform)
-    is_prefilling = None
-    if treat_short_extends_as_decodes is not True:
-        is_prefilling = _read_prefilling(common_attn_metadata, treat_short_extends_as_decodes)
     if is_checked():
         validate_metadata(common_attn_metadata)
     num_reqs, num_tokens = read_counts(common_attn_metadata)
+    is_prefilling = None
+    if treat_short_extends_as_decodes is not True:
+        is_prefilling = _read_prefilling(common_attn_metadata, treat_short_extends_as_decodes)
     starts_cpu = common_attn_metadata.query_start_loc_cpu
     longest = getattr(common_attn_metadata, "max_query_len", None)
     is_short = type(longest) is int and longest <= threshold and is_prefilling is None
@@ -89,12 +89,12 @@ def split_decodes_prefills_and_extends(
     threshold = decode_threshold
     if type(threshold) is not int or not 0 < threshold <= MAX_SIZE:
         threshold = check_int("decode_threshold", threshold)
-    is_prefilling = None
-    if treat_short_extends_as_decodes is not True:
-        is_prefilling = _read_prefilling(common_attn_metadata, treat_short_extends_as_decodes)
     if is_checked():
         validate_metadata(common_attn_metadata)
     num_reqs, num_tokens = read_counts(common_attn_metadata)
+    is_prefilling = None
+    if treat_short_extends_as_decodes is not True:
+        is_prefilling = _read_prefilling(common_attn_metadata, treat_short_extends_as_decodes)
     starts_cpu = common_attn_metadata.query_start_loc_cpu
     computed_cpu = common_attn_metadata.num_computed_tokens_cpu
     longest = getattr(common_attn_metadata, "max_query_len", None)

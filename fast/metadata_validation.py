@@ -163,9 +163,9 @@ def read_requests(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Return `seq_lens`, `seq_lens_cpu` and `num_computed_tokens_cpu`, each int32[num_reqs].
 
-    The second may be None.
+    The second may be None, or missing.
     """
-    seq_lens, seq_lens_cpu = metadata.seq_lens, metadata.seq_lens_cpu
+    seq_lens, seq_lens_cpu = metadata.seq_lens, getattr(metadata, "seq_lens_cpu", None)
     computed = metadata.num_computed_tokens_cpu
     if not (
         type(seq_lens) is type(seq_lens_cpu) is type(computed) is torch.Tensor
@@ -235,9 +235,8 @@ def validate_metadata(metadata: Any, block_size: int | None = None) -> None:
     check_lengths(fields)
     if seq_lens is not None:
         check_minimum("seq_lens", seq_lens, 0)
-    if seq_lens is not None and query_lens is not None:
-        _check_sequences(seq_lens, query_lens)
     if query_lens is not None:
+        _check_sequences(seq_lens, query_lens)
         _check_computed(values, query_lens)
     for name in ("seq_lens", "dcp_local_seq_lens"):
         _check_bound(name, values.get(name), values.get(f"{name}_cpu_upper_bound"))
@@ -299,8 +298,10 @@ def _host_lens(values: dict[str, IntArray]) -> tuple[str, Any]:
     return name, values.get(name)
 
 
-def _check_sequences(seq_lens: IntArray, query_lens: IntArray) -> None:
+def _check_sequences(seq_lens: IntArray | None, query_lens: IntArray) -> None:
     """Raise ValueError if a sequence is shorter than its query."""
+    if seq_lens is None:
+        return
     at = find_first((query_lens > 0) & (seq_lens < query_lens))
     if at >= 0:
         raise ValueError(

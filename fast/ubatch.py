@@ -173,7 +173,7 @@ class _Batch(NamedTuple):
 
 def _read(metadata: Any) -> _Batch:
     num_reqs, num_tokens = read_counts(metadata)
-    seq_lens_cpu = metadata.seq_lens_cpu
+    seq_lens_cpu = getattr(metadata, "seq_lens_cpu", None)
     optional = read_optional(metadata, _OPTIONAL, num_reqs, num_tokens)
     bounds, seq_lens = optional.pop("seq_lens_cpu_upper_bound", None), None
     if seq_lens_cpu is None:

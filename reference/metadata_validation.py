@@ -188,7 +188,7 @@ def cut_fields(metadata: object, requests: slice, tokens: slice) -> dict[str, An
     parts = {"request": requests, "row": requests, "start": starts, "token": tokens}
     found: dict[str, Any] = {}
     for name, field in FIELDS.items():
-        value = getattr(metadata, name, None)
+        value = getattr(metadata, name, *([None] if field.is_optional else []))
         is_kept = value is None or field.axis is None
         found[name] = value if is_kept else value[parts[field.axis]]  # type: ignore[index]
     return found

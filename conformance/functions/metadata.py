@@ -41,7 +41,9 @@ def constructed(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
     def contents(draw: st.DrawFn) -> Arguments:
         fields = vars(draw(batch_of_sizes).metadata())
-        return {k: v for k, v in fields.items() if is_whole or not (v is None or v is True)}
+        needed = {"seq_lens_cpu"}
+        defaults = {k for k, v in fields.items() if v is None or v is True} - needed
+        return {k: v for k, v in fields.items() if is_whole or k not in defaults}
 
     return deferred(contents)
 

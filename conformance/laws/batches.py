@@ -261,7 +261,7 @@ def batches(
     excess = (0, 0, 3, 2**30)
     raised_query, raised, causal, drift, has_copies, has_numpy_ints, dtype, *optional = choices(
         *(draw, excess, excess, (True, True, False), (0, 0, 2), (False, True), (False, True)),
-        *((np.int32, np.int64), *[(False, True)] * 9, (False, False, may_lack_lens)),
+        *((np.int32, np.int64), *[(False, True)] * 8, (False, False, may_lack_lens)),
     )
 
     def contents(draw: st.DrawFn) -> Batch:
@@ -364,9 +364,8 @@ def _block_table(
 def _optional(
     draw: st.DrawFn, batch: Batch, dtype: Any, has_logits: bool, has_encoder: bool, *has: bool
 ) -> Mapping[str, Any]:
-    has_local, has_flags, has_positions, has_bounds, has_most, has_slots, lacks_lens = has
-    found: dict[str, Any] = {}
-    number = batch.num_reqs
+    has_local, *has_others = has
+    found: dict[str, Any] = _on_the_host(draw, batch, *has_others)
     if has_logits:
         # The last token of each request that has any; padding repeats the last one.
         last = batch.starts[1:][batch.query_lens > 0] - 1
@@ -375,10 +374,25 @@ def _optional(
         found["logits_indices_padded"] = indices
         found["num_logits_indices"] = len(last)
     if has_encoder:
-        found["encoder_seq_lens"] = draw(vectors(number, 0, 99, dtype))
-    local = (batch.seq_lens // 2).astype(np.int32)
+        found["encoder_seq_lens"] = draw(vectors(batch.num_reqs, 0, 99, dtype))
     if has_local:
-        found["dcp_local_seq_lens"] = local
+        found["dcp_local_seq_lens"] = (batch.seq_lens // 2).astype(np.int32)
+    return found
+
+
+def _on_the_host(
+    draw: st.DrawFn,
+    batch: Batch,
+    has_flags: bool,
+    has_positions: bool,
+    has_bounds: bool,
+    has_most: bool,
+    has_slots: bool,
+    lacks_lens: bool,
+) -> dict[str, Any]:
+    """Draw what a runner knows on the host, and the positions; it may know bounds only."""
+    found: dict[str, Any] = {}
+    number = batch.num_reqs
     if has_flags:
         found["is_prefilling"] = prefilling(draw, number)
     if has_positions:
@@ -388,9 +402,8 @@ def _optional(
         drafts = draw(vectors(number, 0, 3)) * (batch.query_lens > 0)
         bounds = np.minimum(batch.seq_lens + drafts, MAX_INT32)
         found["seq_lens_cpu_upper_bound"] = bounds.astype(np.int32)
-        found["dcp_local_seq_lens_cpu_upper_bound"] = (bounds - batch.seq_lens + local).astype(
-            np.int32
-        )
+        local = bounds - batch.seq_lens + batch.seq_lens // 2
+        found["dcp_local_seq_lens_cpu_upper_bound"] = local.astype(np.int32)
     if has_most:
         most = int(batch.query_lens.max(initial=1))
         found["max_logits_per_req"] = np.int32(most) if batch.has_numpy_ints else most

@@ -121,6 +121,8 @@ class Calls:
     ) -> Any:
         """Pass builders in groups of one each, and the maxima."""
         del num_computed_tokens_cpu
+        if seq_lens.cpu is None:
+            raise Unsupported("lengths that the host does not know")
         starts, lengths = query_start_loc.cpu[: num_reqs + 1], seq_lens.cpu[:num_reqs]
         pairs = zip(attn_metadata_builders, kv_cache_config.kv_cache_groups, strict=False)
         if max_query_len is None:

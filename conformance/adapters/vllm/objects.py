@@ -40,6 +40,11 @@ FIELDS: Final[Mapping[str, str]] = {
             "logits_indices_padded",
             "num_logits_indices",
             "dcp_local_seq_lens",
+            "is_prefilling",
+            "positions",
+            "dcp_local_seq_lens_cpu_upper_bound",
+            "max_logits_per_req",
+            "req_idx",
         )
     },
     "seq_lens_cpu": "seq_lens_cpu_upper_bound",
@@ -78,7 +83,7 @@ class VllmAdapter(Adapter):
     """Converts objects of vLLM, which does not validate its input."""
 
     validates = False
-    lacks = frozenset({"num_computed_tokens_cpu"})
+    lacks = frozenset({"num_computed_tokens_cpu", "seq_lens_cpu_upper_bound"})
     parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
         name: {field: field for field in inspect.signature(getattr(reference, name)).parameters}
         for name in CALLED_BY_NAME
@@ -147,8 +152,12 @@ class VllmAdapter(Adapter):
     def metadata(self, ours: Any) -> Any:
         if type(ours).__name__ != METADATA:
             return ours
+        if ours.seq_lens_cpu is None:
+            # vLLM has one field for both: its results do not say whether they are bounds.
+            raise Unsupported("lengths that the host does not know")
         fields = {theirs: _plain(getattr(ours, name)) for name, theirs in FIELDS.items()}
-        fields["max_logits_per_req"] = _most_logits(ours)
+        if fields["max_logits_per_req"] is None:
+            fields["max_logits_per_req"] = _most_logits(ours)
         made = self.find(METADATA)(**fields)
         made.converted_from = ours  # if it is returned unchanged, ours is
         return made
