@@ -361,12 +361,15 @@ def _check_each(
 def _cut_optional(num_reqs: int, num_tokens: int, **fields: Any) -> dict[str, Any]:
     """Return optional fields with checked types, those with an axis as views of their length."""
     for name, value in fields.items():
-        if value is not None:
-            FIELDS[name].check(name, value)
-        if value is not None and FIELDS[name].axis is not None:
-            length = num_tokens if FIELDS[name].axis == "token" else num_reqs
-            check_at_least(name, len(value), length)
-            fields[name] = value[:length]
+        if value is None:
+            continue
+        checked, axis = FIELDS[name].check(name, value), FIELDS[name].axis
+        if axis is None:
+            fields[name] = checked
+            continue
+        length = num_tokens if axis == "token" else num_reqs
+        check_at_least(name, len(value), length)
+        fields[name] = value[:length]
     return fields
 
 

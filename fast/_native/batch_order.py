@@ -25,7 +25,9 @@ def find_first_prefill(
     """
     # `_starts` keeps the memory alive during the loop; likewise below.
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    flags_at, _flags = _locate_flags(is_prefilling, num_reqs)
+    if is_prefilling is None:
+        return scan_for_prefill(at, 0, num_reqs, threshold, uniform)
+    flags_at, _flags = locate("is_prefilling", is_prefilling, BOOL, num_reqs)
     return scan_for_prefill(at, flags_at, num_reqs, threshold, uniform)
 
 
@@ -41,17 +43,10 @@ def find_extends_and_prefills(
     computed_at, _computed = locate(
         "num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs
     )
-    flags_at, _flags = _locate_flags(is_prefilling, num_reqs)
-    return scan_for_extends(at, computed_at, flags_at, num_reqs, threshold)
-
-
-def _locate_flags(
-    is_prefilling: torch.Tensor | None, num_reqs: int
-) -> tuple[int, torch.Tensor | None]:
-    """Return the address of the flags, 0 if there are none, and the tensor that holds them."""
     if is_prefilling is None:
-        return 0, None
-    return locate("is_prefilling", is_prefilling, BOOL, num_reqs)
+        return scan_for_extends(at, computed_at, 0, num_reqs, threshold)
+    flags_at, _flags = locate("is_prefilling", is_prefilling, BOOL, num_reqs)
+    return scan_for_extends(at, computed_at, flags_at, num_reqs, threshold)
 
 
 def plan_swaps(
