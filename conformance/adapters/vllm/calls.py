@@ -85,6 +85,13 @@ class Calls:
                 raise Unsupported("computed tokens that are not those before the query")
         return find("split_decodes_prefills_and_extends")(common_attn_metadata, decode_threshold)
 
+    def make_kv_sharing_fast_prefill_common_attn_metadata(self, common_attn_metadata: Any) -> Any:
+        """Pass the batch with the most logits of a request, which vLLM's runner counts."""
+        ours = getattr(common_attn_metadata, "converted_from", None)
+        if ours is not None and ours.max_logits_per_req is None:
+            common_attn_metadata.max_logits_per_req = _most_logits(ours)
+        return find("make_kv_sharing_fast_prefill_common_attn_metadata")(common_attn_metadata)
+
     def reorder_batch_to_split_decodes_and_prefills(
         self,
         input_batch: Any,
@@ -285,3 +292,12 @@ class _Group:
 
     def build_metadata(self, common_attn_metadata: Any, _: int = 0) -> Any:
         return self.builder.build(0, common_attn_metadata)
+
+
+def _most_logits(ours: Any) -> int | None:
+    """Return the most logits indices of one request, or None if the batch has none."""
+    number, indices = ours.num_logits_indices, ours.logits_indices_padded
+    if number is None or indices is None:
+        return None
+    requests = torch.bucketize(indices[:number].cpu(), ours.query_start_loc_cpu[1:], right=True)
+    return int(torch.bincount(requests, minlength=1).max())
