@@ -1,7 +1,7 @@
 """Cut a batch to the tokens whose logits are needed. `fast.fast_prefill` exports the name."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fast.metadata import CommonAttentionMetadata
 from fast.metadata_validation import (
     read_block_table,
     read_counts,
+    read_optional,
     read_requests,
     read_slot_mapping,
     read_vector,
@@ -38,6 +39,11 @@ from fast.metadata_validation import (
 from fast.operators import check_not_traced
 from fast.pinned import upload
 from fast.slots import flat
+
+_OPTIONAL: Final = (
+    *("is_prefilling", "positions", "seq_lens_cpu_upper_bound"),
+    *("dcp_local_seq_lens_cpu_upper_bound", "max_logits_per_req", "req_idx"),
+)
 
 
 def make_kv_sharing_fast_prefill_common_attn_metadata(
@@ -73,6 +79,9 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     starts, starts_cpu, max_query_len = _find_starts(
         metadata, num_reqs, indices, num_indices, logits_indices_cpu
     )
+    optional = read_optional(metadata, _OPTIONAL, num_reqs, num_tokens)
+    if "positions" in optional:
+        optional["positions"] = _gather(optional["positions"], indices, num_indices)
     # By position, which saves 0.3 us.
     cut = CommonAttentionMetadata(
         starts,
@@ -84,12 +93,24 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         check_int("max_seq_len", metadata.max_seq_len, 0, MAX_INT64),
         read_block_table(metadata, num_reqs),
         read_slot_mapping(metadata, num_tokens),
+        **optional,
     )
     if type(metadata) is CommonAttentionMetadata or not isinstance(
         metadata, CommonAttentionMetadata
     ):
         return cut
     return dataclasses.replace(metadata, **vars(cut))  # a subclass keeps its additional fields
+
+
+def _gather(positions: torch.Tensor, indices: torch.Tensor, num_indices: int) -> torch.Tensor:
+    """Return the positions of the needed tokens; an index that is wrong is not followed."""
+    positions, indices = plain("positions", positions), plain("logits_indices_padded", indices)
+    if len(positions) == 0:
+        return positions.new_zeros(num_indices)
+    at = indices[:num_indices].clamp(0, len(positions) - 1)
+    if at.is_cpu and positions.is_cuda:
+        at = upload(at.numpy(), positions.device, pin_memory=True)
+    return positions.index_select(0, at)
 
 
 def _find_starts(

@@ -2,8 +2,11 @@
 
 import dataclasses
 from dataclasses import dataclass
+from operator import countOf
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fast._checks import (
@@ -11,9 +14,11 @@ from fast._checks import (
     INT32,
     INT64,
     IntArray,
+    check_at_least,
     check_entries,
     check_int,
     check_list,
+    check_on,
     check_one_each,
     check_strs,
     check_tensor,
@@ -23,9 +28,12 @@ from fast._native.memory import check_memory, first_of, to_host
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
 from fast.metadata_validation import (
+    FIELDS,
     check_computed,
+    check_field,
     check_fields,
     check_lengths,
+    cut_fields,
     validate_metadata,
 )
 from fast.operators import check_not_traced
@@ -36,7 +44,8 @@ class CommonAttentionMetadata:
     """The metadata of one step's batch, as every attention backend needs it.
 
     Fields whose name ends in `_cpu` are on the CPU and hold the values of the field without the
-    suffix; `encoder_seq_lens` is a NumPy array. All other tensors are on one device.
+    suffix; `is_prefilling` and the upper bounds are on the CPU too. `encoder_seq_lens` and
+    `req_idx` are NumPy arrays. All other tensors are on one device.
 
     Definition: `reference.CommonAttentionMetadata`.
     """
@@ -44,7 +53,7 @@ class CommonAttentionMetadata:
     query_start_loc: torch.Tensor
     query_start_loc_cpu: torch.Tensor
     seq_lens: torch.Tensor
-    seq_lens_cpu: torch.Tensor
+    seq_lens_cpu: torch.Tensor | None
     num_computed_tokens_cpu: torch.Tensor
     num_reqs: int
     num_actual_tokens: int
@@ -57,13 +66,20 @@ class CommonAttentionMetadata:
     num_logits_indices: int | None = None
     encoder_seq_lens: IntArray | None = None
     dcp_local_seq_lens: torch.Tensor | None = None
+    is_prefilling: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None
+    dcp_local_seq_lens_cpu_upper_bound: torch.Tensor | None = None
+    max_logits_per_req: int | None = None
+    req_idx: npt.NDArray[np.int32] | None = None
 
     def unpadded(self, num_actual_tokens: int, num_actual_reqs: int) -> Self:
         """Cut the batch to its first tokens and requests; synchronises in checked mode.
 
         Definition: `reference.CommonAttentionMetadata.unpadded`.
         """
-        check_lengths(check_fields(self))
+        fields = check_fields(self)
+        check_lengths(fields)
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
         # Equal in a valid batch, so outside checked mode nothing waits for the device.
@@ -73,23 +89,9 @@ class CommonAttentionMetadata:
             raise ValueError(
                 f"num_actual_tokens is {tokens}, but the first {reqs} requests have {needed} tokens"
             )
-        encoder, dcp = self.encoder_seq_lens, self.dcp_local_seq_lens
-        return dataclasses.replace(
-            self,
-            query_start_loc=first_of("query_start_loc", self.query_start_loc, reqs + 1),
-            query_start_loc_cpu=first_of("query_start_loc_cpu", self.query_start_loc_cpu, reqs + 1),
-            seq_lens=first_of("seq_lens", self.seq_lens, reqs),
-            seq_lens_cpu=first_of("seq_lens_cpu", self.seq_lens_cpu, reqs),
-            num_computed_tokens_cpu=first_of(
-                "num_computed_tokens_cpu", self.num_computed_tokens_cpu, reqs
-            ),
-            num_reqs=reqs,
-            num_actual_tokens=tokens,
-            block_table_tensor=first_of("block_table_tensor", self.block_table_tensor, reqs),
-            slot_mapping=first_of("slot_mapping", self.slot_mapping, tokens),
-            encoder_seq_lens=None if encoder is None else encoder[:reqs],
-            dcp_local_seq_lens=None if dcp is None else first_of("dcp_local_seq_lens", dcp, reqs),
-        )
+        with_axis = {name: value for name, value in fields.items() if FIELDS[name].axis}
+        cut = {"seq_lens_cpu": None, **cut_fields(with_axis, 0, reqs, 0, tokens)}
+        return dataclasses.replace(self, **cut | {"num_reqs": reqs, "num_actual_tokens": tokens})
 
     def validate(self, block_size: int | None = None) -> None:
         """Raise on the first invariant that does not hold; synchronises on a GPU.
@@ -111,13 +113,21 @@ def build_attn_metadata(
     kv_cache_config: Any,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
+    *,
+    dcp_local_seq_lens: torch.Tensor | None = None,
+    is_prefilling: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None,
+    dcp_local_seq_lens_cpu_upper_bound: torch.Tensor | None = None,
+    max_logits_per_req: int | None = None,
+    req_idx: npt.NDArray[np.int32] | None = None,
 ) -> dict[str, Any]:
     """Build the metadata of every layer for a step.
 
     The call does not synchronise, except in checked mode. The groups' batches share views of the
     buffers, so a captured graph reads values that are written there later. The maxima come from the
-    `cpu` halves; with both `max_query_len` and `max_seq_len` no value of the buffers is read. Only
-    checked mode rejects an invalid batch, and a maximum that a value exceeds.
+    `cpu` halves, or from the bounds; with both `max_query_len` and `max_seq_len` no value of the
+    buffers is read. Only checked mode rejects an invalid batch, and a maximum that a value exceeds.
 
     Definition: `reference.build_attn_metadata`.
     """
@@ -133,7 +143,9 @@ def build_attn_metadata(
     check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
     starts_cpu = _first_of("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1, CPU)
     starts = _first_of("query_start_loc.gpu", query_start_loc.gpu, num_reqs + 1)
-    lens_cpu = _first_of("seq_lens.cpu", seq_lens.cpu, num_reqs, CPU)
+    lens_cpu: torch.Tensor | None = seq_lens.cpu
+    if lens_cpu is not None:
+        lens_cpu = _first_of("seq_lens.cpu", lens_cpu, num_reqs, CPU)
     lens = _first_of("seq_lens.gpu", seq_lens.gpu, num_reqs, starts.device)
     computed = _first_of("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs, CPU)
     _check_each("block_tables", block_tables, INT32, 2, len(groups), num_reqs, starts.device)
@@ -146,12 +158,25 @@ def build_attn_metadata(
             check_memory("slot_mappings", slot_mappings)
             raise
     _check_each("slot_mappings", slots, INT64, 1, len(groups), num_tokens, starts.device)
+    optional = _cut_optional(
+        num_reqs,
+        num_tokens,
+        starts.device,
+        dcp_local_seq_lens=dcp_local_seq_lens,
+        is_prefilling=is_prefilling,
+        positions=positions,
+        seq_lens_cpu_upper_bound=seq_lens_cpu_upper_bound,
+        dcp_local_seq_lens_cpu_upper_bound=dcp_local_seq_lens_cpu_upper_bound,
+        max_logits_per_req=max_logits_per_req,
+        req_idx=req_idx,
+    )
     checked = is_checked()
     if checked:
         _check_layer_names(groups)
     if max_query_len is None or max_seq_len is None:
         check_not_traced("build_attn_metadata without max_query_len and max_seq_len")
-        longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
+        host_lens = lens_cpu if lens_cpu is not None else optional.get("seq_lens_cpu_upper_bound")
+        longest_query, longest_seq = _find_maxima(starts_cpu, host_lens, num_reqs, max_seq_len)
         max_query_len = longest_query if max_query_len is None else max_query_len
         max_seq_len = longest_seq if max_seq_len is None else max_seq_len
     batch_of_all_groups = (
@@ -167,13 +192,13 @@ def build_attn_metadata(
     )
     # By position, which saves 0.2 us a group.
     batches = [
-        CommonAttentionMetadata(*batch_of_all_groups, block_table, slot_mapping)
+        CommonAttentionMetadata(*batch_of_all_groups, block_table, slot_mapping, **optional)
         for block_table, slot_mapping in zip(block_tables, slots, strict=True)
     ]
     if checked:
         for batch in batches:
             validate_metadata(batch)
-            check_computed(starts, lens, computed)
+            check_computed(batch)
     return _build(attn_metadata_builders, batches, groups)
 
 
@@ -190,6 +215,37 @@ def _build(
             _check_layer_names(groups)
             raise
     return built
+
+
+def _find_maxima(
+    starts_cpu: torch.Tensor, lens: torch.Tensor | None, num_reqs: int, max_seq_len: int | None
+) -> tuple[int, int]:
+    """Return the longest query, and the longest sequence if that is not given."""
+    if lens is None and max_seq_len is None:
+        raise ValueError(
+            "max_seq_len is None, and so are seq_lens.cpu and seq_lens_cpu_upper_bound: expected"
+            " one of them"
+        )
+    return find_maxima(starts_cpu, lens, num_reqs)
+
+
+def _cut_optional(
+    num_reqs: int, num_tokens: int, device: torch.device, **fields: Any
+) -> dict[str, Any]:
+    """Return the optional fields that are not None, those with an axis as views of their length."""
+    given: dict[str, Any] = {}
+    if countOf(map(type, fields.values()), type(None)) == len(fields):
+        return given  # the usual case, in a third of the time
+    for name, value in fields.items():
+        if value is None:
+            continue
+        given[name] = check_field(name, value)
+        axis, role = FIELDS[name][:2]
+        if axis is not None:
+            check_at_least(name, len(value), num_tokens if axis == "token" else num_reqs)
+        if role == "device":
+            check_on(name, value, device)
+    return cut_fields(given, 0, num_reqs, 0, num_tokens)
 
 
 def _first_of(

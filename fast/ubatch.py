@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fast._checks import (
+    CPU,
+    INT32,
     MAX_INT64,
     NO_MINIMUM,
     IntArray,
@@ -31,8 +33,11 @@ from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata
 from fast.metadata_validation import (
+    KEPT,
+    cut_fields,
     read_block_table,
     read_counts,
+    read_optional,
     read_slot_mapping,
     read_vector,
     validate_metadata,
@@ -114,7 +119,8 @@ def _make_metadata_with_slice(
     """Make the metadata of a micro-batch; the batch itself is not changed.
 
     On a GPU the call does not synchronise, except in checked mode: the vectors are computed on the
-    host and uploaded. An engine's own metadata is accepted; only checked mode validates it.
+    host and uploaded. Without `seq_lens_cpu`, the lengths are computed on the device. An engine's
+    own metadata is accepted; only checked mode validates it.
 
     Definition: `reference._make_metadata_with_slice`.
     """
@@ -146,6 +152,9 @@ def split_attn_metadata(
     ]
 
 
+_OPTIONAL: Final = (*KEPT, "seq_lens_cpu_upper_bound")
+
+
 class _Batch(NamedTuple):
     """The fields of a batch that micro-batches are cut from, checked once for all of them."""
 
@@ -157,21 +166,26 @@ class _Batch(NamedTuple):
     slot_mapping: torch.Tensor
     max_seq_len: int
     causal: bool
-    encoder_seq_lens: IntArray | None
+    seq_lens: torch.Tensor | None  # if they are not known on the host
+    bounds: torch.Tensor | None
+    optional: dict[str, Any]
 
 
 def _read(metadata: Any) -> _Batch:
     num_reqs, num_tokens = read_counts(metadata)
+    seq_lens_cpu = getattr(metadata, "seq_lens_cpu", None)
+    optional = read_optional(metadata, _OPTIONAL, num_reqs, num_tokens)
+    bounds, seq_lens = optional.pop("seq_lens_cpu_upper_bound", None), None
+    if seq_lens_cpu is None:
+        seq_lens = plain("seq_lens", read_vector(metadata, "seq_lens", num_reqs))
+        seq_lens_cpu = torch.zeros(num_reqs, dtype=INT32, device=CPU)
     host = BatchVectors(
         metadata.query_start_loc_cpu,
-        metadata.seq_lens_cpu,
+        seq_lens_cpu,
         metadata.num_computed_tokens_cpu,
         num_reqs,
     )
     starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
-    encoder_seq_lens = metadata.encoder_seq_lens
-    if encoder_seq_lens is not None:
-        check_array("encoder_seq_lens", encoder_seq_lens, num_reqs)
     check_bool("causal", metadata.causal)
     return _Batch(
         metadata,
@@ -182,7 +196,9 @@ def _read(metadata: Any) -> _Batch:
         read_slot_mapping(metadata, num_tokens),
         check_int("max_seq_len", metadata.max_seq_len, 0, MAX_INT64),
         bool(metadata.causal),
-        encoder_seq_lens,
+        seq_lens,
+        None if bounds is None else plain("seq_lens_cpu_upper_bound", bounds),
+        optional,
     )
 
 
@@ -204,9 +220,7 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
     if batch.device is not None:  # starts and lengths are uploaded in one copy
         on_device = upload(vectors[: 2 * size + 1], batch.device, pin_memory=True)
         starts, seq_lens = on_device[: size + 1], on_device[size + 1 :]
-    encoder_seq_lens = batch.encoder_seq_lens
-    # By position, which saves 0.3 us.
-    return CommonAttentionMetadata(
+    made = CommonAttentionMetadata(  # by position, which saves 0.3 us
         starts,
         starts_cpu,
         seq_lens,
@@ -219,8 +233,22 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
         first_of("block_table_tensor", batch.block_table, r1, r0),
         first_of("slot_mapping", batch.slot_mapping, t1, t0),
         batch.causal,
-        encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
+        **(cut_fields(batch.optional, r0, r1, t0, t1) if batch.optional else {}),
     )
+    if batch.bounds is not None or batch.seq_lens is not None:
+        _shorten(made, batch, r0, r1)
+    return made
+
+
+def _shorten(made: CommonAttentionMetadata, batch: _Batch, r0: int, r1: int) -> None:
+    """Take the tokens behind a micro-batch off the bounds, and off lengths known on the device."""
+    cut: Any = made.seq_lens_cpu
+    lost = cut - batch.host.seq_lens[r0:r1]
+    if batch.bounds is not None:
+        made.seq_lens_cpu_upper_bound = batch.bounds[r0:r1] + lost
+    if batch.seq_lens is not None:  # those on the host are 0, less what is lost
+        made.seq_lens = batch.seq_lens[r0:r1] + made.seq_lens
+        made.seq_lens_cpu = None
 
 
 def _check_split_points(split_points: int | list[int], total: int) -> list[int]:

@@ -17,6 +17,7 @@ Array: TypeAlias = NDArray[Any]
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
 IntArray: TypeAlias = NDArray[np.integer[Any]]
+BoolArray: TypeAlias = NDArray[np.bool_]
 Dtypes: TypeAlias = type[Any] | Sequence[type[Any]]
 
 MAX_INT32 = 2**31 - 1

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from reference._checks import (
     MAX_INT64,
+    BoolArray,
     IntArray,
     check_bool,
     check_counts,
@@ -23,18 +24,23 @@ def split_decodes_and_prefills(
     common_attn_metadata: CommonAttentionMetadata,
     decode_threshold: int = 1,
     require_uniform: bool = False,
+    treat_short_extends_as_decodes: bool = True,
 ) -> tuple[int, int, int, int]:
     """Count the decodes and prefills of a batch that is already in order.
 
     The decodes end at the first request with more than `decode_threshold` query tokens. With
     `require_uniform` they also end at the first request whose query length differs from that of the
     first non-empty request, unless it is 0: a request of zero tokens is padding and counts with the
-    requests before it. Short requests after that boundary count as prefills.
+    requests before it. With `treat_short_extends_as_decodes` False they also end at the first
+    request that is prefilling, however few tokens it has. Short requests after that boundary count
+    as prefills.
 
     Args:
         common_attn_metadata: The batch, valid.
         decode_threshold: The most query tokens of a decode, at least 1.
         require_uniform: Whether all decodes must have the same query length.
+        treat_short_extends_as_decodes: Whether only the query length decides; else
+            `is_prefilling` is read.
 
     Returns:
         num_decodes, num_prefills, num_decode_tokens, num_prefill_tokens. The requests sum to
@@ -43,7 +49,7 @@ def split_decodes_and_prefills(
 
     Raises:
         TypeError: An argument or a field of the wrong type or dtype.
-        ValueError: A threshold below 1, an invalid metadata.
+        ValueError: A threshold below 1, an invalid metadata, `is_prefilling` None where it is read.
 
     Example:
         >>> import numpy as np
@@ -56,6 +62,9 @@ def split_decodes_and_prefills(
         (3, 1, 6, 9)
         >>> split_decodes_and_prefills(batch, decode_threshold=3, require_uniform=True)
         (1, 3, 2, 13)
+        >>> batch.is_prefilling = np.array([False, True, False, True])
+        >>> split_decodes_and_prefills(batch, 3, treat_short_extends_as_decodes=False)
+        (1, 3, 2, 13)
 
     Source: the definition is kvtwin's own; the names are vLLM's.
     """
@@ -65,6 +74,7 @@ def split_decodes_and_prefills(
     num_reqs = int(common_attn_metadata.num_reqs)
     num_tokens = int(common_attn_metadata.num_actual_tokens)
     starts = common_attn_metadata.query_start_loc.tolist()
+    is_prefilling = _get_prefilling(common_attn_metadata, treat_short_extends_as_decodes)
 
     uniform_query_len = None
     for request in range(num_reqs):
@@ -72,23 +82,28 @@ def split_decodes_and_prefills(
         if uniform_query_len is None and query_len > 0:
             uniform_query_len = query_len
         is_other_length = is_uniform and query_len not in (0, uniform_query_len)
-        if query_len > threshold or is_other_length:
+        if query_len > threshold or is_other_length or is_prefilling[request]:
             decode_tokens = starts[request]
             return request, num_reqs - request, decode_tokens, num_tokens - decode_tokens
     return num_reqs, 0, num_tokens, 0
 
 
 def split_decodes_prefills_and_extends(
-    common_attn_metadata: CommonAttentionMetadata, decode_threshold: int = 1
+    common_attn_metadata: CommonAttentionMetadata,
+    decode_threshold: int = 1,
+    treat_short_extends_as_decodes: bool = True,
 ) -> tuple[int, int, int, int, int, int]:
     """Count the decodes, extends and prefills of a batch that is already in that order.
 
-    The decodes end at the first request with more than `decode_threshold` query tokens; the
-    prefills begin at the first such request without computed tokens.
+    The decodes end at the first request with more than `decode_threshold` query tokens, or, with
+    `treat_short_extends_as_decodes` False, that is prefilling; the prefills begin at the first such
+    request without computed tokens.
 
     Args:
         common_attn_metadata: The batch, valid.
         decode_threshold: The most query tokens of a decode, at least 1.
+        treat_short_extends_as_decodes: Whether only the query length decides; else
+            `is_prefilling` is read.
 
     Returns:
         num_decodes, num_extends, num_prefills, num_decode_tokens, num_extend_tokens,
@@ -97,7 +112,7 @@ def split_decodes_prefills_and_extends(
 
     Raises:
         TypeError: An argument or a field of the wrong type or dtype.
-        ValueError: A threshold below 1, an invalid metadata.
+        ValueError: A threshold below 1, an invalid metadata, `is_prefilling` None where it is read.
 
     Example:
         >>> import numpy as np
@@ -117,10 +132,11 @@ def split_decodes_prefills_and_extends(
     num_tokens = int(common_attn_metadata.num_actual_tokens)
     starts = common_attn_metadata.query_start_loc.tolist()
     computed = common_attn_metadata.num_computed_tokens_cpu.tolist()
+    is_prefilling = _get_prefilling(common_attn_metadata, treat_short_extends_as_decodes)
 
     first_long = first_prefill = num_reqs
     for request in reversed(range(num_reqs)):
-        if starts[request + 1] - starts[request] > threshold:
+        if starts[request + 1] - starts[request] > threshold or is_prefilling[request]:
             first_long = request
             if computed[request] == 0:
                 first_prefill = request
@@ -137,6 +153,20 @@ def split_decodes_prefills_and_extends(
         decode_and_extend_tokens - decode_tokens,
         num_tokens - decode_and_extend_tokens,
     )
+
+
+def _get_prefilling(metadata: CommonAttentionMetadata, treats_short_as_decodes: bool) -> list[bool]:
+    """Return whether each request is prefilling, and so no decode; none is, if that is ignored."""
+    if check_bool("treat_short_extends_as_decodes", treats_short_as_decodes):
+        return [False] * int(metadata.num_reqs)
+    is_prefilling: BoolArray | None = getattr(metadata, "is_prefilling", None)
+    if is_prefilling is None:
+        raise ValueError(
+            "is_prefilling is None, but treat_short_extends_as_decodes is False: expected a bool "
+            "for each request"
+        )
+    found: list[bool] = is_prefilling.tolist()
+    return found
 
 
 class InputBatch(Protocol):

@@ -25,6 +25,7 @@ from reference.backend import subclass_attention_backend
 from reference.class_cache import make_once
 from reference.extended_metadata import extend_metadata, extend_metadata_cls
 from reference.metadata import CommonAttentionMetadata, validate_metadata
+from reference.metadata_validation import FIELDS
 
 KV_SHARING_FAST_PREFILL_METADATA_FIELDS: list[tuple[str, Any, Any]] = [
     ("logits_indices_padded", Array | None, None),
@@ -79,10 +80,10 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         A new metadata, of the argument's class if that is a `CommonAttentionMetadata` or a subclass
         (with the fields that the subclass adds), else a `CommonAttentionMetadata`. Its starts are
         `0, n_0, n_0 + n_1, ...`, `num_actual_tokens` is `num_logits_indices`, and `max_query_len`
-        is the greatest `n_i`. `num_reqs` and `max_seq_len` are unchanged; `seq_lens`,
-        `seq_lens_cpu`, `num_computed_tokens_cpu`, `block_table_tensor` and `slot_mapping` are the
-        same objects, not cut. It is causal. The logits fields, `encoder_seq_lens` and
-        `dcp_local_seq_lens` are None.
+        is the greatest `n_i`. `positions` are those of the needed tokens. The logits fields,
+        `encoder_seq_lens` and `dcp_local_seq_lens` are None, and it is causal. All other fields are
+        unchanged: the vectors by request, the block table and `slot_mapping` are the same objects,
+        not cut.
 
     Raises:
         TypeError: A field of the wrong type or dtype.
@@ -139,16 +140,22 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         "encoder_seq_lens": None,
         "dcp_local_seq_lens": None,
     }
+    positions = getattr(common_attn_metadata, "positions", None)
+    if positions is not None:
+        changes["positions"] = positions[np.array(indices, dtype=np.int64)]
+    most_logits = getattr(common_attn_metadata, "max_logits_per_req", None)
+    if most_logits is not None:
+        changes["max_logits_per_req"] = int(most_logits)
     if isinstance(common_attn_metadata, CommonAttentionMetadata):
         return dataclasses.replace(common_attn_metadata, **changes)
-    return CommonAttentionMetadata(
-        seq_lens=common_attn_metadata.seq_lens,
-        seq_lens_cpu=common_attn_metadata.seq_lens_cpu,
-        num_computed_tokens_cpu=common_attn_metadata.num_computed_tokens_cpu,
-        block_table_tensor=common_attn_metadata.block_table_tensor,
-        slot_mapping=common_attn_metadata.slot_mapping,
-        **changes,
-    )
+    unchanged = {
+        name: getattr(common_attn_metadata, name, None)
+        if field.is_optional
+        else getattr(common_attn_metadata, name)
+        for name, field in FIELDS.items()
+        if name not in changes
+    }
+    return CommonAttentionMetadata(**unchanged, **changes)
 
 
 def _check_indices(

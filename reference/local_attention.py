@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from reference._checks import check_divisor, check_size
@@ -33,13 +35,16 @@ def make_local_attention_virtual_batches(
     Returns:
         A new metadata of the virtual requests. `max_query_len` and `max_seq_len` are their maxima,
         and the block table is int32[num_virtual_requests, attn_chunk_size / block_size].
-        `num_actual_tokens` is unchanged, and `slot_mapping` is the same object. It is causal; all
-        optional fields are None.
+        `num_actual_tokens` and `max_logits_per_req` are unchanged; `slot_mapping` and `positions`
+        are the same objects. `is_prefilling` and `req_idx` have the entry of each virtual request's
+        request. `seq_lens_cpu_upper_bound`, if the batch has it, is the new `seq_lens_cpu`. It is
+        causal. All other optional fields are None, since the virtual sequences are others.
 
     Raises:
         TypeError: An argument or a field of the wrong type or dtype.
         ValueError: A size below 1, a `block_size` that does not divide `attn_chunk_size`, an
-            invalid metadata.
+            invalid metadata, one without `seq_lens_cpu`: a bound of a length does not say in which
+            chunk its tokens are.
 
     Example:
         >>> import numpy as np
@@ -63,11 +68,13 @@ def make_local_attention_virtual_batches(
     block_size = check_size("block_size", block_size)
     check_divisor("block_size", block_size, "attn_chunk_size", chunk)
     validate_metadata(common_attn_metadata, block_size)
+    if common_attn_metadata.seq_lens_cpu is None:
+        raise ValueError("seq_lens_cpu is None, but chunks need the exact lengths on the host")
     all_starts = common_attn_metadata.query_start_loc.tolist()
     all_seq_lens = common_attn_metadata.seq_lens.tolist()
     block_table = common_attn_metadata.block_table_tensor
 
-    query_lens, seq_lens, rows = [], [], []
+    query_lens, seq_lens, rows, owners = [], [], [], []
     for request in range(int(common_attn_metadata.num_reqs)):
         seq_len = all_seq_lens[request]
         first_query = seq_len - (all_starts[request + 1] - all_starts[request])
@@ -77,17 +84,29 @@ def make_local_attention_virtual_batches(
             chunk_stop = min(chunk_start + chunk, seq_len)
             query_lens.append(chunk_stop - max(first_query, chunk_start))
             seq_lens.append(chunk_stop - chunk_start)
+            owners.append(request)
             rows.append(_row_of_chunk(request_row, chunk_start // block_size, chunk // block_size))
 
     starts = [0]
     for query_len in query_lens:
         starts.append(starts[-1] + query_len)
     computed = [s - q for s, q in zip(seq_lens, query_lens, strict=True)]
+    seq_lens_cpu = np.array(seq_lens, dtype=np.int32)
+    has_bounds = getattr(common_attn_metadata, "seq_lens_cpu_upper_bound", None) is not None
+    most_logits = getattr(common_attn_metadata, "max_logits_per_req", None)
+    optional: dict[str, Any] = {
+        "positions": getattr(common_attn_metadata, "positions", None),
+        "seq_lens_cpu_upper_bound": seq_lens_cpu if has_bounds else None,
+        "max_logits_per_req": None if most_logits is None else int(most_logits),
+    }
+    for name in ("is_prefilling", "req_idx"):
+        values = getattr(common_attn_metadata, name, None)
+        optional[name] = None if values is None else values[np.array(owners, dtype=np.int64)]
     return CommonAttentionMetadata(
         query_start_loc=np.array(starts, dtype=np.int32),
         query_start_loc_cpu=np.array(starts, dtype=np.int32),
         seq_lens=np.array(seq_lens, dtype=np.int32),
-        seq_lens_cpu=np.array(seq_lens, dtype=np.int32),
+        seq_lens_cpu=seq_lens_cpu,
         num_computed_tokens_cpu=np.array(computed, dtype=np.int32),
         num_reqs=len(rows),
         num_actual_tokens=int(common_attn_metadata.num_actual_tokens),
@@ -96,6 +115,7 @@ def make_local_attention_virtual_batches(
         block_table_tensor=np.array(rows, dtype=np.int32).reshape(len(rows), chunk // block_size),
         slot_mapping=common_attn_metadata.slot_mapping,
         causal=True,
+        **optional,
     )
 
 

@@ -10,10 +10,12 @@ import numpy as np
 from reference._checks import (
     MAX_INT32,
     Array,
+    BoolArray,
     Int32Array,
     Int64Array,
     IntArray,
     check_array,
+    check_at_least,
     check_int,
     check_list,
     check_one_each,
@@ -21,9 +23,11 @@ from reference._checks import (
     check_type,
 )
 from reference.metadata_validation import (
+    FIELDS,
     check_computed,
     check_fields,
     check_lengths,
+    cut_fields,
     validate_metadata,
 )
 
@@ -41,9 +45,10 @@ class CommonAttentionMetadata:
         query_start_loc: int32[num_reqs + 1], where each request's tokens start, and the end.
         query_start_loc_cpu: The same values on the host.
         seq_lens: int32[num_reqs], tokens of each request: computed tokens and those of this step.
-        seq_lens_cpu: The same values on the host.
+        seq_lens_cpu: The same values on the host; None if the host does not know them, since drafts
+            of the last step may yet be rejected.
         num_computed_tokens_cpu: int32[num_reqs], tokens of each request that are in the cache
-            before the step.
+            before the step; as far as the host knows, if `seq_lens_cpu` is None.
         num_reqs: Number of requests, padding included.
         num_actual_tokens: Number of tokens in the batch; may include padding.
         max_query_len: An upper bound of the query lengths, in tokens.
@@ -57,6 +62,15 @@ class CommonAttentionMetadata:
         encoder_seq_lens: int32 or int64[num_reqs], encoder tokens of each request, on the host.
         dcp_local_seq_lens: int32[num_reqs], tokens of each sequence that this context-parallel rank
             holds.
+        is_prefilling: bool[num_reqs], whether some of the tokens that were known of a request
+            before anything was sampled are not yet computed, on the host.
+        positions: int64[at least num_actual_tokens], the position of each token in its sequence.
+        seq_lens_cpu_upper_bound: int32[num_reqs], upper bounds of `seq_lens` on the host: exact but
+            for drafts that may yet be rejected.
+        dcp_local_seq_lens_cpu_upper_bound: int32[num_reqs], upper bounds of `dcp_local_seq_lens` on
+            the host.
+        max_logits_per_req: The most tokens of a request whose logits are needed.
+        req_idx: int32[num_reqs], the request slot of each request, on the host.
 
     Example:
         >>> import numpy as np
@@ -87,7 +101,7 @@ class CommonAttentionMetadata:
     query_start_loc: Int32Array
     query_start_loc_cpu: Int32Array
     seq_lens: Int32Array
-    seq_lens_cpu: Int32Array
+    seq_lens_cpu: Int32Array | None
     num_computed_tokens_cpu: Int32Array
     num_reqs: int
     num_actual_tokens: int
@@ -100,6 +114,12 @@ class CommonAttentionMetadata:
     num_logits_indices: int | None = None
     encoder_seq_lens: IntArray | None = None
     dcp_local_seq_lens: Int32Array | None = None
+    is_prefilling: BoolArray | None = None
+    positions: Int64Array | None = None
+    seq_lens_cpu_upper_bound: Int32Array | None = None
+    dcp_local_seq_lens_cpu_upper_bound: Int32Array | None = None
+    max_logits_per_req: int | None = None
+    req_idx: Int32Array | None = None
 
     def unpadded(self, num_actual_tokens: int, num_actual_reqs: int) -> CommonAttentionMetadata:
         """Cut the batch to its first tokens and requests.
@@ -109,9 +129,9 @@ class CommonAttentionMetadata:
             num_actual_reqs: How many requests to keep.
 
         Returns:
-            A metadata of the same class. Every per-request field is cut to `num_actual_reqs`
-            entries (`query_start_loc` to one more), `slot_mapping` to `num_actual_tokens`; these
-            are views. `max_*`, `causal` and the logits fields are unchanged.
+            A metadata of the same class. Every field by request is cut to `num_actual_reqs` entries
+            (`query_start_loc` to one more), `slot_mapping` and `positions` to `num_actual_tokens`;
+            these are views. `max_*`, `causal` and the logits fields are unchanged.
 
         Raises:
             TypeError: A number that is not an int, or a field of the wrong type or dtype.
@@ -126,21 +146,9 @@ class CommonAttentionMetadata:
                 f"num_actual_tokens is {num_tokens}, but the first {num_reqs} requests have "
                 f"{self.query_start_loc[num_reqs]} tokens"
             )
-        encoder_lens, local_lens = self.encoder_seq_lens, self.dcp_local_seq_lens
-        return dataclasses.replace(
-            self,
-            query_start_loc=self.query_start_loc[: num_reqs + 1],
-            query_start_loc_cpu=self.query_start_loc_cpu[: num_reqs + 1],
-            seq_lens=self.seq_lens[:num_reqs],
-            seq_lens_cpu=self.seq_lens_cpu[:num_reqs],
-            num_computed_tokens_cpu=self.num_computed_tokens_cpu[:num_reqs],
-            num_reqs=num_reqs,
-            num_actual_tokens=num_tokens,
-            block_table_tensor=self.block_table_tensor[:num_reqs],
-            slot_mapping=self.slot_mapping[:num_tokens],
-            encoder_seq_lens=None if encoder_lens is None else encoder_lens[:num_reqs],
-            dcp_local_seq_lens=None if local_lens is None else local_lens[:num_reqs],
-        )
+        fields = cut_fields(self, slice(0, num_reqs), slice(0, num_tokens))
+        fields |= {"num_reqs": num_reqs, "num_actual_tokens": num_tokens}
+        return dataclasses.replace(self, **fields)
 
     def validate(self, block_size: int | None = None) -> None:
         """Raise on the first invariant that does not hold.
@@ -160,11 +168,11 @@ class HostAndDevice(Protocol):
     """The attributes of a buffer that `build_attn_metadata` reads; a `CpuGpuBuffer` has them.
 
     Attributes:
-        cpu: int32[entries], the half on the host.
+        cpu: int32[entries], the half on the host; that of `seq_lens` may be None.
         gpu: int32[entries], the half on the device, with the same values.
     """
 
-    cpu: Int32Array
+    cpu: Int32Array | None
     gpu: Int32Array
 
 
@@ -180,6 +188,14 @@ def build_attn_metadata(
     kv_cache_config: Any,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
+    *,
+    dcp_local_seq_lens: Int32Array | None = None,
+    is_prefilling: BoolArray | None = None,
+    positions: Int64Array | None = None,
+    seq_lens_cpu_upper_bound: Int32Array | None = None,
+    dcp_local_seq_lens_cpu_upper_bound: Int32Array | None = None,
+    max_logits_per_req: int | None = None,
+    req_idx: Int32Array | None = None,
 ) -> dict[str, Any]:
     """Build the metadata of every layer for a step.
 
@@ -196,7 +212,7 @@ def build_attn_metadata(
         query_start_loc: A buffer of int32[at least num_reqs + 1], where each request's tokens
             start, and the end.
         seq_lens: A buffer of int32[at least num_reqs], tokens of each request: computed tokens and
-            those of this step.
+            those of this step. Its half on the host may be None, as `seq_lens_cpu`.
         num_computed_tokens_cpu: int32[at least num_reqs], tokens of each request that are in the
             cache before the step.
         block_tables: For each group int32[at least num_reqs, max_blocks_per_req], block IDs; a list
@@ -208,7 +224,16 @@ def build_attn_metadata(
         max_query_len: The `max_query_len` of the metadata, an upper bound of the requests' query
             lengths, in tokens; None: their maximum.
         max_seq_len: The `max_seq_len` of the metadata, an upper bound of the sequence lengths, in
-            tokens; None: their maximum.
+            tokens; None: their maximum, or that of `seq_lens_cpu_upper_bound` if `seq_lens.cpu` is
+            None.
+        dcp_local_seq_lens: This and the following are the fields of the metadata of these names, or
+            None. Vectors may have more entries than requests or tokens, and are cut to views.
+        is_prefilling: bool[at least num_reqs].
+        positions: int64[at least num_tokens].
+        seq_lens_cpu_upper_bound: int32[at least num_reqs].
+        dcp_local_seq_lens_cpu_upper_bound: int32[at least num_reqs].
+        max_logits_per_req: At least 0.
+        req_idx: int32[at least num_reqs].
 
     Returns:
         The built metadata by layer name, in the order of the groups and their layers: the same
@@ -219,8 +244,9 @@ def build_attn_metadata(
         ValueError: A negative number; a bound above 2**31 - 1, or below what it bounds; a number of
             builders, tables or slot mappings other than that of the groups; fewer starts, lengths,
             computed tokens or rows than `num_reqs` needs, in either half of a buffer; fewer slots
-            than tokens; a batch that `validate` rejects; a request with query tokens whose sequence
-            length is not the sum of its computed tokens and its query length.
+            than tokens; no maximum and no lengths on the host; a batch that `validate` rejects; a
+            request with query tokens whose sequence length, as the host knows it, is not the sum of
+            its computed tokens and its query length.
         AttributeError: A buffer, a builder, the config or a group that lacks an attribute that is
             read.
 
@@ -258,7 +284,8 @@ def build_attn_metadata(
     check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
     starts_cpu = _check_vector("query_start_loc.cpu", query_start_loc.cpu, num_reqs + 1)
     starts = _check_vector("query_start_loc.gpu", query_start_loc.gpu, num_reqs + 1)
-    lens_cpu = _check_vector("seq_lens.cpu", seq_lens.cpu, num_reqs)
+    has_lens_cpu = seq_lens.cpu is not None
+    lens_cpu = _check_vector("seq_lens.cpu", seq_lens.cpu, num_reqs) if has_lens_cpu else None
     lens = _check_vector("seq_lens.gpu", seq_lens.gpu, num_reqs)
     computed = _check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
     tables = _check_each("block_tables", block_tables, np.int32, 2, len(groups), num_reqs)
@@ -266,6 +293,17 @@ def build_attn_metadata(
     if isinstance(slot_mappings, np.ndarray):
         all_slots = list(check_array("slot_mappings", slot_mappings, np.int64, ndim=2))
     slots = _check_each("slot_mappings", all_slots, np.int64, 1, len(groups), num_tokens)
+    optional = _cut_optional(
+        num_reqs,
+        num_tokens,
+        dcp_local_seq_lens=dcp_local_seq_lens,
+        is_prefilling=is_prefilling,
+        positions=positions,
+        seq_lens_cpu_upper_bound=seq_lens_cpu_upper_bound,
+        dcp_local_seq_lens_cpu_upper_bound=dcp_local_seq_lens_cpu_upper_bound,
+        max_logits_per_req=max_logits_per_req,
+        req_idx=req_idx,
+    )
     for i, group in enumerate(groups):
         check_strs(f"kv_cache_groups[{i}].layer_names", group.layer_names)
 
@@ -273,7 +311,7 @@ def build_attn_metadata(
         query_lens = [int(starts_cpu[i + 1]) - int(starts_cpu[i]) for i in range(num_reqs)]
         max_query_len = max([0, *query_lens])
     if max_seq_len is None:
-        max_seq_len = max([0, *lens_cpu.tolist()])
+        max_seq_len = _get_longest(lens_cpu, optional["seq_lens_cpu_upper_bound"])
     batches = []
     for i in range(len(groups)):
         batch = CommonAttentionMetadata(
@@ -288,9 +326,10 @@ def build_attn_metadata(
             max_seq_len=max_seq_len,
             block_table_tensor=tables[i],
             slot_mapping=slots[i],
+            **optional,
         )
         batch.validate()
-        check_computed(starts, lens, computed)
+        check_computed(batch)
         batches.append(batch)
 
     metadata_of_layers: dict[str, Any] = {}
@@ -317,3 +356,30 @@ def _check_each(
     return [
         check_array(f"{name}[{i}]", array, dtype, ndim, length) for i, array in enumerate(arrays)
     ]
+
+
+def _cut_optional(num_reqs: int, num_tokens: int, **fields: Any) -> dict[str, Any]:
+    """Return optional fields with checked types, those with an axis as views of their length."""
+    for name, value in fields.items():
+        if value is None:
+            continue
+        checked, axis = FIELDS[name].check(name, value), FIELDS[name].axis
+        if axis is None:
+            fields[name] = checked
+            continue
+        length = num_tokens if axis == "token" else num_reqs
+        check_at_least(name, len(value), length)
+        fields[name] = value[:length]
+    return fields
+
+
+def _get_longest(lens_cpu: Int32Array | None, bounds: Int32Array | None) -> int:
+    """Return the longest sequence, or the greatest bound, that the host knows."""
+    host_lens = bounds if lens_cpu is None else lens_cpu
+    if host_lens is None:
+        raise ValueError(
+            "max_seq_len is None, and so are seq_lens.cpu and seq_lens_cpu_upper_bound: expected "
+            "one of them"
+        )
+    longest: int = max([0, *host_lens.tolist()])
+    return longest

@@ -21,6 +21,7 @@ from reference._checks import (
     is_int,
 )
 from reference.metadata import CommonAttentionMetadata, validate_metadata
+from reference.metadata_validation import cut_fields
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,12 @@ def _make_metadata_with_slice(
 
     Returns:
         A new metadata. `max_query_len` is the greatest new query length, or that of the batch if
-        the greatest is 0 (a dummy run); `max_seq_len` and `causal` are those of the batch. Block
-        table rows, slots and `encoder_seq_lens` are views. The logits fields and
-        `dcp_local_seq_lens` are None: the caller must compute them again.
+        the greatest is 0 (a dummy run); `max_seq_len`, `causal` and `max_logits_per_req` are those
+        of the batch. Block table rows, slots, `positions`, `is_prefilling`, `encoder_seq_lens`,
+        `dcp_local_seq_lens_cpu_upper_bound` and `req_idx` are views.
+        `seq_lens_cpu_upper_bound` is shortened as `seq_lens` is. What the batch does not have, or
+        is None in it, such as `seq_lens_cpu`, is None. The logits fields and `dcp_local_seq_lens`
+        are None: the caller must compute them again.
 
     Raises:
         TypeError: A field of the wrong type or dtype.
@@ -187,32 +191,40 @@ def _make_metadata_with_slice(
     all_seq_lens = attn_metadata.seq_lens.tolist()
     all_computed = attn_metadata.num_computed_tokens_cpu.tolist()
 
-    starts, seq_lens, computed = [0], [], []
+    starts, lost, seq_lens, computed = [0], [], [], []
     for request in range(r0, r1):
         start, stop = all_starts[request], all_starts[request + 1]
         tokens_before = max(0, min(stop, t0) - start)
         tokens_after = max(0, stop - max(start, t1))
         starts.append(min(max(stop, t0), t1) - t0)
+        lost.append(tokens_after)
         seq_lens.append(all_seq_lens[request] - tokens_after)
         computed.append(all_computed[request] + tokens_before)
 
     max_query_len = max(starts[i + 1] - starts[i] for i in range(r1 - r0))
-    encoder_seq_lens = attn_metadata.encoder_seq_lens
-    return CommonAttentionMetadata(
-        query_start_loc=np.array(starts, dtype=np.int32),
-        query_start_loc_cpu=np.array(starts, dtype=np.int32),
-        seq_lens=np.array(seq_lens, dtype=np.int32),
-        seq_lens_cpu=np.array(seq_lens, dtype=np.int32),
-        num_computed_tokens_cpu=np.array(computed, dtype=np.int32),
-        num_reqs=r1 - r0,
-        num_actual_tokens=t1 - t0,
-        max_query_len=max_query_len or int(attn_metadata.max_query_len),
-        max_seq_len=int(attn_metadata.max_seq_len),
-        block_table_tensor=attn_metadata.block_table_tensor[r0:r1],
-        slot_mapping=attn_metadata.slot_mapping[t0:t1],
-        causal=bool(attn_metadata.causal),
-        encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
-    )
+    fields = cut_fields(attn_metadata, slice(r0, r1), slice(t0, t1))
+    has_lens_cpu, bounds = fields["seq_lens_cpu"] is not None, fields["seq_lens_cpu_upper_bound"]
+    if bounds is not None:
+        bounds = [bound - tokens for bound, tokens in zip(bounds.tolist(), lost, strict=True)]
+    most_logits = fields["max_logits_per_req"]
+    fields |= {
+        "query_start_loc": np.array(starts, dtype=np.int32),
+        "query_start_loc_cpu": np.array(starts, dtype=np.int32),
+        "seq_lens": np.array(seq_lens, dtype=np.int32),
+        "seq_lens_cpu": np.array(seq_lens, dtype=np.int32) if has_lens_cpu else None,
+        "num_computed_tokens_cpu": np.array(computed, dtype=np.int32),
+        "num_reqs": r1 - r0,
+        "num_actual_tokens": t1 - t0,
+        "max_query_len": max_query_len or int(attn_metadata.max_query_len),
+        "max_seq_len": int(attn_metadata.max_seq_len),
+        "causal": bool(attn_metadata.causal),
+        "logits_indices_padded": None,
+        "num_logits_indices": None,
+        "dcp_local_seq_lens": None,
+        "seq_lens_cpu_upper_bound": None if bounds is None else np.array(bounds, dtype=np.int32),
+        "max_logits_per_req": None if most_logits is None else int(most_logits),
+    }
+    return CommonAttentionMetadata(**fields)
 
 
 def _check_ubatch_slice(

@@ -40,6 +40,8 @@ class CommonAttentionMetadata:
     positions: torch.Tensor | None = None
     is_prefilling: torch.Tensor | None = None
     seq_lens_cpu_upper_bound: torch.Tensor | None = None
+    dcp_local_seq_lens_cpu_upper_bound: torch.Tensor | None = None
+    req_idx: np.ndarray[Any, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,8 @@ def _as_fast(theirs: CommonAttentionMetadata) -> fast.CommonAttentionMetadata:
 
 
 def _from_fast(found: fast.CommonAttentionMetadata) -> CommonAttentionMetadata:
-    known = {f.name for f in dataclasses.fields(CommonAttentionMetadata)} - {"encoder_seq_lens"}
+    known = {f.name for f in dataclasses.fields(CommonAttentionMetadata)}
+    known -= {"encoder_seq_lens", "seq_lens_cpu_upper_bound"}
     fields = {name: value for name, value in vars(found).items() if name in known}
     fields["max_query_len"] = np.int32(found.max_query_len)  # as in vLLM
     return CommonAttentionMetadata(

@@ -17,7 +17,7 @@ from conformance.harness.sizes import Rng, rngs, sizes
 from conformance.laws import batch_laws as laws
 from conformance.laws.attention import attention_is_dense
 from conformance.laws.batch_laws import Description, Part
-from conformance.laws.batches import MAX_INT32, Batch, batches, choices, deferred
+from conformance.laws.batches import MAX_INT32, Batch, batches, choices, deferred, prefilling
 from conformance.laws.builders import Builder, BuilderClass, OwnBuilderClass
 
 BOUNDS: Final = ("left out", "left out", None, 0, 0, 1, 1000)
@@ -85,7 +85,7 @@ def _arguments(
 def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw batches in groups of any number, of any number of layers, in buffers of any length."""
     batch_of_sizes = draw(batches(most=(1100, 8193, 70)))
-    number, layers, shares_table, shares_names, spare, how, query, seq = choices(
+    number, layers, shares_table, shares_names, spare, how, query, seq, *has = choices(
         *(
             draw,
             (2, 1, 3, 2, 0, 1, 2, 1, 2, None),
@@ -94,6 +94,8 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         ),
         *((False, False, False, True), (0, 2, 2, None), (list, tuple, np.array, np.array)),
         *(BOUNDS, BOUNDS),
+        *[(False, True)] * 4,
+        (False, False, True),
     )
     number = draw(sizes(0, 33)) if number is None else number
     layers = draw(sizes(1, 66)) if layers is None else layers
@@ -112,14 +114,52 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
         if shares_table and how is not np.array:
             for name in ("block_tables", "slot_mappings"):
                 found[name] = how([found[name][own]] * count) if count else how()
+        found |= _optional(draw, batch, rng, spare, *has)
         most = {"max_query_len": batch.query_lens, "max_seq_len": batch.seq_lens}
         for (name, lens), more in zip(most.items(), (query, seq), strict=True):
             if more != "left out":
                 bound = None if more is None else min(int(lens.max(initial=0)) + more, MAX_INT32)
                 found[name] = bound
+        if has[-1]:
+            found["seq_lens"].cpu = None
+            if found.get("max_seq_len") is None and not has[2]:
+                found["max_seq_len"] = int(batch.seq_lens.max(initial=0))
         return found
 
     return deferred(contents)
+
+
+def _optional(
+    draw: st.DrawFn,
+    batch: Batch,
+    rng: Rng,
+    spare: int,
+    has_flags: bool,
+    has_positions: bool,
+    has_bounds: bool,
+    has_others: bool,
+    lacks_lens: bool,
+) -> Arguments:
+    """Draw optional fields, in vectors that may be longer than the batch."""
+    number, found = batch.num_reqs, dict[str, Any]()
+    if has_flags:
+        found["is_prefilling"] = prefilling(draw, number + spare)
+    if has_positions:
+        found["positions"] = rng.integers(-1, 2**40, batch.num_actual_tokens + spare)
+    if has_bounds:
+        drafts = rng.integers(0, 3) * (batch.query_lens > 0)
+        bounds = np.minimum(batch.seq_lens + drafts, MAX_INT32)
+        left = np.full(spare, 7)
+        found["seq_lens_cpu_upper_bound"] = np.append(bounds, left).astype(np.int32)
+        found["dcp_local_seq_lens_cpu_upper_bound"] = np.append(bounds, left).astype(np.int32)
+        if lacks_lens:  # the host knows the bounds alone
+            computed = np.append(bounds - batch.query_lens, left)
+            found["num_computed_tokens_cpu"] = computed.astype(np.int32)
+    if has_others:
+        found["dcp_local_seq_lens"] = np.append(batch.seq_lens // 2, [9] * spare).astype(np.int32)
+        found["max_logits_per_req"] = int(rng.integers(9))
+        found["req_idx"] = rng.permutation(number + spare).astype(np.int32)
+    return found
 
 
 VECTORS: Final = ("query_start_loc", "seq_lens", "num_computed_tokens_cpu")
@@ -148,6 +188,8 @@ def alike(arguments: Arguments, rng: random.Random) -> Arguments | None:
     )
     if change is element:
         some = (rng.choice(VECTORS[:2]),)
+    if arguments["seq_lens"].cpu is None:
+        return None
     if last >= len(arguments["seq_lens"].cpu) and change is element:
         return None
     new_values: Arguments = {}

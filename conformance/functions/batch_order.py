@@ -25,6 +25,7 @@ from conformance.laws.batches import (
     choices,
     deferred,
     metadata_specials,
+    prefilling,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 def _split(draw: st.DrawFn, *, has_uniform: bool) -> st.SearchStrategy[Arguments]:
     """Draw batches in any order, and a threshold next to a request's length, or far from all."""
     batch_of_sizes = draw(batches(most=(1100, 8193, 20), has_optional=True))
-    kind, near, uniform, order = choices(
+    kind, near, uniform, order, short = choices(
         *(draw, ("none", "near", "near", "longest", "far"), (0, 0, 1, -1)),
         *((None, False, True, True), ("any", "any", "idle first", "by length")),
+        (None, None, True, False, False, False),
     )
 
     def contents(draw: st.DrawFn) -> Arguments:
@@ -56,6 +58,10 @@ def _split(draw: st.DrawFn, *, has_uniform: bool) -> st.SearchStrategy[Arguments
             arguments["decode_threshold"] = min(max(threshold + near, 1), MAX_INT32)
         if has_uniform and uniform is not None:
             arguments["require_uniform"] = uniform
+        if short is not None:
+            arguments["treat_short_extends_as_decodes"] = short
+        if short is False:
+            arguments["common_attn_metadata"].is_prefilling = prefilling(draw, batch.num_reqs)
         return arguments
 
     return deferred(contents)
@@ -69,6 +75,15 @@ def wrong_count(arguments: Arguments, rng: random.Random) -> Arguments:
     return {**arguments, "common_attn_metadata": metadata}
 
 
+def no_flags(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let flags be needed and missing, or too few, or of another type."""
+    metadata = arguments["common_attn_metadata"]
+    flags = rng.choice((None, np.zeros(metadata.num_reqs + 1, np.bool_), metadata.query_start_loc))
+    changed = dataclasses.replace(metadata, is_prefilling=flags)
+    needed = {"treat_short_extends_as_decodes": False}
+    return {**arguments, "common_attn_metadata": changed, **needed}
+
+
 def _lens(arguments: Arguments) -> IntArray:
     return np.diff(arguments["common_attn_metadata"].query_start_loc)
 
@@ -76,6 +91,15 @@ def _lens(arguments: Arguments) -> IntArray:
 def _is_long(arguments: Arguments) -> IntArray:
     found: IntArray = _lens(arguments) > arguments.get("decode_threshold", 1)
     return found
+
+
+def _has_short_extends(arguments: Arguments) -> bool:
+    """Return whether the decodes end at a request that is prefilling, although it is short."""
+    flags = arguments["common_attn_metadata"].is_prefilling
+    if arguments.get("treat_short_extends_as_decodes", True) or not np.any(flags):
+        return False
+    is_long = [*_is_long(arguments), True]
+    return 0 < int(flags.argmax()) < is_long.index(True)
 
 
 def _num_kinds(arguments: Arguments) -> int:
@@ -266,10 +290,10 @@ def _split_contract(function: str, read: str, **about: Any) -> Contract:
     return Contract(
         function=function,
         calls=_split(has_uniform=function == "split_decodes_and_prefills"),
-        specials=(wrong_count, *metadata_specials("common_attn_metadata")),
+        specials=(wrong_count, no_flags, *metadata_specials("common_attn_metadata")),
         checked_only=(
             rf"^(?!.*attribute '({read})'|decode_threshold|require_uniform|({read}) must|{lengths}"
-            r"|num_reqs is|num_actual_tokens is)"
+            r"|num_reqs is|num_actual_tokens is|is_prefilling is|treat_short)"
         ),
         unread=frozenset({"query_start_loc", "query_start_loc_cpu"}),
         laws=(laws.split_partitions, laws.padding_adds_nothing),
@@ -302,12 +326,16 @@ CONTRACTS = [
             "more than 256 decodes before a prefill": lambda args: (
                 _is_long(args).any() and _is_long(args).argmax() > 256
             ),
+            "a short extend ends the decodes": _has_short_extends,
         },
     ),
     _split_contract(
         "split_decodes_prefills_and_extends",
         f"{READ}|num_computed_tokens_cpu",
-        hard_cases={"all kinds": lambda args: _num_kinds(args) == 3},
+        hard_cases={
+            "all kinds": lambda args: _num_kinds(args) == 3,
+            "a short extend ends the decodes": _has_short_extends,
+        },
     ),
     Contract(
         function="reorder_batch_to_split_decodes_and_prefills",

@@ -219,6 +219,7 @@ CONTRACTS = [
         specials=(another_copy, *metadata_specials("common_attn_metadata")),
         laws=(
             laws.logits_tokens_keep_their_reads,
+            laws.fields_follow_their_axes,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
             attention_is_dense,

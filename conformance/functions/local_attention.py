@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from conformance.laws.batches import (
 def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     """Draw chunks of some of the table's blocks, mostly those of some of the manager's."""
     layout = draw(layouts(most=260, has_ranks=False))
-    batch_of_sizes = draw(batches(layout, has_optional=True))
+    batch_of_sizes = draw(batches(layout, has_optional=True, may_lack_lens=False))
     count, is_any = choices(draw, (1, 1, 2, None), (False, False, True))
     count = draw(sizes(1, 300)) if count is None else count
     block_size = layout.kernel_block_size or layout.block_size
@@ -76,23 +78,33 @@ def _is_cut_off(arguments: Arguments) -> bool:
     return bool((_chunks(arguments)[1] + 1).max(initial=0) * columns > width > 0)
 
 
+def without_lens(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let the lengths be known on the device only; the bounds on the host are not enough."""
+    metadata = arguments["common_attn_metadata"]
+    bounds = rng.choice((None, metadata.seq_lens, metadata.seq_lens_cpu_upper_bound))
+    changes = {"seq_lens_cpu": None, "seq_lens_cpu_upper_bound": bounds}
+    return {**arguments, "common_attn_metadata": dataclasses.replace(metadata, **changes)}
+
+
 CONTRACTS = [
     Contract(
         function="make_local_attention_virtual_batches",
         calls=calls(),
         specials=(
             lambda arguments, _: {k: v for k, v in arguments.items() if k != "block_size"},
+            without_lens,
             *metadata_specials("common_attn_metadata"),
         ),
         # `fast` reads the copies on the CPU, and no other field; all of them in checked mode.
         unread=COPIED,
         checked_only=(
             r"^(query_start_loc|seq_lens|num_computed_tokens_cpu|max_query_len|max_seq_len|causal"
-            r"|num_logits_indices|logits_indices_padded|encoder_seq_lens|dcp_local_seq_lens) "
+            r"|num_logits_indices|logits_indices_padded|encoder_seq_lens|dcp_local_seq_lens\w*) "
             r"|, but \w+_cpu has"
         ),
         laws=(
             laws.chunks_restrict,
+            laws.fields_follow_their_axes,
             laws.writes_are_read_back,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,

@@ -41,7 +41,9 @@ def constructed(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
 
     def contents(draw: st.DrawFn) -> Arguments:
         fields = vars(draw(batch_of_sizes).metadata())
-        return {k: v for k, v in fields.items() if is_whole or not (v is None or v is True)}
+        needed = {"seq_lens_cpu"}
+        defaults = {k for k, v in fields.items() if v is None or v is True} - needed
+        return {k: v for k, v in fields.items() if is_whole or k not in defaults}
 
     return deferred(contents)
 
@@ -124,6 +126,8 @@ def _least_violations(arguments: Arguments) -> Iterator[dict[str, Any]]:
         metadata.seq_lens,
         metadata.num_computed_tokens_cpu,
     )
+    bounds = metadata.seq_lens_cpu_upper_bound
+    of_host = lens if metadata.seq_lens_cpu is not None or bounds is None else bounds
     query_lens = np.diff(starts)
     if not query_lens.any():
         return
@@ -139,8 +143,14 @@ def _least_violations(arguments: Arguments) -> Iterator[dict[str, Any]]:
     yield {"num_actual_tokens": int(starts[-1]) - 1}
     yield {"seq_lens": short, "seq_lens_cpu": short}
     yield {"num_computed_tokens_cpu": np.where(is_last, -1, computed).astype(np.int32)}
-    more = np.where(is_last, lens - query_lens + 1, computed)
+    more = np.where(is_last, of_host - query_lens + 1, computed)
     yield {"num_computed_tokens_cpu": more.astype(np.int32)}
+    for name in ("seq_lens", "dcp_local_seq_lens"):
+        lengths, bound = getattr(metadata, name), f"{name}_cpu_upper_bound"
+        if lengths is not None and getattr(metadata, bound) is not None:
+            less = np.where(is_last, lengths - 1, getattr(metadata, bound))
+            # What is computed may then be too much, too.
+            yield {bound: less.astype(np.int32), "num_computed_tokens_cpu": np.zeros_like(computed)}
     width = metadata.block_table_tensor.shape[1]
     if width < lens.max():
         yield {"block_size": (int(lens.max()) - 1) // width}
@@ -174,6 +184,7 @@ CONTRACTS = [
         checked_only="but the first",  # `fast` reads the starts on the CPU
         laws=(
             laws.unpadding_removes_nothing,
+            laws.fields_follow_their_axes,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
             attention_is_dense,

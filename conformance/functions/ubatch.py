@@ -333,7 +333,7 @@ def _edges(ubatch: Any, metadata: Any) -> tuple[bool, bool]:
 
 
 CHECKED_ONLY: Final = (
-    r"^(seq_lens|max_query_len|num_logits_indices|dcp_local_seq_lens|encoder_seq_lens has) "
+    r"^(seq_lens|max_query_len|num_logits_indices|dcp_local_seq_lens) "
     r"|^logits_indices_padded "
     r"|, (but \w+_cpu has|less than the|more than num_actual_tokens)"
 )
@@ -385,6 +385,7 @@ CONTRACTS = [
         laws=(
             laws.a_slice_keeps_its_tokens,
             laws.writes_are_read_back,
+            laws.fields_follow_their_axes,
             laws.padding_adds_nothing,
             attention_is_dense,
         ),
@@ -412,6 +413,7 @@ CONTRACTS = [
         laws=(
             laws.split_partitions,
             laws.writes_are_read_back,
+            laws.fields_follow_their_axes,
             laws.padding_adds_nothing,
             laws.any_order_means_the_same,
             attention_is_dense,

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 
 from conformance.adapters.base import is_guessed
-from conformance.harness.memory import NUMPY_IN_BOTH_TWINS, bits, first_difference, torch_dtype
+from conformance.harness.memory import (
+    NUMPY_IN_BOTH_TWINS,
+    bits,
+    first_difference,
+    is_on_host,
+    torch_dtype,
+)
 from conformance.harness.story import Difference, Verdict
 from conformance.harness.values import Array, fields_of, is_object, parts
 
@@ -119,7 +125,7 @@ class Comparison:
         if got.dtype != (expected.dtype if is_numpy else torch_dtype(expected.dtype)):
             return Difference(where, got, expected, "wrong dtype")
         if isinstance(got, torch.Tensor):
-            is_on_cpu = self.device == "cpu" or name_of(where).endswith("_cpu")
+            is_on_cpu = self.device == "cpu" or is_on_host(name_of(where))
             device = "cpu" if is_on_cpu else self.device
             if got.device.type != device:
                 return Difference(where, got.device.type, device, "wrong device")

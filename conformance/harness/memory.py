@@ -27,12 +27,22 @@ from conformance.harness.values import (
     rebuilt,
     root_of,
 )
+from reference.metadata_validation import FIELDS
 
 if TYPE_CHECKING:
     from conformance.harness.targets import Target
 
-NUMPY_IN_BOTH_TWINS: Final = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
+NUMPY_IN_BOTH_TWINS: Final = frozenset(
+    {"num_scheduled_tokens", *(name for name, one in FIELDS.items() if one.role == "numpy")}
+)
 """Arguments and fields whose arrays stay NumPy's."""
+
+
+def is_on_host(name: str) -> bool:
+    """Return whether the tensors in a field are on the CPU."""
+    is_known = name in FIELDS and FIELDS[name].role == "host"
+    return is_known or name == "cpu" or name.endswith("_cpu")
+
 
 GUARD: Final = 16
 """Elements before and after the memory of an array."""
@@ -191,7 +201,7 @@ class Memory:
         last = name.rpartition(".")[2]
         if last in NUMPY_IN_BOTH_TWINS or last in self.contract.host:
             return "numpy"
-        return "cpu" if last == "cpu" or last.endswith("_cpu") else self.target.device
+        return "cpu" if is_on_host(last) else self.target.device
 
     def _array(self, array: Array, name: str) -> Any:
         where = self._place(array, name)

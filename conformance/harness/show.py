@@ -22,7 +22,9 @@ WIDTH: Final = 100
 MAX_LINES: Final = 40
 INDENT: Final = "    "
 
-PER_REQUEST: Final = re.compile(r"block_table.*|\w*seq_lens(_cpu)?|num_computed_tokens_cpu")
+PER_REQUEST: Final = re.compile(
+    r"block_table.*|\w*seq_lens(_cpu)?(_upper_bound)?|num_computed_tokens_cpu|is_prefilling|req_idx"
+)
 PER_TOKEN: Final = re.compile(r"positions|slot_mapping")
 TITLES: Final = {"num_computed_tokens_cpu": "computed", "block_table_tensor": "block_table"}
 PROMISES: Final = (

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from conformance.harness.contract import Arguments, Contract
 from conformance.laws.access import Access, Half
 from conformance.laws.batches import Batch, batches, layouts
+from reference.metadata_validation import FIELDS
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -368,6 +369,52 @@ def _filled(parts: list[Access]) -> list[Access]:
     """Return the parts without empty ones at the end, which hold only padding."""
     count = max((i + 1 for i, part in enumerate(parts) if part), default=0)
     return parts[:count]
+
+
+def with_all_fields(batch: Batch, flags: int) -> Batch:
+    """Return a batch with all fields that parts of it keep; `flags` has a bit for each request."""
+    number, tokens = batch.num_reqs, np.arange(batch.num_actual_tokens)
+    requests = np.arange(number)
+    lens = batch.seq_lens.astype(np.int32)
+    return dataclasses.replace(
+        batch,
+        optional={
+            "is_prefilling": (flags >> requests) % 2 == 1,
+            "positions": 1000 + tokens,
+            "seq_lens_cpu_upper_bound": lens + 2,
+            "dcp_local_seq_lens_cpu_upper_bound": lens,
+            "max_logits_per_req": 3,
+            "req_idx": (90 - requests).astype(np.int32),
+        },
+    )
+
+
+@law(choices=lambda _: st.integers(0, 15))
+def fields_follow_their_axes(reading: Reading) -> None:
+    """A result keeps each field of its batch, or cuts it by its axis: request, token or none."""
+    batch = with_all_fields(reading.batch, reading.case.choice)
+    whole = batch.metadata()
+    chunks = reading.description.chunk(reading.arguments(batch)) is not None
+    for part in reading.parts(batch):
+        assert isinstance(part, Part)
+        made, number = part.metadata, int(part.metadata.num_actual_tokens)
+        tokens = range(part.first, part.first + number) if part.tokens is None else part.tokens
+        rows = np.flatnonzero(np.diff(made.query_start_loc))  # those with tokens
+        first = np.array(tokens, np.int64)[made.query_start_loc[rows]]
+        for name, field in FIELDS.items():
+            value, got = getattr(whole, name), getattr(made, name)
+            if name in batch.optional and not (chunks and name.startswith("dcp")):
+                assert got is not None, f"{name} is dropped"
+            is_bound = name.endswith("_bound")
+            if field.axis == "request" and name in batch.optional and not is_bound:
+                expected, got = value[batch.owners[first]], got[rows]
+            elif name == "positions":
+                expected = value[np.array(tokens, np.int64)]
+            elif name == "max_logits_per_req" or (name == "causal" and not chunks):
+                expected = value
+            else:
+                continue  # other laws are about these
+            assert np.array_equal(expected, got), f"{name} is {got}, expected {expected}"
 
 
 @law(choices=lambda batch: st.permutations(range(batch.num_reqs)))

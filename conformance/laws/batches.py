@@ -148,7 +148,7 @@ class Batch:
         computed = np.maximum(self.num_computed_tokens - self.drift, 0)
         computed = np.where(is_idle, self.num_computed_tokens + self.drift, computed)
         number: Callable[[int], Any] = np.int32 if self.has_numpy_ints else int
-        return reference.CommonAttentionMetadata(
+        made = reference.CommonAttentionMetadata(
             query_start_loc=starts,
             query_start_loc_cpu=starts.copy() if self.has_copies else starts,
             seq_lens=lens,
@@ -161,8 +161,8 @@ class Batch:
             block_table_tensor=self.block_table,
             slot_mapping=self.slot_mapping(),
             causal=np.bool_(self.causal) if self.has_numpy_ints else self.causal,  # type: ignore[arg-type]  # NumPy's serves too
-            **self.optional,
         )
+        return dataclasses.replace(made, **self.optional)
 
 
 @st.composite
@@ -217,6 +217,7 @@ def batches(
     longest: int = MAX_INT32,
     least_tokens: int = 0,  # 0 or 1
     has_optional: bool = False,  # whether metadata may have the optional fields
+    may_lack_lens: bool = True,  # whether it may then lack `seq_lens_cpu`
 ) -> st.SearchStrategy[Batch]:
     """Draw the sizes of a batch; the strategy that it gives draws its contents."""
     if layout is None:
@@ -260,7 +261,7 @@ def batches(
     excess = (0, 0, 3, 2**30)
     raised_query, raised, causal, drift, has_copies, has_numpy_ints, dtype, *optional = choices(
         *(draw, excess, excess, (True, True, False), (0, 0, 2), (False, True), (False, True)),
-        *((np.int32, np.int64), *[(False, True)] * 3),
+        *((np.int32, np.int64), *[(False, True)] * 8, (False, False, may_lack_lens)),
     )
 
     def contents(draw: st.DrawFn) -> Batch:
@@ -361,9 +362,10 @@ def _block_table(
 
 
 def _optional(
-    draw: st.DrawFn, batch: Batch, dtype: Any, has_logits: bool, has_encoder: bool, has_local: bool
+    draw: st.DrawFn, batch: Batch, dtype: Any, has_logits: bool, has_encoder: bool, *has: bool
 ) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    has_local, *has_others = has
+    found: dict[str, Any] = _on_the_host(draw, batch, *has_others)
     if has_logits:
         # The last token of each request that has any; padding repeats the last one.
         last = batch.starts[1:][batch.query_lens > 0] - 1
@@ -376,6 +378,51 @@ def _optional(
     if has_local:
         found["dcp_local_seq_lens"] = (batch.seq_lens // 2).astype(np.int32)
     return found
+
+
+def _on_the_host(
+    draw: st.DrawFn,
+    batch: Batch,
+    has_flags: bool,
+    has_positions: bool,
+    has_bounds: bool,
+    has_most: bool,
+    has_slots: bool,
+    lacks_lens: bool,
+) -> dict[str, Any]:
+    """Draw what a runner knows on the host, and the positions; it may know bounds only."""
+    found: dict[str, Any] = {}
+    number = batch.num_reqs
+    if has_flags:
+        found["is_prefilling"] = prefilling(draw, number)
+    if has_positions:
+        extra = np.full(batch.extra_slots, batch.filler)
+        found["positions"] = np.concatenate([batch.positions(), extra]).astype(np.int64)
+    if has_bounds:
+        drafts = draw(vectors(number, 0, 3)) * (batch.query_lens > 0)
+        bounds = np.minimum(batch.seq_lens + drafts, MAX_INT32)
+        found["seq_lens_cpu_upper_bound"] = bounds.astype(np.int32)
+        local = bounds - batch.seq_lens + batch.seq_lens // 2
+        found["dcp_local_seq_lens_cpu_upper_bound"] = local.astype(np.int32)
+    if has_most:
+        most = int(batch.query_lens.max(initial=1))
+        found["max_logits_per_req"] = np.int32(most) if batch.has_numpy_ints else most
+    if has_slots:
+        found["req_idx"] = draw(rngs()).permutation(number + 3)[:number].astype(np.int32)
+    if lacks_lens:
+        found["seq_lens_cpu"] = None
+    if lacks_lens and has_bounds:  # all that the host knows
+        computed = np.where(batch.query_lens, bounds - batch.query_lens, batch.num_computed_tokens)
+        found["num_computed_tokens_cpu"] = computed.astype(np.int32)
+    return found
+
+
+def prefilling(draw: st.DrawFn, number: int) -> npt.NDArray[np.bool_]:
+    """Draw which requests are prefilling: those behind one, mostly, or any."""
+    [kind] = choices(draw, ("behind", "behind", "any"))
+    if kind == "any":
+        return draw(vectors(number, 0, 1)).astype(np.bool_)
+    return np.arange(number) >= draw(st.integers(0, number))
 
 
 def metadata_specials(argument: str) -> Sequence[Special]:
@@ -394,7 +441,8 @@ def metadata_specials(argument: str) -> Sequence[Special]:
     def change(arguments: Arguments, rng: random.Random) -> Arguments:
         names, change = rng.choice((lens, by_request, every)), rng.choice(wrong)
         made = arguments[argument]
-        values = {name: change(getattr(made, name)) for name in names}
+        given = {name: getattr(made, name) for name in names}
+        values = {name: change(value) for name, value in given.items() if value is not None}
         return {**arguments, argument: dataclasses.replace(made, **values)}
 
     return (change,)

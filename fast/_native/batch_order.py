@@ -6,22 +6,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import INT32
-from fast._native.compiler import Int64s, compiled, int32s_at
+from fast._checks import BOOL, INT32
+from fast._native.compiler import Int64s, bools_at, compiled, int32s_at
 from fast._native.memory import check_written, locate
 
 
 def find_first_prefill(
-    query_start_loc_cpu: torch.Tensor, num_reqs: int, threshold: int, uniform: bool
+    query_start_loc_cpu: torch.Tensor,
+    num_reqs: int,
+    threshold: int,
+    uniform: bool,
+    is_prefilling: torch.Tensor | None = None,
 ) -> tuple[int, int]:
     """Return the first request that is not a decode, and its first token.
 
     If all are decodes: their number, and the end of the last. With `uniform` a decode has no
-    tokens, or as many as the first non-empty one.
+    tokens, or as many as the first non-empty one. A request that is prefilling is no decode.
     """
     # `_starts` keeps the memory alive during the loop; likewise below.
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    return scan_for_prefill(at, num_reqs, threshold, uniform)
+    if is_prefilling is None:
+        return scan_for_prefill(at, 0, num_reqs, threshold, uniform)
+    flags_at, _flags = locate("is_prefilling", is_prefilling, BOOL, num_reqs)
+    return scan_for_prefill(at, flags_at, num_reqs, threshold, uniform)
 
 
 def find_extends_and_prefills(
@@ -29,13 +36,17 @@ def find_extends_and_prefills(
     num_computed_tokens_cpu: torch.Tensor,
     num_reqs: int,
     threshold: int,
+    is_prefilling: torch.Tensor | None = None,
 ) -> tuple[int, int, int, int]:
     """Return the first request that is not a decode, the first prefill, and their first tokens."""
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     computed_at, _computed = locate(
         "num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs
     )
-    return scan_for_extends(at, computed_at, num_reqs, threshold)
+    if is_prefilling is None:
+        return scan_for_extends(at, computed_at, 0, num_reqs, threshold)
+    flags_at, _flags = locate("is_prefilling", is_prefilling, BOOL, num_reqs)
+    return scan_for_extends(at, computed_at, flags_at, num_reqs, threshold)
 
 
 def plan_swaps(
@@ -60,19 +71,21 @@ def plan_swaps(
     return None if num_swaps < 0 else swaps[:num_swaps]
 
 
-@compiled("UniTuple(int64, 2)(int64, int64, int64, boolean)")
+@compiled("UniTuple(int64, 2)(int64, int64, int64, int64, boolean)")
 def scan_for_prefill(
-    starts_address: int, num_reqs: int, threshold: int, uniform: bool
+    starts_address: int, flags_address: int, num_reqs: int, threshold: int, uniform: bool
 ) -> tuple[Any, Any]:
     """Return the first request that is not counted as a decode, and its first token.
 
-    Reads int32[num_reqs + 1], the starts. If all are counted as decodes: their number, and the end.
+    Reads int32[num_reqs + 1], the starts, and bool[num_reqs], the flags, unless at 0. If all are
+    counted as decodes: their number, and the end.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
+    flags = bools_at(flags_address, num_reqs if flags_address else 0)
     first = np.int64(0)
     for request in range(num_reqs):
         length = np.int64(starts[request + 1]) - starts[request]
-        if length > threshold:
+        if length > threshold or (len(flags) and flags[request]):
             return request, np.int64(starts[request])
         if uniform and length > 0:
             if first == 0:
@@ -82,20 +95,23 @@ def scan_for_prefill(
     return num_reqs, np.int64(starts[num_reqs])
 
 
-@compiled("UniTuple(int64, 4)(int64, int64, int64, int64)")
+@compiled("UniTuple(int64, 4)(int64, int64, int64, int64, int64)")
 def scan_for_extends(
-    starts_address: int, computed_address: int, num_reqs: int, threshold: int
+    starts_address: int, computed_address: int, flags_address: int, num_reqs: int, threshold: int
 ) -> tuple[Any, Any, Any, Any]:
     """Return the first request that is not a decode, the first prefill, and their first tokens.
 
-    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], the computed tokens.
+    Reads int32[num_reqs + 1], the starts, int32[num_reqs], the computed tokens, and bool[num_reqs],
+    the flags, unless at 0.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
     computed = int32s_at(computed_address, num_reqs)
+    flags = bools_at(flags_address, num_reqs if flags_address else 0)
     first_extend = num_reqs
     first_prefill = num_reqs
     for request in range(num_reqs):
-        if np.int64(starts[request + 1]) - starts[request] <= threshold:
+        is_short = np.int64(starts[request + 1]) - starts[request] <= threshold
+        if is_short and not (len(flags) and flags[request]):
             continue
         first_extend = min(first_extend, request)
         if computed[request] == 0:

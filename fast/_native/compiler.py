@@ -49,6 +49,10 @@ def int64s_at(address: int, length: int) -> Int64s:
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
+def bools_at(address: int, length: int) -> Any:
+    raise TypeError(f"{length} entries at {address} are for compiled loops only")
+
+
 def prefetch(array: Any, index: Int) -> None:
     """Prefetch an element of an array, in compiled loops. The index may be out of bounds.
 
@@ -59,7 +63,7 @@ def prefetch(array: Any, index: Int) -> None:
 
 @cache
 def _for_numba_only() -> dict[str, Any]:
-    """Return the versions of `int32s_at`, `int64s_at` and `prefetch` that numba compiles."""
+    """Return the versions of `int32s_at` and the like that numba compiles."""
     from llvmlite import ir  # noqa: PLC0415
     from numba import carray, types  # type: ignore[attr-defined]  # noqa: PLC0415  # carray is there
     from numba.core import cgutils  # noqa: PLC0415
@@ -81,6 +85,10 @@ def _for_numba_only() -> dict[str, Any]:
     def int64s(address: int, length: int) -> Int64s:
         return carray(as_pointer(address), length, np.int64)
 
+    @register_jitable
+    def bools(address: int, length: int) -> Any:
+        return carray(as_pointer(address), length, np.bool_)
+
     def typed_prefetch(_context: Any, array: Any, index: Any) -> Any:
         def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -95,7 +103,12 @@ def _for_numba_only() -> dict[str, Any]:
 
         return types.void(array, index), lower
 
-    return {"int32s_at": int32s, "int64s_at": int64s, "prefetch": intrinsic(typed_prefetch)}
+    return {
+        "int32s_at": int32s,
+        "int64s_at": int64s,
+        "bools_at": bools,
+        "prefetch": intrinsic(typed_prefetch),
+    }
 
 
 class Inlined(Generic[P, R]):

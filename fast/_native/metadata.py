@@ -11,9 +11,11 @@ from fast._native.memory import locate
 
 
 def find_maxima(
-    query_start_loc_cpu: torch.Tensor, seq_lens_cpu: torch.Tensor, num_reqs: int
+    query_start_loc_cpu: torch.Tensor, seq_lens_cpu: torch.Tensor | None, num_reqs: int
 ) -> tuple[int, int]:
-    """Return the longest query and the longest sequence of a batch, in tokens."""
+    """Return the longest query and the longest sequence of a batch, in tokens; 0 if not known."""
+    if seq_lens_cpu is None:
+        seq_lens_cpu = torch.zeros(num_reqs, dtype=INT32, device="cpu")
     at, _starts = locate("query_start_loc.cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     seq_lens_at, _seq_lens = locate("seq_lens.cpu", seq_lens_cpu, INT32, num_reqs)
     return scan_for_maxima(at, seq_lens_at, num_reqs)

@@ -53,7 +53,7 @@ class BatchVectors:
         starts_at, self.starts = locate(
             "query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1
         )
-        seq_lens_at, self._seq_lens = locate("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
+        seq_lens_at, self.seq_lens = locate("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
         computed_at, self._computed = locate(
             "num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs
         )

@@ -39,6 +39,38 @@ def test_decodes_and_prefills(
 
 
 @pytest.mark.parametrize(
+    ("query_lens", "computed", "flags", "threshold", "expected", "expected_of_three"),
+    [
+        # with flags: which requests are prefilling; expected as above, and with extends apart
+        ([1, 1, 1], [7, 9, 0], [0, 0, 1], 1, (2, 1, 2, 1), (2, 0, 1, 2, 0, 1)),  # a prompt of 1
+        ([1, 1, 1], [7, 9, 4], [0, 0, 1], 1, (2, 1, 2, 1), (2, 1, 0, 2, 1, 0)),  # a last chunk of 1
+        ([2, 3, 1, 9, 3], [7, 9, 4, 2, 0], [0, 0, 1, 1, 1], 3, (2, 3, 5, 13), (2, 2, 1, 5, 10, 3)),
+        ([1, 1], [7, 9], [0, 0], 1, (2, 0, 2, 0), (2, 0, 0, 2, 0, 0)),
+        (
+            [1, 0, 1],
+            [7, 0, 9],
+            [0, 1, 0],
+            1,
+            (1, 2, 1, 1),
+            (1, 0, 2, 1, 0, 1),
+        ),  # without tokens, too
+        ([5, 1], [3, 0], [0, 1], 1, (0, 2, 0, 6), (0, 1, 1, 0, 5, 1)),
+    ],
+)
+def test_short_extends_are_no_decodes(
+    twin: Twin, query_lens, computed, flags, threshold, expected, expected_of_three
+) -> None:
+    batch = twin.batch(query_lens, computed, is_prefilling=flags)
+    asks = {"treat_short_extends_as_decodes": False}
+    assert expected == twin.split_decodes_and_prefills(batch, threshold, **asks)
+    assert expected_of_three == twin.split_decodes_prefills_and_extends(batch, threshold, **asks)
+    batch.is_prefilling = None
+    for function in (twin.split_decodes_and_prefills, twin.split_decodes_prefills_and_extends):
+        with pytest.raises(ValueError, match="is_prefilling is None"):
+            function(batch, threshold, **asks)
+
+
+@pytest.mark.parametrize(
     ("query_lens", "computed", "threshold", "padding", "expected"),
     [
         # expected: decodes, extends (prefills with computed tokens), prefills; tokens of each

@@ -13,7 +13,8 @@ from tests.examples.twins import Twin, shown
 ARMED = {"logits_indices_padded": [2, 3, 4, 0], "num_logits_indices": 3}
 SAME_OBJECTS = (
     *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
-    "slot_mapping",
+    *("slot_mapping", "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx"),
+    "dcp_local_seq_lens_cpu_upper_bound",
 )
 
 
@@ -56,6 +57,12 @@ def test_the_batch_of_the_tokens_with_logits(
         dcp_local_seq_lens=[1] * len(query_lens),
         logits_indices_padded=[*indices, 10**6],  # padding is not read
         num_logits_indices=len(indices),
+        is_prefilling=[True] * len(query_lens),
+        positions=[9 - token for token in range(sum(query_lens) + 2)],
+        seq_lens_cpu_upper_bound=[3 + query_len for query_len in query_lens],
+        dcp_local_seq_lens_cpu_upper_bound=[2] * len(query_lens),
+        max_logits_per_req=3,
+        req_idx=list(range(len(query_lens))),
     )
     made = twin.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
     made.validate(block_size=2)
@@ -70,6 +77,8 @@ def test_the_batch_of_the_tokens_with_logits(
         "num_logits_indices": None,
         "encoder_seq_lens": None,
         "dcp_local_seq_lens": None,
+        "positions": [9 - token for token in indices],
+        "max_logits_per_req": 3,
     }
     assert expected == shown(made, expected)
     assert all(getattr(batch, name) is getattr(made, name) for name in SAME_OBJECTS)

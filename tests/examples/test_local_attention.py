@@ -20,6 +20,12 @@ def test_three_requests(twin: Twin) -> None:
         num_logits_indices=1,
         encoder_seq_lens=[1, 2, 3],
         dcp_local_seq_lens=[1, 2, 3],
+        is_prefilling=[False, True, False],
+        positions=[*range(2, 6), *range(7, 17), *range(4, 9), 0],
+        seq_lens_cpu_upper_bound=[7, 17, 9],
+        dcp_local_seq_lens_cpu_upper_bound=[1, 2, 3],
+        max_logits_per_req=2,
+        req_idx=[4, 0, 6],
     )
     virtual = twin.make_local_attention_virtual_batches(4, batch, 2)
     virtual.validate(block_size=2)
@@ -37,9 +43,18 @@ def test_three_requests(twin: Twin) -> None:
         "num_logits_indices": None,
         "encoder_seq_lens": None,
         "dcp_local_seq_lens": None,
+        "is_prefilling": [False] * 2 + [True] * 4 + [False] * 2,
+        "seq_lens_cpu_upper_bound": [4, 2, 4, 4, 4, 1, 4, 1],
+        "dcp_local_seq_lens_cpu_upper_bound": None,
+        "max_logits_per_req": 2,
+        "req_idx": [4, 4, 0, 0, 0, 0, 6, 6],
     }
     assert expected == shown(virtual, expected)
     assert virtual.slot_mapping is batch.slot_mapping
+    assert virtual.positions is batch.positions
+    batch.seq_lens_cpu = None
+    with pytest.raises(ValueError, match="seq_lens_cpu is None, but chunks need the exact"):
+        twin.make_local_attention_virtual_batches(4, batch, 2)
 
 
 @pytest.mark.parametrize(

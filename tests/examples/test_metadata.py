@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fast
@@ -25,6 +26,17 @@ from tests.examples.twins import Twin, plain, shares_memory, shown
         ({"slot_mapping": [0] * 20}, 2),
         ({"encoder_seq_lens": [7, 0, 0], "dcp_local_seq_lens": [3, 3, 0]}, 2),
         ({"logits_indices_padded": [0] * 9, "num_logits_indices": 2}, 2),
+        ({"seq_lens_cpu": None}, 2),
+        # a draft may yet be rejected: what the host knows of the first request is too large
+        (
+            {
+                "seq_lens_cpu": None,
+                "seq_lens_cpu_upper_bound": [6, 8, 0],
+                "num_computed_tokens_cpu": [4, 5, 0],
+            },
+            2,
+        ),
+        ({"positions": [3, 4, 5, 6, 7, 0, 0, 9], "req_idx": [7, 7, -1]}, 2),
     ],
 )
 def test_valid_batches(twin: Twin, changes, block_size) -> None:
@@ -41,6 +53,24 @@ def test_valid_batches(twin: Twin, changes, block_size) -> None:
         ({"num_actual_tokens": 4}, "query_start_loc[-1] is 5"),
         ({"num_reqs": 2}, "query_start_loc has 4 entries"),
         ({"block_table_tensor": [[0]] * 3}, "seq_lens[0] is 5 and needs 3 blocks of 2"),
+        (
+            {"seq_lens_cpu_upper_bound": [5, 7, 0]},
+            "seq_lens_cpu_upper_bound[1] is 7, less than seq",
+        ),
+        (
+            {"dcp_local_seq_lens": [3, 4, 0], "dcp_local_seq_lens_cpu_upper_bound": [2, 4, 0]},
+            "dcp_local_seq_lens_cpu_upper_bound[0] is 2, less than dcp_local_seq_lens[0], which",
+        ),
+        # the lengths on the host are exact, so this is too much
+        (
+            {"seq_lens_cpu_upper_bound": [6, 8, 0], "num_computed_tokens_cpu": [4, 5, 0]},
+            "num_computed_tokens_cpu[0] is 4, expected 0 to 3, which is seq_lens[0]",
+        ),
+        ({"is_prefilling": [True] * 4}, "is_prefilling has 4 entries, expected num_reqs = 3"),
+        (
+            {"positions": [0] * 6},
+            "positions has 6 entries, expected at least num_actual_tokens = 7",
+        ),
     ],
 )
 def test_invalid_batches(twin: Twin, changes, what) -> None:
@@ -62,6 +92,12 @@ def test_invalid_batches(twin: Twin, changes, what) -> None:
                 "num_computed_tokens_cpu": [3, 5],
                 "encoder_seq_lens": [7, 8],
                 "dcp_local_seq_lens": [3, 4],
+                "is_prefilling": [True, False],
+                "positions": [3, 4, 5, 6, 7, 0],
+                "seq_lens_cpu_upper_bound": [5, 9],
+                "dcp_local_seq_lens_cpu_upper_bound": [3, 5],
+                "max_logits_per_req": 2,
+                "req_idx": [4, 0],
             },
         ),
         # the bounds stay
@@ -79,6 +115,12 @@ def test_unpadded(twin: Twin, num_tokens, num_reqs, expected) -> None:
         encoder_seq_lens=[7, 8, 9],
         dcp_local_seq_lens=[3, 4, 0],
         causal=False,
+        is_prefilling=[True, False, True],
+        positions=[3, 4, 5, 6, 7, 0, 0],
+        seq_lens_cpu_upper_bound=[5, 9, 0],
+        dcp_local_seq_lens_cpu_upper_bound=[3, 5, 0],
+        max_logits_per_req=2,
+        req_idx=[4, 0, -1],
     )
     subclass = type("Ours", (twin.CommonAttentionMetadata,), {})
     cut = subclass(**vars(metadata)).unpadded(num_tokens, num_reqs)
@@ -163,6 +205,31 @@ def test_each_group_has_its_batch(twin: Twin) -> None:
             batch, buffer = vars(builder.batch), call[name]
             assert shares_memory(batch[name], buffer.gpu)
             assert shares_memory(batch[f"{name}_cpu"], buffer.cpu)
+
+
+def test_optional_fields_are_cut(twin: Twin) -> None:
+    given = {
+        "dcp_local_seq_lens": twin.array([3, 4, 0, 9]),
+        "is_prefilling": twin.array([True, False, False, True], "bool"),
+        "positions": twin.array([3, 4, 5, 6, 7, 0, 0, 9, 9], "int64"),
+        "seq_lens_cpu_upper_bound": twin.array([6, 8, 0, 9]),
+        "dcp_local_seq_lens_cpu_upper_bound": twin.array([3, 4, 0, 9]),
+        "max_logits_per_req": 2,
+        "req_idx": np.array([4, 0, 1, 9], np.int32),
+    }
+    call = make_call(twin, [["a"]], **given)
+    # the host knows bounds only: the first request has a draft that may be rejected
+    call["seq_lens"].cpu, call["num_computed_tokens_cpu"] = None, twin.array([4, 5, 0])
+    builder = twin.build_attn_metadata(**call)["a"].builder
+    expected = {name: plain(value) for name, value in given.items()}
+    expected |= {n: v[: 7 if n == "positions" else 3] for n, v in expected.items() if v != 2}
+    expected |= {"seq_lens": [5, 8, 0], "seq_lens_cpu": None, "max_seq_len": 8}
+    assert expected == shown(builder.batch, expected)
+    for name in given.keys() - {"max_logits_per_req"}:
+        assert shares_memory(given[name], getattr(builder.batch, name))
+    del call["seq_lens_cpu_upper_bound"]
+    with pytest.raises(ValueError, match="max_seq_len is None, and so are"):
+        twin.build_attn_metadata(**call)
 
 
 @pytest.mark.parametrize(

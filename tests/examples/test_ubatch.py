@@ -120,6 +120,35 @@ def test_metadata_of_a_slice(twin: Twin, bounds, starts, seq_lens, computed, max
     assert not shares_memory(batch.seq_lens, part.seq_lens)
 
 
+@pytest.mark.parametrize("seq_lens_cpu", [[6, 17, 9], None])
+def test_optional_fields_of_a_slice(twin: Twin, seq_lens_cpu) -> None:
+    batch = twin.batch(
+        QUERY_LENS,
+        COMPUTED,
+        seq_lens_cpu=seq_lens_cpu,
+        is_prefilling=[False, True, True],
+        positions=[*range(2, 6), *range(7, 17), *range(4, 9)],
+        seq_lens_cpu_upper_bound=[7, 18, 9],
+        dcp_local_seq_lens_cpu_upper_bound=[3, 9, 5],
+        max_logits_per_req=3,
+        req_idx=[5, 0, 8],
+    )
+    part = twin._make_metadata_with_slice(ubatch(twin, 0, 2, 2, 9), batch)
+    expected = {
+        "seq_lens": [6, 12],  # 5 tokens of the second request are behind the micro-batch
+        "seq_lens_cpu": None if seq_lens_cpu is None else [6, 12],
+        "seq_lens_cpu_upper_bound": [7, 13],
+        "dcp_local_seq_lens_cpu_upper_bound": [3, 9],  # still bounds
+        "is_prefilling": [False, True],
+        "positions": [4, 5, *range(7, 12)],
+        "max_logits_per_req": 3,
+        "req_idx": [5, 0],
+    }
+    assert expected == shown(part, expected)
+    for name in ("positions", "is_prefilling", "req_idx"):
+        assert shares_memory(getattr(batch, name), getattr(part, name))
+
+
 @pytest.mark.parametrize(
     ("bounds", "expected"),
     [

@@ -13,9 +13,12 @@ import torch
 import fast
 import reference
 
-INT64 = ("slot_mapping", "logits_indices_padded")
-HOST = ("encoder_seq_lens",)
-"""Fields of a batch that are int64 vectors, and those that are NumPy's in both twins."""
+DTYPES = {
+    **dict.fromkeys(("slot_mapping", "logits_indices_padded", "positions"), "int64"),
+    "is_prefilling": "bool",
+}
+HOST = ("encoder_seq_lens", "req_idx")
+"""The dtypes of a batch's fields that are not int32, and those that are NumPy's in both twins."""
 
 
 class Twin:
@@ -69,7 +72,7 @@ class Twin:
             if isinstance(value, list) and name in HOST:
                 found[name] = np.array(value, np.int32)
             elif isinstance(value, list):
-                found[name] = self.array(value, "int64" if name in INT64 else "int32")
+                found[name] = self.array(value, DTYPES.get(name, "int32"))
         return found
 
     def batch(
@@ -122,7 +125,8 @@ def plain(value: Any) -> Any:
 def shown(metadata: Any, names: Any) -> dict[str, Any]:
     """Return some fields of a batch as lists, where both halves of the lengths agree."""
     for name in ("query_start_loc", "seq_lens"):
-        assert plain(getattr(metadata, name)) == plain(getattr(metadata, f"{name}_cpu"))
+        on_host = plain(getattr(metadata, f"{name}_cpu"))
+        assert on_host is None or plain(getattr(metadata, name)) == on_host
     return {name: plain(getattr(metadata, name)) for name in names}
 
 

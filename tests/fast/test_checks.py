@@ -278,3 +278,33 @@ def test_an_out_of_one_column_is_contiguous() -> None:
     back = torch.empty(1, 2).t()
     fast.gather_mm_placeholders(out, mask, out=back)
     assert torch.equal(column, back)
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (torch.zeros(1).bool(), ValueError),
+        (torch.zeros(2, 2).bool(), ValueError),
+        (META[:2].bool(), ValueError),
+        (resized(torch.zeros(2).bool(), 1), ValueError),
+        (torch.zeros(2).int(), TypeError),
+        (torch.zeros(2).bool().numpy(), TypeError),
+    ],
+)
+def test_flags_of_two_requests(flags: Any, error: type[Exception], make_batch: Any) -> None:
+    batch = make_batch([1, 1], [3, 3])
+    batch.is_prefilling = flags
+    for count in (fast.split_decodes_and_prefills, fast.split_decodes_prefills_and_extends):
+        with pytest.raises(error, match=r"^is_prefilling "):
+            count(batch, treat_short_extends_as_decodes=False)
+
+
+@pytest.mark.parametrize("num_positions", [0, 3])
+def test_wrong_indices_are_not_followed(num_positions: int, make_batch: Any) -> None:
+    batch = make_batch([2, 1] if num_positions else [0, 0], [3, 3])
+    batch.max_query_len = 2
+    batch.positions = torch.arange(num_positions) + 7
+    batch.logits_indices_padded = torch.tensor([-5, 1, 10**12])
+    batch.num_logits_indices = 3
+    made = fast.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
+    assert made.positions.tolist() in ([7, 8, 9], [0, 0, 0])

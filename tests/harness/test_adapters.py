@@ -47,6 +47,9 @@ NAMES = {
     "max_seq_len": "longest", "block_table_tensor": "table", "slot_mapping": "slots",
     "causal": "is_causal", "logits_indices_padded": "logits", "num_logits_indices": "num_logits",
     "encoder_seq_lens": "encoder", "dcp_local_seq_lens": "local_lengths",
+    "is_prefilling": "is_prompt", "positions": "places", "max_logits_per_req": "most_logits",
+    "seq_lens_cpu_upper_bound": "bounds", "dcp_local_seq_lens_cpu_upper_bound": "local_bounds",
+    "req_idx": "request_slots",
 }
 Step = dataclasses.make_dataclass("Step", NAMES.values())
 
@@ -82,7 +85,7 @@ class Pages:
 ADAPTER = """
 import engine
 import numpy as np
-from conformance.adapters import Adapter, Deviation, is_given, supplied
+from conformance.adapters import Adapter, Deviation, Unsupported, is_given, supplied
 
 ONE_SLOT = {
     "block_table": np.array([[3]], np.int32), "query_start_loc": np.array([0, 1], np.int32),
@@ -115,6 +118,8 @@ class ADAPTER(Adapter):
     )
 
     def metadata(self, ours):
+        if ours.seq_lens_cpu is None:
+            raise Unsupported("lengths that the host does not know")
         return engine.Step(**{theirs: getattr(ours, n) for n, theirs in engine.NAMES.items()})
 
     def ubatch_slice(self, ours):

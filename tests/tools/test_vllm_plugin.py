@@ -272,6 +272,8 @@ def test_splits_and_virtual_batches(vllm: Modules) -> None:
     split = function_of(vllm, "split_decodes_and_prefills")
     assert (1, 1, 1, 3) == split(metadata)
     assert "vLLM's" == split(metadata, treat_short_extends_as_decodes=False)
+    metadata.is_prefilling = torch.tensor([True, True])
+    assert (0, 2, 0, 4) == split(metadata, treat_short_extends_as_decodes=False)
     three_way = function_of(vllm, "split_decodes_prefills_and_extends")
     assert (1, 0, 1, 1, 0, 3) == three_way(metadata)
     make = function_of(vllm, "make_local_attention_virtual_batches")
@@ -307,11 +309,13 @@ def test_micro_batches(vllm: Modules) -> None:
     assert "vLLM's" == create(True, tokens, 8, 3, 2)
 
     split = function_of(vllm, "split_attn_metadata")
-    metadata = make_metadata(causal=False, is_prefilling=torch.tensor([False, True]))
+    optional = {"is_prefilling": torch.tensor([False, True]), "positions": POSITIONS}
+    metadata = make_metadata(causal=False, max_logits_per_req=1, **optional)
     first, second = split(slices, metadata)
     assert ([0, 1, 3], [5, 2]) == (first.query_start_loc.tolist(), first.seq_lens.tolist())
     assert ([0, 1], [3]) == (second.query_start_loc.tolist(), second.seq_lens.tolist())
-    assert [True] == second.is_prefilling.tolist()
+    assert ([True], [2]) == (second.is_prefilling.tolist(), second.positions.tolist())
+    assert 1 == second.max_logits_per_req
     assert not second.causal
     assert "vLLM's" == split(slices, make_metadata(encoder_seq_lens=torch.tensor([1, 1])))
 

@@ -85,6 +85,13 @@ class Calls:
                 raise Unsupported("computed tokens that are not those before the query")
         return find("split_decodes_prefills_and_extends")(common_attn_metadata, decode_threshold)
 
+    def make_kv_sharing_fast_prefill_common_attn_metadata(self, common_attn_metadata: Any) -> Any:
+        """Pass the batch with the most logits of a request, which vLLM's runner counts."""
+        ours = getattr(common_attn_metadata, "converted_from", None)
+        if ours is not None and ours.max_logits_per_req is None:
+            common_attn_metadata.max_logits_per_req = _most_logits(ours)
+        return find("make_kv_sharing_fast_prefill_common_attn_metadata")(common_attn_metadata)
+
     def reorder_batch_to_split_decodes_and_prefills(
         self,
         input_batch: Any,
@@ -121,6 +128,8 @@ class Calls:
     ) -> Any:
         """Pass builders in groups of one each, and the maxima."""
         del num_computed_tokens_cpu
+        if seq_lens.cpu is None:
+            raise Unsupported("lengths that the host does not know")
         starts, lengths = query_start_loc.cpu[: num_reqs + 1], seq_lens.cpu[:num_reqs]
         pairs = zip(attn_metadata_builders, kv_cache_config.kv_cache_groups, strict=False)
         if max_query_len is None:
@@ -283,3 +292,12 @@ class _Group:
 
     def build_metadata(self, common_attn_metadata: Any, _: int = 0) -> Any:
         return self.builder.build(0, common_attn_metadata)
+
+
+def _most_logits(ours: Any) -> int | None:
+    """Return the most logits indices of one request, or None if the batch has none."""
+    number, indices = ours.num_logits_indices, ours.logits_indices_padded
+    if number is None or indices is None:
+        return None
+    requests = torch.bucketize(indices[:number].cpu(), ours.query_start_loc_cpu[1:], right=True)
+    return int(torch.bincount(requests, minlength=1).max())

@@ -13,7 +13,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import torch
 
 import reference
 from conformance.adapters.base import Adapter, Deviation, Unsupported, is_given, supplied
@@ -40,6 +39,11 @@ FIELDS: Final[Mapping[str, str]] = {
             "logits_indices_padded",
             "num_logits_indices",
             "dcp_local_seq_lens",
+            "is_prefilling",
+            "positions",
+            "dcp_local_seq_lens_cpu_upper_bound",
+            "max_logits_per_req",
+            "req_idx",
         )
     },
     "seq_lens_cpu": "seq_lens_cpu_upper_bound",
@@ -78,7 +82,7 @@ class VllmAdapter(Adapter):
     """Converts objects of vLLM, which does not validate its input."""
 
     validates = False
-    lacks = frozenset({"num_computed_tokens_cpu"})
+    lacks = frozenset({"num_computed_tokens_cpu", "seq_lens_cpu_upper_bound"})
     parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {
         name: {field: field for field in inspect.signature(getattr(reference, name)).parameters}
         for name in CALLED_BY_NAME
@@ -147,8 +151,10 @@ class VllmAdapter(Adapter):
     def metadata(self, ours: Any) -> Any:
         if type(ours).__name__ != METADATA:
             return ours
+        if ours.seq_lens_cpu is None:
+            # vLLM has one field for both: its results do not say whether they are bounds.
+            raise Unsupported("lengths that the host does not know")
         fields = {theirs: _plain(getattr(ours, name)) for name, theirs in FIELDS.items()}
-        fields["max_logits_per_req"] = _most_logits(ours)
         made = self.find(METADATA)(**fields)
         made.converted_from = ours  # if it is returned unchanged, ours is
         return made
@@ -216,15 +222,6 @@ def _of_uniform(found: Callable[..., Any]) -> Callable[..., Any]:
 def _plain(value: Any) -> Any:
     """Return Python's number in place of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _most_logits(ours: Any) -> int | None:
-    """Return the most logits indices of one request, or None if the batch has none."""
-    number, indices = ours.num_logits_indices, ours.logits_indices_padded
-    if number is None or indices is None:
-        return None
-    requests = torch.bucketize(indices[:number].cpu(), ours.query_start_loc_cpu[1:], right=True)
-    return int(torch.bincount(requests, minlength=1).max())
 
 
 def _check_memory(spec: Any, vllm_config: Any) -> None:

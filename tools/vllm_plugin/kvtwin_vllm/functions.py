@@ -22,6 +22,15 @@ ATTENTION: Final = "vllm.v1.attention.backends.utils"
 UBATCH: Final = "vllm.v1.worker.ubatch_utils"
 WORKER: Final = "vllm.v1.worker.utils"
 
+KEPT: Final[dict[str, str | None]] = {
+    "is_prefilling": "request_slice",
+    "positions": "token_slice",
+    "dcp_local_seq_lens_cpu_upper_bound": "request_slice",
+    "max_logits_per_req": None,
+    "req_idx": "request_slice",
+}
+"""The fields that micro-batches keep, and the slice that cuts each."""
+
 # Functions with vLLM's parameters.
 replaces(UBATCH)(fast.slice_query_start_locs)
 replaces(ATTENTION)(fast.reshape_query_for_spec_decode)
@@ -103,11 +112,15 @@ def split_decodes_and_prefills(
     require_uniform: bool = False,
     treat_short_extends_as_decodes: bool = True,
 ) -> tuple[int, int, int, int]:
-    """Count decodes and prefills; vLLM's own counts short extends as prefills."""
-    if not treat_short_extends_as_decodes:
+    """Count decodes and prefills; flags that are not on the host for each row are left to vLLM."""
+    flags = common_attn_metadata.is_prefilling
+    has_flags = flags is not None and flags.is_cpu and len(flags) == common_attn_metadata.num_reqs
+    if not treat_short_extends_as_decodes and not has_flags:
         original = ORIGINALS["split_decodes_and_prefills"]
         return original(common_attn_metadata, decode_threshold, require_uniform, False)
-    return fast.split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
+    return fast.split_decodes_and_prefills(
+        common_attn_metadata, decode_threshold, require_uniform, treat_short_extends_as_decodes
+    )
 
 
 @replaces(ATTENTION)
@@ -184,22 +197,22 @@ def maybe_create_ubatch_slices(
 def split_attn_metadata(ubatch_slices: list[Any], common_attn_metadata: Any) -> list[Any]:
     """Make the metadata of each micro-batch.
 
-    Unlike vLLM's, it keeps `causal` and `is_prefilling`. Encoder lengths, and a `causal` for each
-    request, are left to vLLM.
+    Unlike vLLM's, it keeps `causal` and the fields of `KEPT`. Encoder lengths, and a `causal` for
+    each request, are left to vLLM.
     """
     metadata = common_attn_metadata
     if metadata.encoder_seq_lens is not None or not isinstance(metadata.causal, bool):
         return ORIGINALS["split_attn_metadata"](ubatch_slices, metadata)
     made = fast.split_attn_metadata(ubatch_slices, make_batch(metadata))
-    prefilling = metadata.is_prefilling
-    return [
-        to_vllm(
-            piece,
-            metadata,
-            is_prefilling=None if prefilling is None else prefilling[ubatch_slice.request_slice],
-        )
-        for piece, ubatch_slice in zip(made, ubatch_slices, strict=True)
-    ]
+    pieces = []
+    for piece, ubatch_slice in zip(made, ubatch_slices, strict=True):
+        kept: dict[str, Any] = {}
+        for name, part in KEPT.items():
+            value = getattr(metadata, name, None)
+            if value is not None:
+                kept[name] = value if part is None else value[getattr(ubatch_slice, part)]
+        pieces.append(to_vllm(piece, metadata, **kept))
+    return pieces
 
 
 @replaces(ATTENTION)
