@@ -148,7 +148,8 @@ def combination_calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     def contents(draw: st.DrawFn) -> Arguments:
         step, number_of_new = draw(step_of_sizes), 1 if num_new is None else num_new
         number, rng = len(step.query_lens), draw(rngs())
-        logits = draw(vectors(number, 0 if kind == "any" else 1, max_drafts + number_of_new))
+        most = max_drafts + number_of_new
+        logits = draw(vectors(number, int(kind != "any" and most > 0), most))
         logits = np.minimum(logits, step.query_lens)
         num_drafts = np.maximum(logits - number_of_new, 0)
         # How far the sequence ends past what is known.
