@@ -388,7 +388,7 @@ def _check_combination(
             f" tokens, expected at most {room[row]}"
         )
     sampled = host["last_sampled_tokens"].reshape(-1)
-    for row in np.flatnonzero(is_past):
+    for row in np.flatnonzero(is_past).tolist():
         first = starts[row + 1] - counts[row] + num_new_sampled
         tokens = drafts[slots[row], : num_drafts[row]]
         if num_new_sampled and lens[row] - counts[row] >= known[row]:

@@ -229,7 +229,8 @@ def one_more(name: str) -> Callable[[Arguments, random.Random], Any]:
 
 
 def _requests(args: Arguments) -> IntArray:
-    return args["idx_mapping"][args["idx_mapping"] >= 0]
+    slots: IntArray = args["idx_mapping"]
+    return slots[slots >= 0]
 
 
 def _num_logits(args: Arguments) -> IntArray:

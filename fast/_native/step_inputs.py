@@ -79,12 +79,12 @@ def fill_prefill_inputs(
     """
     _rows, rows_at = locate_words("idx_mapping", idx_mapping)
     _starts, starts_at = locate_words("query_start_loc", query_start_loc)
-    _tokens, tokens_at = locate_words("all_token_ids", all_token_ids)
+    tokens, tokens_at = locate_words("all_token_ids", all_token_ids)
     _known, known_at = locate_words("prefill_len", prefill_len)
     _computed, computed_at = locate_words("num_computed_tokens", num_computed_tokens)
     write_prefill_inputs(
         *(*rows_at, idx_mapping.nelement(), *starts_at),
-        *(*tokens_at, *all_token_ids.shape, *known_at, *computed_at),
+        *(*tokens_at, tokens.stride(1), *_shape(tokens), *known_at, *computed_at),
         *locate_target("input_ids", input_ids),
         *locate_target("next_prefill_tokens", next_prefill_tokens),
     )
@@ -162,12 +162,13 @@ def fill_sampled_and_drafts(
     _starts, starts_at = locate_words("query_start_loc", query_start_loc)
     _lens, lens_at = locate_words("seq_lens", seq_lens)
     _known, known_at = locate_words("prefill_len", prefill_len)
-    _drafts, drafts_at = locate_words("draft_tokens", draft_tokens)
+    drafts, drafts_at = locate_words("draft_tokens", draft_tokens)
     _logits, logits_at = locate_words("cu_num_logits", cu_num_logits)
+    drafts_step = drafts.stride(1) * drafts.element_size() // 4
     indices = np.zeros(num_logits, dtype=np.int64)
     write_sampled_and_drafts(
-        *(*rows_at, idx_mapping.nelement(), *sampled_at[:2], *starts_at, *lens_at, *known_at),
-        *(*drafts_at, *draft_tokens.shape, *logits_at, num_new_sampled),
+        *(*rows_at, idx_mapping.nelement(), *sampled_at, *starts_at, *lens_at, *known_at),
+        *(*drafts_at, drafts_step, *_shape(drafts), *logits_at, num_new_sampled),
         *(*locate_target("input_ids", input_ids), indices),
     )
     return torch.from_numpy(indices)
@@ -267,3 +268,8 @@ def write_expanded(
             if words == 2:
                 slots[at * 2 + 1] = slot >> 31
             numbers[at] = at - first
+
+
+def _shape(table: torch.Tensor) -> tuple[int, int]:
+    rows, columns = table.shape
+    return rows, columns
