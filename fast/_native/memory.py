@@ -84,7 +84,8 @@ def locate_words(name: str, value: torch.Tensor) -> tuple[torch.Tensor, tuple[in
     `value` is int32 or int64, with any strides. Of an int64 a loop reads the lower half, which
     comes first.
     """
-    check_on(name, value, CPU)
+    if not value.is_cpu:
+        check_on(name, value, CPU)
     value = plain(name, value)
     return value, (value.data_ptr(), value.stride(0) * value.element_size() // 4)
 
