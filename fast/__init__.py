@@ -52,7 +52,7 @@ from fast.config import (
     SpeculativeConfig,
     VllmConfig,
 )
-from fast.context_parallel import get_dcp_local_seq_lens
+from fast.context_parallel import get_dcp_local_seq_lens, prepare_dcp_local_seq_lens
 from fast.fast_prefill import (
     KV_SHARING_FAST_PREFILL_METADATA_FIELDS,
     KVSharingFastPrefillMetadata,
@@ -108,6 +108,12 @@ from fast.sequence_parallel import is_residual_scattered_for_sp
 from fast.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
+)
+from fast.step_inputs import (
+    combine_sampled_and_draft_tokens,
+    expand_idx_mapping,
+    prepare_pos_seq_lens,
+    prepare_prefill_inputs,
 )
 from fast.ubatch import (
     UBatchSlice,
@@ -166,11 +172,13 @@ __all__ = [
     "bind_kv_cache",
     "build_attn_metadata",
     "checks",
+    "combine_sampled_and_draft_tokens",
     "compute_causal_conv1d_metadata",
     "compute_mm_encoder_budget",
     "compute_slot_mapping",
     "create_fast_prefill_custom_backend",
     "create_ubatch_slices",
+    "expand_idx_mapping",
     "extract_layer_index",
     "gather_mm_placeholders",
     "get_dcp_local_seq_lens",
@@ -187,7 +195,10 @@ __all__ = [
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
+    "prepare_dcp_local_seq_lens",
     "prepare_kernel_block_sizes",
+    "prepare_pos_seq_lens",
+    "prepare_prefill_inputs",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
     "reshape_attn_output_for_spec_decode",

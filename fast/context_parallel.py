@@ -2,12 +2,14 @@
 
 import torch
 
-from fast._checks import INT32, check_int, check_minimum, check_product, check_tensor
+from fast._checks import INT32, check_entries, check_int, check_minimum, check_product, check_tensor
 from fast._native.context_parallel import count_local_tokens
-from fast._native.memory import check_rows_out, plain, to_host
+from fast._native.memory import check_rows_out, check_targets, first_of, plain, to_host
 from fast.checked_mode import is_checked
-from fast.launch import uses_kernels
-from fast.operators import in_graph, is_traced, operator
+from fast.kernels import context_parallel as kernels
+from fast.launch import launch_threads, uses_kernels
+from fast.operators import check_not_traced, in_graph, is_traced, operator
+from fast.slots import flat
 
 
 @operator
@@ -59,6 +61,58 @@ def get_dcp_local_seq_lens(
         return out[:num_reqs].copy_(on_device)
     wanted = None if dcp_rank is None else rank
     return count_local_tokens(seq_lens, size, wanted, interleave, out)[:num_reqs]
+
+
+def prepare_dcp_local_seq_lens(
+    dcp_local_seq_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_reqs: int,
+    dcp_size: int,
+    dcp_rank: int,
+    cp_interleave: int,
+    *,
+    num_reqs_padded: int | None = None,
+) -> torch.Tensor:
+    """Write how many positions of each sequence a context-parallel rank holds to a buffer.
+
+    On a GPU the call does not synchronise, except in checked mode, and can be captured into a CUDA
+    graph. Only checked mode rejects negative lengths and shared memory.
+
+    Definition: `reference.prepare_dcp_local_seq_lens`.
+    """
+    check_not_traced("prepare_dcp_local_seq_lens")
+    count = check_int("num_reqs", num_reqs, 0)
+    local = dcp_local_seq_lens
+    check_entries("dcp_local_seq_lens", local, INT32, 1, count)
+    check_entries("seq_lens", seq_lens, INT32, 1, count, local.device)
+    lens = first_of("seq_lens", seq_lens, count)
+    if is_checked():
+        check_minimum("seq_lens", to_host("seq_lens", lens), 0)
+    size = check_int("dcp_size", dcp_size)
+    rank = check_int("dcp_rank", dcp_rank, 0, size - 1)
+    interleave = check_int("cp_interleave", cp_interleave)
+    check_product("dcp_size", size, "cp_interleave", interleave)
+    end = len(local)
+    if num_reqs_padded is not None:
+        end = check_int("num_reqs_padded", num_reqs_padded, count, end)
+    check_targets({"dcp_local_seq_lens": local}, {"seq_lens": seq_lens})
+
+    if not uses_kernels(local):
+        count_local_tokens(lens, size, rank, interleave, local)
+        return local[:end]
+    lens = plain("seq_lens", lens)
+    torch.autograd.graph.increment_version(local)  # torch does not see a kernel's writes
+    launch_threads(
+        kernels.prepare_dcp_local_seq_lens,
+        len(local),
+        1,
+        flat(lens),
+        lens.stride(0),
+        count,
+        *(size, rank, interleave),
+        local,
+    )
+    return local[:end]
 
 
 def _count_on_device(

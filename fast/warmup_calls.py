@@ -16,7 +16,7 @@ from fast.batch_order import (
 from fast.block_table import BlockTables
 from fast.buffers import CpuGpuBuffer
 from fast.causal_conv1d import compute_causal_conv1d_metadata
-from fast.context_parallel import get_dcp_local_seq_lens
+from fast.context_parallel import get_dcp_local_seq_lens, prepare_dcp_local_seq_lens
 from fast.kernels.cuda import KERNELS
 from fast.launch import launcher
 from fast.local_attention import make_local_attention_virtual_batches
@@ -26,6 +26,12 @@ from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
 from fast.numba_cuda import is_installed
 from fast.pinned import prepare_graphs
 from fast.slots import compute_slot_mapping
+from fast.step_inputs import (
+    combine_sampled_and_draft_tokens,
+    expand_idx_mapping,
+    prepare_pos_seq_lens,
+    prepare_prefill_inputs,
+)
 from fast.ubatch import create_ubatch_slices, split_attn_metadata
 
 NUM_REHEARSALS: Final = 20
@@ -120,6 +126,21 @@ def _rehearse() -> None:
     is_embed = torch.tensor([True, False, True], device="cpu")
     rows = scatter_mm_placeholders(torch.zeros(2, 8, dtype=torch.bfloat16, device="cpu"), is_embed)
     gather_mm_placeholders(rows, is_embed)
+    _rehearse_inputs(starts.gpu, positions)
+
+
+def _rehearse_inputs(starts: torch.Tensor, pos: torch.Tensor) -> None:
+    """Prepare the inputs of the same requests, of which the first two are past their prompts."""
+    rows, computed = torch.arange(3, dtype=torch.int32, device="cpu"), starts.new_tensor([5, 3, 0])
+    lens, ids, tokens = starts.new_empty(3), starts.new_empty(8), starts.new_ones((3, 8))
+    prepare_pos_seq_lens(rows, starts, computed, pos, lens)
+    prefill_len = starts.new_tensor([4, 3, 4])
+    prepare_prefill_inputs(ids, tokens[:1, :3], rows, starts, tokens, prefill_len, computed)
+    drafts, logits = pos.new_ones((3, 2)), starts.new_tensor([0, 1, 4, 5])
+    sampled = (rows, pos[:3], starts, lens, prefill_len, drafts)
+    combine_sampled_and_draft_tokens(ids, *sampled, logits, 5)
+    expand_idx_mapping(rows, 5, logits, 3)
+    prepare_dcp_local_seq_lens(starts.new_empty(4), lens, 3, 2, 1, 1)
 
 
 def _take_batch(

@@ -69,7 +69,7 @@ from reference.config import (
     SpeculativeConfig,
     VllmConfig,
 )
-from reference.context_parallel import get_dcp_local_seq_lens
+from reference.context_parallel import get_dcp_local_seq_lens, prepare_dcp_local_seq_lens
 from reference.fast_prefill import (
     KV_SHARING_FAST_PREFILL_METADATA_FIELDS,
     KVSharingFastPrefillMetadata,
@@ -126,6 +126,12 @@ from reference.spec_decode import (
     reshape_attn_output_for_spec_decode,
     reshape_query_for_spec_decode,
 )
+from reference.step_inputs import (
+    combine_sampled_and_draft_tokens,
+    expand_idx_mapping,
+    prepare_pos_seq_lens,
+    prepare_prefill_inputs,
+)
 from reference.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -181,12 +187,14 @@ __all__ = [
     "add_kv_sharing_layers_to_kv_cache_groups",
     "bind_kv_cache",
     "build_attn_metadata",
+    "combine_sampled_and_draft_tokens",
     "compute_causal_conv1d_metadata",
     "compute_mm_encoder_budget",
     "compute_slot_mapping",
     "create_fast_prefill_custom_backend",
     "create_ubatch_slices",
     "dense_attention",
+    "expand_idx_mapping",
     "extract_layer_index",
     "gather_mm_placeholders",
     "get_dcp_local_seq_lens",
@@ -207,7 +215,10 @@ __all__ = [
     "map_to_kernel_blocks",
     "merge_attention_states",
     "paged_attention",
+    "prepare_dcp_local_seq_lens",
     "prepare_kernel_block_sizes",
+    "prepare_pos_seq_lens",
+    "prepare_prefill_inputs",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
     "reshape_attn_output_for_spec_decode",

@@ -7,7 +7,7 @@ whole vectors as lists of them. So no arithmetic after a check overflows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -317,7 +317,7 @@ def check_out(value: object, length: int, inputs: Iterable[Array]) -> Array:
     out = check_array("out", value, np.int64, 1, length)
     if len(out) > 1 and abs(out.strides[0]) < out.itemsize:
         raise ValueError("out is one element repeated, expected one for each token")
-    _check_own_memory(out, inputs)
+    _check_own_memory("out", out, inputs)
     return out
 
 
@@ -340,14 +340,24 @@ def check_rows_out(
         raise ValueError(f"out has shape {out.shape}, expected {shape}{more}")
     if not out.flags.c_contiguous:
         raise ValueError("out is not contiguous, expected memory in one piece")
-    _check_own_memory(out, inputs)
+    _check_own_memory("out", out, inputs)
     return out
 
 
-def _check_own_memory(out: Array, inputs: Iterable[Array]) -> None:
+def check_written(written: Mapping[str, Array], inputs: Iterable[Array]) -> None:
+    """Check that the arrays that a function writes are contiguous, and overlap no other array."""
+    others = list(inputs)
+    for name, array in written.items():
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name} is not contiguous, expected memory in one piece")
+        _check_own_memory(name, array, others)
+        others.append(array)
+
+
+def _check_own_memory(name: str, out: Array, inputs: Iterable[Array]) -> None:
     """Check that an array is writable and shares no memory with an input."""
     if not out.flags.writeable:
-        raise ValueError("out is read-only, expected memory that can be written")
+        raise ValueError(f"{name} is read-only, expected memory that can be written")
     for array in inputs:
         if np.shares_memory(out, array):
-            raise ValueError("out shares memory with an input, expected memory of its own")
+            raise ValueError(f"{name} shares memory with an input, expected memory of its own")

@@ -47,6 +47,43 @@ def calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
     return deferred(contents)
 
 
+@st.composite
+def buffer_calls(draw: st.DrawFn) -> st.SearchStrategy[Arguments]:
+    """Draw lengths up to the greatest, and buffers as long as the batch or longer."""
+    number, ranks, interleave = draw(sizes()), draw(sizes(1, 2100)), draw(sizes(1, 2**14))
+    rank, more, room, padded = choices(
+        draw, (0.0, 1.0, 0.5), (0, 0, 1, 9), (0, 0, 1, 9), (None, 0.0, 1.0, 0.5)
+    )
+    room = draw(sizes(0, 300)) if room == 9 else room
+    round_of_ranks = ranks * interleave
+    most = draw(st.sampled_from((20, min(4 * round_of_ranks, MAX_INT32), MAX_INT32)))
+    edges = [k * round_of_ranks + d for k in (0, 1, 2) for d in (-1, 0, 1)] + [MAX_INT32]
+    edges = [edge for edge in edges if 0 <= edge <= MAX_INT32]
+
+    def contents(draw: st.DrawFn) -> Arguments:
+        lens = draw(vectors(number, 0, most, np.int32, rare=edges))
+        given = {} if padded is None else {"num_reqs_padded": number + int(room * padded)}
+        return {
+            "dcp_local_seq_lens": np.full(number + room, 77, np.int32),
+            "seq_lens": np.pad(lens, (0, more), constant_values=-77),
+            "num_reqs": number,
+            "dcp_size": ranks,
+            "dcp_rank": int((ranks - 1) * rank),
+            "cp_interleave": interleave,
+            **given,
+        }
+
+    return deferred(contents)
+
+
+def the_buffer_is_the_input(arguments: Arguments, rng: random.Random) -> Arguments:
+    """Let the buffer overlap the lengths, all or a part of them."""
+    number = arguments["num_reqs"]
+    memory = np.pad(arguments["seq_lens"][:number], (0, 1))
+    buffer = memory[rng.randrange(2) :][:number]
+    return {**arguments, "dcp_local_seq_lens": buffer, "seq_lens": memory[:-1]}
+
+
 def out_is_the_input(arguments: Arguments, rng: random.Random) -> Arguments:
     """Let `out` overlap the lengths, all or a part of them."""
     memory = np.pad(arguments["seq_lens"], (0, 1))
@@ -100,5 +137,22 @@ CONTRACTS = [
             "more than 256 ranks": lambda args: args.get("dcp_size", 1) > 256,
             "out is longer": lambda args: len(args.get("out", ())) > len(args["seq_lens"]),
         },
-    )
+    ),
+    Contract(
+        function="prepare_dcp_local_seq_lens",
+        has_kernel=True,
+        calls=buffer_calls(),
+        written=frozenset({"dcp_local_seq_lens"}),
+        dense=frozenset({"dcp_local_seq_lens"}),
+        specials=(the_buffer_is_the_input,),
+        checked_only="shares memory",
+        hard_cases={
+            "the last rank, and padding that is not returned": lambda args: (
+                args["dcp_rank"] == args["dcp_size"] - 1 > 0
+                and args["num_reqs"]
+                < args.get("num_reqs_padded", 0)
+                < len(args["dcp_local_seq_lens"])
+            ),
+        },
+    ),
 ]

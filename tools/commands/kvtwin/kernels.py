@@ -45,7 +45,7 @@ MAX_GROWN: Final = 1.1
 # The standard batches: 64 requests with 64 new tokens and 128 blocks each, and rows of embeddings.
 BLOCK_SIZE, NUM_REQS, NUM_BLOCKS, QUERY_LEN = 16, 64, 128, 64
 NUM_TOKENS, SEQ_LEN = NUM_REQS * QUERY_LEN, NUM_BLOCKS * BLOCK_SIZE
-NUM_PLACEHOLDERS, EMBED_DIM = 1024, 256
+NUM_PLACEHOLDERS, EMBED_DIM, NUM_LOGITS = 1024, 256, 4
 ELEMENTS: Final = {
     "append_block_ids": NUM_REQS * NUM_BLOCKS,
     "move_row": NUM_BLOCKS,
@@ -60,6 +60,11 @@ ELEMENTS: Final = {
     "rank_embeds": 2 * NUM_PLACEHOLDERS,
     "scatter_rows": NUM_PLACEHOLDERS * EMBED_DIM,
     "gather_rows": NUM_PLACEHOLDERS * EMBED_DIM // 2,
+    "prepare_pos_seq_lens": NUM_TOKENS,
+    "prepare_prefill_inputs": NUM_TOKENS,
+    "combine_sampled_and_draft_tokens": NUM_REQS * NUM_LOGITS,
+    "expand_idx_mapping": NUM_REQS * NUM_LOGITS,
+    "prepare_dcp_local_seq_lens": NUM_REQS,
 }
 """For each kernel, the elements of its result in the standard batches."""
 
@@ -231,3 +236,21 @@ def run_standard_batches(device: str, launch: Callable[..., None]) -> None:
         embeds = (numbers % 1000).to(torch.float16).reshape(count, EMBED_DIM)
         placeholders = fast.scatter_mm_placeholders(embeds, is_embed)
         fast.gather_mm_placeholders(placeholders, is_embed, num_embeds=count)
+        rows = torch.arange(NUM_REQS - 1, -1, -1, dtype=torch.int32, device=device)
+        logits = torch.arange(0, NUM_REQS * NUM_LOGITS + 1, NUM_LOGITS, dtype=torch.int32)
+        _run_step_inputs(rows, starts, seq_lens.to(device), positions, logits.to(device))
+
+
+def _run_step_inputs(rows: Any, starts: Any, seq_lens: Any, positions: Any, logits: Any) -> None:
+    """Prepare the inputs of a step that is a chunk of each prompt, then of one with drafts."""
+    input_ids, computed = positions.to(torch.int32), seq_lens - QUERY_LEN
+    fast.prepare_pos_seq_lens(rows, starts, computed, positions, torch.zeros_like(seq_lens))
+    tokens = input_ids.new_ones((NUM_REQS, SEQ_LEN))
+    ahead = input_ids.new_ones((1, NUM_REQS))
+    fast.prepare_prefill_inputs(input_ids, ahead, rows, starts, tokens, seq_lens, computed)
+    total = NUM_REQS * NUM_LOGITS
+    fast.combine_sampled_and_draft_tokens(
+        input_ids, rows, computed, starts, seq_lens, computed, tokens, logits, total
+    )
+    fast.expand_idx_mapping(rows, total, logits, NUM_LOGITS)
+    fast.prepare_dcp_local_seq_lens(torch.zeros_like(seq_lens), seq_lens, NUM_REQS, 2, 1, 1)
